@@ -1,0 +1,85 @@
+# Every command of the project. `make` lists them; each one first sets up what it needs.
+
+PYTHON ?= python3
+DEMO_ARGS ?=
+TEST_ARGS ?=
+PROOF_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+REQUIRED := .venv/.required
+
+# Nothing of the caller's environment may choose settings or packages for us.
+unexport PYTHONPATH DJANGO_SETTINGS_MODULE
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test proof lint format types layers check bench wheel requirements clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(REQUIRED): requirements/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "django_rmq needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Say: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@touch $@
+
+$(INSTALLED): $(REQUIRED) pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+install: $(INSTALLED) ## make .venv with everything pinned, and the package in it
+
+demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEMO_ARGS=...)
+	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
+
+test: $(INSTALLED) ## the tests, in minutes (TEST_ARGS='-k receipt')
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# The long runs: the model checks, and the state machines with many more and longer histories.
+proof: $(INSTALLED) ## the long model and state-machine runs (PROOF_ARGS=...)
+	$(BIN)/python -m pytest --hypothesis-profile=proof -m proof $(PROOF_ARGS)
+
+lint: $(INSTALLED) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED) ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(INSTALLED) ## mypy, strict on the package
+	$(BIN)/mypy
+
+layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
+	$(BIN)/lint-imports
+
+check: lint types layers test proof wheel ## all that CI runs
+
+bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...)
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+# Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.
+wheel: $(INSTALLED) ## build the wheel and use it in an environment of its own
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/core.txt
+	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index build/wheel/*.whl
+	cd build/wheel && venv/bin/python -I ../../tests/wheel_smoke.py ../..
+
+requirements: ## pin the requirements anew, with hashes (needs uv)
+	@command -v uv >/dev/null || { echo "pinning needs uv: https://docs.astral.sh/uv/" >&2; exit 1; }
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+	  --extra dev pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+	  --constraint requirements/dev.txt pyproject.toml --output-file requirements/core.txt
+
+clean: ## remove what was made: .venv, builds, caches
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,8 @@ TEST_ARGS ?=
 PROOF_ARGS ?=
 BENCH_ARGS ?=
 
+PROOFS := tests/proof tests/stateful
+
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 REQUIRED := .venv/.required
@@ -37,11 +39,11 @@ demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEM
 	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
 
 test: $(INSTALLED) ## the tests, in minutes (TEST_ARGS='-k receipt')
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest --ignore=tests/proof $(TEST_ARGS)
 
 # The long runs: the model checks, and the state machines with many more and longer histories.
 proof: $(INSTALLED) ## the long model and state-machine runs (PROOF_ARGS=...)
-	$(BIN)/python -m pytest --hypothesis-profile=proof -m proof $(PROOF_ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=proof $(PROOFS) $(PROOF_ARGS)
 
 lint: $(INSTALLED) ## ruff: rules and format
 	$(BIN)/ruff check .

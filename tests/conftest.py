@@ -1,0 +1,74 @@
+"""What every test may ask for: a Redis, a client, a key prefix of its own; and Hypothesis' two profiles."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from example_project.embedded_redis import NoRedisServer
+from tests.servers import RedisServer, running_servers
+
+# A real server and two shared cores: how long one example takes says nothing about the rules.
+settings.register_profile(
+    "slice",
+    deadline=None,
+    max_examples=50,
+    stateful_step_count=30,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "proof", settings.get_profile("slice"), max_examples=1000, stateful_step_count=100, print_blob=True
+)
+settings.load_profile("slice")
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The Redis that all tests share: REDIS_URL, else one started for this run."""
+    given = os.environ.get("REDIS_URL")
+    if given:
+        yield given
+        return
+    try:
+        server = RedisServer()
+    except NoRedisServer as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    with server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    """A plain client that returns bytes and never repeats a command by itself."""
+    client = redis.Redis.from_url(redis_url, socket_timeout=30, retry=Retry(NoBackoff(), 0))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def prefix(redis_client: redis.Redis) -> Iterator[str]:
+    """A key prefix that no other test has; every key with it in its name is gone after the test."""
+    unique = f"t{uuid.uuid4().hex[:12]}:"
+    yield unique
+    keys = list(redis_client.scan_iter(match=f"*{unique}*", count=1000))
+    for start in range(0, len(keys), 1000):
+        redis_client.unlink(*keys[start : start + 1000])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Put the end of each running server's log into the report of a failed test."""
+    report = yield
+    if report.failed:
+        for server in running_servers:
+            report.sections.append((f"redis-server on port {server.port}", server.log()[-4000:]))
+    return report

@@ -1,0 +1,56 @@
+"""What an import loads: Spark executors and plain scripts use the core without Django."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import django_rmq
+
+WITHOUT_DJANGO = [
+    "django_rmq",
+    "django_rmq.exceptions",
+    "django_rmq.messages",
+    "django_rmq.keys",
+    "django_rmq.lua",
+    "django_rmq.broker",
+    "django_rmq.producer",
+    "django_rmq.consumer",
+    "django_rmq.coordination",
+    "django_rmq.testing",
+]
+
+
+def modules_loaded_by(statement: str) -> set[str]:
+    """The top-level packages that a fresh interpreter has after the statement."""
+    code = f"{statement}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return set(answer.stdout.split())
+
+
+def test_loading_django_would_be_seen() -> None:
+    assert "django" in modules_loaded_by("from django.conf import settings")
+
+
+@pytest.mark.parametrize("module", WITHOUT_DJANGO)
+def test_the_core_is_imported_without_django(module: str) -> None:
+    loaded = modules_loaded_by(f"import {module}")
+    assert "django_rmq" in loaded
+    assert loaded.isdisjoint({"django", "django_redis", "rest_framework", "kazoo", "pyspark"})
+
+
+def test_importing_the_root_package_loads_no_driver() -> None:
+    assert modules_loaded_by("import django_rmq").isdisjoint({"redis", "hiredis", "kazoo"})
+
+
+@pytest.mark.parametrize("name", django_rmq.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(django_rmq, name) is not None
+    assert name in dir(django_rmq)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        django_rmq.no_such_name  # noqa: B018

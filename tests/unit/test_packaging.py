@@ -1,0 +1,48 @@
+"""The wheel holds the whole package: Lua, templates, static files and translations too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "django_rmq"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
+    expected = {
+        str(path.relative_to(ROOT))
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"django_rmq/py.typed", "django_rmq/lua/_now.lua"} <= expected
+    assert expected <= set(wheel.namelist())
+
+
+def test_the_wheel_holds_nothing_but_the_package(wheel: zipfile.ZipFile) -> None:
+    assert {name.partition("/")[0] for name in wheel.namelist()} == {
+        "django_rmq",
+        "django_rmq-0.1.0.dist-info",
+    }
+
+
+def test_the_core_asks_for_its_five_libraries_and_no_more(wheel: zipfile.ZipFile) -> None:
+    metadata = Parser().parsestr(wheel.read("django_rmq-0.1.0.dist-info/METADATA").decode())
+    needed = {
+        line.partition(">=")[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line
+    }
+    assert needed == {"django", "django-redis", "djangorestframework", "kazoo", "redis[hiredis]"}

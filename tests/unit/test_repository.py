@@ -1,0 +1,102 @@
+"""What is tracked here works on any machine: no registry host, no path of one machine, nothing unpinned."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+
+# Written in pieces, so that this file does not find itself.
+HOSTS = ["files.python" + "hosted", "pypi." + "org", "registry.npm" + "js", "deb.debian." + "org"]
+MACHINE_PATHS = r"(?<![\w.~/-])/(?:root|home|Users|work|farm)/\w"
+FORBIDDEN = re.compile("|".join([re.escape(host) for host in HOSTS] + [MACHINE_PATHS]))
+
+LOCK_FILES = {"uv.lock", "poetry.lock", "Pipfile.lock", "package-lock.json", "yarn.lock", "pnpm-lock.yaml"}
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "base", "manager", "core", "misc"}
+
+
+def tracked_files() -> list[Path]:
+    answer = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return [ROOT / name for name in answer.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def pins(path: Path) -> dict[str, list[str]]:
+    """Requirement line → its hashes."""
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().replace("\\\n", " ").splitlines():
+        if line.strip() and not line.startswith("#"):
+            requirement, *hashes = line.split(" --hash=")
+            found[requirement.strip()] = [value.strip() for value in hashes]
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["see https://" + HOSTS[0] + ".org/x", "cd /ro" + "ot/x", 'open("/ho' + 'me/me/x")', "=/wo" + "rk/main"],
+)
+def test_the_search_finds_what_it_looks_for(text: str) -> None:
+    assert FORBIDDEN.search(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["api/ho" + "me/x", "~/wo" + "rk/x", "https://redis.io/ho" + "me/x", "/metrics"]
+)
+def test_the_search_leaves_alone_what_is_no_path_of_a_machine(text: str) -> None:
+    assert not FORBIDDEN.search(text)
+
+
+def test_no_tracked_file_names_a_registry_host_or_a_path_of_one_machine() -> None:
+    found = []
+    for path in tracked_files():
+        content = path.read_bytes()
+        if b"\0" in content:
+            continue
+        for number, line in enumerate(content.decode().splitlines(), start=1):
+            if FORBIDDEN.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line[:120]}")
+    assert found == []
+
+
+def test_no_lock_file_records_download_addresses() -> None:
+    assert [path for path in tracked_files() if path.name in LOCK_FILES] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
+def test_requirements_are_pinned_with_hashes_and_name_no_index(path: Path) -> None:
+    lines = pins(path)
+    assert lines
+    for line, hashes in lines.items():
+        (pin,) = Requirement(line).specifier
+        assert pin.operator == "==", line
+        assert hashes, f"{line} has no hash"
+        assert all(re.fullmatch("sha256:[0-9a-f]{64}", value) for value in hashes), line
+
+
+def test_every_dependency_of_the_package_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    for name in ("dev.txt", "core.txt"):
+        pinned = {canonicalize_name(Requirement(line).name) for line in pins(ROOT / "requirements" / name)}
+        assert needed <= pinned, name
+
+
+def test_no_module_of_the_package_has_a_name_that_says_nothing() -> None:
+    modules = {path for path in (ROOT / "django_rmq").rglob("*.py") if path.parent.name != "commands"}
+    assert modules
+    assert [path for path in modules if path.stem in NAMES_THAT_SAY_NOTHING] == []
+
+
+def test_make_lists_every_target_with_a_word_of_help() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony
+    listed = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert {line.split()[1] for line in listed.stdout.splitlines()} == set(phony[1].split())

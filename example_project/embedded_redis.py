@@ -226,11 +226,13 @@ class EmbeddedRedis:
         return "\n".join(lines) + "\n"
 
 
-def start_redis(directory: str | Path, port: int = 0, **options: object) -> EmbeddedRedis:
+def start_redis(
+    directory: str | Path, port: int = 0, *, binary: Path | None = None, **options: object
+) -> EmbeddedRedis:
     """Start a redis-server in `directory` on `port` (0: any free one) and return it when it answers.
 
     Raises NoRedisServer without a binary, RedisDidNotStart with the server's log when it will not start.
     """
-    server = EmbeddedRedis(directory, port, **options)
+    server = EmbeddedRedis(directory, port, binary=binary, **options)
     server.start()
     return server

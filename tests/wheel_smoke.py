@@ -1,0 +1,85 @@
+"""Run by `make wheel` inside an environment that has the built wheel and no extras: is everything in it, does it load?
+
+Takes the checkout as its argument, to compare with; imports nothing from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import django
+from django.conf import settings
+from django.core.management import call_command
+
+import django_rmq
+from django_rmq import lua
+
+# Their library is an extra, which this environment does not have.
+NEEDS_AN_EXTRA = ("django_rmq.pytest_plugin",)
+
+checkout = Path(sys.argv[1]).resolve()
+installed = Path(str(files(django_rmq)))
+assert checkout / "build" in installed.parents, f"{installed} is not the wheel's package"
+assert installed != checkout / "django_rmq", f"{installed} is the source tree"
+
+for source in sorted((checkout / "django_rmq").rglob("*")):
+    if source.is_file() and "__pycache__" not in source.parts:
+        copy = installed / source.relative_to(checkout / "django_rmq")
+        assert copy.is_file(), f"the wheel lacks {copy.relative_to(installed)}"
+        assert copy.read_bytes() == source.read_bytes(), f"{copy} is not what the source tree has"
+
+scripts = {path.stem for path in (checkout / "django_rmq/lua").glob("[!_]*.lua")}
+assert set(lua.names()) == scripts, set(lua.names()) ^ scripts
+for name in lua.names():
+    assert b"-- include:" not in lua.load(name).text, f"{name}.lua: an include was not replaced"
+
+settings.configure(
+    INSTALLED_APPS=[
+        "django.contrib.admin",
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.messages",
+        "django.contrib.sessions",
+        "rest_framework",
+        "django_rmq",
+    ],
+    MIDDLEWARE=[
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ],
+    TEMPLATES=[
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {
+                "context_processors": [
+                    "django.template.context_processors.request",
+                    "django.contrib.auth.context_processors.auth",
+                    "django.contrib.messages.context_processors.messages",
+                ]
+            },
+        }
+    ],
+    RMQ={"BROKER": "memory", "TOPICS": {"smoke": {"TYPE": "priority", "SLOTS": 4, "LISTENER": False}}},
+    SECRET_KEY="of no use to anybody",
+    USE_TZ=True,
+)
+django.setup()
+call_command("check", fail_level="ERROR")
+
+modules = [
+    module.name
+    for module in pkgutil.walk_packages(django_rmq.__path__, "django_rmq.")
+    if not module.name.startswith(NEEDS_AN_EXTRA)
+]
+for name in modules:
+    importlib.import_module(name)
+for name in django_rmq.__all__:
+    assert getattr(django_rmq, name) is not None
+
+print(f"wheel: {len(modules)} modules and {len(scripts)} scripts load without extras")

@@ -1,0 +1,876 @@
+"""The door to Redis: one short method per Lua file, and nothing else that knows a command.
+
+``Transitions`` turns a call into a script with its keys and arguments and turns the answer back.
+``Broker`` runs each call at once; a ``Pipeline`` collects calls and runs them in one round trip.
+Neither repeats a script by itself: whether that is safe is for the caller to know. The exception is
+NOSCRIPT, which says that nothing ran.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+import redis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from django_rmq import lua
+from django_rmq.exceptions import (
+    RmqError,
+    ServerFull,
+    ServerRefused,
+    ServerTrouble,
+    ServerUnavailable,
+    SlotMoved,
+    WrongType,
+)
+from django_rmq.keys import SlotKeys, check_prefix, slot_keys, topics_key, wake_channel
+from django_rmq.messages import (
+    Counts,
+    Delivery,
+    Entry,
+    Failure,
+    Held,
+    Ledger,
+    Page,
+    Prepared,
+    Sent,
+    Topic,
+    TopicType,
+)
+
+BATCH = 3_000
+"""The most messages one script takes: it bounds what blocks Redis, and unpack takes 7,000 values."""
+
+_STATES = {
+    "store": ("store", "failures"),
+    "prepare": ("prepare", "inflight"),
+    "retry": ("retry", "failures"),
+    "dead": ("dead", "deaths"),
+}
+Clock = Callable[[], int]
+"""Returns microseconds since the epoch. Given by tests only: scripts ask Redis' own clock."""
+
+
+class Call(NamedTuple):
+    """One script with its keys and arguments (the clock is added when it is sent)."""
+
+    script: str
+    keys: Sequence[bytes]
+    args: Sequence[Any]
+    parse: Callable[[Any], Any]
+
+
+def _words(count: int) -> Callable[[Any], list[str]]:
+    """Parse a word for each member; a single {'ok'} stands for all of them."""
+
+    def parse(reply: list[bytes]) -> list[str]:
+        if len(reply) == 1 and count > 1:
+            return [reply[0].decode()] * count
+        return [word.decode() for word in reply]
+
+    return parse
+
+
+def _moved(reply: list[Any]) -> None:
+    if reply and reply[0] == b"moved":
+        raise SlotMoved(f"the topic has {reply[1].decode()} slots by now")
+
+
+def _sent(scores: Sequence[float | None]) -> Callable[[Any], list[Sent]]:
+    def parse(reply: list[Any]) -> list[Sent]:
+        _moved(reply)
+        if reply[0] == b"stored":
+            common = float(reply[1]) if len(reply) > 1 else None
+            return [Sent("stored", common if score is None else score) for score in scores]
+        return [
+            Sent(word.decode(), float(score) if score else float("nan"))
+            for word, score in zip(reply[1], reply[2], strict=True)
+        ]
+
+    return parse
+
+
+def _replayed(count: int) -> Callable[[Any], list[str]]:
+    def parse(reply: list[bytes]) -> list[str]:
+        _moved(reply)
+        return _words(count)(reply)
+
+    return parse
+
+
+def _due(raw: bytes) -> int | None:
+    return int(raw) if raw else None
+
+
+def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
+    def parse(reply: list[Any]) -> Prepared:
+        word = reply[0]
+        if word == b"ok":
+            rows, lefts, envelopes = reply[3], reply[4], reply[5]
+            members, scores = rows[::2], map(float, rows[1::2])
+            count = len(members)
+            bodies = [envelope or None for envelope in envelopes] if envelopes else [None] * count
+            return Prepared(
+                "ok",
+                _due(reply[1]),
+                int(reply[2]),
+                list(map(Delivery, members, scores, lefts or [max_retries] * count, bodies)),
+            )
+        if word == b"more":
+            return Prepared("more", _due(reply[1]), cursor=(reply[2].decode(), reply[3]))
+        if word in (b"fenced", b"moved"):
+            return Prepared(word.decode())
+        return Prepared(word.decode(), _due(reply[1]))
+
+    return parse
+
+
+def _held(reply: list[Any]) -> list[Held] | None:
+    if reply[0] == b"busy":
+        return None
+    rows, found = reply[1], []
+    for member, score, record, envelope in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
+        receipt, original, *mark = (record or b"0 0").split(b" ")
+        left = int(float(score)) % 1000
+        found.append(Held(Delivery(member, float(original), left, envelope), int(receipt), bool(mark)))
+    return found
+
+
+def _entries(rows: list[Any]) -> list[Entry]:
+    return [
+        Entry(member, float(score), envelope, record)
+        for member, score, envelope, record in zip(
+            rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True
+        )
+    ]
+
+
+def _page(reply: list[Any]) -> Page:
+    rows = reply[1]
+    if reply[0] == b"end":
+        return Page(_entries(rows), None)
+    if len(reply) == 4:
+        return Page(_entries(rows), (reply[2].decode(), reply[3]))
+    return Page(_entries(rows), (rows[-3].decode(), rows[-4]))
+
+
+def _counts(reply: list[Any]) -> Counts:
+    store, due, prepare, retry, dead, oldest = reply
+    return Counts(store, due, prepare, retry, dead, 0, int(float(oldest)) if oldest else None)
+
+
+def _ledger(reply: list[Any]) -> Ledger:
+    store, prepare, retry, dead, flat = reply
+    counters = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    return Ledger(counters, store, prepare, retry, dead)
+
+
+def _heads(reply: list[bytes]) -> list[int | None]:
+    return [_due(raw) for raw in reply]
+
+
+def _word(reply: bytes) -> str:
+    return reply.decode()
+
+
+def _number(value: float) -> str:
+    """Write a score so that no digit is lost."""
+    return str(value) if isinstance(value, int) else f"{value:.17g}"
+
+
+def _cursor(after: tuple[str, bytes] | None) -> tuple[str, bytes]:
+    return ("", b"") if after is None else after
+
+
+class Transitions:
+    """Every transition of a slot. Where a call names several members, all belong to ``slot``."""
+
+    prefix: str
+
+    def _run(self, call: Call) -> Any:
+        raise NotImplementedError
+
+    def _keys(self, topic: Topic, slot: int) -> SlotKeys:
+        return slot_keys(self.prefix, topic.name, slot)
+
+    def _channel(self, topic: Topic) -> bytes:
+        return wake_channel(self.prefix, topic.name)
+
+    @staticmethod
+    def _room(topic: Topic) -> int:
+        return 1 if topic.serial else topic.max_prepared
+
+    @staticmethod
+    def _ending_keys(keys: SlotKeys) -> list[bytes]:
+        return [
+            keys.store,
+            keys.prepare,
+            keys.inflight,
+            keys.dead,
+            keys.deaths,
+            keys.failures,
+            keys.body,
+            keys.stats,
+            keys.control,
+            keys.retry,
+        ]
+
+    # --- sending
+
+    def send_merge(
+        self,
+        topic: Topic,
+        slot: int,
+        range_ms: int,
+        members: Sequence[bytes],
+        envelopes: Sequence[bytes] = (),
+    ) -> list[Sent]:
+        """Send range_merge messages due ``range_ms`` from now; what waits already keeps its time."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "send_merge",
+                (keys.store, keys.retry, keys.body, keys.stats, keys.control),
+                (
+                    self._channel(topic),
+                    topic.slots,
+                    topic.slot_backlog,
+                    range_ms,
+                    len(members),
+                    *members,
+                    *envelopes,
+                ),
+                _sent([None] * len(members)),
+            )
+        )
+
+    def send_replace(
+        self,
+        topic: Topic,
+        slot: int,
+        scores: Sequence[int],
+        members: Sequence[bytes],
+        envelopes: Sequence[bytes] = (),
+    ) -> list[Sent]:
+        """Send priority or fixed_time messages; of several sends of a member the last score counts."""
+        keys = self._keys(topic, slot)
+        pairs: list[Any] = [None] * (2 * len(members))
+        pairs[::2], pairs[1::2] = scores, members
+        return self._run(
+            Call(
+                "send_replace",
+                (keys.store, keys.retry, keys.body, keys.stats, keys.control),
+                (
+                    self._channel(topic),
+                    topic.slots,
+                    topic.slot_backlog,
+                    topic.type.value,
+                    topic.max_retries,
+                    len(members),
+                    *pairs,
+                    *envelopes,
+                ),
+                _sent(scores),
+            )
+        )
+
+    def ensure(
+        self,
+        topic: Topic,
+        slot: int,
+        scores: Sequence[int],
+        members: Sequence[bytes],
+        envelopes: Sequence[bytes] = (),
+    ) -> list[Sent]:
+        """Send what neither waits, rests nor runs. ``scores``: range_ms on range_merge topics."""
+        keys = self._keys(topic, slot)
+        pairs: list[Any] = [None] * (2 * len(members))
+        pairs[::2], pairs[1::2] = scores, members
+        merge = topic.type is TopicType.RANGE_MERGE
+        return self._run(
+            Call(
+                "ensure",
+                (keys.store, keys.retry, keys.body, keys.stats, keys.control, keys.prepare),
+                (
+                    self._channel(topic),
+                    topic.slots,
+                    topic.slot_backlog,
+                    topic.type.value,
+                    topic.max_retries,
+                    len(members),
+                    *pairs,
+                    *envelopes,
+                ),
+                _sent([float("nan")] * len(members) if merge else scores),
+            )
+        )
+
+    # --- consuming
+
+    def acquire(self, topic: Topic, slot: int) -> int:
+        """Begin to own the slot: return the new epoch, which fences every older prepare."""
+        return self._run(Call("acquire", (self._keys(topic, slot).control,), (), int))
+
+    def held(self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000) -> list[Held] | None:
+        """Return what Prepare holds for ``owner``; None: another owner holds it."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "held",
+                (keys.prepare, keys.inflight, keys.body, keys.control),
+                (owner, offset, limit),
+                _held,
+            )
+        )
+
+    def prepare(
+        self,
+        topic: Topic,
+        slot: int,
+        owner: str,
+        epoch: int | None,
+        limit: int,
+        max_bytes: int = 16_777_216,
+        after: tuple[str, bytes] | None = None,
+    ) -> Prepared:
+        """Phase one: take up to ``limit`` messages, after the slot's upkeep. ``epoch`` None: not fenced."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "prepare",
+                (*self._ending_keys(keys), keys.claimants),
+                (
+                    self._channel(topic),
+                    self._room(topic),
+                    topic.type.value,
+                    topic.slots,
+                    topic.retry_priority,
+                    topic.backoff.base_ms,
+                    topic.backoff.cap_ms,
+                    topic.timeout,
+                    topic.max_retries,
+                    int(topic.serial),
+                    owner,
+                    "" if epoch is None else epoch,
+                    limit,
+                    max_bytes,
+                    *_cursor(after),
+                ),
+                _prepared(topic.max_retries),
+            )
+        )
+
+    def commit(self, topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> list[str]:
+        """Phase two, success. Answers ok or stale for each member."""
+        return self._run(
+            Call(
+                "commit",
+                self._ending_keys(self._keys(topic, slot)),
+                (self._channel(topic), self._room(topic), topic.type.value, receipt, *members),
+                _words(len(members)),
+            )
+        )
+
+    def rollback(self, topic: Topic, slot: int, receipt: int, failures: Sequence[Failure]) -> list[str]:
+        """Phase two, failure. Answers ok or stale for each."""
+        flat: list[Any] = []
+        for member, kind, delay_ms, error in failures:
+            flat += (member, kind, "" if delay_ms is None else delay_ms, cut_error(error))
+        return self._run(
+            Call(
+                "rollback",
+                self._ending_keys(self._keys(topic, slot)),
+                (
+                    self._channel(topic),
+                    self._room(topic),
+                    topic.type.value,
+                    receipt,
+                    topic.retry_priority,
+                    topic.backoff.base_ms,
+                    topic.backoff.cap_ms,
+                    *flat,
+                ),
+                _words(len(failures)),
+            )
+        )
+
+    def release(self, topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> list[str]:
+        """Give deliveries back with nothing spent. Answers ok or stale for each."""
+        return self._run(
+            Call(
+                "release",
+                self._ending_keys(self._keys(topic, slot)),
+                (self._channel(topic), self._room(topic), topic.type.value, receipt, *members),
+                _words(len(members)),
+            )
+        )
+
+    def extend(self, topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> list[str]:
+        """Begin the time-out anew. Answers ok or stale for each."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "extend",
+                (keys.prepare, keys.inflight, keys.stats, keys.control),
+                (receipt, *members),
+                _words(len(members)),
+            )
+        )
+
+    def expire(self, topic: Topic, slot: int, limit: int = 1000) -> int:
+        """Time out deliveries whose heartbeat stopped; return how many."""
+        return self._run(
+            Call(
+                "expire",
+                self._ending_keys(self._keys(topic, slot)),
+                (
+                    self._channel(topic),
+                    self._room(topic),
+                    topic.type.value,
+                    topic.retry_priority,
+                    topic.backoff.base_ms,
+                    topic.backoff.cap_ms,
+                    topic.timeout,
+                    topic.max_retries,
+                    limit,
+                ),
+                int,
+            )
+        )
+
+    def promote(self, topic: Topic, slot: int, limit: int = 1000) -> int:
+        """Return to Store what has rested long enough; return how many."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "promote",
+                (keys.store, keys.retry, keys.failures, keys.stats, keys.control),
+                (self._channel(topic), topic.type.value, topic.retry_priority, topic.max_retries, limit),
+                int,
+            )
+        )
+
+    # --- persons and programs
+
+    def replay(
+        self, topic: Topic, slot: int, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
+    ) -> list[str]:
+        """Send dead messages again with their full budget. Answers replayed, merged or not_found.
+
+        ``envelopes``: new bodies of keyed messages, empty where the body stays.
+        """
+        given = envelopes or [b""] * len(members)
+        flat = [part for pair in zip(members, given, strict=True) for part in pair]
+        return self._run(
+            Call(
+                "replay",
+                self._ending_keys(self._keys(topic, slot)),
+                (self._channel(topic), topic.slots, topic.type.value, topic.max_retries, *flat),
+                _replayed(len(members)),
+            )
+        )
+
+    def bury(self, topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> list[str]:
+        """Put messages into Dead by hand. Answers what each was found as."""
+        return self._run(
+            Call(
+                "bury",
+                self._ending_keys(self._keys(topic, slot)),
+                (topic.type.value, topic.max_retries, cut_error(why), *members),
+                _words(len(members)),
+            )
+        )
+
+    def remove(self, topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> list[str]:
+        """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers as bury."""
+        return self._run(
+            Call(
+                "remove",
+                self._ending_keys(self._keys(topic, slot)),
+                (which, *members),
+                _words(len(members)),
+            )
+        )
+
+    def reschedule(
+        self, topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]
+    ) -> list[str]:
+        """Give waiting messages a new due time or priority. Answers what each was found as, or refused."""
+        keys = self._keys(topic, slot)
+        flat = [part for pair in zip(scores, members, strict=True) for part in pair]
+        return self._run(
+            Call(
+                "reschedule",
+                (keys.store, keys.retry, keys.prepare, keys.stats, keys.control),
+                (self._channel(topic), topic.type.value, topic.max_retries, *flat),
+                _words(len(members)),
+            )
+        )
+
+    def purge(self, topic: Topic, slot: int, state: str, up_to: float = float("inf"), limit: int = 1000) -> int:
+        """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
+        if state not in ("store", "retry", "dead"):
+            raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "purge",
+                (
+                    getattr(keys, state),
+                    keys.prepare,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                    keys.stats,
+                    keys.control,
+                ),
+                (state, _number(up_to), limit),
+                int,
+            )
+        )
+
+    def pause(self, topic: Topic, slot: int, paused: bool = True) -> str:
+        """Stop handing out (or go on). Answers paused, resumed or unchanged."""
+        return self._run(
+            Call(
+                "pause",
+                (self._keys(topic, slot).control,),
+                (self._channel(topic), slot, int(paused)),
+                _word,
+            )
+        )
+
+    def configure(self, topic: Topic, slot: int, apply: bool = True) -> str:
+        """Give the slot its topic's time-out, retries and slot count. Answers ok or refused."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "configure",
+                (keys.store, keys.prepare, keys.retry, keys.control),
+                (topic.type.value, topic.slots, topic.timeout, topic.max_retries, int(apply)),
+                _word,
+            )
+        )
+
+    # --- looking, changing nothing
+
+    def peek(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        *,
+        after: tuple[str, bytes] | None = None,
+        limit: int = 100,
+        descending: bool = False,
+        min_score: float = float("-inf"),
+        max_score: float = float("inf"),
+        max_bytes: int = 4_194_304,
+    ) -> Page:
+        """List one state by score. Entries present throughout all pages appear exactly once."""
+        keys = self._keys(topic, slot)
+        members, records = (getattr(keys, name) for name in _STATES[state])
+        return self._run(
+            Call(
+                "peek",
+                (members, records, keys.body),
+                (
+                    "descending" if descending else "ascending",
+                    _number(min_score),
+                    _number(max_score),
+                    *_cursor(after),
+                    limit,
+                    max_bytes,
+                ),
+                _page,
+            )
+        )
+
+    def find(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        text: bytes,
+        *,
+        after: tuple[str, bytes] | None = None,
+        limit: int = 100,
+        scan: int = 1000,
+        descending: bool = False,
+        min_score: float = float("-inf"),
+        max_score: float = float("inf"),
+        max_bytes: int = 4_194_304,
+    ) -> Page:
+        """Look for ``text`` in member, envelope or record among the next ``scan`` entries."""
+        keys = self._keys(topic, slot)
+        members, records = (getattr(keys, name) for name in _STATES[state])
+        return self._run(
+            Call(
+                "find",
+                (members, records, keys.body),
+                (
+                    "descending" if descending else "ascending",
+                    _number(min_score),
+                    _number(max_score),
+                    *_cursor(after),
+                    limit,
+                    max_bytes,
+                    scan,
+                    text,
+                ),
+                _page,
+            )
+        )
+
+    def count(self, topic: Topic, slot: int) -> Counts:
+        """Return how many messages the slot holds by state."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call("count", (keys.store, keys.prepare, keys.retry, keys.dead), (topic.type.value,), _counts)
+        )
+
+    def heads(self, topic: Topic, slots: Sequence[int]) -> list[int | None]:
+        """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits)."""
+        keys: list[bytes] = []
+        for slot in slots:
+            slot_ = self._keys(topic, slot)
+            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control)
+        return self._run(Call("heads", keys, (topic.type.value, topic.timeout), _heads))
+
+    def audit(self, topic: Topic, slot: int) -> Ledger:
+        """Return the slot's counters and depths, read in one instant."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call("audit", (keys.store, keys.prepare, keys.retry, keys.dead, keys.stats), (), _ledger)
+        )
+
+
+def cut_error(text: str, limit: int = 1024) -> bytes:
+    """Return at most ``limit`` bytes of ``text``, never half a character."""
+    raw = text.encode("utf-8", "backslashreplace")
+    return raw if len(raw) <= limit else raw[:limit].decode("utf-8", "ignore").encode()
+
+
+def translate(error: RedisError) -> RmqError:
+    """Return our own error for one of the driver's."""
+    text = str(error)
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+        if isinstance(error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)):
+            return ServerRefused(f"Redis refuses us: {text}")
+        return ServerUnavailable(f"Redis does not answer: {text}")
+    word = text.split(" ", 1)[0]
+    if word == "WRONGTYPE" or "WRONGTYPE" in text:
+        return WrongType(text)
+    if word == "OOM" or "OOM command not allowed" in text or "MISCONF" in text:
+        return ServerFull(f"Redis refuses writes: {text}")
+    if word in ("NOPERM", "NOAUTH", "WRONGPASS") or isinstance(error, redis.exceptions.NoPermissionError):
+        return ServerRefused(f"Redis refuses us: {text}")
+    if word in ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN") or isinstance(
+        error, (redis.exceptions.BusyLoadingError, redis.exceptions.ReadOnlyError)
+    ):
+        return ServerUnavailable(f"Redis cannot answer now: {text}")
+    return ServerRefused(f"Redis answered: {text}")
+
+
+class RedisClient(Protocol):
+    """What Broker needs of a redis-py client: no retries of its own, replies as bytes."""
+
+    connection_pool: Any
+
+    def execute_command(self, *args: Any) -> Any: ...
+
+
+class Broker(Transitions):
+    """Runs every transition on a Redis server, one round trip each.
+
+    ``client`` is a redis-py client that does not retry and does not decode. ``clock`` is for tests.
+    """
+
+    def __init__(self, client: Any, prefix: str = "", clock: Clock | None = None) -> None:
+        self.client = client
+        self.prefix = check_prefix(prefix)
+        self._clock = clock
+
+    def pipeline(self) -> Pipeline:
+        """Return a pipeline: its methods collect, ``execute`` runs all in one round trip."""
+        return Pipeline(self)
+
+    def _command(self, call: Call) -> tuple[Any, ...]:
+        now = b"" if self._clock is None else self._clock()
+        return ("EVALSHA", lua.load(call.script).sha, len(call.keys), *call.keys, *call.args, now)
+
+    def _run(self, call: Call) -> Any:
+        try:
+            try:
+                reply = self.client.execute_command(*self._command(call))
+            except NoScriptError:
+                self.client.execute_command("SCRIPT LOAD", lua.load(call.script).text)
+                reply = self.client.execute_command(*self._command(call))
+        except RedisError as error:
+            raise translate(error) from error
+        return call.parse(reply)
+
+    # --- what belongs to no slot
+
+    def definitions(self) -> dict[str, dict[str, Any]]:
+        """Return the registered definition of every topic."""
+        try:
+            found = self.client.execute_command("HGETALL", topics_key(self.prefix))
+        except RedisError as error:
+            raise translate(error) from error
+        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
+        return {name.decode(): json.loads(text) for name, text in pairs}
+
+    def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
+        """Register ``topic`` unless it is registered already; return what is registered then."""
+        text = json.dumps(topic.definition(), sort_keys=True)
+        key = topics_key(self.prefix)
+        try:
+            self.client.execute_command("HSET" if replace else "HSETNX", key, topic.name, text)
+            return json.loads(self.client.execute_command("HGET", key, topic.name))
+        except RedisError as error:
+            raise translate(error) from error
+
+    def ping(self) -> None:
+        """Raise ``ServerTrouble`` unless the server answers and is ready."""
+        try:
+            self.client.execute_command("PING")
+        except RedisError as error:
+            raise translate(error) from error
+
+    def now_ms(self) -> int:
+        """Return the server's clock in ms."""
+        if self._clock is not None:
+            return self._clock() // 1000
+        try:
+            seconds, micros = self.client.execute_command("TIME")
+        except RedisError as error:
+            raise translate(error) from error
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
+        """Subscribe to the wake-ups of ``topics``."""
+        return Wakeups(self.client, {self._channel(topic): topic.name for topic in topics})
+
+
+class Pipeline(Transitions):
+    """Collects calls; each returns its index. ``execute`` returns results, errors in their places.
+
+    ``send`` and ``receive`` are the halves of ``execute``: between them Redis works, and so can we.
+    A connection that fails fails every call of the pipeline, for nobody knows what ran.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self.prefix = broker.prefix
+        self._broker = broker
+        self._calls: list[Call] = []
+        self._connection: Any = None
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def _run(self, call: Call) -> Any:
+        self._calls.append(call)
+        return len(self._calls) - 1
+
+    def send(self) -> Self:
+        """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""
+        pool = self._broker.client.connection_pool
+        connection = None
+        try:
+            connection = pool.get_connection()
+            packed = connection.pack_commands([self._broker._command(call) for call in self._calls])
+            connection.send_packed_command(packed)
+        except RedisError as error:
+            self._give_back(connection, broken=True)
+            raise translate(error) from error
+        except BaseException:
+            self._give_back(connection, broken=True)
+            raise
+        self._connection = connection
+        return self
+
+    def receive(self) -> list[Any]:
+        """Return a result or an ``RmqError`` for each call, in order."""
+        connection, self._connection = self._connection, None
+        calls, self._calls = self._calls, []
+        replies: list[Any] = []
+        try:
+            for _ in calls:
+                try:
+                    replies.append(connection.read_response())
+                except ResponseError as error:
+                    replies.append(error)
+        except RedisError as error:
+            self._give_back(connection, broken=True)
+            raise translate(error) from error
+        except BaseException:
+            self._give_back(connection, broken=True)
+            raise
+        self._give_back(connection)
+        return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def execute(self) -> list[Any]:
+        """Run what was collected and return a result or an ``RmqError`` for each call."""
+        return self.send().receive() if self._calls else []
+
+    def _give_back(self, connection: Any, *, broken: bool = False) -> None:
+        if connection is None:
+            return
+        if broken:
+            connection.disconnect()
+        self._broker.client.connection_pool.release(connection)
+
+    def _result(self, call: Call, reply: Any) -> Any:
+        try:
+            if isinstance(reply, NoScriptError):
+                return self._broker._run(call)
+            if isinstance(reply, RedisError):
+                return translate(reply)
+            return call.parse(reply)
+        except RmqError as error:
+            return error
+
+
+class Wakeups:
+    """A subscription to wake-ups: which slots can be taken from earlier than was announced."""
+
+    def __init__(self, client: Any, channels: dict[bytes, str]) -> None:
+        self._topics = channels
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        try:
+            self._pubsub.subscribe(*channels)
+            # SUBSCRIBE is answered once per channel: only then nothing is missed any more.
+            for _ in channels:
+                self._pubsub.parse_response(block=True)
+        except RedisError as error:
+            self.close()
+            raise translate(error) from error
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for ``select``."""
+        return int(self._pubsub.connection._sock.fileno())
+
+    def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
+        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first."""
+        woken: list[tuple[str, int]] = []
+        try:
+            while message := self._pubsub.get_message(timeout=0.0 if woken else timeout):
+                woken.append((self._topics[message["channel"]], int(message["data"])))
+        except RedisError as error:
+            raise translate(error) from error
+        except (ValueError, KeyError):
+            pass
+        return woken
+
+    def close(self) -> None:
+        """End the subscription."""
+        try:
+            self._pubsub.close()
+        except (RedisError, OSError):
+            pass
+
+
+__all__ = ["BATCH", "Broker", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "cut_error", "translate"]

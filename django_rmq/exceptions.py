@@ -1,0 +1,102 @@
+"""What can go wrong, as one tree whose branches say what the caller may do.
+
+    RmqError
+    ├── CallerError             the call is wrong: repeating it cannot help
+    │   ├── ConfigurationError    settings, topic definitions or listeners disagree
+    │   │   └── TopicMismatch       Redis holds another definition of the topic
+    │   ├── UnknownTopic          no such topic is declared
+    │   ├── InvalidMessage        a body, priority, time or key breaks a rule
+    │   │   └── MessageTooLarge     the body exceeds the topic's MAX_BODY
+    │   └── WrongType             a key holds something that RMQ did not put there
+    ├── LostRace                somebody else was first: look again, then decide
+    │   ├── SlotMoved             the topic has another slot count by now
+    │   └── TopicFull             MAX_BACKLOG is reached: try later
+    └── ServerTrouble           Redis or the coordinator failed: try later
+        ├── ServerUnavailable     no connection, time-out, loading, fail-over
+        ├── ServerFull            Redis is out of memory (or refuses to persist)
+        └── ServerRefused         the server answers that we may not do this
+
+    Retry, Reject               raised by listeners; not errors of RMQ
+
+``Retry`` and ``Reject`` are how a listener says what becomes of its message;
+they are outside the tree, so that ``except RmqError`` never swallows them.
+"""
+
+
+class RmqError(Exception):
+    """Anything that RMQ raises on purpose."""
+
+
+class CallerError(RmqError):
+    """The call is wrong; repeating it cannot help."""
+
+
+class ConfigurationError(CallerError):
+    """The settings, a topic's definition or a listener is wrong."""
+
+
+class TopicMismatch(ConfigurationError):
+    """Redis holds another definition of this topic than the settings do."""
+
+
+class UnknownTopic(CallerError):
+    """No topic of this name is declared in ``RMQ["TOPICS"]``."""
+
+
+class InvalidMessage(CallerError):
+    """The message breaks a rule of its topic; nothing was written."""
+
+
+class MessageTooLarge(InvalidMessage):
+    """The encoded body is larger than the topic's ``MAX_BODY``; nothing was written."""
+
+
+class WrongType(CallerError):
+    """A key of the slot holds another Redis type than RMQ keeps there; nothing was changed."""
+
+
+class LostRace(RmqError):
+    """Somebody else was first; look at the present state, then decide."""
+
+
+class SlotMoved(LostRace):
+    """The topic has another slot count by now; reload its definition and try again."""
+
+
+class TopicFull(LostRace):
+    """The topic holds ``MAX_BACKLOG`` messages; nothing was written. Try again later."""
+
+
+class ServerTrouble(RmqError):
+    """Redis or the coordinator failed; the same call may succeed later."""
+
+
+class ServerUnavailable(ServerTrouble):
+    """The server does not answer, is loading, or is failing over."""
+
+
+class ServerFull(ServerTrouble):
+    """The server is out of memory or refuses writes; what drains the queue still works."""
+
+
+class ServerRefused(ServerTrouble):
+    """The server refuses the command: authentication, permission, or a script it cannot run."""
+
+
+class Retry(Exception):
+    """Raised by a listener: try this message again after ``delay`` seconds.
+
+    A retry is spent as with any failure. ``delay=None`` takes the topic's back-off.
+    """
+
+    def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
+        super().__init__(reason)
+        self.delay = delay
+
+
+class Reject(Exception):
+    """Raised by a listener: this message can never succeed; put it into Dead at once."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason

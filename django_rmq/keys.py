@@ -1,0 +1,114 @@
+"""Every Redis key of RMQ, and the function that finds a message's slot.
+
+Slot 3 of topic ``price`` with key prefix ``P`` has the base key ``K = P + "price_3"``; in the
+other names the braces are literal and make Redis Cluster keep all keys of a slot on one node.
+
+===================  ======  ====================================================================
+key                  type    member -> score, or field -> value
+===================  ======  ====================================================================
+``K``                zset    Store: member -> due ms, or priority; or a retry score
+``prepare_{K}``      zset    member -> seconds * 1000 + retries left
+``inflight_{K}``     hash    member -> "receipt original_score [mark]"
+``retry_{K}``        zset    member -> ms when back-off ends + retries / 1024
+``dead_{K}``         zset    member -> ms of death
+``deaths_{K}``       hash    member -> what a person wants to know of the death
+``failures_{K}``     hash    live members that failed: kind, times, score, last error
+``body_{K}``         hash    keyed topics: member -> envelope (body and what travels with it)
+``stats_{K}``        hash    the ledger: counter -> n
+``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
+                             sleeping_until, slots
+``claims_{K}``       hash    ledger of what Spark consumers hold
+``claimants_{K}``    zset    Spark consumer -> next deadline, while it holds something
+``P rmq:topics``     hash    topic -> its definition as JSON
+``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier
+===================  ======  ====================================================================
+
+Source of the layout: the article, sections StoreQueue, PrepareQueue and DeadQueue.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from functools import lru_cache
+from typing import NamedTuple
+
+from django_rmq.exceptions import ConfigurationError
+
+MAX_SLOTS = 1 << 20
+TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+class SlotKeys(NamedTuple):
+    """All keys of one slot, as bytes ready for the wire."""
+
+    store: bytes
+    prepare: bytes
+    inflight: bytes
+    retry: bytes
+    dead: bytes
+    deaths: bytes
+    failures: bytes
+    body: bytes
+    stats: bytes
+    control: bytes
+    claims: bytes
+    claimants: bytes
+
+
+@lru_cache(maxsize=1 << 14)
+def slot_keys(prefix: str, topic: str, slot: int) -> SlotKeys:
+    """Return the keys of slot ``slot`` of ``topic`` under ``prefix``."""
+    store = f"{prefix}{topic}_{slot}"
+    tagged = [f"{kind}_{{{store}}}".encode() for kind in SlotKeys._fields[1:]]
+    return SlotKeys(store.encode(), *tagged)
+
+
+def topics_key(prefix: str) -> bytes:
+    """Return the hash that holds the definition of every topic."""
+    return f"{prefix}rmq:topics".encode()
+
+
+def wake_channel(prefix: str, topic: str) -> bytes:
+    """Return the channel on which scripts publish the index of a slot that became takeable."""
+    return f"{prefix}rmq:wake:{topic}".encode()
+
+
+def slot_of(basis: bytes, slots: int) -> int:
+    """Return the slot of a message: CRC-32 of its slot basis (or member), modulo the slot count.
+
+    The CRC is that of ``java.util.zip.CRC32`` (article, section Producer).
+    """
+    return zlib.crc32(basis) % slots
+
+
+def check_topic_name(name: object) -> str:
+    """Return ``name`` if it may name a topic, else raise ``ConfigurationError``."""
+    if not isinstance(name, str) or not TOPIC_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"topic name {name!r} is not allowed: it must be 1 to 100 of A-Z a-z 0-9 . _ - "
+            "and begin with a letter or digit"
+        )
+    return name
+
+
+def check_prefix(prefix: object) -> str:
+    """Return ``prefix`` if it may stand before every key, else raise ``ConfigurationError``."""
+    if not isinstance(prefix, str) or "{" in prefix or "}" in prefix or not prefix.isprintable():
+        raise ConfigurationError(
+            f"key prefix {prefix!r} is not allowed: it must be printable text without braces, "
+            "which would move the keys of a slot to different nodes of a Redis Cluster"
+        )
+    return prefix
+
+
+def check_slots(slots: object) -> int:
+    """Return ``slots`` if it is a power of two from 1 to 2**20, else raise ``ConfigurationError``."""
+    if isinstance(slots, int) and not isinstance(slots, bool) and 1 <= slots <= MAX_SLOTS:
+        if slots & (slots - 1) == 0:
+            return slots
+        below = 1 << (slots.bit_length() - 1)
+        raise ConfigurationError(
+            f"slot count must be a power of two, got {slots} (nearest: {below} or {min(below * 2, MAX_SLOTS)})"
+        )
+    raise ConfigurationError(f"slot count must be a power of two from 1 to {MAX_SLOTS}, got {slots!r}")

@@ -1,0 +1,92 @@
+-- The end of a delivery that did not succeed: back to Store, to Retry, to Dead, or given up for a newer send.
+local function backoff(failures, index)
+  local delay = math.min(backoff_cap, backoff_base * 2 ^ math.min(failures, 40))
+  if backoff_cap > backoff_base then
+    delay = delay * (1 - (micros + index * 7919) % 1000 / 2000)
+  end
+  return math.floor(delay)
+end
+
+local function parse_failure(record)
+  if not record then return nil end
+  local last, times, first, _, score = string.match(record, '^(%S+) (%d+) (%d+) (%d+) (%S+)\n')
+  return last and { kind = last, times = tonumber(times), first = first, score = score }
+end
+
+-- The score a message had before it first failed, so that it comes back at its own priority.
+local function first_score(score, failure)
+  local number = tonumber(score) or 0
+  if not is_retry(number) then return score end
+  if kind == 'priority' and number > floor_priority() then return text_of(math.floor(number)) end
+  return failure and failure.score or score
+end
+
+local function note_failure(member, what, text, score, failure)
+  redis.call('HSET', failures, member, string.format('%s %d %s %.0f %s\n%s', what,
+    (failure and failure.times or 0) + 1, failure and failure.first or string.format('%.0f', now_ms),
+    now_ms, score, string.sub(text, 1, 1024)))
+end
+
+-- `alive`: another copy of the member waits, and keeps body and diagnosis.
+local function forget(member, alive)
+  if alive then return end
+  redis.call('HDEL', failures, member)
+  redis.call('HDEL', body, member)
+end
+
+local function die(member, reason, text, score, failure, failed, alive)
+  if redis.call('ZADD', dead, text_of(now_ms), member) == 0 then count('dead_merged') end
+  local kept = redis.call('HGET', body, member)
+  text = string.sub(text, 1, 1024)
+  redis.call('HSET', deaths, member, string.format('%s %d %s %.0f %s %d %d\n', reason,
+    (failure and failure.times or 0) + failed, failure and failure.first or string.format('%.0f', now_ms),
+    now_ms, score, #text, kept and 1 or 0) .. text .. (kept or ''))
+  forget(member, alive)
+  count(reason == 'lapsed' and 'lapsed' or 'died')
+end
+
+-- `delay` nil: the topic's exponential back-off. Returns when the message can be taken again, or nil.
+local function end_failed(member, left, record, what, text, delay, index)
+  local score, mark = string.match(record, '^%d+ (%S+) ?(%S*)')
+  score, mark = score or '0', mark or ''
+  local alive = redis.call('ZSCORE', store, member)
+  local failure = parse_failure(redis.call('HGET', failures, member))
+  local origin = first_score(score, failure)
+  redis.call('ZREM', prepare, member)
+  if mark == 'removed' then
+    count('ended_marked')
+    count('removed')
+    redis.call('HDEL', inflight, member)
+    forget(member, alive)
+    return nil
+  end
+  if mark == 'buried' then
+    count('ended_marked')
+    die(member, 'buried', text, origin, failure, 1, alive)
+  elseif what == 'rejected' then
+    count('rejected')
+    die(member, 'rejected', text, origin, failure, 1, alive)
+  else
+    count(what == 'timed_out' and 'expired' or 'failed')
+    if alive then
+      count('dropped')
+      note_failure(member, what, text, origin, failure)
+    elseif left <= 0 then
+      die(member, what, text, origin, failure, 1, alive)
+    else
+      delay = delay or backoff(max_retries - left, index)
+      local due = now_ms
+      if delay > 0 then
+        due = now_ms + delay
+        redis.call('ZADD', retry, text_of(due + left / 1024), member)
+      else
+        redis.call('ZADD', store, text_of(retry_score(left, tonumber(origin) or 0)), member)
+      end
+      redis.call('HDEL', inflight, member)
+      note_failure(member, what, text, origin, failure)
+      return due
+    end
+  end
+  redis.call('HDEL', inflight, member)
+  return nil
+end

@@ -1,0 +1,74 @@
+-- Put `members[i]` into Store with `scores[i]`. A copy that already waits fresh is answered `met`, and takes the
+-- new score only if `overwrite`; one that waits as a retry is superseded, unless `met` is 'present'.
+-- `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
+local function place(members, scores, envelope, met, overwrite, taken)
+  local n = #members
+  local waiting, resting = redis.call('ZCARD', store), redis.call('ZCARD', retry)
+  local found = waiting > 0 and redis.call('ZMSCORE', store, unpack(members)) or {}
+  local rested = resting > 0 and redis.call('ZMSCORE', retry, unpack(members)) or {}
+  local room = limit > 0 and limit - waiting - resting or math.huge
+  local clean, flat, words, kept = room >= n, {}, {}, {}
+  for i = 1, n do
+    if found[i] or rested[i] or taken[i] then
+      clean = false
+      break
+    end
+    flat[i * 2 - 1], flat[i * 2] = scores[i], members[i]
+  end
+  -- ZADD counts what it added: fewer than n means that this very call names a member twice.
+  if clean and redis.call('ZADD', store, unpack(flat)) == n then
+    count('sent', n)
+    count('stored', n)
+  else
+    clean, flat = false, {}
+    local earlier, leave = {}, {}
+    for i = 1, n do
+      local member, word, set = members[i], 'stored', true
+      local existing = earlier[member] or found[i] or nil
+      if earlier[member] == 'refused' then
+        word, set, existing = 'refused', false, nil
+      elseif taken[i] then
+        word, set = 'present', false
+      elseif not earlier[member] and (rested[i] or (existing and is_retry(tonumber(existing)))) then
+        word, set = 'superseded', true
+        if met == 'present' then word, set = met, false end
+        if set and rested[i] then leave[#leave + 1] = member end
+      elseif existing then
+        word, set = met, overwrite
+      elseif room < 1 then
+        word, set = 'refused', false
+      else
+        room = room - 1
+      end
+      if set then flat[#flat + 1], flat[#flat + 2] = scores[i], member end
+      words[i], kept[i] = word, set and scores[i] or existing or ''
+      earlier[member] = word == 'refused' and word or kept[i]
+      count(word)
+      if word ~= 'refused' and word ~= 'present' then count('sent') end
+      if word == 'superseded' then
+        count('stored')
+        count('dropped')
+      end
+    end
+    if #flat > 0 then redis.call('ZADD', store, unpack(flat)) end
+    if #leave > 0 then redis.call('ZREM', retry, unpack(leave)) end
+  end
+  if envelope then
+    local bodies = {}
+    for i = 1, n do
+      if words[i] ~= 'refused' and words[i] ~= 'present' then
+        bodies[#bodies + 1], bodies[#bodies + 2] = members[i], ARGV[envelope + i - 1]
+      end
+    end
+    if #bodies > 0 then redis.call('HSET', body, unpack(bodies)) end
+  end
+  local earliest = math.huge
+  for i = 1, #flat, 2 do
+    earliest = math.min(earliest, tonumber(flat[i]))
+  end
+  if not known_slots then redis.pcall('HSET', control, 'slots', slots) end
+  if earliest < math.huge then wake(kind == 'priority' and 0 or earliest) end
+  keep_counts()
+  if clean then return { 'stored' } end
+  return { 'mixed', words, kept }
+end

@@ -1,0 +1,10 @@
+-- Wake who sleeps past `due_ms`, once: the next to fall asleep writes `sleeping_until` anew.
+local GATE = 9007199254740992
+local function wake(due_ms)
+  local sleeper = tonumber(sleeping_until)
+  if sleeper and due_ms < sleeper then
+    sleeping_until = nil
+    redis.pcall('HDEL', control, 'sleeping_until')
+    redis.pcall('PUBLISH', channel, string.match(store, '%d+$'))
+  end
+end

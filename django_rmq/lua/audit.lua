@@ -1,0 +1,18 @@
+-- The ledger of a slot and its depths, read in one instant.
+--
+-- KEYS[1] store    ZSET  member -> due ms, or priority
+-- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] retry    ZSET  member -> ms + retries/1024
+-- KEYS[4] dead     ZSET  member -> ms of death
+-- KEYS[5] stats    HASH  counter -> n
+--
+-- ARGV[1] now
+--
+-- Returns {store, prepare, retry, dead, {counter, n, ...}}
+local store, prepare, retry, dead, stats = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local now = ARGV[1]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, retry, dead) or mistyped('hash', stats)
+if wrong then return wrong end
+return { redis.call('ZCARD', store), redis.call('ZCARD', prepare), redis.call('ZCARD', retry),
+  redis.call('ZCARD', dead), redis.call('HGETALL', stats) }

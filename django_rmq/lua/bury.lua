@@ -1,0 +1,60 @@
+-- Put messages into Dead by hand, whatever they wait for; one in flight is marked and dies when its delivery ends.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+--
+-- ARGV[1] kind
+-- ARGV[2] max_retries  the topic's, until the slot has its own
+-- ARGV[3] why
+-- ARGV[4...] members
+-- ARGV[#ARGV] now
+--
+-- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
+local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local kind, why, first, last, now = ARGV[1], ARGV[3], 4, #ARGV - 1, ARGV[#ARGV]
+local channel, retry_priority, backoff_base, backoff_cap = '', '', 0, 0
+-- include: _types
+local wrong = mistyped('zset', store, prepare, dead, retry)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+if wrong then return wrong end
+if last - first >= 3000 then return redis.error_reply('ERR too many members') end
+local max_retries = tonumber(redis.call('HGET', control, 'max_retries') or ARGV[2])
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _failures
+redis.call('HDEL', control, '')
+local words = {}
+for i = first, last do
+  local member = ARGV[i]
+  local waiting, resting = redis.call('ZSCORE', store, member), redis.call('ZSCORE', retry, member)
+  local running, record = redis.call('ZSCORE', prepare, member), redis.call('HGET', inflight, member)
+  local word = 'not_found'
+  if redis.call('ZSCORE', dead, member) then word = 'dead' end
+  if resting then word = 'retry' end
+  if waiting then word = 'waiting' end
+  if waiting or resting then
+    local failure = parse_failure(redis.call('HGET', failures, member))
+    if waiting then redis.call('ZREM', store, member) end
+    if resting then redis.call('ZREM', retry, member) end
+    die(member, 'buried', why, first_score(waiting or failure and failure.score or '0', failure), failure, 0, running)
+    if waiting and resting then count('dropped') end
+  end
+  if running then
+    word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
+    local receipt_and_score = string.match(record or '', '^%d+ %S+') or '0 0'
+    redis.call('HSET', inflight, member, receipt_and_score .. ' buried')
+  end
+  words[#words + 1] = word
+end
+keep_counts()
+return words

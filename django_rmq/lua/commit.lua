@@ -1,0 +1,77 @@
+-- Phase two, success: forget deliveries whose receipt the caller still holds.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+--
+-- ARGV[1] channel
+-- ARGV[2] room     others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] receipt
+-- ARGV[5...] members
+-- ARGV[#ARGV] now
+--
+-- Returns {'ok'} if every receipt was good, else a word for each member: ok | stale
+local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local channel, room, kind, receipt = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local first, last, now = 5, #ARGV - 1, ARGV[#ARGV]
+local retry_priority, backoff_base, backoff_cap = '', 0, 0
+-- include: _types
+local wrong = mistyped('zset', store, prepare, dead, retry)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+if wrong then return wrong end
+if last - first >= 3000 then return redis.error_reply('ERR too many members') end
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
+local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _failures
+local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
+local prefix = receipt .. ' '
+local width, words, done, marked = #prefix, {}, {}, {}
+for i = 1, #records do
+  local record, member = records[i], ARGV[first + i - 1]
+  if record and string.sub(record, 1, width) == prefix then
+    words[i] = 'ok'
+    if string.find(record, ' ', width + 1, true) then
+      marked[#marked + 1] = i
+    else
+      done[#done + 1] = member
+    end
+  else
+    words[i] = 'stale'
+    count('stale')
+  end
+end
+
+if #done > 0 then
+  count('committed', redis.call('ZREM', prepare, unpack(done)))
+  redis.call('HDEL', inflight, unpack(done))
+  if redis.call('HLEN', failures) > 0 or redis.call('HLEN', body) > 0 then
+    local waiting, gone = redis.call('ZMSCORE', store, unpack(done)), {}
+    for i, member in ipairs(done) do
+      if not waiting[i] then gone[#gone + 1] = member end
+    end
+    if #gone > 0 then
+      redis.call('HDEL', failures, unpack(gone))
+      redis.call('HDEL', body, unpack(gone))
+    end
+  end
+end
+for _, i in ipairs(marked) do
+  end_failed(ARGV[first + i - 1], 0, records[i], 'failed', '', nil, i)
+end
+if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then wake(0) end
+keep_counts()
+if #done == #records then return { 'ok' } end
+return words

@@ -1,0 +1,29 @@
+-- Give a slot the time-out, the retries and the slot count of its topic's definition.
+--
+-- KEYS[1] store    ZSET  member -> due ms, or priority
+-- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] retry    ZSET  member -> ms + retries/1024
+-- KEYS[4] control  HASH  field -> value
+--
+-- ARGV[1] kind
+-- ARGV[2] slots
+-- ARGV[3] timeout      seconds
+-- ARGV[4] max_retries
+-- ARGV[5] apply        1: do it; 0: only say whether it could be done
+-- ARGV[6] now
+--
+-- Returns ok | refused   refused: live priorities would read as retries under the larger max_retries
+local store, prepare, retry, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local kind, slots, timeout, max_retries = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local apply, now = ARGV[5] == '1', ARGV[6]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, retry) or mistyped('hash', control)
+if wrong then return wrong end
+local known = tonumber(redis.call('HGET', control, 'max_retries')) or max_retries
+local live = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
+if kind == 'priority' and max_retries > math.max(16, known) and live > 0 then return 'refused' end
+if apply then
+  redis.call('HDEL', control, '')
+  redis.call('HSET', control, 'slots', slots, 'timeout', timeout, 'max_retries', ARGV[4])
+end
+return 'ok'

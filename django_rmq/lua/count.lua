@@ -1,0 +1,26 @@
+-- How many messages a slot holds in each state.
+--
+-- KEYS[1] store    ZSET  member -> due ms, or priority
+-- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] retry    ZSET  member -> ms + retries/1024
+-- KEYS[4] dead     ZSET  member -> ms of death
+--
+-- ARGV[1] kind
+-- ARGV[2] now
+--
+-- Returns {store, of these due, prepare, retry, dead, earliest due ms that has passed or empty}
+local store, prepare, retry, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local kind, now = ARGV[1], ARGV[2]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, retry, dead)
+if wrong then return wrong end
+-- include: _now
+local waiting = redis.call('ZCARD', store)
+local due, oldest = waiting, ''
+if kind ~= 'priority' then
+  local at = string.format('%.0f', now_ms)
+  due = redis.call('ZCOUNT', store, '-inf', at)
+  local head = redis.call('ZRANGEBYSCORE', store, '(999', at, 'WITHSCORES', 'LIMIT', 0, 1)
+  oldest = head[2] or ''
+end
+return { waiting, due, redis.call('ZCARD', prepare), redis.call('ZCARD', retry), redis.call('ZCARD', dead), oldest }

@@ -1,0 +1,47 @@
+-- Send messages of one slot unless they wait, rest or run already.
+--
+-- KEYS[1] store    ZSET  member -> due ms, or priority
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] body     HASH  member -> envelope
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value
+-- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
+--
+-- ARGV[1] channel
+-- ARGV[2] slots        the caller's slot count
+-- ARGV[3] limit        how many may wait here; 0: any number
+-- ARGV[4] kind         range_merge, priority or fixed_time
+-- ARGV[5] max_retries  the topic's, until the slot has its own
+-- ARGV[6] n
+-- ARGV[7...] pairs     n times score (range_merge: range_ms), member; then n envelopes where the topic is keyed
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
+local store, retry, body, stats, control, prepare = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local channel, slots, limit, kind = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local n, first, now = tonumber(ARGV[6]), 7, ARGV[#ARGV]
+local retry_priority = ''
+-- include: _types
+local wrong = mistyped('zset', store, retry, prepare) or mistyped('hash', body, stats, control)
+if wrong then return wrong end
+if not (n >= 1 and n <= 3000) then return redis.error_reply('ERR n is out of bounds') end
+local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries')
+local known_slots, sleeping_until = known[1], known[2]
+local max_retries = tonumber(known[3] or ARGV[5])
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _send
+local members, scores = {}, {}
+for i = 1, n do
+  local score = ARGV[first + 2 * i - 2]
+  if kind == 'range_merge' then score = text_of(now_ms + tonumber(score)) end
+  if not is_fresh(tonumber(score)) then return redis.error_reply('ERR score ' .. score .. ' is out of bounds') end
+  members[i], scores[i] = ARGV[first + 2 * i - 1], score
+end
+local running = {}
+if redis.call('ZCARD', prepare) > 0 then running = redis.call('ZMSCORE', prepare, unpack(members)) end
+local envelope = #ARGV > first + 2 * n and first + 2 * n
+return place(members, scores, envelope, 'present', false, running)

@@ -1,0 +1,49 @@
+-- Time out deliveries whose heartbeat stopped: each spends a retry, or dies.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+--
+-- ARGV[1] channel
+-- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] retry_priority  original or lowest
+-- ARGV[5] backoff_base    ms
+-- ARGV[6] backoff_cap     ms
+-- ARGV[7] timeout         seconds; the topic's, until the slot has its own
+-- ARGV[8] max_retries     the topic's, until the slot has its own
+-- ARGV[9] limit
+-- ARGV[10] now
+--
+-- Returns how many timed out
+local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local channel, room, kind, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local backoff_base, backoff_cap = tonumber(ARGV[5]), tonumber(ARGV[6])
+local limit, now = math.min(tonumber(ARGV[9]), 3000), ARGV[10]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, dead, retry)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+if wrong then return wrong end
+local known = redis.call('HMGET', control, 'sleeping_until', 'timeout', 'max_retries')
+local sleeping_until, timeout, max_retries = known[1], tonumber(known[2] or ARGV[7]), tonumber(known[3] or ARGV[8])
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _failures
+-- include: _expire
+-- A write of nothing first, so that a full server lets the rest pass.
+redis.call('HDEL', control, '')
+local expired, earliest = expire_due(limit)
+if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if earliest then wake(earliest) end
+keep_counts()
+return expired

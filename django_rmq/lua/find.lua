@@ -1,0 +1,45 @@
+-- Look for text in one state of a slot: a bounded scan that says where to go on.
+--
+-- KEYS[1] set      ZSET  the state's: store, prepare, retry or dead
+-- KEYS[2] records  HASH  what belongs to it: failures, inflight or deaths
+-- KEYS[3] body     HASH  member -> envelope
+--
+-- ARGV[1] order         ascending or descending
+-- ARGV[2] min           only scores from this, up to max
+-- ARGV[3] max
+-- ARGV[4] after_score   go on behind this entry; empty: from the beginning
+-- ARGV[5] after_member
+-- ARGV[6] limit         matches at most
+-- ARGV[7] max_bytes     read at most about this much
+-- ARGV[8] scan          entries to look at, at most
+-- ARGV[9] text          in the member, the envelope or the record
+-- ARGV[10] now
+--
+-- Returns {end, found} | {more, found, score, member}     found: {member, score, envelope or nil, record or nil, ...}
+local set, records, body = KEYS[1], KEYS[2], KEYS[3]
+local descending, lowest, highest = ARGV[1] == 'descending', ARGV[2], ARGV[3]
+local after_score, after_member, limit, max_bytes = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
+local scan, text, now = math.min(tonumber(ARGV[8]), 3000), ARGV[9], ARGV[10]
+-- include: _types
+local wrong = mistyped('zset', set) or mistyped('hash', records, body)
+if wrong then return wrong end
+-- include: _after
+-- include: _rows
+local rows = rows_from(set, descending, lowest, highest, after_score, after_member, scan + 1)
+local found, bytes, matches = {}, 0, 0
+for i = 1, math.min(#rows, scan * 2), 2 do
+  local member = rows[i]
+  local envelope, record = redis.call('HGET', body, member), redis.call('HGET', records, member)
+  if string.find(member, text, 1, true) or (envelope and string.find(envelope, text, 1, true))
+    or (record and string.find(record, text, 1, true)) then
+    matches = matches + 1
+    found[#found + 1], found[#found + 2] = member, rows[i + 1]
+    found[#found + 1], found[#found + 2] = envelope, record
+  end
+  bytes = bytes + #member + #(envelope or '') + #(record or '')
+  local last = i + 1 == #rows
+  if not last and (matches >= limit or bytes >= max_bytes or i + 1 == scan * 2) then
+    return { 'more', found, rows[i + 1], member }
+  end
+end
+return { 'end', found }

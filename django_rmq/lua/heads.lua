@@ -1,0 +1,33 @@
+-- When each of many slots can next be taken from: the slow poll, read only.
+--
+-- KEYS[1...] store, retry, prepare, control of each slot
+--
+-- ARGV[1] kind
+-- ARGV[2] timeout  seconds; the topic's, where the slot has none of its own
+-- ARGV[3] now
+--
+-- Returns for each slot its next due time in ms (0: something can be taken whatever the time), or empty
+local slots_keys = KEYS
+local kind, timeout, now = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+if #slots_keys > 4096 then return redis.error_reply('ERR too many slots') end
+local heads = {}
+for i = 1, #slots_keys, 4 do
+  local due = math.huge
+  -- A slot with a foreign type reads as due: its own prepare will name the key.
+  local head = redis.pcall('ZRANGE', slots_keys[i], 0, 0, 'WITHSCORES')
+  if head.err then
+    due = 0
+  elseif head[1] then
+    due = kind == 'priority' and 0 or math.max(0, math.ceil(tonumber(head[2])))
+  end
+  head = redis.pcall('ZRANGE', slots_keys[i + 1], 0, 0, 'WITHSCORES')
+  if head[1] then due = math.min(due, math.max(0, math.floor(tonumber(head[2])))) end
+  head = redis.pcall('ZRANGE', slots_keys[i + 2], 0, 0, 'WITHSCORES')
+  if head[1] then
+    local own = redis.pcall('HGET', slots_keys[i + 3], 'timeout')
+    local seconds = type(own) == 'string' and tonumber(own) or timeout
+    due = math.min(due, math.max(0, (math.floor(tonumber(head[2]) / 1000) + seconds + 1) * 1000))
+  end
+  heads[#heads + 1] = due < 9007199254740992 and string.format('%.0f', due) or ''
+end
+return heads

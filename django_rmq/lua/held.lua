@@ -1,0 +1,31 @@
+-- What Prepare holds for an owner: how a worker goes on after a lost reply of prepare.
+--
+-- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[2] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] body      HASH  member -> envelope
+-- KEYS[4] control   HASH  field -> value
+--
+-- ARGV[1] owner
+-- ARGV[2] offset   rank in Prepare to begin at
+-- ARGV[3] limit
+-- ARGV[4] now
+--
+-- Returns {'busy'} | {'ok', {member, score in Prepare, record, envelope or nil, ...}}
+local prepare, inflight, body, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local owner, offset, limit, now = ARGV[1], tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), 3000), ARGV[4]
+-- include: _types
+local wrong = mistyped('zset', prepare) or mistyped('hash', inflight, body, control)
+if wrong then return wrong end
+local holding = redis.call('HGET', control, 'owner')
+if holding and holding ~= owner and redis.call('ZCARD', prepare) > 0 then return { 'busy' } end
+if holding ~= owner then return { 'ok', {} } end
+local rows = redis.call('ZRANGE', prepare, offset, offset + limit - 1, 'WITHSCORES')
+local found = {}
+for i = 1, #rows, 2 do
+  local member = rows[i]
+  found[#found + 1] = member
+  found[#found + 1] = rows[i + 1]
+  found[#found + 1] = redis.call('HGET', inflight, member)
+  found[#found + 1] = redis.call('HGET', body, member)
+end
+return { 'ok', found }

@@ -1,0 +1,36 @@
+-- List one state of a slot by score, changing nothing.
+--
+-- KEYS[1] set      ZSET  the state's: store, prepare, retry or dead
+-- KEYS[2] records  HASH  what belongs to it: failures, inflight or deaths
+-- KEYS[3] body     HASH  member -> envelope
+--
+-- ARGV[1] order         ascending or descending
+-- ARGV[2] min           only scores from this, up to max
+-- ARGV[3] max
+-- ARGV[4] after_score   go on behind this entry; empty: from the beginning
+-- ARGV[5] after_member
+-- ARGV[6] limit
+-- ARGV[7] max_bytes     stop behind the entry that reaches it
+-- ARGV[8] now
+--
+-- Returns {more | end, {member, score, envelope or nil, record or nil, ...}}; more: go on behind the last
+local set, records, body = KEYS[1], KEYS[2], KEYS[3]
+local descending, lowest, highest = ARGV[1] == 'descending', ARGV[2], ARGV[3]
+local after_score, after_member, limit, max_bytes = ARGV[4], ARGV[5], math.min(tonumber(ARGV[6]), 3000), tonumber(ARGV[7])
+local now = ARGV[8]
+-- include: _types
+local wrong = mistyped('zset', set) or mistyped('hash', records, body)
+if wrong then return wrong end
+-- include: _after
+-- include: _rows
+local rows = rows_from(set, descending, lowest, highest, after_score, after_member, limit + 1)
+local found, bytes = {}, 0
+for i = 1, math.min(#rows, limit * 2), 2 do
+  local member = rows[i]
+  local envelope, record = redis.call('HGET', body, member), redis.call('HGET', records, member)
+  found[#found + 1], found[#found + 2] = member, rows[i + 1]
+  found[#found + 1], found[#found + 2] = envelope, record
+  bytes = bytes + #member + #(envelope or '') + #(record or '')
+  if bytes >= max_bytes and i + 2 <= #rows then return { 'more', found } end
+end
+return { #rows > limit * 2 and 'more' or 'end', found }

@@ -1,0 +1,257 @@
+-- Phase one: hand out what can be taken, after the upkeep that time has made due.
+--
+-- KEYS[1] store       ZSET  member -> due ms, or priority
+-- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight    HASH  member -> "receipt original_score [mark]"
+-- KEYS[4] dead        ZSET  member -> ms of death
+-- KEYS[5] deaths      HASH  member -> death
+-- KEYS[6] failures    HASH  member -> last failure
+-- KEYS[7] body        HASH  member -> envelope
+-- KEYS[8] stats       HASH  counter -> n
+-- KEYS[9] control     HASH  field -> value
+-- KEYS[10] retry      ZSET  member -> ms + retries/1024
+-- KEYS[11] claimants  ZSET  Spark consumer -> next deadline
+--
+-- ARGV[1] channel
+-- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] slots           the caller's slot count
+-- ARGV[5] retry_priority  original or lowest
+-- ARGV[6] backoff_base    ms, after a time-out
+-- ARGV[7] backoff_cap     ms
+-- ARGV[8] timeout         seconds; the topic's, until the slot has its own
+-- ARGV[9] max_retries     the topic's, until the slot has its own
+-- ARGV[10] serial         1 or 0
+-- ARGV[11] owner
+-- ARGV[12] epoch          of the owner's acquire; empty: not fenced
+-- ARGV[13] limit          messages at most
+-- ARGV[14] max_bytes      of members and envelopes; one message is handed out whatever its size
+-- ARGV[15] after_score    with ARGV[16]: go on behind this entry; empty: from the head
+-- ARGV[16] after_member
+-- ARGV[17] now
+--
+-- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
+--       | {'more', next due, score, member}                                    go on behind this entry
+--       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}}
+--         no retries left: all are fresh; no envelopes: each member is its own body
+local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, body, stats, control, retry, claimants = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local channel, room, kind, slots, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local backoff_base, backoff_cap, serial = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[10] == '1'
+local owner, epoch, limit, max_bytes = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
+local after_score, after_member, now = ARGV[15], ARGV[16], ARGV[17]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, dead, retry, claimants)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+if wrong then return wrong end
+local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
+  'max_retries', 'sleeping_until')
+local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
+local receipt = (tonumber(known[5]) or 0) + 1
+local timeout, max_retries, sleeping_until = tonumber(known[6] or ARGV[8]), tonumber(known[7] or ARGV[9]), known[8]
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+if epoch and known_epoch and epoch < known_epoch then return { 'fenced' } end
+limit = math.max(1, math.min(limit, 3000))
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _failures
+-- include: _expire
+-- include: _promote
+-- include: _after
+-- A write of nothing first, so that a full server lets the rest pass: taking drains.
+redis.call('HDEL', control, '')
+if not (known_slots and known[6] and known[7]) then
+  redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
+end
+local expired = expire_due(limit)
+local promoted = promote_due(limit)
+local in_flight = redis.call('ZCARD', prepare)
+
+local NEVER = 9007199254740991
+-- The earliest instant at which asking again can help; `more`: something can be taken even now.
+local function next_due(more)
+  local due = math.huge
+  if more or expired >= limit or promoted >= limit then due = now_ms end
+  if kind ~= 'priority' then
+    local head = redis.call('ZRANGEBYSCORE', store, '(' .. text_of(now_ms), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if head[1] then due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) end
+  end
+  local head = redis.call('ZRANGE', retry, 0, 0, 'WITHSCORES')
+  if head[1] then due = math.min(due, bounded(math.floor(tonumber(head[2])), 0, NEVER)) end
+  head = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
+  if head[1] then
+    due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
+  end
+  return due
+end
+-- Leave the caller idle: until `due` it hears of nothing but a wake-up.
+local function idle(word, due, sleep)
+  if sleep then redis.call('HSET', control, 'sleeping_until', text_of(sleep)) end
+  keep_counts()
+  return { word, due < math.huge and text_of(due) or '' }
+end
+
+local shut = in_flight >= room
+if serial then shut = holder ~= owner and (in_flight > 0 or redis.call('ZCARD', claimants) > 0) end
+if shut then return idle('busy', next_due(false), GATE) end
+if paused then return idle('paused', next_due(false), nil) end
+if not serial then limit = math.min(limit, room - in_flight) end
+
+-- A member whose last end was a time-out is handed out alone, for it may kill its process.
+local function suspicious(member)
+  local failure = redis.call('HGET', failures, member)
+  return failure and string.sub(failure, 1, 10) == 'timed_out '
+end
+local wary = redis.call('HLEN', failures) > 0
+if serial and wary and in_flight == 1 and suspicious(redis.call('ZRANGE', prepare, 0, 0)[1]) then
+  return idle('busy', next_due(false), GATE)
+end
+
+-- Candidates in their order: flat lists of member, score.
+local scan = limit + math.min(in_flight, 1000)
+local late, rows = {}, {}
+if after_score ~= '' then
+  local from = rank_after(store, after_score, after_member, kind == 'priority')
+  if kind == 'priority' then
+    rows = redis.call('ZREVRANGE', store, from, from + scan - 1, 'WITHSCORES')
+  else
+    rows = redis.call('ZRANGE', store, from, from + scan - 1, 'WITHSCORES')
+    while #rows > 0 and tonumber(rows[#rows]) > now_ms do
+      rows[#rows], rows[#rows - 1] = nil, nil
+    end
+  end
+elseif kind == 'priority' then
+  rows = redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES')
+else
+  late = redis.call('ZRANGEBYSCORE', store, '-inf', 999, 'WITHSCORES', 'LIMIT', 0, scan)
+  rows = redis.call('ZRANGEBYSCORE', store, '(999', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan)
+end
+local complete = #late < scan * 2 and #rows < scan * 2
+local seen = #rows > 0 and rows or late
+local last_member, last_score = seen[#seen - 1], seen[#seen]
+
+-- Leave out what runs already: its newer copy waits for its end.
+local function free_of(list)
+  if in_flight == 0 or #list == 0 then return list end
+  local names, free = {}, {}
+  for i = 1, #list, 2 do
+    names[#names + 1] = list[i]
+  end
+  local running = redis.call('ZMSCORE', prepare, unpack(names))
+  for i, member in ipairs(names) do
+    if not running[i] then
+      free[#free + 1], free[#free + 2] = member, list[i * 2]
+    end
+  end
+  return free
+end
+local free, rested = free_of(rows), free_of(late)
+if #rested > 0 then
+  -- At most half of a prepare is retries while fresh messages are due; the odd one alternates.
+  local share = math.floor(limit / 2) + limit % 2 * (receipt % 2)
+  share = math.min(#rested / 2, math.max(share, limit - #free / 2))
+  local both = {}
+  for i = 1, share * 2 do
+    both[i] = rested[i]
+  end
+  for i = 1, #free do
+    both[#both + 1] = free[i]
+  end
+  complete = complete and share * 2 == #rested
+  free = both
+end
+if kind == 'priority' and after_score == '' and (#free > limit * 2 or not complete) then
+  -- Where the limit cuts a group of equal scores, its members are taken from a random start.
+  local score = #free >= limit * 2 and free[limit * 2] or last_score
+  local above, size = 0, redis.call('ZCOUNT', store, score, score)
+  while above < #free / 2 and free[above * 2 + 2] ~= score do
+    above = above + 1
+  end
+  local base, start = redis.call('ZCOUNT', store, '(' .. score, '+inf'), (micros + receipt * 7919) % size
+  local want = math.min(size, limit - above + math.min(in_flight, 1000))
+  local group = redis.call('ZREVRANGE', store, base + start, base + math.min(start + want, size) - 1, 'WITHSCORES')
+  if start + want > size then
+    local turned = redis.call('ZREVRANGE', store, base, base + start + want - size - 1, 'WITHSCORES')
+    for i = 1, #turned do
+      group[#group + 1] = turned[i]
+    end
+  end
+  group = free_of(group)
+  complete = complete and #free / 2 <= limit
+  for i = above * 2 + 1, #free do
+    free[i] = nil
+  end
+  for i = 1, #group do
+    free[above * 2 + i] = group[i]
+  end
+end
+
+-- Choose: the limit, the bytes, a suspicious one alone, what has lapsed to Dead.
+local total = math.min(#free / 2, limit)
+local more = not complete or total < #free / 2
+local kept = {}
+if total > 0 and redis.call('HLEN', body) > 0 then
+  local names = {}
+  for i = 1, total do
+    names[i] = free[i * 2 - 1]
+  end
+  kept = redis.call('HMGET', body, unpack(names))
+end
+local bytes, taken, stamp, plain, refused = 0, 0, now_s * 1000, true, false
+local handed, members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}, {}
+for i = 1, total do
+  local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
+  local expires = envelope and tonumber(string.match(envelope, '^(%d+) '))
+  if expires and expires > 0 and expires < now_ms then
+    lapsed[#lapsed + 1] = i
+  else
+    local alone = wary and suspicious(member)
+    bytes = bytes + #member + (envelope and #envelope or 0)
+    refused = alone and serial and in_flight > 0 and taken == 0
+    if refused or (taken > 0 and (alone or bytes > max_bytes)) then
+      more = true
+      break
+    end
+    local left = budget(tonumber(score))
+    plain = plain and left == max_retries
+    dates[left] = dates[left] or text_of(stamp + left)
+    taken = taken + 1
+    members[taken], lefts[taken], envelopes[taken] = member, left, envelope or ''
+    handed[taken * 2 - 1], handed[taken * 2] = member, score
+    prepared[taken * 2 - 1], prepared[taken * 2] = dates[left], member
+    flights[taken * 2 - 1], flights[taken * 2] = member, receipt .. ' ' .. score
+    if alone then
+      more = more or i < total
+      break
+    end
+  end
+end
+
+for _, i in ipairs(lapsed) do
+  local member = free[i * 2 - 1]
+  local failure = parse_failure(redis.call('HGET', failures, member))
+  redis.call('ZREM', store, member)
+  die(member, 'lapsed', '', first_score(free[i * 2], failure), failure, 0, nil)
+end
+if taken > 0 then
+  redis.call('ZREM', store, unpack(members))
+  redis.call('ZADD', prepare, unpack(prepared))
+  redis.call('HSET', inflight, unpack(flights))
+  redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt))
+  count('prepared', taken)
+  keep_counts()
+  local due = next_due(more)
+  return { 'ok', due < math.huge and text_of(due) or '', receipt, handed, plain and {} or lefts,
+    #kept > 0 and envelopes or {} }
+end
+if refused then return idle('busy', next_due(false), GATE) end
+if #lapsed > 0 then return idle('empty', next_due(true), nil) end
+if #seen > 0 and not complete then
+  keep_counts()
+  return { 'more', text_of(now_ms), last_score, last_member }
+end
+local due = next_due(false)
+if #seen > 0 then return idle('busy', due, GATE) end
+return idle('empty', due, math.min(due, NEVER))

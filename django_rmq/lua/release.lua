@@ -1,0 +1,66 @@
+-- Give deliveries back as if they had never been handed out: shutdown, a fenced owner, a dead child.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+--
+-- ARGV[1] channel
+-- ARGV[2] room     others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] receipt
+-- ARGV[5...] members
+-- ARGV[#ARGV] now
+--
+-- Returns a word for each member: ok | stale
+local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local channel, room, kind, receipt = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local first, last, now = 5, #ARGV - 1, ARGV[#ARGV]
+local retry_priority, backoff_base, backoff_cap = '', 0, 0
+-- include: _types
+local wrong = mistyped('zset', store, prepare, dead, retry)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+if wrong then return wrong end
+if last - first >= 3000 then return redis.error_reply('ERR too many members') end
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
+local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _failures
+local prefix, words, earliest = receipt .. ' ', {}, math.huge
+for i = first, last do
+  local member = ARGV[i]
+  local record = redis.call('HGET', inflight, member)
+  if not (record and string.sub(record, 1, #prefix) == prefix and redis.call('ZSCORE', prepare, member)) then
+    words[#words + 1] = 'stale'
+    count('stale')
+  elseif string.find(record, ' ', #prefix + 1, true) then
+    words[#words + 1] = 'ok'
+    end_failed(member, 0, record, 'failed', '', nil, i)
+  else
+    words[#words + 1] = 'ok'
+    local score = string.sub(record, #prefix + 1)
+    local number, waiting = tonumber(score), tonumber(redis.call('ZSCORE', store, member))
+    redis.call('ZREM', prepare, member)
+    if not waiting or (kind == 'range_merge' and not is_retry(number) and number < waiting) then
+      redis.call('ZADD', store, score, member)
+      earliest = math.min(earliest, kind == 'priority' and 0 or number)
+    end
+    redis.call('HDEL', inflight, member)
+    count('released')
+    if waiting then count('dropped') end
+  end
+end
+if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+wake(earliest)
+keep_counts()
+return words

@@ -1,0 +1,56 @@
+-- Delete messages by hand; one in flight is marked and goes when its delivery ends.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+--
+-- ARGV[1] which  live, dead, or any: the live copies, else the dead one
+-- ARGV[2...] members
+-- ARGV[#ARGV] now
+--
+-- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
+local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local which, first, last, now = ARGV[1], 2, #ARGV - 1, ARGV[#ARGV]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, dead, retry)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+if wrong then return wrong end
+if last - first >= 3000 then return redis.error_reply('ERR too many members') end
+-- include: _ledger
+redis.call('HDEL', control, '')
+local words = {}
+for i = first, last do
+  local member, word = ARGV[i], 'not_found'
+  if which ~= 'dead' then
+    local gone = redis.call('ZREM', store, member)
+    local rested = redis.call('ZREM', retry, member)
+    local running = redis.call('ZSCORE', prepare, member)
+    count('removed', gone + rested)
+    if rested > 0 then word = 'retry' end
+    if gone > 0 then word = 'waiting' end
+    if running then
+      word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
+      local receipt_and_score = string.match(redis.call('HGET', inflight, member) or '', '^%d+ %S+') or '0 0'
+      redis.call('HSET', inflight, member, receipt_and_score .. ' removed')
+    elseif gone + rested > 0 then
+      redis.call('HDEL', failures, member)
+      redis.call('HDEL', body, member)
+    end
+  end
+  if word == 'not_found' and which ~= 'live' and redis.call('ZREM', dead, member) > 0 then
+    redis.call('HDEL', deaths, member)
+    count('removed_dead')
+    word = 'dead'
+  end
+  words[#words + 1] = word
+end
+keep_counts()
+return words

@@ -1,0 +1,62 @@
+-- Give waiting messages a new due time or priority; what rests after a failure keeps its budget.
+--
+-- KEYS[1] store    ZSET  member -> due ms, or priority
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value
+--
+-- ARGV[1] channel
+-- ARGV[2] kind
+-- ARGV[3] max_retries  the topic's, until the slot has its own
+-- ARGV[4...] pairs     score, member
+-- ARGV[#ARGV] now
+--
+-- Returns what each member was found as: waiting | retry (both have the new score now) | refused | in_flight | not_found
+local store, retry, prepare, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local channel, kind, first, last, now = ARGV[1], ARGV[2], 4, #ARGV - 1, ARGV[#ARGV]
+local retry_priority = ''
+-- include: _types
+local wrong = mistyped('zset', store, retry, prepare) or mistyped('hash', stats, control)
+if wrong then return wrong end
+if (last - first + 1) / 2 > 3000 then return redis.error_reply('ERR too many members') end
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
+local sleeping_until, max_retries = known[1], tonumber(known[2] or ARGV[3])
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+for i = first, last, 2 do
+  if not is_fresh(tonumber(ARGV[i])) then return redis.error_reply('ERR score ' .. ARGV[i] .. ' is out of bounds') end
+end
+redis.call('HDEL', control, '')
+local words, earliest = {}, math.huge
+for i = first, last, 2 do
+  local score, member = ARGV[i], ARGV[i + 1]
+  local waiting = tonumber(redis.call('ZSCORE', store, member))
+  local resting = tonumber(redis.call('ZSCORE', retry, member))
+  local word = 'not_found'
+  if waiting and not is_retry(waiting) then
+    word = 'waiting'
+    redis.call('ZADD', store, score, member)
+  elseif waiting or resting then
+    word = 'retry'
+    if kind == 'priority' then
+      word = 'refused'
+    else
+      local q = waiting and math.floor(waiting) or math.floor(resting % 1 * 1024 + 0.5)
+      if waiting then redis.call('ZREM', store, member) end
+      redis.call('ZADD', retry, text_of(tonumber(score) + bounded(q, 1, 999) / 1024), member)
+    end
+  elseif redis.call('ZSCORE', prepare, member) then
+    word = 'in_flight'
+  end
+  if word == 'waiting' or word == 'retry' then
+    count('rescheduled')
+    earliest = math.min(earliest, kind == 'priority' and 0 or tonumber(score))
+  end
+  words[#words + 1] = word
+end
+wake(earliest)
+keep_counts()
+return words

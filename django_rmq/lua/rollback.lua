@@ -1,0 +1,59 @@
+-- Phase two, failure: back to Store, to Retry or to Dead, for deliveries whose receipt the caller still holds.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+--
+-- ARGV[1] channel
+-- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] receipt
+-- ARGV[5] retry_priority  original or lowest
+-- ARGV[6] backoff_base    ms
+-- ARGV[7] backoff_cap     ms
+-- ARGV[8...] failures     member, what (failed, undecodable, rejected), delay ms or empty, error
+-- ARGV[#ARGV] now
+--
+-- Returns a word for each member: ok | stale
+local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local channel, room, kind, receipt, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local backoff_base, backoff_cap = tonumber(ARGV[6]), tonumber(ARGV[7])
+local first, last, now = 8, #ARGV - 1, ARGV[#ARGV]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, dead, retry)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+if wrong then return wrong end
+if (last - first + 1) / 4 > 3000 then return redis.error_reply('ERR too many members') end
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
+local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _failures
+local prefix, words, earliest = receipt .. ' ', {}, math.huge
+for i = first, last, 4 do
+  local member, what, delay, text = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
+  local record, score = redis.call('HGET', inflight, member), redis.call('ZSCORE', prepare, member)
+  if record and score and string.sub(record, 1, #prefix) == prefix then
+    local left = bounded(math.floor(tonumber(score) % 1000), 0, max_retries)
+    if delay then delay = bounded(math.floor(delay), 0, 1e13) end
+    earliest = math.min(earliest, end_failed(member, left, record, what, text, delay, #words) or math.huge)
+    words[#words + 1] = 'ok'
+  else
+    words[#words + 1] = 'stale'
+    count('stale')
+  end
+end
+if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+wake(earliest)
+keep_counts()
+return words

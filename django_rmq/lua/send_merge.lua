@@ -1,0 +1,44 @@
+-- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits.
+--
+-- KEYS[1] store    ZSET  member -> due ms
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] body     HASH  member -> envelope
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value
+--
+-- ARGV[1] channel
+-- ARGV[2] slots      the caller's slot count
+-- ARGV[3] limit      how many may wait here; 0: any number
+-- ARGV[4] range_ms
+-- ARGV[5] n
+-- ARGV[6...] members  n of them, then n envelopes where the topic is keyed
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | {'stored', score} | {'mixed', words, scores}
+local store, retry, body, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local channel, slots, limit, range_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local n, first, now = tonumber(ARGV[5]), 6, ARGV[#ARGV]
+local kind, max_retries, retry_priority = 'range_merge', 0, ''
+-- include: _types
+local wrong = mistyped('zset', store, retry) or mistyped('hash', body, stats, control)
+if wrong then return wrong end
+if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 3000) then
+  return redis.error_reply('ERR range_ms or n is out of bounds')
+end
+local known = redis.call('HMGET', control, 'slots', 'sleeping_until')
+local known_slots, sleeping_until = known[1], known[2]
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _send
+local due = text_of(now_ms + range_ms)
+local members, scores = {}, {}
+for i = 1, n do
+  members[i], scores[i] = ARGV[first + i - 1], due
+end
+local envelope = #ARGV > first + n and first + n
+local reply = place(members, scores, envelope, 'merged', false, {})
+if reply[1] == 'stored' then reply[2] = due end
+return reply

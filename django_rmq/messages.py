@@ -1,0 +1,447 @@
+"""The words of the system: topics, messages, deliveries, and what scripts answer.
+
+Stdlib only: Spark executors and producers outside Django import this module.
+Redis, settings and listeners are none of its business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django_rmq.exceptions import InvalidMessage, MessageTooLarge
+
+MAX_PRIORITY = 1 << 43
+"""The largest priority: with ten bits for retries below it, a double still holds it exactly."""
+
+MAX_RETRIES_LIMIT = 999
+"""The largest MAX_RETRIES: the Prepare score keeps it in three decimal digits."""
+
+MAX_KEY_BYTES = 512
+"""The largest key of a keyed message, in bytes of UTF-8."""
+
+MAX_ERROR_BYTES = 1024
+"""What is kept of an error's text per message, in bytes of UTF-8."""
+
+NEVER = (1 << 53) - 1
+"""A time in ms that does not come: the caller sleeps until it is woken."""
+
+GATE = 1 << 53
+"""``sleeping_until`` of a caller that was answered busy: it waits for the gate to open."""
+
+
+class TopicType(str, Enum):
+    """How a topic's Store is ordered (article, section "three kinds of messages")."""
+
+    RANGE_MERGE = "range_merge"
+    """Due ``time_range`` after the first send; sends until then merge and keep that time."""
+    PRIORITY = "priority"
+    """Highest priority first; the last send's priority counts."""
+    FIXED_TIME = "fixed_time"
+    """Due at a given instant; the last send's instant counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """How long a failed message rests: ``base_ms`` doubling to ``cap_ms``, jittered by up to half.
+
+    Equal base and cap mean that constant time without jitter; 0 means at once, as in the article.
+    ``function`` (failures so far, from 1 → seconds) takes precedence after a listener's failure;
+    time-outs always use the numbers.
+    """
+
+    base_ms: int = 1_000
+    cap_ms: int = 600_000
+    function: Callable[[int], float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic as its settings declare it. Every value has been validated by whoever built it."""
+
+    name: str
+    type: TopicType
+    slots: int = 16
+    time_range_ms: int | None = None
+    """range_merge: how long a message waits unless the send says otherwise."""
+    body: str = "json"
+    """How bodies become bytes: json, text or bytes."""
+    identity: str = "body"
+    """What makes two messages the same: body or key."""
+    slot_basis: str | None = None
+    """The body's field whose value chooses the slot, so that equal values are consumed serially."""
+    serial: bool = True
+    """Whether at most one consumer at a time takes from a slot."""
+    timeout: int = 30
+    """Seconds from prepare or extend until a delivery counts as timed out."""
+    max_retries: int = 16
+    backoff: BackOff = field(default_factory=BackOff)
+    retry_priority: str = "original"
+    """priority topics: ``original`` retries at its own priority, ``lowest`` below all (the article's)."""
+    max_runtime: float = 3600.0
+    """Seconds a listener may run before its heartbeat stops."""
+    prefetch: int = 256
+    """Messages prepared at once for one slot."""
+    max_body: int = 262_144
+    max_backlog: int | None = None
+    max_rate: float | None = None
+    max_in_flight: int | None = None
+    max_prepared: int = 1_000
+    """``serial=False``: messages in flight per slot."""
+    flow: str | None = None
+    dead_retention: float | None = None
+    """Seconds after which Dead is trimmed; None keeps it."""
+    listener: bool = True
+    """False: consumed by REST or Spark only."""
+
+    @property
+    def is_priority(self) -> bool:
+        return self.type is TopicType.PRIORITY
+
+    @property
+    def keyed(self) -> bool:
+        return self.identity == "key"
+
+    @property
+    def min_priority(self) -> int:
+        """The smallest priority a send may use: below it a score reads as a retry."""
+        return max(16, self.max_retries) + 1
+
+    @property
+    def slot_backlog(self) -> int:
+        """How many waiting messages one slot may hold; 0 means no limit. No script crosses slots."""
+        return math.ceil(self.max_backlog / self.slots) if self.max_backlog else 0
+
+    def definition(self) -> dict[str, Any]:
+        """Return what is registered in Redis: all that decides a message's treatment once it is there."""
+        return {
+            "slots": self.slots,
+            "type": self.type.value,
+            "body": self.body,
+            "identity": self.identity,
+            "slot_basis": self.slot_basis,
+            "serial": self.serial,
+            "timeout": self.timeout,
+            "max_retries": self.max_retries,
+            "backoff": [self.backoff.base_ms, self.backoff.cap_ms],
+            "retry_priority": self.retry_priority,
+            "max_prepared": self.max_prepared,
+        }
+
+
+# --- bodies -------------------------------------------------------------------------------------
+
+
+def _json_default(value: object) -> str:
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, (UUID, Decimal)):
+        return str(value)
+    if isinstance(value, timedelta):
+        return f"P{value.days}DT{value.seconds}.{value.microseconds:06d}S"
+    if type(value).__module__ == "django.utils.functional":  # a lazy translation: text when asked
+        return str(value)
+    raise InvalidMessage(f"body holds {value!r} of type {type(value).__name__}, which JSON cannot carry")
+
+
+_encode_json = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_json_default
+).encode
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) is not str and not isinstance(key, str):
+                raise InvalidMessage(
+                    f"body has the key {key!r} of type {type(key).__name__}; JSON keys are text, "
+                    "so it would come back as another key"
+                )
+            if isinstance(item, (dict, list, tuple)):
+                _check_keys(item)
+    else:
+        for item in value:
+            if isinstance(item, (dict, list, tuple)):
+                _check_keys(item)
+
+
+def encode_json(body: object) -> bytes:
+    """Return the canonical JSON of ``body``: sorted keys, no spaces, UTF-8, so that equal bodies merge.
+
+    Dates, times, UUIDs and Decimals become text. NaN, infinities, lone surrogates, cycles and keys
+    that are not text raise ``InvalidMessage``.
+    """
+    try:
+        if isinstance(body, (dict, list, tuple)):
+            _check_keys(body)
+        return _encode_json(body).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"body holds text that is not valid Unicode: {error.reason}") from None
+    except ValueError as error:
+        reason = "NaN or an infinity" if "range" in str(error) or "compliant" in str(error) else str(error)
+        raise InvalidMessage(f"body holds {reason}, which JSON cannot carry") from None
+    except RecursionError:
+        raise InvalidMessage("body is nested too deeply (or contains itself)") from None
+    except TypeError as error:
+        raise InvalidMessage(f"body cannot be written as JSON: {error}") from None
+
+
+def encode_body(topic: Topic, body: object) -> bytes:
+    """Return ``body`` as the bytes ``topic`` stores, or raise ``InvalidMessage``/``MessageTooLarge``."""
+    if topic.body == "json":
+        raw = encode_json(body)
+    elif topic.body == "text":
+        if not isinstance(body, str):
+            raise InvalidMessage(f"topic {topic.name} has BODY 'text': body must be str, got {_shown(body)}")
+        try:
+            raw = body.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"body holds text that is not valid Unicode: {error.reason}") from None
+    else:
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise InvalidMessage(f"topic {topic.name} has BODY 'bytes': body must be bytes, got {_shown(body)}")
+        raw = bytes(body)
+    if not raw:
+        raise InvalidMessage(f"body is empty; topic {topic.name} has BODY {topic.body!r}")
+    if len(raw) > topic.max_body:
+        raise MessageTooLarge(
+            f"body has {len(raw)} bytes; topic {topic.name} allows MAX_BODY = {topic.max_body}"
+        )
+    return raw
+
+
+def decode_body(topic: Topic, raw: bytes) -> Any:
+    """Return the body a listener sees; raises ``ValueError`` for bytes that are not what BODY says."""
+    if topic.body == "json":
+        return json.loads(raw)
+    if topic.body == "text":
+        return raw.decode()
+    return raw
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text[:77]}..." if len(text) > 80 else text
+
+
+# --- envelopes: bodies of keyed messages ----------------------------------------------------------
+
+
+class Envelope(NamedTuple):
+    """What ``body_{K}`` holds of a keyed message."""
+
+    body: bytes
+    expires_ms: int = 0
+    """Not delivered after this instant (ms); 0: never lapses."""
+    slot_basis: str | None = None
+    headers: dict[str, str] | None = None
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """Return ``expires_ms SP meta-JSON LF body``; scripts read no more than the leading number."""
+    meta: dict[str, Any] = {}
+    if envelope.slot_basis is not None:
+        meta["basis"] = envelope.slot_basis
+    if envelope.headers:
+        meta["headers"] = envelope.headers
+    return b"%d %s\n%s" % (envelope.expires_ms, encode_json(meta), envelope.body)
+
+
+def decode_envelope(raw: bytes) -> Envelope:
+    """Return the parts of ``raw``; whatever is not an envelope is a body, so that nothing is lost."""
+    head, newline, body = raw.partition(b"\n")
+    expires, space, meta_text = head.partition(b" ")
+    if not (newline and space and expires.isdigit()):
+        return Envelope(raw)
+    try:
+        meta = json.loads(meta_text)
+        return Envelope(body, int(expires), meta.get("basis"), meta.get("headers"))
+    except (ValueError, AttributeError):
+        return Envelope(raw)
+
+
+# --- what scripts answer --------------------------------------------------------------------------
+
+
+class Sent(NamedTuple):
+    """What became of one message in its slot."""
+
+    status: str
+    """stored, merged, replaced, superseded, present, or refused (the slot is full)."""
+    score: float
+    """The Store score it waits with: due time in ms, or priority. NaN where refused or in flight."""
+
+
+class Delivery(NamedTuple):
+    """One message as handed out by prepare or held."""
+
+    member: bytes
+    score: float
+    """The Store score it had: due ms, priority, or a retry score."""
+    retries_left: int
+    envelope: bytes | None = None
+    """Keyed topics: the stored envelope; None: the member is its own body."""
+
+
+class Prepared(NamedTuple):
+    """The answer of prepare."""
+
+    status: str
+    """ok, empty, busy, fenced, paused, moved, or more (only busy members seen: go on at ``cursor``)."""
+    next_due: int | None = None
+    """When to ask again, in ms; None: nothing is waiting."""
+    receipt: int = 0
+    deliveries: Sequence[Delivery] = ()
+    cursor: tuple[str, bytes] | None = None
+    """Where to go on after ``more``: (score, member)."""
+
+
+class Held(NamedTuple):
+    """The answer of held: one thing in Prepare and the receipt it was handed out with."""
+
+    delivery: Delivery
+    receipt: int
+    marked: bool
+    """A person has removed or buried it; whatever ends the delivery ends it for good."""
+
+
+class Failure(NamedTuple):
+    """One failed delivery, as rollback takes it."""
+
+    member: bytes
+    kind: str = "failed"
+    """failed, undecodable, or rejected (Dead at once)."""
+    delay_ms: int | None = None
+    """Rest before the next delivery; None: the topic's exponential back-off."""
+    error: str = ""
+    """At most ``MAX_ERROR_BYTES`` are kept."""
+
+
+class Entry(NamedTuple):
+    """One message as peek and find list it."""
+
+    member: bytes
+    score: float
+    envelope: bytes | None = None
+    record: bytes | None = None
+    """prepare: the in-flight record; dead: the death; store and retry: the last failure."""
+
+
+class Page(NamedTuple):
+    """Some entries and where to go on; ``cursor`` None: the end was reached."""
+
+    entries: Sequence[Entry]
+    cursor: tuple[str, bytes] | None
+
+
+class Counts(NamedTuple):
+    """How many messages a slot holds, by state."""
+
+    store: int
+    due: int
+    """Of ``store``: takeable now."""
+    prepare: int
+    retry: int
+    dead: int
+    claimed: int
+    oldest_due_ms: int | None
+    """Time topics: the earliest due time in Store that has passed."""
+
+
+class FailureRecord(NamedTuple):
+    """The diagnosis kept of a live message that failed."""
+
+    kind: str
+    times: int
+    first_ms: int
+    last_ms: int
+    score: str
+    error: bytes
+
+    @classmethod
+    def parse(cls, raw: bytes) -> FailureRecord:
+        head, _, error = raw.partition(b"\n")
+        kind, times, first, last, score = head.decode().split(" ")
+        return cls(kind, int(times), int(first), int(last), score, error)
+
+
+class Death(NamedTuple):
+    """What is kept of a dead message."""
+
+    reason: str
+    """failed, timed_out, undecodable, rejected, buried or lapsed."""
+    times: int
+    first_ms: int
+    last_ms: int
+    score: str
+    """The score it was first prepared with, as far as it is known."""
+    error: bytes
+    envelope: bytes | None
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Death:
+        head, _, rest = raw.partition(b"\n")
+        reason, times, first, last, score, length, has_body = head.decode().split(" ")
+        error, body = rest[: int(length)], rest[int(length) :]
+        return cls(
+            reason, int(times), int(first), int(last), score, error, body if has_body == "1" else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All counters of one slot and the depths read in the same instant."""
+
+    counters: dict[str, int]
+    store: int
+    prepare: int
+    retry: int
+    dead: int
+    claimed: int = 0
+
+    def __getitem__(self, name: str) -> int:
+        return self.counters.get(name, 0)
+
+    @property
+    def live_drift(self) -> int:
+        """Messages here minus messages accounted for; above 0: foreign ZADDs, below 0: loss."""
+        came = self["stored"] + self["foreign"] + self["revived"] + self["moved_in"]
+        went = sum(
+            self[name]
+            for name in ("committed", "acked", "removed", "purged", "lapsed", "dropped", "died", "moved_out")
+        )
+        return went + self.store + self.prepare + self.retry + self.claimed - came
+
+    @property
+    def dead_drift(self) -> int:
+        went = sum(
+            self[name]
+            for name in ("dead_merged", "revived", "replay_merged", "removed_dead", "purged_dead")
+        )
+        return went + self.dead - self["died"] - self["lapsed"]
+
+    @property
+    def delivery_drift(self) -> int:
+        ended = sum(
+            self[name]
+            for name in ("committed", "failed", "expired", "released", "rejected", "ended_marked")
+        )
+        return ended + self.prepare - self["prepared"]
+
+    @property
+    def send_drift(self) -> int:
+        return self["stored"] + self["merged"] + self["replaced"] - self["sent"]
+
+    @property
+    def balanced(self) -> bool:
+        return not (self.live_drift or self.dead_drift or self.delivery_drift or self.send_drift)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(self.counters.items())

@@ -733,6 +733,13 @@ class Broker(Transitions):
         except RedisError as error:
             raise translate(error) from error
 
+    def note_slot_basis(self, topic: Topic) -> None:
+        """Note that ``topic`` has messages whose slot nobody can compute again from what is stored."""
+        try:
+            self.client.execute_command("HSET", topics_key(self.prefix) + b":explicit_basis", topic.name, 1)
+        except RedisError as error:
+            raise translate(error) from error
+
     def ping(self) -> None:
         """Raise ``ServerTrouble`` unless the server answers and is ready."""
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
@@ -267,6 +268,104 @@ def decode_envelope(raw: bytes) -> Envelope:
         return Envelope(raw)
 
 
+def message_id(slot: int, member: bytes) -> str:
+    """Return the id by which people and programs name a message: its slot and its member."""
+    return f"{slot}.{urlsafe_b64encode(member).rstrip(b'=').decode()}"
+
+
+class Message:
+    """What a listener gets: one delivery, decoded when asked.
+
+    In a batch, ``retry`` and ``reject`` decide the fate of one message; without them it shares the
+    fate of the batch.
+    """
+
+    __slots__ = ("_body", "_envelope", "_extend", "delivery", "outcome", "receipt", "slot", "topic")
+
+    def __init__(
+        self,
+        topic: Topic,
+        slot: int,
+        receipt: int,
+        delivery: Delivery,
+        extend: Callable[[Message], bool] | None = None,
+    ) -> None:
+        self.topic = topic
+        self.slot = slot
+        self.receipt = receipt
+        """Rises with every delivery of a slot: a fencing token for what the listener writes to."""
+        self.delivery = delivery
+        self.outcome: Failure | None = None
+        """What ``retry`` or ``reject`` decided; None: success."""
+        self._extend = extend
+
+    def __repr__(self) -> str:
+        return f"<Message {self.topic.name} {self.id[:60]} receipt={self.receipt}>"
+
+    @property
+    def id(self) -> str:
+        """The message's id: its slot and its member."""
+        return message_id(self.slot, self.delivery.member)
+
+    @property
+    def envelope(self) -> Envelope:
+        """The body and what travels with it (unkeyed messages: the body alone)."""
+        try:
+            return self._envelope
+        except AttributeError:
+            raw = self.delivery.envelope
+            self._envelope = Envelope(self.delivery.member) if raw is None else decode_envelope(raw)
+            return self._envelope
+
+    @property
+    def raw(self) -> bytes:
+        """The body as it was stored."""
+        delivery = self.delivery
+        return delivery.member if delivery.envelope is None else self.envelope.body
+
+    @property
+    def body(self) -> Any:
+        """The decoded body. Raises ``ValueError`` for bytes that are not what the topic's BODY says."""
+        try:
+            return self._body
+        except AttributeError:
+            self._body = decode_body(self.topic, self.raw)
+            return self._body
+
+    @property
+    def key(self) -> str | None:
+        """The key of a keyed message; None on other topics."""
+        return self.delivery.member.decode("utf-8", "replace") if self.topic.keyed else None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the sender gave along (keyed topics only)."""
+        return self.envelope.headers or {}
+
+    @property
+    def retries_left(self) -> int:
+        """How often the message may still be tried after this delivery."""
+        return self.delivery.retries_left
+
+    @property
+    def score(self) -> float:
+        """The Store score it was taken with: due ms, priority, or a retry score."""
+        return self.delivery.score
+
+    def extend(self) -> bool:
+        """Begin the time-out anew; False: the delivery is no longer ours, whatever we still do is in vain."""
+        return self._extend is None or self._extend(self)
+
+    def retry(self, *, delay: float | None = None, reason: str = "retry") -> None:
+        """In a batch: try this message again, after ``delay`` seconds or the topic's back-off."""
+        delay_ms = None if delay is None else round(delay * 1000)
+        self.outcome = Failure(self.delivery.member, "failed", delay_ms, reason)
+
+    def reject(self, reason: str = "rejected") -> None:
+        """In a batch: put this message into Dead at once."""
+        self.outcome = Failure(self.delivery.member, "rejected", None, reason)
+
+
 # --- what scripts answer --------------------------------------------------------------------------
 
 
@@ -277,6 +376,30 @@ class Sent(NamedTuple):
     """stored, merged, replaced, superseded, present, or refused (the slot is full)."""
     score: float
     """The Store score it waits with: due time in ms, or priority. NaN where refused or in flight."""
+
+
+@dataclass(slots=True)
+class SendResult:
+    """What a send did. Inside a database transaction it says ``pending`` until the commit completes it."""
+
+    topic: str
+    slot: int
+    member: bytes
+    status: str = "pending"
+    """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
+    (the server was away at commit) or discarded (the transaction rolled back)."""
+    score: float = math.nan
+    """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
+
+    @property
+    def id(self) -> str:
+        """The message's id: its slot and its member."""
+        return message_id(self.slot, self.member)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the message is (or was already) in the queue."""
+        return self.status in ("stored", "merged", "replaced", "superseded", "present")
 
 
 class Delivery(NamedTuple):

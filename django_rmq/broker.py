@@ -25,7 +25,14 @@ from django_rmq.exceptions import (
     SlotMoved,
     WrongType,
 )
-from django_rmq.keys import SlotKeys, check_prefix, slot_keys, topics_key, wake_channel
+from django_rmq.keys import (
+    SlotKeys,
+    check_prefix,
+    explicit_basis_key,
+    slot_keys,
+    topics_key,
+    wake_channel,
+)
 from django_rmq.messages import (
     Counts,
     Delivery,
@@ -38,6 +45,7 @@ from django_rmq.messages import (
     Sent,
     Topic,
     TopicType,
+    cut_error,
 )
 
 BATCH = 3_000
@@ -647,12 +655,6 @@ class Transitions:
         )
 
 
-def cut_error(text: str, limit: int = 1024) -> bytes:
-    """Return at most ``limit`` bytes of ``text``, never half a character."""
-    raw = text.encode("utf-8", "backslashreplace")
-    return raw if len(raw) <= limit else raw[:limit].decode("utf-8", "ignore").encode()
-
-
 def translate(error: RedisError) -> RmqError:
     """Return our own error for one of the driver's."""
     text = str(error)
@@ -736,7 +738,7 @@ class Broker(Transitions):
     def note_slot_basis(self, topic: Topic) -> None:
         """Note that ``topic`` has messages whose slot nobody can compute again from what is stored."""
         try:
-            self.client.execute_command("HSET", topics_key(self.prefix) + b":explicit_basis", topic.name, 1)
+            self.client.execute_command("HSET", explicit_basis_key(self.prefix), topic.name, 1)
         except RedisError as error:
             raise translate(error) from error
 
@@ -880,4 +882,4 @@ class Wakeups:
             pass
 
 
-__all__ = ["BATCH", "Broker", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "cut_error", "translate"]
+__all__ = ["BATCH", "Broker", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "translate"]

@@ -20,6 +20,7 @@ key                  type    member -> score, or field -> value
 ``claims_{K}``       hash    ledger of what Spark consumers hold
 ``claimants_{K}``    zset    Spark consumer -> next deadline, while it holds something
 ``P rmq:topics``     hash    topic -> its definition as JSON
+``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=`` of its own
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier
 ===================  ======  ====================================================================
 
@@ -67,6 +68,11 @@ def slot_keys(prefix: str, topic: str, slot: int) -> SlotKeys:
 def topics_key(prefix: str) -> bytes:
     """Return the hash that holds the definition of every topic."""
     return f"{prefix}rmq:topics".encode()
+
+
+def explicit_basis_key(prefix: str) -> bytes:
+    """Return the hash of topics that hold messages whose slot cannot be computed again."""
+    return topics_key(prefix) + b":explicit_basis"
 
 
 def wake_channel(prefix: str, topic: str) -> bytes:

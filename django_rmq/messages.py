@@ -218,10 +218,19 @@ def encode_body(topic: Topic, body: object) -> bytes:
     return raw
 
 
+_scan_json = json.JSONDecoder().scan_once
+
+
 def decode_body(topic: Topic, raw: bytes) -> Any:
     """Return the body a listener sees; raises ``ValueError`` for bytes that are not what BODY says."""
     if topic.body == "json":
-        return json.loads(raw)
+        # Our own encoder leaves no space around a body: one scan reads it, without json.loads' preparations.
+        text = raw.decode()
+        try:
+            body, end = _scan_json(text, 0)
+        except StopIteration:
+            return json.loads(text)
+        return body if end == len(text) else json.loads(text)
     if topic.body == "text":
         return raw.decode()
     return raw
@@ -230,6 +239,12 @@ def decode_body(topic: Topic, raw: bytes) -> Any:
 def _shown(value: object) -> str:
     text = repr(value)
     return f"{text[:77]}..." if len(text) > 80 else text
+
+
+def cut_error(text: str, limit: int = MAX_ERROR_BYTES) -> bytes:
+    """Return at most ``limit`` bytes of ``text``, never half a character."""
+    raw = text.encode("utf-8", "backslashreplace")
+    return raw if len(raw) <= limit else raw[:limit].decode("utf-8", "ignore").encode()
 
 
 # --- envelopes: bodies of keyed messages ----------------------------------------------------------

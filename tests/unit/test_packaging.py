@@ -46,3 +46,9 @@ def test_the_core_asks_for_its_five_libraries_and_no_more(wheel: zipfile.ZipFile
         line.partition(">=")[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line
     }
     assert needed == {"django", "django-redis", "djangorestframework", "kazoo", "redis[hiredis]"}
+
+
+def test_pytest_finds_the_plugin_of_the_wheel(wheel: zipfile.ZipFile) -> None:
+    entry_points = wheel.read("django_rmq-0.1.0.dist-info/entry_points.txt").decode()
+    assert "[pytest11]\ndjango_rmq = django_rmq.pytest_plugin" in entry_points
+    assert "django_rmq/pytest_plugin.py" in wheel.namelist()

@@ -34,6 +34,7 @@ from django_rmq.keys import (
     wake_channel,
 )
 from django_rmq.messages import (
+    BATCH,
     Counts,
     Delivery,
     Entry,
@@ -47,9 +48,6 @@ from django_rmq.messages import (
     TopicType,
     cut_error,
 )
-
-BATCH = 3_000
-"""The most messages one script takes: it bounds what blocks Redis, and unpack takes 7,000 values."""
 
 _STATES = {
     "store": ("store", "failures"),
@@ -694,6 +692,18 @@ class Broker(Transitions):
         self.client = client
         self.prefix = check_prefix(prefix)
         self._clock = clock
+        self._loaded = False
+
+    def load_scripts(self) -> None:
+        """Give the server every script once, so that no pipeline stumbles over a missing one."""
+        if self._loaded:
+            return
+        try:
+            for name in lua.names():
+                self.client.execute_command("SCRIPT LOAD", lua.load(name).text)
+        except RedisError as error:
+            raise translate(error) from error
+        self._loaded = True
 
     def pipeline(self) -> Pipeline:
         """Return a pipeline: its methods collect, ``execute`` runs all in one round trip."""
@@ -786,6 +796,7 @@ class Pipeline(Transitions):
 
     def send(self) -> Self:
         """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""
+        self._broker.load_scripts()
         pool = self._broker.client.connection_pool
         connection = None
         try:

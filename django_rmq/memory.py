@@ -1,0 +1,1280 @@
+"""The protocol in plain Python: what every script does to a slot, without a Redis server.
+
+``InMemoryBroker`` has the methods, arguments and results of ``broker.Broker`` and keeps the same
+keyspace: the same key names, members, scores and fields, byte for byte. It is the specification that
+the Lua files are compared with, and a broker for tests. It lives in one process and forgets
+everything with it. Stdlib only.
+
+From top to bottom: time, the two kinds of keys, the rules of one slot, the transitions, wake-ups.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self, TypeVar
+
+from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
+from django_rmq.keys import SlotKeys, check_prefix, slot_keys, topics_key, wake_channel
+from django_rmq.messages import (
+    BATCH,
+    GATE,
+    MAX_PRIORITY,
+    MAX_RETRIES_LIMIT,
+    NEVER,
+    Counts,
+    Death,
+    Delivery,
+    Entry,
+    Failure,
+    FailureRecord,
+    Held,
+    Ledger,
+    Page,
+    Prepared,
+    Sent,
+    Topic,
+    TopicType,
+    cut_error,
+)
+
+LARGEST_WITH_RETRIES = (1 << 43) - 1
+"""The largest score that ten bits of retries fit below in a double. At 2^43 they would be rounded."""
+
+LONGEST_DELAY_MS = 1 << 42
+"""139 years: now plus this stays below ``LARGEST_WITH_RETRIES``."""
+
+
+class Clock:
+    """A given time, for tests: microseconds since the epoch, moved by ``advance`` alone."""
+
+    def __init__(self, start_ms: int = 1_800_000_000_000) -> None:
+        self._micros = start_ms * 1000
+
+    def __call__(self) -> int:
+        return self._micros
+
+    def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
+        """Go on by so much, to the microsecond; negative: a clock that was set back."""
+        self._micros += round(seconds * 1_000_000) + round(ms * 1000)
+
+
+def _system_clock() -> int:
+    return time.time_ns() // 1000
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+class SortedSet(dict[bytes, float]):
+    """A zset: member -> score, read in the order of (score, member)."""
+
+    kind = "zset"
+
+    def rows(self, *, descending: bool = False) -> list[tuple[bytes, float]]:
+        """Return (member, score) in order; equal scores by the members' bytes."""
+        return sorted(self.items(), key=lambda row: (row[1], row[0]), reverse=descending)
+
+
+class Hash(dict[bytes, bytes]):
+    """A hash: field -> value."""
+
+    kind = "hash"
+
+
+_Kind = TypeVar("_Kind", SortedSet, Hash)
+_SETS = frozenset({"store", "prepare", "retry", "dead", "claimants"})
+_SENDING = ("store", "retry", "body", "stats", "control")
+_ENDING = (
+    "store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "stats", "control",
+)  # fmt: skip
+_STATES = {
+    "store": ("store", "failures"),
+    "prepare": ("prepare", "inflight"),
+    "retry": ("retry", "failures"),
+    "dead": ("dead", "deaths"),
+}
+_IN_FLIGHT = re.compile(rb"(\d+) (\S+) ?(\S*)")
+_EXPIRES = re.compile(rb"(\d+) ")
+
+
+def score_text(score: float) -> str:
+    """Write a score as Redis and Lua's ``%.17g`` do: no digit is lost."""
+    return f"{score:.17g}"
+
+
+def _floor(value: float) -> float:
+    return math.floor(value) if math.isfinite(value) else value
+
+
+def _bounded(value: float, low: float, high: float) -> int:
+    """Return ``value`` as an integer in its bounds; what is no number is ``low``."""
+    return int(low if math.isnan(value) else max(low, min(high, value)))
+
+
+class _InFlight(NamedTuple):
+    """What ``inflight_{K}`` says of a delivery: whose it is, where it came from, what a person wants."""
+
+    receipt: int
+    score: float
+    mark: str
+
+    @classmethod
+    def parse(cls, raw: bytes | None) -> _InFlight:
+        match = _IN_FLIGHT.match(raw or b"")
+        if match is None:
+            return cls(0, 0.0, "")
+        return cls(int(match[1]), float(match[2]), match[3].decode())
+
+    def encode(self) -> bytes:
+        text = f"{self.receipt} {score_text(self.score)}"
+        return f"{text} {self.mark}".encode() if self.mark else text.encode()
+
+
+# --- the rules of one slot ------------------------------------------------------------------------
+
+
+class _Slot:
+    """One slot while a transition works on it: its keys, the instant, and what will be counted.
+
+    Only the keys that the transition names are there, as a script has only the keys it declares.
+    """
+
+    store: SortedSet
+    prepare: SortedSet
+    retry: SortedSet
+    dead: SortedSet
+    claimants: SortedSet
+    inflight: Hash
+    deaths: Hash
+    failures: Hash
+    body: Hash
+    stats: Hash
+    control: Hash
+
+    def __init__(self, topic: Topic, index: int, micros: int, publish: Callable[[], None]) -> None:
+        self.topic = topic
+        self.index = index
+        self.now_s, self.micros = divmod(micros, 1_000_000)
+        self.now_ms = micros // 1000
+        self.counts: Counter[str] = Counter()
+        self._publish = publish
+
+    # --- what the slot says of itself
+
+    @property
+    def max_retries(self) -> int:
+        """The slot's own, once it has one: never a worker's."""
+        return int(self.control.get(b"max_retries", self.topic.max_retries))
+
+    @property
+    def timeout(self) -> int:
+        """Seconds; the slot's own, once it has one."""
+        return int(self.control.get(b"timeout", self.topic.timeout))
+
+    @property
+    def moved_to(self) -> int | None:
+        """The slot count that the slot was given, where the caller has another."""
+        slots = self.control.get(b"slots")
+        return None if slots is None or int(slots) == self.topic.slots else int(slots)
+
+    @property
+    def room(self) -> int:
+        """The gate is open while Prepare holds fewer than this."""
+        return 1 if self.topic.serial else self.topic.max_prepared
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.counts[name] += by
+
+    # --- how a score carries the budget: q deliveries are left to who waits as a retry of q
+
+    @property
+    def floor_priority(self) -> int:
+        """At most this, a priority score reads as a retry."""
+        return max(16, self.max_retries)
+
+    def is_retry(self, score: float) -> bool:
+        if not self.topic.is_priority:
+            return score <= 999
+        return score <= self.floor_priority or (math.isfinite(score) and score % 1 != 0)
+
+    def is_fresh(self, score: float) -> bool:
+        """Whether a send may give this score."""
+        if self.is_retry(score) or not math.isfinite(score) or score % 1 != 0:
+            return False
+        return score <= (MAX_PRIORITY if self.topic.is_priority else 1e14)
+
+    def budget(self, score: float) -> int:
+        """Return the retries left to a delivery that is taken with this score."""
+        if not self.is_retry(score):
+            return self.max_retries
+        q = _floor(score)
+        if self.topic.is_priority and score > self.floor_priority:
+            q = _floor(score % 1 * 1024 + 0.5)
+        return _bounded(q - 1, 0, self.max_retries)
+
+    def retry_score(self, q: int, first: float) -> float:
+        """Return the Store score of a retry of ``q``; ``first``: the score before the first failure."""
+        q = _bounded(q, 1, MAX_RETRIES_LIMIT)
+        if self.topic.is_priority and self.topic.retry_priority == "original" and first > self.floor_priority:
+            return math.floor(min(first, LARGEST_WITH_RETRIES)) + q / 1024
+        return q
+
+    def first_score(self, score: float, failure: FailureRecord | None) -> float:
+        """Return the score a message had before it first failed, as far as it is known."""
+        if not self.is_retry(score):
+            return score
+        if self.topic.is_priority and score > self.floor_priority:
+            return _floor(score)
+        return float(failure.score) if failure else score
+
+    # --- how a delivery ends that did not succeed
+
+    def backoff_ms(self, failures: int, index: int) -> int:
+        """Return the topic's exponential back-off, jittered by up to half. ``index`` spreads a batch."""
+        base, cap = self.topic.backoff.base_ms, self.topic.backoff.cap_ms
+        delay = min(cap, base * 2.0 ** min(failures, 40))
+        if cap > base:
+            delay *= 1 - (self.micros + index * 7919) % 1000 / 2000
+        return math.floor(delay)
+
+    def failure_of(self, member: bytes) -> FailureRecord | None:
+        raw = self.failures.get(member)
+        return None if raw is None else FailureRecord.parse(raw)
+
+    def note_failure(
+        self, member: bytes, kind: str, error: bytes, score: float, failure: FailureRecord | None
+    ) -> None:
+        times, first_ms = (failure.times + 1, failure.first_ms) if failure else (1, self.now_ms)
+        head = f"{kind} {times} {first_ms} {self.now_ms} {score_text(score)}\n"
+        self.failures[member] = head.encode() + error
+
+    def forget(self, member: bytes) -> None:
+        """Delete body and diagnosis of a member, unless it lives on elsewhere."""
+        if not (member in self.store or member in self.retry or member in self.prepare):
+            self.failures.pop(member, None)
+            self.body.pop(member, None)
+
+    def die(
+        self,
+        member: bytes,
+        reason: str,
+        error: bytes,
+        score: float,
+        failure: FailureRecord | None,
+        failed: int,
+    ) -> None:
+        """Put a member that its caller took from its place into Dead, with all a person wants to see."""
+        if member in self.dead:
+            self.count("dead_merged")
+        self.dead[member] = float(self.now_ms)
+        times, first_ms = (failure.times, failure.first_ms) if failure else (0, self.now_ms)
+        kept = self.body.get(member)
+        head = (
+            f"{reason} {times + failed} {first_ms} {self.now_ms} {score_text(score)}"
+            f" {len(error)} {int(kept is not None)}\n"
+        )
+        self.deaths[member] = head.encode() + error + (kept or b"")
+        self.forget(member)
+        self.count("lapsed" if reason == "lapsed" else "died")
+
+    def end_failed(
+        self, member: bytes, left: int, what: str, error: bytes, delay_ms: int | None, index: int
+    ) -> float | None:
+        """End a delivery: removed, buried, dead, dropped for a newer send, waiting or resting again.
+
+        Returns when the member can be taken again (ms), or None.
+        """
+        record = _InFlight.parse(self.inflight.pop(member, None))
+        self.prepare.pop(member, None)
+        failure = self.failure_of(member)
+        origin = self.first_score(record.score, failure)
+        if record.mark == "removed":
+            self.count("ended_marked")
+            self.count("removed")
+            self.forget(member)
+            return None
+        if record.mark == "buried":
+            self.count("ended_marked")
+            self.die(member, "buried", error, origin, failure, 1)
+            return None
+        if what == "rejected":
+            self.count("rejected")
+            self.die(member, "rejected", error, origin, failure, 1)
+            return None
+        self.count("expired" if what == "timed_out" else "failed")
+        if member in self.store or member in self.retry:
+            self.count("dropped")
+            self.note_failure(member, what, error, origin, failure)
+            return None
+        if left <= 0:
+            self.die(member, what, error, origin, failure, 1)
+            return None
+        if delay_ms is None:
+            delay_ms = self.backoff_ms(self.max_retries - left, index)
+        self.note_failure(member, what, error, origin, failure)
+        if delay_ms > 0:
+            self.retry[member] = self.now_ms + delay_ms + left / 1024
+            return self.now_ms + delay_ms
+        self.store[member] = float(self.retry_score(left, origin))
+        return self.now_ms
+
+    # --- upkeep
+
+    def expire_due(self, limit: int) -> tuple[int, float | None]:
+        """End up to ``limit`` deliveries that timed out; return how many, and when one can be taken again."""
+        ahead = (self.now_s + self.timeout + 1) * 1000
+        for member, score in [row for row in self.prepare.rows() if row[1] >= ahead][:limit]:
+            self.prepare[member] = float(self.now_s * 1000 + _bounded(score % 1000, 0, self.max_retries))
+        late = [row for row in self.prepare.rows() if row[1] < (self.now_s - self.timeout) * 1000][:limit]
+        dues = []
+        for index, (member, score) in enumerate(late):
+            left = _bounded(score % 1000, 0, self.max_retries)
+            dues.append(self.end_failed(member, left, "timed_out", b"", None, 2 * index + 1))
+        return len(late), min((due for due in dues if due is not None), default=None)
+
+    def promote_due(self, limit: int) -> int:
+        """Return up to ``limit`` rested messages to Store, unless a newer send waits; return how many."""
+        rested = [row for row in self.retry.rows() if row[1] < self.now_ms + 1][:limit]
+        for member, score in rested:
+            del self.retry[member]
+            if member in self.store:
+                self.count("dropped")
+            else:
+                q = _bounded(_floor(score % 1 * 1024 + 0.5), 1, MAX_RETRIES_LIMIT)
+                failure = self.failure_of(member)
+                self.store[member] = float(self.retry_score(q, float(failure.score) if failure else 0.0))
+        return len(rested)
+
+    # --- sleeping and waking
+
+    def next_due(self, *, at_once: bool) -> int | None:
+        """Return the earliest instant (ms) at which asking again can help; None: no such instant."""
+        dues: list[float] = [self.now_ms] if at_once else []
+        if not self.topic.is_priority:
+            dues += sorted(math.ceil(min(s, NEVER)) for s in self.store.values() if s > self.now_ms)[:1]
+        if self.retry:
+            dues.append(_floor(min(self.retry.values())))
+        if self.prepare:
+            dues.append((_floor(min(self.prepare.values()) / 1000) + self.timeout + 1) * 1000)
+        return _bounded(min(dues), 0, NEVER) if dues else None
+
+    def sleep_until(self, due: int) -> None:
+        self.control[b"sleeping_until"] = b"%d" % due
+
+    def wake(self, due: float) -> None:
+        """Wake who sleeps past ``due``, once: the next to fall asleep writes ``sleeping_until`` anew."""
+        sleeping_until = self.control.get(b"sleeping_until")
+        if sleeping_until is not None and due < int(sleeping_until):
+            del self.control[b"sleeping_until"]
+            self._publish()
+
+    def wake_at_gate(self, due: float) -> None:
+        """Wake for ``due``, or at once where somebody waits at a gate that is open by now."""
+        if self.control.get(b"sleeping_until") == b"%d" % GATE and len(self.prepare) < self.room:
+            due = 0
+        self.wake(due)
+
+    # --- sending
+
+    def place(
+        self,
+        members: Sequence[bytes],
+        scores: Sequence[float],
+        envelopes: Sequence[bytes],
+        met: str,
+    ) -> list[Sent]:
+        """Put members into Store, each after the other; ``met``: what to do about a copy that waits fresh.
+
+        merged: it keeps its score. replaced: it gets the new score. present: nothing is sent, nor
+        where the member rests or runs. A copy that waits or rests as a retry is superseded otherwise.
+        """
+        sent: list[Sent] = []
+        room = (
+            self.topic.slot_backlog - len(self.store) - len(self.retry)
+            if self.topic.slot_backlog
+            else math.inf
+        )
+        placed: dict[bytes, str] = {}
+        earliest = math.inf
+        for i, member in enumerate(members):
+            waiting, resting = self.store.get(member), member in self.retry
+            fresh = waiting is not None and (member in placed or not self.is_retry(waiting))
+            if placed.get(member) == "refused":
+                word = "refused"
+            elif met == "present" and (waiting is not None or resting or member in self.prepare):
+                word = "present"
+            elif fresh:
+                word = met
+            elif waiting is not None or resting:
+                word = "superseded"
+            elif room < 1:
+                word = "refused"
+            else:
+                word = "stored"
+                room -= 1
+            placed[member] = word
+            self.count(word)
+            if word in ("refused", "present"):
+                sent.append(Sent(word, math.nan if waiting is None or word == "refused" else waiting))
+                continue
+            self.count("sent")
+            if word == "superseded":
+                self.count("stored")
+                if waiting is not None:
+                    self.count("dropped")
+            if resting:
+                del self.retry[member]
+                self.count("dropped")
+            if word != "merged":
+                self.store[member] = float(scores[i])
+                earliest = min(earliest, scores[i])
+            if envelopes:
+                self.body[member] = envelopes[i]
+            sent.append(Sent(word, self.store[member]))
+        self.control.setdefault(b"slots", b"%d" % self.topic.slots)
+        if self.topic.is_priority:
+            self.control.setdefault(b"max_retries", b"%d" % self.max_retries)
+        if earliest < math.inf:
+            self.wake(0 if self.topic.is_priority else earliest)
+        return sent
+
+
+# --- the transitions ------------------------------------------------------------------------------
+
+
+class InMemoryBroker:
+    """Runs every transition on dictionaries. See ``broker.Broker`` for what arguments and answers mean.
+
+    ``clock`` returns microseconds since the epoch; by default the time of this machine. ``keyspace``
+    may be read and written by tests, as a Redis would be by a stranger.
+    """
+
+    def __init__(self, prefix: str = "", clock: Callable[[], int] | None = None) -> None:
+        self.prefix = check_prefix(prefix)
+        self.keyspace: dict[bytes, SortedSet | Hash] = {}
+        self._clock = clock or _system_clock
+        self._lock = threading.RLock()
+        self._listening: list[Wakeups] = []
+
+    @contextmanager
+    def _slot(self, topic: Topic, index: int, *names: str) -> Iterator[_Slot]:
+        """Open the named keys of a slot. A transition is atomic: nobody sees half of one."""
+        with self._lock:
+            keys = slot_keys(self.prefix, topic.name, index)
+            slot = _Slot(topic, index, self._clock(), lambda: self._publish(topic, index))
+            for name in names:
+                key = getattr(keys, name)
+                setattr(slot, name, self._open(key, SortedSet) if name in _SETS else self._open(key, Hash))
+            yield slot
+            if slot.counts:
+                for name, by in slot.counts.items():
+                    if by:
+                        slot.stats[name.encode()] = b"%d" % (int(slot.stats.get(name.encode(), 0)) + by)
+            for name in names:
+                self._keep(getattr(keys, name), getattr(slot, name))
+
+    def _open(self, key: bytes, kind: type[_Kind]) -> _Kind:
+        found = self.keyspace.get(key)
+        if found is None:
+            return kind()
+        if not isinstance(found, kind):
+            raise WrongType(f"WRONGTYPE {key.decode()} is a {found.kind}, not a {kind.kind}")
+        return found
+
+    def _keep(self, key: bytes, value: SortedSet | Hash) -> None:
+        if value:
+            self.keyspace[key] = value
+        else:
+            self.keyspace.pop(key, None)
+
+    def _publish(self, topic: Topic, index: int) -> None:
+        channel = wake_channel(self.prefix, topic.name)
+        for wakeups in self._listening:
+            wakeups.put(channel, (topic.name, index))
+
+    def pipeline(self) -> Pipeline:
+        """Return a pipeline: its methods collect, ``execute`` runs all."""
+        return Pipeline(self)
+
+    # --- sending
+
+    def send_merge(
+        self,
+        topic: Topic,
+        slot: int,
+        range_ms: int,
+        members: Sequence[bytes],
+        envelopes: Sequence[bytes] = (),
+    ) -> list[Sent]:
+        """Send range_merge messages due ``range_ms`` from now; what waits already keeps its time."""
+        with self._slot(topic, slot, *_SENDING) as s:
+            if not (0 <= range_ms <= 1e14 and 1 <= len(members) <= BATCH):
+                raise ServerRefused("ERR range_ms or n is out of bounds")
+            _raise_if_moved(s)
+            return s.place(members, [s.now_ms + range_ms] * len(members), envelopes, "merged")
+
+    def send_replace(
+        self,
+        topic: Topic,
+        slot: int,
+        scores: Sequence[int],
+        members: Sequence[bytes],
+        envelopes: Sequence[bytes] = (),
+    ) -> list[Sent]:
+        """Send priority or fixed_time messages; of several sends of a member the last score counts."""
+        with self._slot(topic, slot, *_SENDING) as s:
+            _check_batch(members, at_least=1)
+            _raise_if_moved(s)
+            _check_fresh(s, scores)
+            return s.place(members, scores, envelopes, "replaced")
+
+    def ensure(
+        self,
+        topic: Topic,
+        slot: int,
+        scores: Sequence[int],
+        members: Sequence[bytes],
+        envelopes: Sequence[bytes] = (),
+    ) -> list[Sent]:
+        """Send what neither waits, rests nor runs. ``scores``: range_ms on range_merge topics."""
+        with self._slot(topic, slot, *_SENDING, "prepare") as s:
+            _check_batch(members, at_least=1)
+            _raise_if_moved(s)
+            if topic.type is TopicType.RANGE_MERGE:
+                scores = [s.now_ms + range_ms for range_ms in scores]
+            _check_fresh(s, scores)
+            return s.place(members, scores, envelopes, "present")
+
+    # --- consuming
+
+    def acquire(self, topic: Topic, slot: int) -> int:
+        """Begin to own the slot: return the new epoch, which fences every older prepare."""
+        with self._slot(topic, slot, "control") as s:
+            epoch = int(s.control.get(b"epoch", 0)) + 1
+            s.control[b"epoch"] = b"%d" % epoch
+            return epoch
+
+    def held(
+        self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
+    ) -> list[Held] | None:
+        """Return what Prepare holds for ``owner``; None: another owner holds it."""
+        with self._slot(topic, slot, "prepare", "inflight", "body", "control") as s:
+            holder = s.control.get(b"owner")
+            if holder != owner.encode():
+                return None if holder is not None and s.prepare else []
+            found = []
+            for member, score in s.prepare.rows()[offset : offset + min(limit, BATCH)]:
+                record = _InFlight.parse(s.inflight.get(member))
+                delivery = Delivery(member, record.score, int(score) % 1000, s.body.get(member))
+                found.append(Held(delivery, record.receipt, bool(record.mark)))
+            return found
+
+    def prepare(
+        self,
+        topic: Topic,
+        slot: int,
+        owner: str,
+        epoch: int | None,
+        limit: int,
+        max_bytes: int = 16_777_216,
+        after: tuple[str, bytes] | None = None,
+    ) -> Prepared:
+        """Phase one: take up to ``limit`` messages, after the slot's upkeep. ``epoch`` None: not fenced."""
+        with self._slot(topic, slot, *_ENDING, "claimants") as s:
+            if s.moved_to is not None:
+                return Prepared("moved")
+            if epoch is not None and epoch < int(s.control.get(b"epoch", epoch)):
+                return Prepared("fenced")
+            limit = max(1, min(limit, BATCH))
+            s.control.update(
+                {
+                    b"slots": b"%d" % topic.slots,
+                    b"timeout": b"%d" % s.timeout,
+                    b"max_retries": b"%d" % s.max_retries,
+                }
+            )
+            expired, promoted = s.expire_due(limit)[0], s.promote_due(limit)
+            behind = expired >= limit or promoted >= limit
+
+            def idle(word: str, sleep: int | None, *, more: bool = False) -> Prepared:
+                if sleep is not None:
+                    s.sleep_until(sleep)
+                return Prepared(word, s.next_due(at_once=behind or more))
+
+            # The gate.
+            in_flight = len(s.prepare)
+            if topic.serial:
+                others = s.control.get(b"owner") != owner.encode()
+                shut = others and bool(in_flight or s.claimants)
+            else:
+                shut = in_flight >= s.room
+            if shut:
+                return idle("busy", GATE)
+            if b"paused" in s.control:
+                return idle("paused", None)
+            if not topic.serial:
+                limit = min(limit, s.room - in_flight)
+
+            # A member whose last end was a time-out is handed out alone, for it may kill its process.
+            def suspicious(member: bytes) -> bool:
+                return s.failures.get(member, b"").startswith(b"timed_out ")
+
+            if topic.serial and in_flight == 1 and suspicious(next(iter(s.prepare))):
+                return idle("busy", GATE)
+
+            receipt = int(s.control.get(b"deliveries", 0)) + 1
+            scan = limit + min(in_flight, 1000)
+            free, complete, last = _candidates(s, limit, scan, receipt, after)
+
+            taken: list[Delivery] = []
+            lapsed: list[tuple[bytes, float]] = []
+            more, refused = not complete or len(free) > limit, False
+            size = 0
+            for i, (member, score) in enumerate(free[:limit]):
+                envelope = s.body.get(member)
+                if envelope is not None and _has_lapsed(envelope, s.now_ms):
+                    lapsed.append((member, score))
+                    continue
+                alone = suspicious(member)
+                size += len(member) + len(envelope or b"")
+                refused = alone and topic.serial and in_flight > 0 and not taken
+                if refused or (taken and (alone or size > max_bytes)):
+                    more = True
+                    break
+                taken.append(Delivery(member, score, s.budget(score), envelope or None))
+                if alone:
+                    more = more or i + 1 < len(free[:limit])
+                    break
+
+            for member, score in lapsed:
+                del s.store[member]
+                _supersede_resting(s, member)
+                failure = s.failure_of(member)
+                s.die(member, "lapsed", b"", s.first_score(score, failure), failure, 0)
+            for member, score, left, _ in taken:
+                del s.store[member]
+                _supersede_resting(s, member)
+                s.prepare[member] = float(s.now_s * 1000 + left)
+                s.inflight[member] = _InFlight(receipt, score, "").encode()
+            if taken:
+                s.control[b"owner"] = owner.encode()
+                s.control[b"deliveries"] = b"%d" % receipt
+                s.count("prepared", len(taken))
+                return Prepared("ok", s.next_due(at_once=behind or more), receipt, taken)
+            if refused:
+                return idle("busy", GATE)
+            if lapsed:
+                return idle("empty", None, more=True)
+            if last is not None and not complete:
+                return Prepared("more", s.now_ms, cursor=(score_text(last[1]), last[0]))
+            if last is not None:
+                return idle("busy", GATE)
+            due = s.next_due(at_once=behind)
+            return idle("empty", NEVER if due is None else due)
+
+    def commit(self, topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> list[str]:
+        """Phase two, success. Answers ok or stale for each member."""
+        with self._slot(topic, slot, *_ENDING) as s:
+            _check_batch(members)
+            words = _check_receipts(s, receipt, members)
+            ending = [member for member, word in zip(members, words, strict=True) if word == "ok"]
+            for i, member in enumerate(dict.fromkeys(ending)):
+                if _InFlight.parse(s.inflight[member]).mark:
+                    s.end_failed(member, 0, "failed", b"", None, i)
+                else:
+                    del s.inflight[member]
+                    s.count("committed", int(s.prepare.pop(member, None) is not None))
+                    s.forget(member)
+            s.wake_at_gate(math.inf)
+            return words
+
+    def rollback(self, topic: Topic, slot: int, receipt: int, failures: Sequence[Failure]) -> list[str]:
+        """Phase two, failure. Answers ok or stale for each."""
+        with self._slot(topic, slot, *_ENDING) as s:
+            _check_batch(failures)
+            words: list[str] = []
+            earliest = math.inf
+            for i, (member, kind, delay_ms, error) in enumerate(failures):
+                if _holds(s, receipt, member):
+                    left = _bounded(s.prepare[member] % 1000, 0, s.max_retries)
+                    if delay_ms is not None:
+                        delay_ms = _bounded(delay_ms, 0, LONGEST_DELAY_MS)
+                    due = s.end_failed(member, left, kind, cut_error(error), delay_ms, i)
+                    earliest = min(earliest, math.inf if due is None else due)
+                    words.append("ok")
+                else:
+                    words.append("stale")
+                    s.count("stale")
+            s.wake_at_gate(earliest)
+            return words
+
+    def release(self, topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> list[str]:
+        """Give deliveries back with nothing spent. Answers ok or stale for each."""
+        with self._slot(topic, slot, *_ENDING) as s:
+            _check_batch(members)
+            words: list[str] = []
+            earliest = math.inf
+            for i, member in enumerate(members):
+                if not _holds(s, receipt, member):
+                    words.append("stale")
+                    s.count("stale")
+                    continue
+                words.append("ok")
+                record = _InFlight.parse(s.inflight[member])
+                if record.mark:
+                    s.end_failed(member, 0, "failed", b"", None, i)
+                    continue
+                del s.prepare[member], s.inflight[member]
+                s.count("released")
+                waiting = s.store.get(member)
+                if waiting is not None:
+                    s.count("dropped")
+                if waiting is None or (
+                    topic.type is TopicType.RANGE_MERGE
+                    and not s.is_retry(record.score)
+                    and record.score < waiting
+                ):
+                    s.store[member] = record.score
+                    earliest = min(earliest, 0 if topic.is_priority else record.score)
+            s.wake_at_gate(earliest)
+            return words
+
+    def extend(self, topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> list[str]:
+        """Begin the time-out anew. Answers ok or stale for each."""
+        with self._slot(topic, slot, "prepare", "inflight", "stats", "control") as s:
+            _check_batch(members)
+            words: list[str] = []
+            for member in members:
+                if _holds(s, receipt, member):
+                    s.prepare[member] = float(s.now_s * 1000 + int(s.prepare[member] % 1000))
+                    words.append("ok")
+                else:
+                    words.append("stale")
+                    s.count("stale")
+            return words
+
+    def expire(self, topic: Topic, slot: int, limit: int = 1000) -> int:
+        """Time out deliveries whose heartbeat stopped; return how many."""
+        with self._slot(topic, slot, *_ENDING) as s:
+            expired, earliest = s.expire_due(min(limit, BATCH))
+            s.wake_at_gate(math.inf if earliest is None else earliest)
+            return expired
+
+    def promote(self, topic: Topic, slot: int, limit: int = 1000) -> int:
+        """Return to Store what has rested long enough; return how many."""
+        with self._slot(topic, slot, "store", "retry", "failures", "stats", "control") as s:
+            promoted = s.promote_due(min(limit, BATCH))
+            if promoted:
+                s.wake(s.now_ms)
+            return promoted
+
+    # --- persons and programs
+
+    def replay(
+        self, topic: Topic, slot: int, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
+    ) -> list[str]:
+        """Send dead messages again with their full budget. Answers replayed, merged or not_found."""
+        with self._slot(topic, slot, *_ENDING) as s:
+            _check_batch(members)
+            _raise_if_moved(s)
+            words: list[str] = []
+            earliest = math.inf
+            for member, envelope in zip(members, envelopes or [b""] * len(members), strict=True):
+                if member not in s.dead:
+                    words.append("not_found")
+                    continue
+                del s.dead[member]
+                raw = s.deaths.pop(member, None)
+                death = None if raw is None else Death.parse(raw)
+                if member in s.store or member in s.retry:
+                    words.append("merged")
+                    s.count("replay_merged")
+                else:
+                    words.append("replayed")
+                    s.count("revived")
+                    again = s.now_ms
+                    if topic.is_priority:
+                        again = _bounded(_floor(float(death.score)) if death else 0, 0, MAX_PRIORITY)
+                        if s.is_retry(again):
+                            again = s.floor_priority + 1
+                    s.store[member] = float(again)
+                    earliest = min(earliest, 0 if topic.is_priority else again)
+                    if not envelope and death:
+                        envelope = death.envelope or b""
+                if envelope:
+                    s.body[member] = envelope
+            s.wake(earliest)
+            return words
+
+    def bury(self, topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> list[str]:
+        """Put messages into Dead by hand. Answers what each was found as."""
+        with self._slot(topic, slot, *_ENDING) as s:
+            _check_batch(members)
+            words: list[str] = []
+            for member in members:
+                word = "dead" if member in s.dead else "not_found"
+                waiting, rested = s.store.pop(member, None), s.retry.pop(member, None)
+                if waiting is not None or rested is not None:
+                    word = "retry" if waiting is None else "waiting"
+                    failure = s.failure_of(member)
+                    if waiting is None:
+                        waiting = float(failure.score) if failure else 0.0
+                    elif rested is not None:
+                        s.count("dropped")
+                    s.die(member, "buried", cut_error(why), s.first_score(waiting, failure), failure, 0)
+                words.append(_mark(s, member, "buried", word))
+            return words
+
+    def remove(self, topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> list[str]:
+        """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers as bury."""
+        with self._slot(topic, slot, *_ENDING) as s:
+            _check_batch(members)
+            words: list[str] = []
+            for member in members:
+                word = "not_found"
+                if which != "dead":
+                    waited = s.store.pop(member, None) is not None
+                    rested = s.retry.pop(member, None) is not None
+                    s.count("removed", waited + rested)
+                    word = "waiting" if waited else "retry" if rested else word
+                    if waited or rested:
+                        s.forget(member)
+                    word = _mark(s, member, "removed", word)
+                if word == "not_found" and which != "live" and s.dead.pop(member, None) is not None:
+                    s.deaths.pop(member, None)
+                    s.count("removed_dead")
+                    word = "dead"
+                words.append(word)
+            return words
+
+    def reschedule(
+        self, topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]
+    ) -> list[str]:
+        """Give waiting messages a new due time or priority. Answers what each was found as, or refused."""
+        with self._slot(topic, slot, "store", "retry", "prepare", "stats", "control") as s:
+            _check_batch(members)
+            _check_fresh(s, scores)
+            words: list[str] = []
+            earliest = math.inf
+            for score, member in zip(scores, members, strict=True):
+                waiting, resting = s.store.get(member), s.retry.get(member)
+                if waiting is not None and not s.is_retry(waiting):
+                    s.store[member] = float(score)
+                    words.append("waiting")
+                elif waiting is not None or resting is not None:
+                    if topic.is_priority:
+                        words.append("refused")
+                        continue
+                    # What waits as a retry rests until then, so that its score still carries its budget.
+                    if waiting is not None:
+                        q = _floor(waiting)
+                        del s.store[member]
+                        if resting is not None:
+                            s.count("dropped")
+                    else:
+                        q = _floor((resting or 0.0) % 1 * 1024 + 0.5)
+                    rest = min(score, LARGEST_WITH_RETRIES)
+                    s.retry[member] = rest + _bounded(q, 1, MAX_RETRIES_LIMIT) / 1024
+                    words.append("retry")
+                else:
+                    words.append("in_flight" if member in s.prepare else "not_found")
+                    continue
+                s.count("rescheduled")
+                earliest = min(earliest, 0 if topic.is_priority else score)
+            s.wake(earliest)
+            return words
+
+    def purge(self, topic: Topic, slot: int, state: str, up_to: float = math.inf, limit: int = 1000) -> int:
+        """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
+        if state not in ("store", "retry", "dead"):
+            raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
+        names = ["store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats", "control"]
+        with self._slot(topic, slot, *names) as s:
+            emptied: SortedSet = getattr(s, state)
+            gone = [member for member, score in emptied.rows() if score <= up_to][: min(limit, BATCH)]
+            for member in gone:
+                del emptied[member]
+                if state == "dead":
+                    s.deaths.pop(member, None)
+                else:
+                    s.forget(member)
+            s.count("purged_dead" if state == "dead" else "purged", len(gone))
+            return len(gone)
+
+    def pause(self, topic: Topic, slot: int, paused: bool = True) -> str:
+        """Stop handing out (or go on). Answers paused, resumed or unchanged."""
+        with self._slot(topic, slot, "control") as s:
+            if paused == (b"paused" in s.control):
+                return "unchanged"
+            if paused:
+                s.control[b"paused"] = b"1"
+                return "paused"
+            del s.control[b"paused"]
+            s.control.pop(b"sleeping_until", None)
+            self._publish(topic, slot)
+            return "resumed"
+
+    def configure(self, topic: Topic, slot: int, apply: bool = True) -> str:
+        """Give the slot its topic's time-out, retries and slot count. Answers ok or refused."""
+        with self._slot(topic, slot, "store", "prepare", "retry", "control") as s:
+            live = s.store or s.prepare or s.retry
+            if topic.is_priority and topic.max_retries > s.floor_priority and live:
+                return "refused"
+            if apply:
+                s.control[b"slots"] = b"%d" % topic.slots
+                s.control[b"timeout"] = b"%d" % topic.timeout
+                s.control[b"max_retries"] = b"%d" % topic.max_retries
+            return "ok"
+
+    # --- looking, changing nothing
+
+    def peek(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        *,
+        after: tuple[str, bytes] | None = None,
+        limit: int = 100,
+        descending: bool = False,
+        min_score: float = -math.inf,
+        max_score: float = math.inf,
+        max_bytes: int = 4_194_304,
+    ) -> Page:
+        """List one state by score. Entries present throughout all pages appear exactly once."""
+        limit = min(limit, BATCH)
+        rows = self._entries(topic, slot, state, after, descending, min_score, max_score)
+        size = 0
+        for i, entry in enumerate(rows[:limit], 1):
+            size += _size(entry)
+            if (size >= max_bytes or i == limit) and i < len(rows):
+                return Page(rows[:i], (score_text(entry.score), entry.member))
+        return Page(rows, None)
+
+    def find(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        text: bytes,
+        *,
+        after: tuple[str, bytes] | None = None,
+        limit: int = 100,
+        scan: int = 1000,
+        descending: bool = False,
+        min_score: float = -math.inf,
+        max_score: float = math.inf,
+        max_bytes: int = 4_194_304,
+    ) -> Page:
+        """Look for ``text`` in member, envelope or record among the next ``scan`` entries."""
+        scan = min(scan, BATCH)
+        rows = self._entries(topic, slot, state, after, descending, min_score, max_score)
+        found: list[Entry] = []
+        size = 0
+        for i, entry in enumerate(rows[:scan], 1):
+            if text in entry.member or text in (entry.envelope or b"") or text in (entry.record or b""):
+                found.append(entry)
+            size += _size(entry)
+            if i < len(rows) and (len(found) >= limit or size >= max_bytes or i == scan):
+                return Page(found, (score_text(entry.score), entry.member))
+        return Page(found, None)
+
+    def _entries(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        after: tuple[str, bytes] | None,
+        descending: bool,
+        min_score: float,
+        max_score: float,
+    ) -> list[Entry]:
+        """Return all entries of a state behind ``after`` with scores in bounds, in order."""
+        members, records = _STATES[state]
+        with self._slot(topic, slot, members, records, "body") as s:
+            rows: SortedSet = getattr(s, members)
+            details: Hash = getattr(s, records)
+            return [
+                Entry(member, score, s.body.get(member), details.get(member))
+                for member, score in rows.rows(descending=descending)
+                if min_score <= score <= max_score and _is_behind(member, score, after, descending)
+            ]
+
+    def count(self, topic: Topic, slot: int) -> Counts:
+        """Return how many messages the slot holds by state."""
+        with self._slot(topic, slot, "store", "prepare", "retry", "dead") as s:
+            due, oldest = len(s.store), None
+            if not topic.is_priority:
+                due = sum(score <= s.now_ms for score in s.store.values())
+                oldest = min(
+                    (int(score) for score in s.store.values() if 999 < score <= s.now_ms), default=None
+                )
+            return Counts(len(s.store), due, len(s.prepare), len(s.retry), len(s.dead), 0, oldest)
+
+    def heads(self, topic: Topic, slots: Sequence[int]) -> list[int | None]:
+        """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits)."""
+        if len(slots) > 1024:
+            raise ServerRefused("ERR too many slots")
+        with self._lock:
+            return [self._head(topic, slot_keys(self.prefix, topic.name, slot)) for slot in slots]
+
+    def _head(self, topic: Topic, keys: SlotKeys) -> int | None:
+        store, retry, prepare, control = (
+            self.keyspace.get(key) for key in (keys.store, keys.retry, keys.prepare, keys.control)
+        )
+        dues: list[float] = []
+        if isinstance(store, SortedSet):
+            head = min(store.values())
+            dues.append(0 if topic.is_priority else math.ceil(head) if math.isfinite(head) else head)
+        elif store is not None:
+            # A slot with a foreign type reads as due: its own prepare will name the key.
+            dues.append(0)
+        if isinstance(retry, SortedSet):
+            dues.append(_floor(min(retry.values())))
+        if isinstance(prepare, SortedSet):
+            own = control.get(b"timeout") if isinstance(control, Hash) else None
+            timeout = topic.timeout if own is None else int(own)
+            dues.append((_floor(min(prepare.values()) / 1000) + timeout + 1) * 1000)
+        due = min(dues, default=math.inf)
+        return max(0, int(due)) if due < GATE and due > -math.inf else None if due > 0 else 0
+
+    def audit(self, topic: Topic, slot: int) -> Ledger:
+        """Return the slot's counters and depths, read in one instant."""
+        with self._slot(topic, slot, "store", "prepare", "retry", "dead", "stats") as s:
+            counters = {name.decode(): int(value) for name, value in s.stats.items()}
+            return Ledger(counters, len(s.store), len(s.prepare), len(s.retry), len(s.dead))
+
+    # --- what belongs to no slot
+
+    def definitions(self) -> dict[str, dict[str, Any]]:
+        """Return the registered definition of every topic."""
+        with self._lock:
+            found = self._open(topics_key(self.prefix), Hash)
+            return {name.decode(): json.loads(text) for name, text in found.items()}
+
+    def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
+        """Register ``topic`` unless it is registered already; return what is registered then."""
+        with self._lock:
+            found = self._open(topics_key(self.prefix), Hash)
+            name = topic.name.encode()
+            if replace or name not in found:
+                found[name] = json.dumps(topic.definition(), sort_keys=True).encode()
+            self._keep(topics_key(self.prefix), found)
+            registered: dict[str, Any] = json.loads(found[name])
+            return registered
+
+    def note_slot_basis(self, topic: Topic) -> None:
+        """Note that ``topic`` has messages whose slot nobody can compute again from what is stored."""
+        with self._lock:
+            key = topics_key(self.prefix) + b":explicit_basis"
+            noted = self._open(key, Hash)
+            noted[topic.name.encode()] = b"1"
+            self._keep(key, noted)
+
+    def ping(self) -> None:
+        """Return: memory always answers."""
+
+    def now_ms(self) -> int:
+        """Return the broker's clock in ms."""
+        return self._clock() // 1000
+
+    def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
+        """Subscribe to the wake-ups of ``topics``."""
+        with self._lock:
+            wakeups = Wakeups({wake_channel(self.prefix, topic.name) for topic in topics}, self._forget)
+            self._listening.append(wakeups)
+        return wakeups
+
+    def _forget(self, wakeups: Wakeups) -> None:
+        with self._lock:
+            self._listening = [other for other in self._listening if other is not wakeups]
+
+
+# --- what several transitions ask -------------------------------------------------------------------
+
+
+def _check_batch(items: Sequence[object], at_least: int = 0) -> None:
+    if not at_least <= len(items) <= BATCH:
+        raise ServerRefused("ERR n is out of bounds" if at_least else "ERR too many members")
+
+
+def _check_fresh(s: _Slot, scores: Sequence[float]) -> None:
+    for score in scores:
+        if not s.is_fresh(score):
+            raise ServerRefused(f"ERR score {score} is out of bounds")
+
+
+def _raise_if_moved(s: _Slot) -> None:
+    if s.moved_to is not None:
+        raise SlotMoved(f"the topic has {s.moved_to} slots by now")
+
+
+def _holds(s: _Slot, receipt: int, member: bytes) -> bool:
+    """Whether the delivery of ``member`` is still the one with this receipt."""
+    return s.inflight.get(member, b"").startswith(b"%d " % receipt) and member in s.prepare
+
+
+def _check_receipts(s: _Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
+    words = ["ok" if s.inflight.get(m, b"").startswith(b"%d " % receipt) else "stale" for m in members]
+    s.count("stale", words.count("stale"))
+    return words
+
+
+def _mark(s: _Slot, member: bytes, mark: str, word: str) -> str:
+    """Mark a delivery for its end, which only its holder or the time-out brings; return what was found."""
+    if member not in s.prepare:
+        return word
+    record = _InFlight.parse(s.inflight.get(member))
+    s.inflight[member] = record._replace(mark=mark).encode()
+    return "in_flight_and_waiting" if word in ("waiting", "retry") else "in_flight"
+
+
+def _supersede_resting(s: _Slot, member: bytes) -> None:
+    """Give up the resting retry of a member that a stranger's ZADD has sent again."""
+    if s.retry.pop(member, None) is not None:
+        s.count("dropped")
+
+
+def _has_lapsed(envelope: bytes, now_ms: int) -> bool:
+    match = _EXPIRES.match(envelope)
+    return match is not None and 0 < int(match[1]) < now_ms
+
+
+def _candidates(
+    s: _Slot, limit: int, scan: int, receipt: int, after: tuple[str, bytes] | None
+) -> tuple[list[tuple[bytes, float]], bool, tuple[bytes, float] | None]:
+    """Return what prepare may take, in its order.
+
+    Also whether that is all there is (each part of Store is read for ``scan`` entries at most), and
+    the last entry seen, busy ones included.
+    """
+    priority, in_flight = s.topic.is_priority, len(s.prepare)
+    rows = [row for row in s.store.rows(descending=priority) if _is_behind(*row, after, priority)]
+    late: list[tuple[bytes, float]] = []
+    if not priority:
+        if after is None:
+            late = [row for row in rows if row[1] <= 999][:scan]
+            rows = [row for row in rows if row[1] > 999]
+        rows = [row for row in rows if row[1] <= s.now_ms]
+    rows = rows[:scan]
+    complete = len(late) < scan and len(rows) < scan
+    seen = rows or late
+    last = seen[-1] if seen else None
+
+    # Leave out what runs already: its newer copy waits for its end.
+    free = [row for row in rows if row[0] not in s.prepare]
+    rested = [row for row in late if row[0] not in s.prepare]
+    if rested:
+        # At most half of a prepare is retries while fresh messages are due; the odd one alternates.
+        share = limit // 2 + limit % 2 * (receipt % 2)
+        share = min(len(rested), max(share, limit - len(free)))
+        complete = complete and share == len(rested)
+        free = rested[:share] + free
+    if priority and after is None and last and (len(free) > limit or not complete):
+        # Where the limit cuts a group of equal scores, its members are taken from a random start.
+        score = free[limit - 1][1] if len(free) >= limit else last[1]
+        above = [row for row in free if row[1] > score]
+        group = [row for row in s.store.rows(descending=True) if row[1] == score]
+        start = (s.micros + receipt * 7919) % len(group)
+        want = min(len(group), limit - len(above) + min(in_flight, 1000))
+        turned = (group[start:] + group[:start])[:want]
+        complete = complete and len(free) <= limit
+        free = above + [row for row in turned if row[0] not in s.prepare]
+    return free, complete, last
+
+
+def _is_behind(member: bytes, score: float, after: tuple[str, bytes] | None, descending: bool) -> bool:
+    if after is None:
+        return True
+    at = (float(after[0]), after[1])
+    return (score, member) < at if descending else (score, member) > at
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.member) + len(entry.envelope or b"") + len(entry.record or b"")
+
+
+# --- pipelines and wake-ups -------------------------------------------------------------------------
+
+
+class Pipeline:
+    """Collects calls of any transition; each returns its index. ``execute`` runs them in order."""
+
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self.prefix = broker.prefix
+        self._broker = broker
+        self._calls: list[Callable[[], Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        method = getattr(self._broker, name)
+
+        def collect(*args: Any, **kwargs: Any) -> int:
+            self._calls.append(lambda: method(*args, **kwargs))
+            return len(self._calls) - 1
+
+        return collect
+
+    def send(self) -> Self:
+        """Do nothing: what was collected runs when its results are asked for."""
+        return self
+
+    def receive(self) -> list[Any]:
+        """Run what was collected; return a result or an ``RmqError`` for each call, in order."""
+        calls, self._calls = self._calls, []
+        results: list[Any] = []
+        for call in calls:
+            try:
+                results.append(call())
+            except RmqError as error:
+                results.append(error)
+        return results
+
+    def execute(self) -> list[Any]:
+        """Run what was collected and return a result or an ``RmqError`` for each call."""
+        return self.send().receive()
+
+
+class Wakeups:
+    """A subscription to wake-ups, between threads of this process."""
+
+    def __init__(self, channels: set[bytes], on_close: Callable[[Wakeups], None]) -> None:
+        self._channels = channels
+        self._on_close = on_close
+        self._woken: deque[tuple[str, int]] = deque()
+        self._changed = threading.Condition()
+
+    def put(self, channel: bytes, woken: tuple[str, int]) -> None:
+        """Hear a wake-up, if it is on a channel of ours."""
+        if channel in self._channels:
+            with self._changed:
+                self._woken.append(woken)
+                self._changed.notify_all()
+
+    def fileno(self) -> int:
+        """Raise ``OSError``: there is no socket to select on; call ``get`` with a time-out."""
+        raise OSError("wake-ups in memory have no file descriptor")
+
+    def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
+        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._woken), timeout)
+            woken = list(self._woken)
+            self._woken.clear()
+        return woken
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._on_close(self)
+
+
+__all__ = ["Clock", "Hash", "InMemoryBroker", "Pipeline", "SortedSet", "Wakeups", "score_text"]

@@ -5,9 +5,10 @@ Django, transactions and settings are none of its business (``sending`` has thos
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
@@ -35,6 +36,9 @@ MAX_RANGE_MS = 31_622_400_000
 MAX_FIXED_MS = 4_102_444_800_000
 """The latest fixed_time: 2100-01-01."""
 
+MAX_HEADER_BYTES = 8_192
+"""The most that all headers of a message may take, as JSON."""
+
 ROUND_TRIP = 6_000
 """Messages per round trip of a bulk send."""
 
@@ -48,6 +52,8 @@ class Outgoing(NamedTuple):
     score: int
     """range_merge: ms to wait; priority: the priority; fixed_time: the due time in ms."""
     envelope: bytes | None = None
+    ensure: bool = False
+    """Leave the message alone where it already waits, rests or runs."""
 
 
 def _milliseconds(name: str, value: object) -> int:
@@ -81,14 +87,19 @@ def check_priority(topic: Topic, value: object) -> int:
     return value
 
 
-def check_fixed_time(value: object, *, past: bool = False) -> int:
-    """Return ``fixed_time`` in ms since the epoch, or raise ``InvalidMessage``. ``past`` allows past times."""
+def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = False) -> int:
+    """Return an instant in ms since the epoch, or raise ``InvalidMessage`` about ``name``.
+
+    ``past`` allows past times.
+    """
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise InvalidMessage(f"fixed_time {value!r} is naive; give it a time zone (django.utils.timezone.now)")
+            raise InvalidMessage(
+                f"{name} {value!r} is naive; give it a time zone (django.utils.timezone.now)"
+            )
         at = math.ceil(value.timestamp() * 1000)
     elif isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidMessage(f"fixed_time must be an aware datetime or an integer of ms, got {value!r}")
+        raise InvalidMessage(f"{name} must be an aware datetime or an integer of ms, got {value!r}")
     else:
         at = value
     now = time.time() * 1000
@@ -96,11 +107,11 @@ def check_fixed_time(value: object, *, past: bool = False) -> int:
         hint = ""
         if now / 1000 < at * 10 < now:
             hint = "; is it in seconds? It must be in milliseconds"
-        raise InvalidMessage(f"fixed_time {_instant(at)} is not in the future{hint}")
+        raise InvalidMessage(f"{name} {_instant(at)} is not in the future{hint}")
     if at > MAX_FIXED_MS:
-        raise InvalidMessage(f"fixed_time {at} ms is after {_instant(MAX_FIXED_MS)}; is it in microseconds?")
+        raise InvalidMessage(f"{name} {at} ms is after {_instant(MAX_FIXED_MS)}; is it in microseconds?")
     if at <= 999:
-        raise InvalidMessage(f"fixed_time {at} ms would read as a retry")
+        raise InvalidMessage(f"{name} {at} ms would read as a retry")
     return at
 
 
@@ -112,23 +123,32 @@ def _instant(ms: int) -> str:
 
 
 def basis_bytes(value: object) -> bytes:
-    """Return the bytes of a slot basis: text as UTF-8, bytes as they are, anything else as canonical JSON."""
+    """Return the bytes of a slot basis: text as UTF-8, bytes as they are, anything else as canonical JSON.
+
+    What JSON carries as text (a UUID, a date) counts as that text: the slot found from the value and the
+    slot found later from the stored body are the same.
+    """
     if isinstance(value, bytes):
         return value
     try:
-        return value.encode() if isinstance(value, str) else encode_json(value)
+        if isinstance(value, str):
+            return value.encode()
+        raw = encode_json(value)
     except UnicodeEncodeError:
         raise InvalidMessage(f"slot_basis {value!r} is not valid Unicode") from None
+    return str(json.loads(raw)).encode() if raw.startswith(b'"') else raw
 
 
 class Producer:
     """Validates messages and sends them to their slots.
 
-    Safe to share between threads: it keeps nothing but which topics it noted a slot basis for.
+    Safe to share between threads: it keeps nothing but which topics have messages with a slot basis of
+    their own, which the first ``send`` after the first such message notes in Redis.
     """
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
+        self._to_note: dict[str, Topic] = {}
         self._noted: set[str] = set()
 
     def build(
@@ -144,7 +164,7 @@ class Producer:
         headers: Mapping[str, str] | None = None,
         expires: datetime | int | None = None,
     ) -> Outgoing:
-        """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``.
+        """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``; asks no server.
 
         ``slot_basis`` chooses the slot instead of the topic's SLOT_BASIS field, the key or the body:
         equal bodies with different bases do not merge. ``headers`` and ``expires`` need a keyed topic.
@@ -163,10 +183,16 @@ class Producer:
         elif topic.type is TopicType.PRIORITY:
             if time_range is not None or fixed_time is not None:
                 raise _misplaced(topic, "priority", time_range=time_range, fixed_time=fixed_time)
+            if priority is None:
+                raise InvalidMessage(f"topic {topic.name} is priority: give priority= (an integer)")
             score = check_priority(topic, priority)
         else:
             if priority is not None or time_range is not None:
                 raise _misplaced(topic, "fixed_time", priority=priority, time_range=time_range)
+            if fixed_time is None:
+                raise InvalidMessage(
+                    f"topic {topic.name} is fixed_time: give fixed_time= (an aware datetime)"
+                )
             score = check_fixed_time(fixed_time)
 
         raw = encode_body(topic, body)
@@ -182,14 +208,13 @@ class Producer:
                     f"topic {topic.name} has IDENTITY 'body': key, headers and expires need IDENTITY 'key'"
                 )
             if slot_basis is not None and topic.name not in self._noted:
-                self.broker.note_slot_basis(topic)
-                self._noted.add(topic.name)
+                self._to_note[topic.name] = topic
             return Outgoing(topic, slot_of(raw if basis is None else basis, topic.slots), raw, score)
         member = self._member(key)
         envelope = Envelope(
             raw,
-            0 if expires is None else check_fixed_time(expires),
-            None if basis is None else basis.decode("utf-8", "surrogateescape"),
+            0 if expires is None else check_fixed_time(expires, name="expires"),
+            None if basis is None else self._stored_basis(basis),
             self._headers(headers),
         )
         return Outgoing(
@@ -216,12 +241,31 @@ class Producer:
 
     @staticmethod
     def _headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
-        if not headers:
+        if headers is None:
             return None
+        if not isinstance(headers, Mapping):
+            raise InvalidMessage(f"headers must be a mapping from text to text, got {headers!r}")
         for name, value in headers.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise InvalidMessage(f"headers must be text, got {name!r}: {value!r}")
-        return dict(headers)
+        found = dict(headers)
+        try:
+            size = len(json.dumps(found, ensure_ascii=False).encode())
+        except UnicodeEncodeError:
+            raise InvalidMessage("headers hold text that is not valid Unicode") from None
+        if size > MAX_HEADER_BYTES:
+            raise InvalidMessage(f"headers have {size} bytes, more than {MAX_HEADER_BYTES}")
+        return found or None
+
+    @staticmethod
+    def _stored_basis(basis: bytes) -> str:
+        # It is kept beside the body, so that the slot can be found again when the slot count changes.
+        if len(basis) > MAX_KEY_BYTES:
+            raise InvalidMessage(f"slot_basis has {len(basis)} bytes, more than {MAX_KEY_BYTES}")
+        try:
+            return basis.decode()
+        except UnicodeDecodeError:
+            raise InvalidMessage(f"slot_basis {basis!r} is not UTF-8, as keyed topics need it") from None
 
     @staticmethod
     def _basis_field(topic: Topic, body: object) -> object:
@@ -238,40 +282,77 @@ class Producer:
         Returns a result for each, in order. What a lost connection left unknown raises
         ``ServerTrouble``: whatever was sent merges when it is sent again while it still waits.
         """
+        if ensure:
+            messages = [out._replace(ensure=True) for out in messages]
+        results, errors = self.attempt(messages)
+        for error in errors.values():
+            raise error
+        return results
+
+    def attempt(self, messages: Sequence[Outgoing]) -> tuple[list[SendResult], dict[int, RmqError]]:
+        """Send as ``send`` does, but return errors: by index, for the messages that have no outcome.
+
+        The results of those have the status ``failed``; whether a message whose reply was lost arrived is
+        not known.
+        """
         results = [SendResult(out.topic.name, out.slot, out.member) for out in messages]
+        errors: dict[int, RmqError] = {}
         in_flight: deque[tuple[Any, list[list[int]]]] = deque()
-        trouble: RmqError | None = None
         try:
+            self._note_slot_bases()
             for groups in self._round_trips(messages):
                 pipeline = self.broker.pipeline()
                 for indexes in groups:
-                    self._queue(pipeline, [messages[i] for i in indexes], ensure)
+                    self._queue(pipeline, [messages[i] for i in indexes])
                 in_flight.append((pipeline.send(), groups))
                 # Redis works on this trip while the next one is packed.
                 if len(in_flight) > 1:
-                    trouble = self._collect(*in_flight.popleft(), results) or trouble
+                    self._collect(*in_flight.popleft(), results, errors)
+        except RmqError as error:
+            trouble: RmqError | None = error
+        else:
+            trouble = None
         finally:
             while in_flight:
-                trouble = self._collect(*in_flight.popleft(), results) or trouble
-        if trouble is not None:
-            raise trouble
-        return results
+                self._collect(*in_flight.popleft(), results, errors)
+        for i, result in enumerate(results):
+            if result.status == "pending":
+                result.status = "failed"
+                if trouble is not None:
+                    errors.setdefault(i, trouble)
+        return results, errors
+
+    def _note_slot_bases(self) -> None:
+        while self._to_note:
+            name, topic = next(iter(self._to_note.items()))
+            self.broker.note_slot_basis(topic)
+            self._noted.add(name)
+            self._to_note.pop(name, None)
 
     @staticmethod
     def _round_trips(messages: Sequence[Outgoing]) -> Iterator[list[list[int]]]:
-        """Yield, per round trip, groups of indexes that one script takes: same slot, same range."""
+        """Yield, per round trip, groups of indexes that one script takes: same slot, range and manner.
+
+        Within a slot they keep their order: which of two sends of a member was first decides its time.
+        """
         for start in range(0, len(messages), ROUND_TRIP):
-            groups: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
+            groups: list[list[int]] = []
+            latest: dict[tuple[str, int], tuple[tuple[int, bool], list[int]]] = {}
             for i in range(start, min(start + ROUND_TRIP, len(messages))):
-                topic, slot, _, score, _ = messages[i]
-                groups[topic.name, slot, score if topic.type is TopicType.RANGE_MERGE else 0].append(i)
-            yield [
-                indexes[at : at + BATCH] for indexes in groups.values() for at in range(0, len(indexes), BATCH)
-            ]
+                topic, slot, _, score, _, ensure = messages[i]
+                manner = (score if topic.type is TopicType.RANGE_MERGE and not ensure else 0, ensure)
+                found = latest.get((topic.name, slot))
+                if found is not None and found[0] == manner and len(found[1]) < BATCH:
+                    found[1].append(i)
+                else:
+                    group = [i]
+                    groups.append(group)
+                    latest[topic.name, slot] = (manner, group)
+            yield groups
 
     @staticmethod
-    def _queue(pipeline: Any, batch: Sequence[Outgoing], ensure: bool) -> None:
-        topic, slot, _, score, _ = batch[0]
+    def _queue(pipeline: Any, batch: Sequence[Outgoing]) -> None:
+        topic, slot, _, score, _, ensure = batch[0]
         members = [out.member for out in batch]
         envelopes = [out.envelope or b"" for out in batch] if topic.keyed else ()
         if ensure:
@@ -282,19 +363,19 @@ class Producer:
             pipeline.send_replace(topic, slot, [out.score for out in batch], members, envelopes)
 
     @staticmethod
-    def _collect(pipeline: Any, groups: list[list[int]], results: list[SendResult]) -> RmqError | None:
-        trouble: RmqError | None = None
+    def _collect(
+        pipeline: Any, groups: list[list[int]], results: list[SendResult], errors: dict[int, RmqError]
+    ) -> None:
         try:
             replies = pipeline.receive()
         except RmqError as error:
-            return error
+            replies = [error] * len(groups)
         for indexes, reply in zip(groups, replies, strict=True):
             if isinstance(reply, RmqError):
-                trouble = reply
-                continue
-            for i, sent in zip(indexes, reply, strict=True):
-                results[i].status, results[i].score = sent
-        return trouble
+                errors.update(dict.fromkeys(indexes, reply))
+            else:
+                for i, sent in zip(indexes, reply, strict=True):
+                    results[i].status, results[i].score = sent
 
 
 def _misplaced(topic: Topic, wanted: str, **given: object) -> InvalidMessage:

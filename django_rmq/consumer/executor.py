@@ -218,6 +218,7 @@ class Batch:
     __slots__ = (
         "abandoned",
         "confirmed",
+        "cost",
         "listener",
         "messages",
         "open",
@@ -246,6 +247,8 @@ class Batch:
         self.abandoned = False
         """The listener exceeded MAX_RUNTIME: nothing more is extended."""
         self.thread: int | None = None
+        self.cost = 0.0
+        """Seconds of work it was reckoned to be when it was queued."""
 
     @property
     def topic(self) -> Topic:
@@ -360,7 +363,7 @@ class ExecutorThread(threading.Thread):
         half = batch.topic.timeout / 2
         committed: list[bytes] = []
         failures: list[Failure] = []
-        begun = flushed = time.monotonic()
+        begun, flushed = time.monotonic(), uptime()
         for i, message in enumerate(batch.messages):
             now = uptime()
             if self._draining or batch.abandoned or now > batch.confirmed + half:

@@ -1,0 +1,126 @@
+"""A message queue for Django in Redis: merging, priorities, delivery at a given time, strictly serial slots.
+
+    from django_rmq import listener, send_message
+
+The names below are imported when they are first used: ``import django_rmq`` loads neither Django nor a
+Redis driver, so that Spark executors and plain scripts can use the core.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from django_rmq.exceptions import (
+        CallerError,
+        ConfigurationError,
+        InvalidMessage,
+        LostRace,
+        MessageTooLarge,
+        Reject,
+        Retry,
+        RmqError,
+        ServerFull,
+        ServerRefused,
+        ServerTrouble,
+        ServerUnavailable,
+        SlotMoved,
+        TopicFull,
+        TopicMismatch,
+        UnknownTopic,
+        WrongType,
+    )
+    from django_rmq.messages import Message, SendResult, TopicType
+    from django_rmq.registry import listener
+    from django_rmq.sending import (
+        Send,
+        aensure_message,
+        asend_message,
+        asend_messages,
+        ensure_message,
+        send_message,
+        send_messages,
+    )
+else:
+    _HOMES = {
+        "exceptions": (
+            "CallerError",
+            "ConfigurationError",
+            "InvalidMessage",
+            "LostRace",
+            "MessageTooLarge",
+            "Reject",
+            "Retry",
+            "RmqError",
+            "ServerFull",
+            "ServerRefused",
+            "ServerTrouble",
+            "ServerUnavailable",
+            "SlotMoved",
+            "TopicFull",
+            "TopicMismatch",
+            "UnknownTopic",
+            "WrongType",
+        ),
+        "messages": ("Message", "SendResult", "TopicType"),
+        "registry": ("listener",),
+        "sending": (
+            "Send",
+            "aensure_message",
+            "asend_message",
+            "asend_messages",
+            "ensure_message",
+            "send_message",
+            "send_messages",
+        ),
+    }
+    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        try:
+            home = _HOME_OF[name]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        value = getattr(import_module(f"{__name__}.{home}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *_HOME_OF})
+
+
+__all__ = [
+    "CallerError",
+    "ConfigurationError",
+    "InvalidMessage",
+    "LostRace",
+    "Message",
+    "MessageTooLarge",
+    "Reject",
+    "Retry",
+    "RmqError",
+    "Send",
+    "SendResult",
+    "ServerFull",
+    "ServerRefused",
+    "ServerTrouble",
+    "ServerUnavailable",
+    "SlotMoved",
+    "TopicFull",
+    "TopicMismatch",
+    "TopicType",
+    "UnknownTopic",
+    "WrongType",
+    "__version__",
+    "aensure_message",
+    "asend_message",
+    "asend_messages",
+    "ensure_message",
+    "listener",
+    "send_message",
+    "send_messages",
+]

@@ -15,10 +15,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from django_rmq.broker import BATCH, Broker
+from django_rmq.broker import Broker
 from django_rmq.exceptions import InvalidMessage, RmqError
 from django_rmq.keys import slot_of
 from django_rmq.messages import (
+    BATCH,
     MAX_KEY_BYTES,
     MAX_PRIORITY,
     Envelope,
@@ -240,7 +241,7 @@ class Producer:
         return member
 
     @staticmethod
-    def _headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
+    def _headers(headers: object) -> dict[str, str] | None:
         if headers is None:
             return None
         if not isinstance(headers, Mapping):

@@ -1,0 +1,18 @@
+"""The app: it registers the system checks, and neither connects nor imports listeners."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class DjangoRmqConfig(AppConfig):
+    """``"django_rmq"`` in INSTALLED_APPS."""
+
+    name = "django_rmq"
+    label = "django_rmq"
+    verbose_name = _("Message queues")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_rmq import checks  # noqa: F401 - importing it registers the checks

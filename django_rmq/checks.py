@@ -1,0 +1,129 @@
+"""System checks: what is wrong in the settings and with the listeners, before anything runs. No I/O.
+
+=========  ====================================================================================
+id         what it says
+=========  ====================================================================================
+rmq.E001   the setting RMQ is missing, or it or a part of it is no dict
+rmq.E002   an unknown key
+rmq.E003   a value of the wrong type or outside its range
+rmq.E004   a topic name that is not allowed, or that no topic has
+rmq.E005   a topic without TYPE
+rmq.E006   options of a topic that do not go together
+rmq.E007   ZOOKEEPER is missing, or lacks what it needs
+rmq.E008   a dotted path that cannot be imported, or that names something else than is needed
+rmq.E009   REDIS is missing or names no CACHES alias
+rmq.E010   the CACHES alias is not one of django-redis
+rmq.E011   the Redis database is that of another cache, whose ``clear()`` is FLUSHDB
+rmq.E012   a Redis URL that cannot be used
+rmq.E020   a module of listeners cannot be imported
+rmq.E021   two listeners for one topic
+rmq.E022   a function that cannot be a listener
+rmq.E023   a listener for a topic that is not declared
+rmq.E024   a listener for a topic that says LISTENER: False
+rmq.W001   a topic without a listener
+rmq.W002   no topic is declared
+=========  ====================================================================================
+
+E001 to E012 are found by ``conf``, which alone reads settings; but what nobody imports until it is needed
+(COORDINATOR, PERMISSION, FORMATTER) is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core import checks
+from django.core.checks import CheckMessage, Error, register
+from django.utils.module_loading import import_string
+
+from django_rmq import registry
+from django_rmq.conf import Config, did_you_mean, read_settings
+from django_rmq.exceptions import ConfigurationError
+
+
+@register("rmq")
+def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Check ``settings.RMQ`` and the CACHES alias it names."""
+    config, problems = read_settings()
+    if config is None:
+        return [Error(message, hint=hint or None, id=id_) for id_, message, hint in problems]
+    found = list(_paths(config))
+    if not config.topics:
+        found.append(
+            checks.Warning(
+                'RMQ["TOPICS"] is empty: there is nothing to send to.',
+                hint='RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.',
+                id="rmq.W002",
+            )
+        )
+    return found
+
+
+def _paths(config: Config) -> list[CheckMessage]:
+    """Check what the settings name by dotted path and nobody imports until it is needed."""
+    paths = {}
+    if config.coordinator not in ("redis", "zookeeper"):
+        paths['RMQ["COORDINATOR"]'] = config.coordinator
+    if config.api.permission is not None:
+        paths['RMQ["API"]["PERMISSION"]'] = config.api.permission
+    formatter = config.admin.formatter
+    if isinstance(formatter, str):
+        paths['RMQ["ADMIN"]["FORMATTER"]'] = formatter
+    elif formatter is not None:
+        paths.update({f'RMQ["ADMIN"]["FORMATTER"]["{topic}"]': path for topic, path in formatter.items()})
+    found: list[CheckMessage] = []
+    for place, path in paths.items():
+        try:
+            target = import_string(path)
+        except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            found.append(Error(f"{place} is {path!r}, which cannot be imported: {reason}.", id="rmq.E008"))
+        else:
+            if not callable(target):
+                message = f"{place} is {path!r}, which is {target!r}: it must be callable."
+                found.append(Error(message, id="rmq.E008"))
+    return found
+
+
+@register("rmq")
+def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Import the listeners of every app and check that each topic has exactly one."""
+    config, _ = read_settings()
+    if config is None:
+        return []  # check_settings says why
+    found: list[CheckMessage] = []
+    failed = registry.discover()
+    for module, error in failed:
+        if isinstance(error, ConfigurationError):
+            kind = "E021" if isinstance(error, registry.DuplicateListener) else "E022"
+            found.append(Error(f"{module}: {error}.", id=f"rmq.{kind}"))
+        else:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            found.append(Error(f"The listeners in {module} cannot be imported: {reason}.", id="rmq.E020"))
+    listeners = registry.listeners()
+    for topic, listener in listeners.items():
+        declared = config.topics.get(topic)
+        if declared is None:
+            meant = did_you_mean(topic, config.topics)
+            message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{meant}'
+            found.append(Error(message, id="rmq.E023"))
+        elif not declared.listener:
+            message = (
+                f'{listener.name} ({listener.location}) listens to "{topic}", which says LISTENER: False.'
+            )
+            found.append(Error(message, id="rmq.E024"))
+    # What did not load may hold the listeners that seem to be missing.
+    if config.autodiscover is not None and not failed:
+        for name, topic_ in config.topics.items():
+            if topic_.listener and name not in listeners:
+                found.append(
+                    checks.Warning(
+                        f'Topic "{name}" has no listener: its messages would wait for ever.',
+                        hint=f'Write @listener("{name}") in the {config.autodiscover}.py of an installed app, '
+                        'or say "LISTENER": False if REST or Spark consumes it.',
+                        id="rmq.W001",
+                    )
+                )
+    return found

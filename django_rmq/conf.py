@@ -1,0 +1,796 @@
+"""The only reader of settings: ``settings.RMQ`` (and the CACHES alias it names) as a frozen, validated ``Config``.
+
+All problems are found at once; ``checks`` turns them into system checks, ``get_config`` into one error.
+Nothing is read at import, nothing is connected here. Every key is described in ``docs/settings.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from django_rmq.exceptions import ConfigurationError, InvalidMessage, UnknownTopic
+from django_rmq.keys import check_prefix, check_slots, check_topic_name
+from django_rmq.messages import BATCH, MAX_RETRIES_LIMIT, BackOff, Topic, TopicType
+from django_rmq.producer import check_time_range
+
+MAX_TIMEOUT = 604_800
+"""The longest TIMEOUT: a week, in seconds."""
+
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+
+
+class Problem(NamedTuple):
+    """Something wrong in the settings, as a sentence with the value seen and the value wanted."""
+
+    id: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisServer:
+    """Where Redis is and how one logs in there; never shown with its password."""
+
+    url: str = field(repr=False)
+    cluster: bool = False
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    pool: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """CONNECTION_POOL_KWARGS of the alias."""
+    sentinels: tuple[tuple[str, int], ...] = ()
+    """Given: ``url`` names the service, and these know its primary."""
+    sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        return hide_password(self.url)
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeper:
+    """``RMQ["ZOOKEEPER"]``."""
+
+    hosts: str
+    root: str = "/rmq"
+    session_timeout: float = 10.0
+    auth: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """(scheme, credential) pairs."""
+    acl: str = "open"
+    """``open``, or ``creator``: only who logged in with the same AUTH."""
+    tls: Mapping[str, Any] | None = field(default=None, repr=False)
+    """CA, CERT, KEY, KEY_PASSWORD, VERIFY; None: plain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """``RMQ["CONSUMER"]``: defaults of the flags of ``runrmqconsumers``. Times in seconds."""
+
+    processes: int = 1
+    threads: int = 8
+    shutdown_timeout: float = 30.0
+    poll_interval: float = 1.0
+    watchdog: float | None = 300.0
+    max_messages: int | None = None
+    max_idle_time: float | None = None
+    heartbeat_file: str | None = None
+    health_address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """``RMQ["HISTORY"]``."""
+
+    hours: int = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """``RMQ["ADMIN"]``."""
+
+    formatter: str | Mapping[str, str] | None = None
+    """A dotted path for all topics, or topic -> dotted path."""
+    page_size: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """``RMQ["API"]``."""
+
+    permission: str | None = None
+    """Dotted path of a REST framework permission class; None: our own, which denies by default."""
+    send_rate: str | None = "600/min"
+    max_bytes: int = 1_048_576
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings of the package, validated."""
+
+    topics: Mapping[str, Topic]
+    broker: str = "redis"
+    redis: RedisServer | None = None
+    """None with BROKER "memory" only."""
+    key_prefix: str = ""
+    coordinator: str = "redis"
+    """``redis``, ``zookeeper``, or a dotted path."""
+    zookeeper: ZooKeeper | None = None
+    on_commit: bool = True
+    autodiscover: str | None = "listeners"
+    durability: str = "relaxed"
+    consumer: Consumer = field(default_factory=Consumer)
+    history: History = field(default_factory=History)
+    admin: Admin = field(default_factory=Admin)
+    api: Api = field(default_factory=Api)
+    events: bool = False
+
+    def topic(self, name: str) -> Topic:
+        """Return the topic called ``name``, or raise ``UnknownTopic``."""
+        try:
+            return self.topics[name]
+        except (KeyError, TypeError):
+            raise UnknownTopic(
+                f'no topic {name!r} is declared in RMQ["TOPICS"]{did_you_mean(name, self.topics)}'
+            ) from None
+
+
+# --- values: each returns the value wanted or raises Wanted with what it must be ------------------
+
+
+class Wanted(Exception):
+    """Carries what a value must be, and the id of the problem that it is otherwise."""
+
+    def __init__(self, what: str, problem_id: str = "E003") -> None:
+        super().__init__(what)
+        self.problem_id = problem_id
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise Wanted("True or False")
+    return value
+
+
+def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
+    wanted = (
+        f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
+    )
+
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise Wanted(wanted)
+        if high is not None and value > high:
+            raise Wanted(wanted)
+        return value
+
+    return parse
+
+
+def _number(value: object) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise Wanted("a number")
+    return value
+
+
+def _seconds(low: float = 0.0) -> Callable[[object], float]:
+    def parse(value: object) -> float:
+        try:
+            found = float(_number(value))
+        except Wanted:
+            found = -1.0
+        if found < low or (low == 0.0 and found == 0.0):
+            least = "more than 0" if low == 0.0 else f"at least {low:g}"
+            raise Wanted(f"a number of seconds or a timedelta, {least}")
+        return found
+
+    return parse
+
+
+def _whole_seconds(value: object) -> int:
+    try:
+        found = float(_number(value))
+    except Wanted:
+        found = 0.0
+    if not 1 <= found <= MAX_TIMEOUT or found != int(found):
+        raise Wanted(f"whole seconds from 1 to {MAX_TIMEOUT}, as a number or a timedelta")
+    return int(found)
+
+
+def _rate(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise Wanted("a number of messages per second, more than 0")
+    return float(value)
+
+
+def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+    def parse_optional(value: object) -> Any:
+        if value is None:
+            return None
+        try:
+            return parse(value)
+        except Wanted as wanted:
+            raise Wanted(f"{wanted}; or None") from None
+
+    return parse_optional
+
+
+def _one_of(*choices: str) -> Callable[[object], str]:
+    shown = [repr(choice) for choice in choices]
+    wanted = " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+    def parse(value: object) -> str:
+        if isinstance(value, str) and value in choices:
+            return str(value)
+        raise Wanted(wanted)
+
+    return parse
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Wanted("text that is not empty")
+    return value
+
+
+def _dotted_path(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", value):
+        raise Wanted("a dotted path such as 'shop.rules.backoff'")
+    return value
+
+
+def _slots(value: object) -> int:
+    try:
+        return check_slots(value)
+    except ConfigurationError as error:
+        raise Wanted(f"a power of two from 1 to 1048576 ({error})") from None
+
+
+def _time_range(value: object) -> int:
+    try:
+        return check_time_range(value)
+    except InvalidMessage as error:
+        raise Wanted(f"a timedelta or a whole number of ms ({error})") from None
+
+
+def _back_off(value: object) -> BackOff:
+    if isinstance(value, str):
+        path = _dotted_path(value)
+        try:
+            function = import_string(path)
+        except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported, not raised
+            raise Wanted(
+                f"the dotted path of a function, and this one cannot be imported ({_shown_error(error)})",
+                "E008",
+            ) from None
+        if not callable(function):
+            what = f"the dotted path of a function (failures) -> seconds, and this one is {function!r}"
+            raise Wanted(what, "E008")
+        return BackOff(function=function)
+    try:
+        rest_ms = round(float(_number(value)) * 1000)
+    except Wanted:
+        rest_ms = -1
+    if not 0 <= rest_ms <= 31_622_400_000:
+        raise Wanted("seconds (0: none, at most 366 days), a timedelta, or the dotted path of a function")
+    return BackOff(rest_ms, rest_ms)
+
+
+def _hosts(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        value = ",".join(str(host) for host in value)
+    if not isinstance(value, str) or not all(
+        re.fullmatch(r"\s*(\[[0-9a-fA-F:]+\]|[^\s:,/\[\]]+)(:\d{1,5})?\s*", host) for host in value.split(",")
+    ):
+        raise Wanted("'host:port,host:port' or a list of 'host:port'")
+    return ",".join(host.strip() for host in value.split(","))
+
+
+def _root(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", value):
+        raise Wanted("a ZooKeeper path such as '/rmq', with no slash at its end")
+    return value
+
+
+def _auth(value: object) -> tuple[tuple[str, str], ...]:
+    pairs = [value] if isinstance(value, (list, tuple)) and value and isinstance(value[0], str) else value
+    if not isinstance(pairs, (list, tuple)) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
+        for pair in pairs
+    ):
+        raise Wanted("('digest', 'user:password') or a list of such pairs")
+    return tuple((str(scheme), str(credential)) for scheme, credential in pairs)
+
+
+def _tls(value: object) -> Mapping[str, Any]:
+    allowed = ("CA", "CERT", "KEY", "KEY_PASSWORD", "VERIFY")
+    if not isinstance(value, Mapping) or not set(value) <= set(allowed):
+        raise Wanted(f"a dict with the keys {', '.join(allowed)}")
+    return MappingProxyType(dict(value))
+
+
+def _formatter(value: object) -> str | Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        return _dotted_path(value)
+    try:
+        return MappingProxyType({str(topic): _dotted_path(path) for topic, path in value.items()})
+    except Wanted:
+        raise Wanted("a dotted path, or a dict from topic to dotted path") from None
+
+
+def _send_rate(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[1-9]\d{0,8}/(s|sec|m|min|h|hour|d|day)", value):
+        raise Wanted("a rate such as '600/min' (per s, min, hour or day)")
+    return value
+
+
+def _module_name(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", value):
+        raise Wanted("the name of a module within an app, such as 'listeners'")
+    return value
+
+
+def _address(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]*):\d{1,5}", value):
+        raise Wanted("'host:port'")
+    return value
+
+
+def _prefix(value: object) -> str:
+    try:
+        return check_prefix(value)
+    except ConfigurationError:
+        raise Wanted("printable text without braces") from None
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+_Keys = Mapping[str, tuple[str, Callable[[object], Any]]]
+"""Settings key -> (field of the dataclass, how its value is read)."""
+
+TOPIC_KEYS: _Keys = {
+    "TYPE": ("type", _one_of(*(kind.value for kind in TopicType))),
+    "SLOTS": ("slots", _slots),
+    "TIME_RANGE": ("time_range_ms", _optional(_time_range)),
+    "BODY": ("body", _one_of("json", "text", "bytes")),
+    "IDENTITY": ("identity", _one_of("body", "key")),
+    "SLOT_BASIS": ("slot_basis", _optional(_text)),
+    "SERIAL": ("serial", _boolean),
+    "TIMEOUT": ("timeout", _whole_seconds),
+    "MAX_RETRIES": ("max_retries", _whole(0, MAX_RETRIES_LIMIT)),
+    "BACKOFF": ("backoff", _back_off),
+    "RETRY_PRIORITY": ("retry_priority", _one_of("original", "lowest")),
+    "MAX_RUNTIME": ("max_runtime", _seconds(1.0)),
+    "PREFETCH": ("prefetch", _whole(1, BATCH)),
+    "MAX_BODY": ("max_body", _whole(1, 536_870_912)),
+    "MAX_BACKLOG": ("max_backlog", _optional(_whole(1))),
+    "MAX_RATE": ("max_rate", _optional(_rate)),
+    "MAX_IN_FLIGHT": ("max_in_flight", _optional(_whole(1))),
+    "MAX_PREPARED": ("max_prepared", _whole(1, 1_000_000)),
+    "FLOW": ("flow", _optional(_one_of("auto"))),
+    "DEAD_RETENTION": ("dead_retention", _optional(_seconds(1.0))),
+    "LISTENER": ("listener", _boolean),
+}
+ZOOKEEPER_KEYS: _Keys = {
+    "HOSTS": ("hosts", _hosts),
+    "ROOT": ("root", _root),
+    "SESSION_TIMEOUT": ("session_timeout", _seconds(1.0)),
+    "AUTH": ("auth", _auth),
+    "ACL": ("acl", _one_of("open", "creator")),
+    "TLS": ("tls", _optional(_tls)),
+}
+CONSUMER_KEYS: _Keys = {
+    "PROCESSES": ("processes", _whole(1, 1024)),
+    "THREADS": ("threads", _whole(1, 1024)),
+    "SHUTDOWN_TIMEOUT": ("shutdown_timeout", _seconds()),
+    "POLL_INTERVAL": ("poll_interval", _seconds(0.01)),
+    "WATCHDOG": ("watchdog", _optional(_seconds(1.0))),
+    "MAX_MESSAGES": ("max_messages", _optional(_whole(1))),
+    "MAX_IDLE_TIME": ("max_idle_time", _optional(_seconds())),
+    "HEARTBEAT_FILE": ("heartbeat_file", _optional(_text)),
+    "HEALTH_ADDRESS": ("health_address", _optional(_address)),
+}
+HISTORY_KEYS: _Keys = {"HOURS": ("hours", _whole(0, 8784))}
+ADMIN_KEYS: _Keys = {
+    "FORMATTER": ("formatter", _optional(_formatter)),
+    "PAGE_SIZE": ("page_size", _whole(1, 1000)),
+}
+API_KEYS: _Keys = {
+    "PERMISSION": ("permission", _optional(_dotted_path)),
+    "SEND_RATE": ("send_rate", _optional(_send_rate)),
+    "MAX_BYTES": ("max_bytes", _whole(1024, 536_870_912)),
+}
+PLAIN_KEYS: _Keys = {
+    "BROKER": ("broker", _one_of("redis", "memory")),
+    "KEY_PREFIX": ("key_prefix", _prefix),
+    "ON_COMMIT": ("on_commit", _boolean),
+    "AUTODISCOVER": ("autodiscover", _optional(_module_name)),
+    "DURABILITY": ("durability", _one_of("relaxed", "strict")),
+    "EVENTS": ("events", _boolean),
+}
+SECTIONS: Mapping[str, tuple[str, type, _Keys]] = {
+    "CONSUMER": ("consumer", Consumer, CONSUMER_KEYS),
+    "HISTORY": ("history", History, HISTORY_KEYS),
+    "ADMIN": ("admin", Admin, ADMIN_KEYS),
+    "API": ("api", Api, API_KEYS),
+}
+RMQ_KEYS = (*PLAIN_KEYS, *SECTIONS, "REDIS", "TOPICS", "TOPIC_DEFAULTS", "COORDINATOR", "ZOOKEEPER")
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads ``settings.RMQ`` and gathers what is wrong with it."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def report(self, problem_id: str, message: str, hint: str = "") -> None:
+        self.problems.append(Problem(f"rmq.{problem_id}", message, hint))
+
+    def section(self, place: str, given: object, keys: Iterable[str]) -> dict[str, Any]:
+        """Return ``given`` without unknown keys; report them, and whatever is no dict."""
+        if not isinstance(given, Mapping):
+            self.report("E001", f"{place} is {_shown(given)}: it must be a dict.")
+            return {}
+        known = list(keys)
+        for key in given:
+            if key not in known:
+                self.report(
+                    "E002",
+                    f"{place} has the unknown key {key!r}{did_you_mean(key, known)}",
+                    f"Allowed here: {', '.join(sorted(known))}.",
+                )
+        return {key: value for key, value in given.items() if key in known}
+
+    def values(self, place: str, given: object, keys: _Keys) -> dict[str, Any]:
+        """Return the parsed values by field; report those that cannot be used."""
+        found = {}
+        for key, value in self.section(place, given, keys).items():
+            name, parse = keys[key]
+            try:
+                found[name] = parse(value)
+            except Wanted as wanted:
+                shown = _shown(value, secret=key in _SECRET)
+                self.report(wanted.problem_id, f'{place}["{key}"] is {shown}: it must be {wanted}.')
+        return found
+
+    def read(self) -> Config | None:
+        """Return the configuration, or None if anything is wrong."""
+        given = getattr(settings, "RMQ", None)
+        if given is None:
+            self.report(
+                "E001",
+                "The setting RMQ is missing.",
+                'For example: RMQ = {"REDIS": "rmq", "TOPICS": {"orders": {"TYPE": "fixed_time"}}}.',
+            )
+            return None
+        root = self.section("RMQ", given, RMQ_KEYS)
+        values = self.values("RMQ", {key: root[key] for key in root if key in PLAIN_KEYS}, PLAIN_KEYS)
+        for key, (name, kind, keys) in SECTIONS.items():
+            if key in root:
+                values[name] = kind(**self.values(f'RMQ["{key}"]', root[key], keys))
+        values["topics"] = self.topics(root)
+        values["zookeeper"] = self.zookeeper(root)
+        values["coordinator"] = self.coordinator(root)
+        if "REDIS" in root:
+            values["redis"] = self.redis(root["REDIS"])
+        elif root.get("BROKER") != "memory":
+            self.report(
+                "E009",
+                'RMQ["REDIS"] is missing.',
+                'Name a CACHES alias of django-redis, or give a URL: RMQ = {"REDIS": "rmq", ...}.',
+            )
+        formatter = values["admin"].formatter if "admin" in values else None
+        if isinstance(formatter, Mapping):
+            for name in formatter:
+                if name not in values["topics"]:
+                    meant = did_you_mean(name, values["topics"])
+                    self.report(
+                        "E004", f'RMQ["ADMIN"]["FORMATTER"] names {name!r}, which is no declared topic{meant}'
+                    )
+        return None if self.problems else Config(**values)
+
+    # --- topics
+
+    def topics(self, root: Mapping[str, Any]) -> Mapping[str, Topic]:
+        defaults_place = 'RMQ["TOPIC_DEFAULTS"]'
+        defaults = self.values(defaults_place, root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
+        declared = root.get("TOPICS", {})
+        if not isinstance(declared, Mapping):
+            self.report("E001", f'RMQ["TOPICS"] is {_shown(declared)}: it must be a dict.')
+            return {}
+        found = {}
+        for name, options in declared.items():
+            try:
+                check_topic_name(name)
+            except ConfigurationError as error:
+                self.report("E004", f'RMQ["TOPICS"]: {error}.')
+                continue
+            topic = self.topic(name, options, defaults)
+            if topic is not None:
+                found[name] = topic
+        return MappingProxyType(found)
+
+    def topic(self, name: str, options: object, defaults: Mapping[str, Any]) -> Topic | None:
+        place = f'RMQ["TOPICS"]["{name}"]'
+        before = len(self.problems)
+        own = self.values(place, options, TOPIC_KEYS)
+        values = {**defaults, **own}
+        if "type" not in values and not (isinstance(options, Mapping) and "TYPE" in options):
+            kinds = ", ".join(repr(kind.value) for kind in TopicType)
+            self.report("E005", f'{place} has no "TYPE": it must be one of {kinds}.')
+        if len(self.problems) > before:
+            return None
+        kind = values["type"] = TopicType(values["type"])
+
+        # What does not fit the type is an error where the topic says it, and of no meaning in the defaults.
+        for key, only in (("TIME_RANGE", TopicType.RANGE_MERGE), ("RETRY_PRIORITY", TopicType.PRIORITY)):
+            name_of_field = TOPIC_KEYS[key][0]
+            if kind is not only:
+                values.pop(name_of_field, None)
+                if own.get(name_of_field) is not None:
+                    self.report(
+                        "E006",
+                        f'{place} has TYPE "{kind.value}" and {key}, which only {only.value} topics have.',
+                    )
+        if values.get("slot_basis") is not None and values.get("body", "json") != "json":
+            self.report(
+                "E006",
+                f'{place} has SLOT_BASIS and BODY "{values["body"]}": a field of the body needs BODY "json".',
+                "Give slot_basis= with each send instead.",
+            )
+        return None if len(self.problems) > before else Topic(name, **values)
+
+    # --- coordination
+
+    def zookeeper(self, root: Mapping[str, Any]) -> ZooKeeper | None:
+        if root.get("ZOOKEEPER") is None:
+            return None
+        before = len(self.problems)
+        place = 'RMQ["ZOOKEEPER"]'
+        values = self.values(place, root["ZOOKEEPER"], ZOOKEEPER_KEYS)
+        if "hosts" not in values and len(self.problems) == before:
+            self.report("E007", f"{place} has no \"HOSTS\": it must be 'host:port,host:port'.")
+        if values.get("acl") == "creator" and not values.get("auth"):
+            self.report("E007", f'{place} has ACL "creator" and no AUTH: nobody could read what was made.')
+        return None if len(self.problems) > before else ZooKeeper(**values)
+
+    def coordinator(self, root: Mapping[str, Any]) -> str:
+        has_zookeeper = root.get("ZOOKEEPER") is not None
+        chosen = root.get("COORDINATOR")
+        if chosen is None:
+            return "zookeeper" if has_zookeeper else "redis"
+        if chosen == "zookeeper" and not has_zookeeper:
+            self.report(
+                "E007",
+                'RMQ["COORDINATOR"] is "zookeeper" and RMQ["ZOOKEEPER"] is missing.',
+                'RMQ = {"ZOOKEEPER": {"HOSTS": "zk1:2181,zk2:2181"}, ...}.',
+            )
+        if chosen in ("redis", "zookeeper"):
+            return str(chosen)
+        try:
+            return _dotted_path(chosen)
+        except Wanted as wanted:
+            meant = did_you_mean(chosen, ("redis", "zookeeper"))
+            self.report(
+                "E003",
+                f"RMQ[\"COORDINATOR\"] is {_shown(chosen)}: it must be 'redis', 'zookeeper' or {wanted}{meant}",
+            )
+        return "redis"
+
+    # --- Redis
+
+    def redis(self, given: object) -> RedisServer | None:
+        place = 'RMQ["REDIS"]'
+        if isinstance(given, Mapping):
+            url = given.get("CLUSTER")
+            if set(given) != {"CLUSTER"} or not isinstance(url, str):
+                self.report("E003", f'{place} is a dict: it must be {{"CLUSTER": "redis://host:port"}}.')
+                return None
+            parts = self.url(f'{place}["CLUSTER"]', url)
+            if parts is not None and _database(parts) not in ("0", None):
+                self.report(
+                    "E012", f'{place}["CLUSTER"] names database {_database(parts)}: a cluster has only 0.'
+                )
+            return RedisServer(url, cluster=True)
+        if not isinstance(given, str):
+            self.report("E003", f"{place} is {_shown(given)}: it must be a CACHES alias, a URL or a dict.")
+            return None
+        if "://" in given:
+            if self.url(place, given) is not None:
+                self.alone(place, given, None)
+            return RedisServer(given)
+        return self.alias(place, given)
+
+    def alias(self, place: str, alias: str) -> RedisServer | None:
+        caches = getattr(settings, "CACHES", {})
+        if alias not in caches:
+            meant = did_you_mean(alias, caches)
+            self.report(
+                "E009",
+                f"{place} is {alias!r}, which is no alias in CACHES{meant}",
+                f'CACHES = {{"{alias}": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
+            )
+            return None
+        cache = caches[alias]
+        if not _is_django_redis(cache.get("BACKEND")):
+            self.report(
+                "E010",
+                f'CACHES["{alias}"] has the backend {cache.get("BACKEND")!r}: RMQ needs {DJANGO_REDIS!r}.',
+            )
+            return None
+        location = cache.get("LOCATION", "")
+        locations = location if isinstance(location, (list, tuple)) else str(location).split(",")
+        primary = str(locations[0]).strip() if locations else ""
+        options = cache.get("OPTIONS", {})
+        sentinels = tuple((str(host), int(port)) for host, port in options.get("SENTINELS", ()))
+        if self.url(f'CACHES["{alias}"]["LOCATION"]', primary) is None:
+            return None
+        self.alone(f'CACHES["{alias}"]', primary, alias)
+        return RedisServer(
+            primary,
+            username=options.get("USERNAME"),
+            password=options.get("PASSWORD"),
+            pool=MappingProxyType(dict(options.get("CONNECTION_POOL_KWARGS", {}))),
+            sentinels=sentinels,
+            sentinel_options=MappingProxyType(dict(options.get("SENTINEL_KWARGS") or {})),
+        )
+
+    def url(self, place: str, url: str) -> SplitResult | None:
+        """Return the parts of a Redis URL, or report what is wrong with it."""
+        wanted = "redis://host:6379/1, rediss://host:6379/1 or unix:///path?db=1"
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            self.report("E012", f"{place} is {hide_password(url)!r}: it must be {wanted} ({error}).")
+            return None
+        if parts.scheme not in REDIS_SCHEMES:
+            self.report("E012", f"{place} is {hide_password(url)!r}: it must be {wanted}.")
+        elif not (parts.path if parts.scheme == "unix" else parts.hostname):
+            missing = "path" if parts.scheme == "unix" else "host"
+            self.report(
+                "E012", f"{place} is {hide_password(url)!r}, without a {missing}: it must be {wanted}."
+            )
+        elif port == 0 or not (_database(parts) or "0").isdigit():
+            self.report(
+                "E012", f"{place} is {hide_password(url)!r}: port and database must be numbers; {wanted}."
+            )
+        else:
+            return parts
+        return None
+
+    def alone(self, place: str, url: str, own_alias: str | None) -> None:
+        """Report caches on the same database: clearing one is FLUSHDB, and takes the queues with it."""
+        own = same_database(url, getattr(settings, "CACHES", {}).get(own_alias, {}))
+        for alias, other in _redis_caches():
+            if alias != own_alias and own in other:
+                self.report(
+                    "E011",
+                    f'{place} and CACHES["{alias}"] are the same Redis database ({own}).',
+                    f"cache.clear() of {alias!r} is FLUSHDB: it would delete every message. "
+                    "Give RMQ a database of its own.",
+                )
+
+
+_SECRET = ("AUTH", "TLS")
+
+
+def _shown(value: object, *, secret: bool = False) -> str:
+    if secret:
+        return f"a {type(value).__name__} that cannot be used"
+    text = hide_password(repr(value))
+    return f"{text[:77]}..." if len(text) > 80 else text
+
+
+def _shown_error(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{text[:157]}..." if len(text) > 160 else text
+
+
+def hide_password(text: str) -> str:
+    """Return ``text`` with the passwords of the URLs in it replaced by ``***``."""
+    return re.sub(r"(://[^/@:\s]*):[^@\s]*@", r"\1:***@", text)
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return how a sentence about an unknown ``name`` ends: with the nearest known name, if one is near."""
+    choices = {str(choice).lower(): str(choice) for choice in known}
+    near = get_close_matches(str(name).lower(), choices, 1, 0.6)
+    return f"; did you mean {choices[near[0]]!r}?" if near else "."
+
+
+def _is_django_redis(backend: object) -> bool:
+    if backend == DJANGO_REDIS:
+        return True
+    try:
+        from django_redis.cache import RedisCache
+
+        return isinstance(backend, str) and issubclass(import_string(backend), RedisCache)
+    except (ImportError, TypeError):
+        return False
+
+
+def _database(parts: SplitResult) -> str | None:
+    """The database that a URL names, by its query or its path."""
+    named = parse_qs(parts.query).get("db")
+    if named:
+        return named[0]
+    return None if parts.scheme == "unix" else (parts.path.strip("/") or None)
+
+
+def same_database(url: str, cache: Mapping[str, Any]) -> str:
+    """Return host:port/db (or path/db) of a URL, equal for equal databases."""
+    options = cache.get("OPTIONS", {})
+    parts = urlsplit(url)
+    by_option = options.get("CONNECTION_POOL_KWARGS", {}).get("db", options.get("db", options.get("DB")))
+    database = _database(parts) or str(by_option or 0)
+    if parts.scheme == "unix":
+        return f"{unquote(parts.path)}/{database}"
+    host = (parts.hostname or "localhost").lower()
+    return f"{'localhost' if host in ('127.0.0.1', '::1') else host}:{parts.port or 6379}/{database}"
+
+
+def _redis_caches() -> Iterator[tuple[str, list[str]]]:
+    """Yield every alias that lies in Redis, with the databases of its locations."""
+    for alias, cache in getattr(settings, "CACHES", {}).items():
+        location = cache.get("LOCATION", "")
+        urls = location if isinstance(location, (list, tuple)) else re.split("[,;]", str(location))
+        found = []
+        for url in urls:
+            try:
+                if urlsplit(str(url).strip()).scheme in REDIS_SCHEMES:
+                    found.append(same_database(str(url).strip(), cache))
+            except ValueError:
+                continue
+        if found:
+            yield alias, found
+
+
+# --- the one configuration ------------------------------------------------------------------------
+
+_config: Config | None = None
+
+
+def read_settings() -> tuple[Config | None, list[Problem]]:
+    """Read the settings anew: the configuration, or None and all that is wrong."""
+    reader = _Reader()
+    return reader.read(), reader.problems
+
+
+def get_config() -> Config:
+    """Return the configuration, read once. Raises ``ConfigurationError`` with all that is wrong."""
+    global _config  # noqa: PLW0603 - one per process, like the settings it comes from
+    config = _config
+    if config is None:
+        config, problems = read_settings()
+        if config is None:
+            raise ConfigurationError(
+                "the settings of RMQ are wrong:\n"
+                + "\n".join(f"  {problem.id}: {problem.message}" for problem in problems)
+            )
+        _config = config
+    return config
+
+
+def _forget(*, setting: str, **_: object) -> None:
+    global _config  # noqa: PLW0603
+    if setting in ("RMQ", "CACHES"):
+        _config = None
+
+
+setting_changed.connect(_forget, dispatch_uid="django_rmq.conf")

@@ -1,0 +1,212 @@
+"""Brokers and producers as the settings say; and whether Redis agrees with the settings about a topic.
+
+Clients are redis-py's own, built from the alias's options: no retries (a repeated script is a decision,
+not a habit), replies as bytes. Each process and each purpose has its own connections; after a fork
+nothing is shared with the parent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from django_rmq.broker import Broker
+from django_rmq.conf import Config, RedisServer, get_config
+from django_rmq.exceptions import ConfigurationError, TopicMismatch
+from django_rmq.messages import Topic
+from django_rmq.producer import Producer
+
+if TYPE_CHECKING:
+    from django_rmq.memory import InMemoryBroker
+
+Purpose = Literal["web", "worker"]
+
+SOCKET_TIMEOUTS = {"web": 1.0, "worker": 5.0}
+"""Seconds that a purpose waits for Redis: a page must come, a worker would rather wait."""
+
+
+@dataclass(slots=True)
+class _Built:
+    """What was built from one configuration in one process."""
+
+    config: Config
+    pid: int
+    brokers: dict[str, Broker] = field(default_factory=dict)
+    producers: dict[str, Producer] = field(default_factory=dict)
+    agreed: set[str] = field(default_factory=set)
+    """Topics whose registered definition has been compared with the settings."""
+
+
+_built: _Built | None = None
+
+
+def _current() -> _Built:
+    """Return what was built from the present settings by this very process, or begin anew."""
+    global _built  # noqa: PLW0603 - one per process
+    config, built = get_config(), _built
+    if built is None or built.config is not config or built.pid != os.getpid():
+        built = _built = _Built(config, os.getpid())
+    return built
+
+
+def get_broker(purpose: Purpose = "web") -> Broker:
+    """Return this process's broker for ``purpose``. Nothing is connected before its first call.
+
+    With ``BROKER`` "memory" there is one broker for all purposes, which lives as long as the settings do.
+    """
+    built = _current()
+    if built.config.broker == "memory":
+        purpose = "web"
+    broker = built.brokers.get(purpose)
+    if broker is None:
+        broker = built.brokers.setdefault(purpose, _build(built.config, purpose))
+    return broker
+
+
+def get_producer(purpose: Purpose = "web") -> Producer:
+    """Return this process's producer for ``purpose``."""
+    built = _current()
+    producer = built.producers.get(purpose)
+    if producer is None:
+        producer = built.producers.setdefault(purpose, Producer(get_broker(purpose)))
+    return producer
+
+
+def use_broker(broker: Broker | InMemoryBroker) -> None:
+    """For tests: let every purpose use ``broker`` until the settings change."""
+    built = _current()
+    built.agreed.clear()
+    built.producers.clear()
+    for purpose in SOCKET_TIMEOUTS:
+        built.brokers[purpose] = broker  # type: ignore[assignment]
+
+
+def _build(config: Config, purpose: str) -> Broker:
+    if config.broker == "memory":
+        from django_rmq.memory import InMemoryBroker
+
+        return InMemoryBroker(config.key_prefix)  # type: ignore[return-value]
+    assert config.redis is not None
+    return Broker(build_client(config.redis, SOCKET_TIMEOUTS[purpose]), config.key_prefix)
+
+
+def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
+    """Return a client of ``server`` that neither retries nor decodes."""
+    ours: dict[str, Any] = {
+        "socket_timeout": socket_timeout,
+        "socket_connect_timeout": socket_timeout,
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+        "decode_responses": False,
+        "health_check_interval": 0,
+        "protocol": 2,
+    }
+    given = dict(server.pool)
+    for name in ("username", "password"):
+        value = getattr(server, name)
+        if value:
+            given[name] = value
+    try:
+        if server.cluster:
+            raise ConfigurationError(
+                f'RMQ["REDIS"] is a Redis Cluster ({server}): the Django layer talks to a single server'
+            )
+        if server.sentinels:
+            return _behind_sentinels(server, given, ours)
+        pool = redis.ConnectionPool.from_url(server.url, **given)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"the options for Redis at {server} cannot be used: {error}") from error
+    # Not passed above: what the URL says would win over it.
+    pool.connection_kwargs.update(ours)
+    return redis.Redis(connection_pool=pool)
+
+
+def _behind_sentinels(server: RedisServer, given: dict[str, Any], ours: dict[str, Any]) -> redis.Redis:
+    from_url = redis.connection.parse_url(server.url)  # type: ignore[no-untyped-call]
+    service, database = str(from_url.pop("host")), from_url.get("db", given.get("db", 0))
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        server.sentinels,
+        sentinel_kwargs={"socket_timeout": ours["socket_timeout"], **server.sentinel_options},
+    )
+    kwargs = {**given, **ours, "db": database}
+    pool = SentinelConnectionPool(service, sentinel, **kwargs)  # type: ignore[no-untyped-call]
+    return redis.Redis(connection_pool=pool)
+
+
+# --- definitions ------------------------------------------------------------------------------------
+
+
+class Difference(NamedTuple):
+    """One thing about a topic in which the settings and Redis disagree."""
+
+    setting: str
+    """The key in ``RMQ["TOPICS"][name]``."""
+    declared: Any
+    """What the settings say."""
+    registered: Any
+    """What Redis holds; None: nothing yet."""
+
+
+def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
+    """Return in what ``topic`` differs from its ``registered`` definition."""
+    declared = topic.definition()
+    return [
+        Difference(name.upper(), declared.get(name), registered.get(name))
+        for name in sorted({*declared, *registered})
+        if declared.get(name) != registered.get(name)
+    ]
+
+
+def register_topics(broker: Broker, topics: Iterable[Topic]) -> None:
+    """Register the topics that Redis does not know yet.
+
+    Raises ``TopicMismatch`` with every difference, both values each, if another definition of one is
+    registered there. What was registered until then stays.
+    """
+    known = broker.definitions()
+    found = {}
+    for topic in topics:
+        registered = known.get(topic.name) or broker.define(topic)
+        different = differences(topic, registered)
+        if different:
+            found[topic.name] = different
+    if found:
+        raise TopicMismatch(
+            "; ".join(_sentence(name, different) for name, different in found.items())
+            + ". Correct the settings, or see `manage.py rmqtopics`"
+        )
+
+
+def _sentence(name: str, different: list[Difference]) -> str:
+    parts = [f"{setting} is {ours!r} here and {theirs!r} in Redis" for setting, ours, theirs in different]
+    return f'topic "{name}": {", ".join(parts)}'
+
+
+def agree(topic: Topic) -> None:
+    """Make sure, once per process, that Redis has the same definition of ``topic`` (or none yet).
+
+    Raises ``TopicMismatch``, or ``ServerTrouble`` if nobody can tell now.
+    """
+    built = _current()
+    if topic.name not in built.agreed:
+        register_topics(get_broker(), [topic])
+        built.agreed.add(topic.name)
+
+
+def is_agreed(topic: Topic) -> bool:
+    """Return whether ``agree`` would ask nobody."""
+    return topic.name in _current().agreed
+
+
+def forget(topic: Topic) -> None:
+    """Compare the definition anew before the next send."""
+    _current().agreed.discard(topic.name)

@@ -1,0 +1,34 @@
+"""Signals: what happens to messages, for whoever wants to know. Sent by ``send_robust``.
+
+A receiver that raises is logged by Django and stops nothing. ``sender`` is the ``Topic``'s class for all
+of them; filter by the argument ``topic`` (its name).
+
+====================  ===========================================================================
+signal                arguments, beside ``topic``
+====================  ===========================================================================
+``message_sent``      ``results``: a list of ``SendResult``; after the server has answered, in the
+                      sending process. One signal for all messages of a topic in one call or
+                      transaction
+``send_failed``       ``results``, ``error``: sends that were waiting for a database commit and did
+                      not reach Redis then
+``message_merged``    ``results``: those of ``message_sent`` that met a waiting message
+``message_started``   ``messages``: a list of ``Message``, about to be given to the listener
+``message_committed`` ``messages``: the listener succeeded and Redis has taken note
+``message_failed``    ``messages``, ``failures``: rolled back; a ``Failure`` for each
+``message_dead``      ``messages``, ``failures``: of the failed ones, those that went to Dead
+``message_replayed``  ``ids``, ``actor``: dead messages that a person or program sent again
+====================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+from django.dispatch import Signal
+
+message_sent = Signal()
+send_failed = Signal()
+message_merged = Signal()
+message_started = Signal()
+message_committed = Signal()
+message_failed = Signal()
+message_dead = Signal()
+message_replayed = Signal()

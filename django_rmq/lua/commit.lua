@@ -69,7 +69,10 @@ if #done > 0 then
   end
 end
 for _, i in ipairs(marked) do
-  end_failed(ARGV[first + i - 1], 0, records[i], 'failed', '', nil, i)
+  -- Asked again: the call may name the member twice, and the delivery ends once.
+  local member = ARGV[first + i - 1]
+  local record = redis.call('HGET', inflight, member)
+  if record then end_failed(member, 0, record, 'failed', '', nil, i) end
 end
 if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then wake(0) end
 keep_counts()

@@ -1,0 +1,56 @@
+"""Every test of the contract runs on both brokers, with given time, and ends with balanced books."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_rmq.broker import Broker
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.messages import Topic, TopicType
+from tests.contract.keyspaces import Keyspace, MemoryKeyspace, RedisKeyspace
+from tests.contract.slots import START_MS, Drift, Slot, drift
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(START_MS)
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest, clock: Clock) -> Any:
+    if request.param == "memory":
+        return InMemoryBroker("m:", clock)
+    client = request.getfixturevalue("redis_client")
+    return Broker(client, request.getfixturevalue("prefix"), clock)
+
+
+@pytest.fixture
+def keyspace(broker: Any) -> Keyspace:
+    if isinstance(broker, InMemoryBroker):
+        return MemoryKeyspace(broker)
+    return RedisKeyspace(broker.client, broker.prefix)
+
+
+@pytest.fixture
+def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Callable[..., Slot]]:
+    """Make slots of topics; after the test every ledger balances, but for what strangers put in."""
+    made: list[Slot] = []
+
+    def make(type: TopicType = TopicType.PRIORITY, *, index: int = 0, **options: Any) -> Slot:  # noqa: A002
+        name = options.pop("name", f"topic{len(made)}")
+        options = {"slots": 1 if index == 0 else 16, **options}
+        slot = Slot(broker, keyspace, clock, Topic(name, type, **options), index)
+        made.append(slot)
+        return slot
+
+    yield make
+    for slot in made:
+        assert drift(slot) == Drift(slot.strangers, 0, 0, 0), slot.audit()
+        assert set(slot.hash("inflight")) == set(slot.zset("prepare"))
+        assert set(slot.hash("deaths")) == set(slot.zset("dead"))
+        alive = set(slot.zset("store")) | set(slot.zset("retry")) | set(slot.zset("prepare"))
+        assert set(slot.hash("failures")) <= alive
+        assert set(slot.hash("body")) <= alive

@@ -1,0 +1,107 @@
+"""A stranger's view of what a broker keeps: its keys as they are, in Redis and in memory alike."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import redis
+
+from django_rmq.keys import SlotKeys
+from django_rmq.memory import Hash, InMemoryBroker, SortedSet
+
+Dump = dict[bytes, dict[bytes, Any]]
+SETS = ("store", "prepare", "retry", "dead", "claimants")
+
+
+class Keyspace(Protocol):
+    """Reads and writes keys without asking a script."""
+
+    def zset(self, key: bytes) -> dict[bytes, float]: ...
+    def hash(self, key: bytes) -> dict[bytes, bytes]: ...
+    def zadd(self, key: bytes, member: bytes, score: float) -> bool:
+        """Return whether the member is new."""
+        ...
+
+    def hset(self, key: bytes, field: bytes, value: bytes) -> None: ...
+    def delete(self, key: bytes) -> None: ...
+    def dump(self) -> Dump:
+        """Return every key under the prefix."""
+        ...
+
+
+class MemoryKeyspace:
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self.keys = broker.keyspace
+
+    def zset(self, key: bytes) -> dict[bytes, float]:
+        return dict(self.keys.get(key, {}))  # type: ignore[arg-type]
+
+    def hash(self, key: bytes) -> dict[bytes, bytes]:
+        return dict(self.keys.get(key, {}))  # type: ignore[arg-type]
+
+    def zadd(self, key: bytes, member: bytes, score: float) -> bool:
+        found = self.keys.setdefault(key, SortedSet())
+        assert isinstance(found, SortedSet)
+        new = member not in found
+        found[member] = float(score)
+        return new
+
+    def hset(self, key: bytes, field: bytes, value: bytes) -> None:
+        found = self.keys.setdefault(key, Hash())
+        assert isinstance(found, Hash)
+        found[field] = value
+
+    def delete(self, key: bytes) -> None:
+        self.keys.pop(key, None)
+
+    def dump(self) -> Dump:
+        return {key: dict(value) for key, value in self.keys.items()}
+
+
+class RedisKeyspace:
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self.client = client
+        self.prefix = prefix
+
+    def zset(self, key: bytes) -> dict[bytes, float]:
+        return dict(self.client.zrange(key, 0, -1, withscores=True))
+
+    def hash(self, key: bytes) -> dict[bytes, bytes]:
+        return self.client.hgetall(key)
+
+    def zadd(self, key: bytes, member: bytes, score: float) -> bool:
+        return bool(self.client.execute_command("ZADD", key, f"{score:.17g}", member))
+
+    def hset(self, key: bytes, field: bytes, value: bytes) -> None:
+        self.client.hset(key, field, value)
+
+    def delete(self, key: bytes) -> None:
+        self.client.delete(key)
+
+    def dump(self) -> Dump:
+        keys = sorted(self.client.keys(f"*{self.prefix}*"))
+        pipeline = self.client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.type(key)
+        kinds = pipeline.execute()
+        for key, kind in zip(keys, kinds, strict=True):
+            if kind == b"zset":
+                pipeline.zrange(key, 0, -1, withscores=True)
+            else:
+                pipeline.hgetall(key)
+        return {key: dict(value) for key, value in zip(keys, pipeline.execute(), strict=True)}
+
+    def dump_slots(self, slots: list[SlotKeys]) -> Dump:
+        """Return the keys of these slots in one round trip, and prove that there are no others."""
+        pipeline = self.client.pipeline(transaction=False)
+        pipeline.keys(f"*{self.prefix}*")
+        named = [(name, key) for keys in slots for name, key in zip(SlotKeys._fields, keys, strict=True)]
+        for name, key in named:
+            if name in SETS:
+                pipeline.zrange(key, 0, -1, withscores=True)
+            else:
+                pipeline.hgetall(key)
+        existing, *values = pipeline.execute()
+        found = {key: dict(value) for (_, key), value in zip(named, values, strict=True) if value}
+        assert set(existing) == set(found)
+        return found

@@ -1,0 +1,154 @@
+"""One slot of one topic, with the words that every test of the contract would repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from django_rmq.keys import SlotKeys, slot_keys
+from django_rmq.memory import Clock
+from django_rmq.messages import (
+    BackOff,
+    Delivery,
+    Envelope,
+    Failure,
+    Prepared,
+    Sent,
+    Topic,
+    TopicType,
+    encode_envelope,
+)
+from tests.contract.keyspaces import Keyspace
+
+START_MS = 1_800_000_000_000
+TYPES = list(TopicType)
+TIME_TYPES = [TopicType.RANGE_MERGE, TopicType.FIXED_TIME]
+CONSTANT = BackOff(1_000, 1_000)
+NO_BACKOFF = BackOff(0, 0)
+
+
+class Slot:
+    """One slot of one topic: the broker's methods without the words that every test would repeat."""
+
+    def __init__(self, broker: Any, keyspace: Keyspace, clock: Clock, topic: Topic, index: int = 0) -> None:
+        self.broker, self.keyspace, self.clock, self.topic, self.index = broker, keyspace, clock, topic, index
+        self.strangers = 0
+        """Members that came by a plain ZADD: how far the ledger is ahead until an audit adopts them."""
+
+    def with_topic(self, **changes: Any) -> Slot:
+        """Return the same slot as a client sees it whose settings differ."""
+        return Slot(self.broker, self.keyspace, self.clock, replace(self.topic, **changes), self.index)
+
+    @property
+    def keys(self) -> SlotKeys:
+        return slot_keys(self.broker.prefix, self.topic.name, self.index)
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock() // 1000
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.broker, name)
+        return lambda *args, **kwargs: method(self.topic, self.index, *args, **kwargs)
+
+    # --- by state
+
+    def zset(self, state: str) -> dict[bytes, float]:
+        return self.keyspace.zset(getattr(self.keys, state))
+
+    def hash(self, name: str) -> dict[bytes, bytes]:
+        return self.keyspace.hash(getattr(self.keys, name))
+
+    def where(self, member: bytes) -> str:
+        """Return the letters of PROTOCOL.md's states: W w T F D, or - for absent."""
+        letters = ""
+        if member in self.zset("prepare"):
+            letters += "F"
+        score = self.zset("store").get(member)
+        if score is not None:
+            floor = max(16, self.topic.max_retries) if self.topic.is_priority else 999
+            letters += "w" if score <= floor or score % 1 else "W"
+        if member in self.zset("retry"):
+            letters += "T"
+        if member in self.zset("dead"):
+            letters += "D"
+        return letters or "-"
+
+    def envelope(self, body: bytes = b"body", **parts: Any) -> bytes | None:
+        return encode_envelope(Envelope(body, **parts)) if self.topic.keyed else None
+
+    def envelopes(self, count: int, body: bytes = b"body") -> list[bytes]:
+        one = self.envelope(body)
+        return [] if one is None else [one] * count
+
+    # --- what tests do all the time
+
+    def fresh_score(self, n: int = 0) -> int:
+        """Return the n-th score to send with: every one due now, later ones after earlier ones."""
+        return 100 - n if self.topic.is_priority else self.now_ms - 1_000 + n
+
+    def send(self, *members: bytes, score: int | None = None, body: bytes = b"body") -> list[Sent]:
+        """Send members, takeable at once unless ``score`` says otherwise (range_merge: ms to wait)."""
+        envelopes = self.envelopes(len(members), body)
+        if self.topic.type is TopicType.RANGE_MERGE:
+            return self.send_merge(score or 0, list(members), envelopes)
+        scores = [self.fresh_score(n) if score is None else score for n in range(len(members))]
+        return self.send_replace(scores, list(members), envelopes)
+
+    def take(self, limit: int = 10, owner: str = "A", epoch: int | None = None, **kwargs: Any) -> Prepared:
+        return self.broker.prepare(self.topic, self.index, owner, epoch, limit, **kwargs)
+
+    def take_one(self, owner: str = "A") -> tuple[int, Delivery]:
+        """Take exactly one; return its receipt and the delivery."""
+        answer = self.take(1, owner)
+        assert answer.status == "ok", answer
+        return answer.receipt, answer.deliveries[0]
+
+    def fail(
+        self,
+        receipt: int,
+        *members: bytes,
+        delay_ms: int | None = None,
+        kind: str = "failed",
+        error: str = "no",
+    ) -> list[str]:
+        return self.rollback(receipt, [Failure(member, kind, delay_ms, error) for member in members])
+
+    def reject(self, receipt: int, *members: bytes) -> list[str]:
+        return self.fail(receipt, *members, kind="rejected")
+
+    def kill(self, member: bytes) -> None:
+        """Bring a member that waits alone into Dead by rejection."""
+        receipt, delivery = self.take_one()
+        assert delivery.member == member
+        assert self.reject(receipt, member) == ["ok"]
+
+    def zadd(self, member: bytes, score: float) -> None:
+        """Send as the article's producers do."""
+        self.strangers += self.keyspace.zadd(self.keys.store, member, score)
+
+    def counted(self, name: str) -> int:
+        return int(self.hash("stats").get(name.encode(), 0))
+
+    def snapshot(self, *without: str) -> dict[bytes, dict[bytes, Any]]:
+        """Return every key; ``without``: counters to leave out."""
+        found = self.keyspace.dump()
+        stats = found.get(self.keys.stats, {})
+        for name in without:
+            stats.pop(name.encode(), None)
+        if not stats:
+            found.pop(self.keys.stats, None)
+        return found
+
+
+class Drift(NamedTuple):
+    live: int
+    dead: int
+    deliveries: int
+    sends: int
+
+
+def drift(slot: Slot) -> Drift:
+    ledger = slot.audit()
+    return Drift(ledger.live_drift, ledger.dead_drift, ledger.delivery_drift, ledger.send_drift)

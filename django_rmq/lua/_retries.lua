@@ -1,4 +1,6 @@
 -- How a score carries the budget: q deliveries are left to whoever waits as a retry of q.
+-- Ten bits of retries fit below this in a double; at 2^43 an odd q would be rounded up, and a message never die.
+local LARGEST_WITH_RETRIES = 8796093022207
 local function bounded(value, low, high)
   if value ~= value then return low end
   return math.max(low, math.min(high, value))
@@ -23,7 +25,7 @@ end
 local function retry_score(q, score)
   q = bounded(math.floor(q), 1, 999)
   if kind == 'priority' and retry_priority == 'original' and score > floor_priority() then
-    return math.floor(math.min(score, 8796093022208)) + q / 1024
+    return math.floor(math.min(score, LARGEST_WITH_RETRIES)) + q / 1024
   end
   return q
 end

@@ -46,7 +46,8 @@ for i = first, last, 2 do
     else
       local q = waiting and math.floor(waiting) or math.floor(resting % 1 * 1024 + 0.5)
       if waiting then redis.call('ZREM', store, member) end
-      redis.call('ZADD', retry, text_of(tonumber(score) + bounded(q, 1, 999) / 1024), member)
+      local rest = math.min(tonumber(score), LARGEST_WITH_RETRIES)
+      redis.call('ZADD', retry, text_of(rest + bounded(q, 1, 999) / 1024), member)
     end
   elseif redis.call('ZSCORE', prepare, member) then
     word = 'in_flight'

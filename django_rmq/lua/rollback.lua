@@ -45,7 +45,8 @@ for i = first, last, 4 do
   local record, score = redis.call('HGET', inflight, member), redis.call('ZSCORE', prepare, member)
   if record and score and string.sub(record, 1, #prefix) == prefix then
     local left = bounded(math.floor(tonumber(score) % 1000), 0, max_retries)
-    if delay then delay = bounded(math.floor(delay), 0, 1e13) end
+    -- 139 years: the score in Retry must have room for the budget.
+    if delay then delay = bounded(math.floor(delay), 0, 4398046511104) end
     earliest = math.min(earliest, end_failed(member, left, record, what, text, delay, #words) or math.huge)
     words[#words + 1] = 'ok'
   else

@@ -1,0 +1,87 @@
+"""1 + MAX_RETRIES deliveries, exactly; back-off; what a time-out and a stranger's score make of the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from django_rmq.memory import Clock
+from django_rmq.messages import MAX_PRIORITY, BackOff, FailureRecord, TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+KINDS = [
+    pytest.param(TopicType.PRIORITY, "original", id="original"),
+    pytest.param(TopicType.PRIORITY, "lowest", id="lowest"),
+    pytest.param(TopicType.RANGE_MERGE, "original", id="range_merge"),
+    pytest.param(TopicType.FIXED_TIME, "original", id="fixed_time"),
+]
+
+
+def fail_to_death(slot: Slot, member: bytes) -> list[int]:
+    """Fail every delivery until the member is dead; return the retries left to each."""
+    lefts = []
+    while member not in slot.zset("dead"):
+        assert len(lefts) < 1_001, "this never ends"
+        receipt, delivery = slot.take_one()
+        assert delivery.member == member
+        lefts.append(delivery.retries_left)
+        assert slot.fail(receipt, member) == ["ok"]
+        slot.clock.advance(ms=slot.topic.backoff.cap_ms)
+    return lefts
+
+
+@pytest.mark.parametrize("backoff", [NO_BACKOFF, CONSTANT, BackOff(100, 1_000)], ids=["at once", "const", "exp"])
+@pytest.mark.parametrize(("kind", "retry_priority"), KINDS)
+@pytest.mark.parametrize("identity", ["body", "key"])
+def test_a_message_that_always_fails_is_delivered_seventeen_times_with_16_to_0_left(
+    make_slot: MakeSlot, kind: TopicType, retry_priority: str, identity: str, backoff: BackOff
+) -> None:
+    slot = make_slot(kind, retry_priority=retry_priority, identity=identity, backoff=backoff)
+    slot.send(b"a")
+    assert fail_to_death(slot, b"a") == list(range(16, -1, -1))
+    assert slot.where(b"a") == "D"
+
+
+@pytest.mark.parametrize(("kind", "retry_priority"), KINDS)
+@pytest.mark.parametrize("max_retries", [0, 1, 3, 17, 999])
+def test_max_retries_is_exact_whatever_it_is(
+    make_slot: MakeSlot, kind: TopicType, retry_priority: str, max_retries: int
+) -> None:
+    slot = make_slot(kind, retry_priority=retry_priority, max_retries=max_retries, backoff=NO_BACKOFF)
+    slot.send(b"a", score=2_000 if kind is TopicType.PRIORITY else None)
+    assert fail_to_death(slot, b"a") == list(range(max_retries, -1, -1))
+
+
+@pytest.mark.parametrize("priority", [17, 1 << 42, MAX_PRIORITY - 1, MAX_PRIORITY, 1e15, 1e300, float("inf")])
+def test_the_largest_priorities_carry_an_exact_budget_too(make_slot: MakeSlot, priority: float) -> None:
+    slot = make_slot(backoff=NO_BACKOFF)
+    slot.zadd(b"a", priority)
+    assert fail_to_death(slot, b"a") == list(range(16, -1, -1))
+
+
+@pytest.mark.parametrize("kind", TIME_TYPES)
+def test_the_longest_delay_does_not_cost_or_give_a_retry(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
+    slot = make_slot(kind)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a", delay_ms=0)
+    receipt, delivery = slot.take_one()
+    assert delivery.retries_left == 15
+    slot.fail(receipt, b"a", delay_ms=10**15)
+    clock.advance(ms=1 << 42)
+    assert slot.take_one()[1].retries_left == 14
+
+
+def test_a_resting_message_that_is_rescheduled_far_away_keeps_its_budget(make_slot: MakeSlot, clock: Clock) -> None:
+    slot = make_slot(TopicType.FIXED_TIME)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a", delay_ms=0)
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a")
+    assert slot.reschedule([10**14], [b"a"]) == ["retry"]
+    clock.advance(ms=(1 << 43) - slot.now_ms)
+    assert slot.take_one()[1].retries_left == 14

@@ -33,7 +33,7 @@
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    go on behind this entry
 --       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}}
---         no retries left: all are fresh; no envelopes: each member is its own body
+--         no retries left: all have ARGV[9]; no envelopes: each member is its own body
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry, claimants = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local channel, room, kind, slots, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
@@ -199,6 +199,8 @@ if total > 0 and redis.call('HLEN', body) > 0 then
   end
   kept = redis.call('HMGET', body, unpack(names))
 end
+-- What the caller assumes where no retries left are told: those of its own settings.
+local expected = tonumber(ARGV[9])
 local bytes, taken, stamp, plain, refused = 0, 0, now_s * 1000, true, false
 local handed, members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}, {}
 for i = 1, total do
@@ -215,7 +217,7 @@ for i = 1, total do
       break
     end
     local left = budget(tonumber(score))
-    plain = plain and left == max_retries
+    plain = plain and left == expected
     dates[left] = dates[left] or text_of(stamp + left)
     taken = taken + 1
     members[taken], lefts[taken], envelopes[taken] = member, left, envelope or ''

@@ -85,3 +85,14 @@ def test_a_resting_message_that_is_rescheduled_far_away_keeps_its_budget(make_sl
     assert slot.reschedule([10**14], [b"a"]) == ["retry"]
     clock.advance(ms=(1 << 43) - slot.now_ms)
     assert slot.take_one()[1].retries_left == 14
+
+
+@pytest.mark.parametrize(("kind", "retry_priority"), KINDS)
+def test_the_slots_own_retries_count_and_not_those_of_a_workers_settings(
+    make_slot: MakeSlot, kind: TopicType, retry_priority: str
+) -> None:
+    slot = make_slot(kind, retry_priority=retry_priority, max_retries=3, backoff=NO_BACKOFF)
+    assert slot.configure() == "ok"
+    slot.send(b"a")
+    other = Slot(slot.broker, slot.keyspace, slot.clock, replace(slot.topic, max_retries=9))
+    assert fail_to_death(other, b"a") == [3, 2, 1, 0]

@@ -1,0 +1,176 @@
+"""What became of everything that was sent: the ledgers of all slots, held against the shop's database."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db.models import F
+from django.utils import timezone
+
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.messages import Ledger, Topic, decode_body
+from example_project.orders.models import Order, State
+from example_project.prices.models import Product
+from example_project.traffic import Done
+
+PRICES, RENDERS, ORDERS = "price-changes", "image-renders", "order-timeouts"
+
+
+@dataclass
+class Figures:
+    """The ledgers of a topic's slots, added up."""
+
+    counters: Counter[str]
+    store: int = 0
+    prepare: int = 0
+    retry: int = 0
+    dead: int = 0
+
+    @property
+    def merged(self) -> int:
+        """Sends that met a message which was waiting still."""
+        return self.counters["merged"] + self.counters["replaced"]
+
+    @property
+    def retried(self) -> int:
+        """Deliveries that failed or timed out."""
+        return self.counters["failed"] + self.counters["expired"]
+
+    @property
+    def live(self) -> int:
+        return self.store + self.prepare + self.retry
+
+
+class Accounts:
+    """Counts from the moment it is made; depths are those of now."""
+
+    def __init__(self) -> None:
+        self.broker = get_broker()
+        self.topics = {name: get_config().topic(name) for name in (PRICES, RENDERS, ORDERS)}
+        self.began = timezone.now()
+        self._before = {name: self._sum(ledgers).counters for name, ledgers in self.ledgers().items()}
+
+    def ledgers(self) -> dict[str, list[Ledger]]:
+        """The ledger of every slot, in one round trip."""
+        pipeline = self.broker.pipeline()
+        for topic in self.topics.values():
+            for slot in range(topic.slots):
+                pipeline.audit(topic, slot)
+        answers: list[Any] = pipeline.execute()
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        found = {}
+        for name, topic in self.topics.items():
+            found[name], answers = answers[: topic.slots], answers[topic.slots :]
+        return found
+
+    def figures(self) -> dict[str, Figures]:
+        """What happened since the beginning, by topic."""
+        found = {name: self._sum(ledgers) for name, ledgers in self.ledgers().items()}
+        for name, figures in found.items():
+            figures.counters.subtract(self._before[name])
+        return found
+
+    @staticmethod
+    def _sum(ledgers: list[Ledger]) -> Figures:
+        figures = Figures(Counter())
+        for ledger in ledgers:
+            figures.counters.update(ledger.counters)
+            figures.store += ledger.store
+            figures.prepare += ledger.prepare
+            figures.retry += ledger.retry
+            figures.dead += ledger.dead
+        return figures
+
+    # --- the database's side
+
+    def closed_orders(self) -> Any:
+        """Orders closed since the beginning."""
+        return Order.objects.filter(state=State.CLOSED, closed_at__gte=self.began)
+
+    def closed_early(self) -> int:
+        """Orders closed before their time; both times are of this machine's clock, as is Redis' own."""
+        return int(self.closed_orders().filter(closed_at__lt=F("due_at")).count())
+
+    def latest_close(self) -> timedelta:
+        """The longest time from an order's due time until it was closed."""
+        times: list[tuple[datetime, datetime]] = self.closed_orders().values_list("due_at", "closed_at")
+        return max((closed - due for due, closed in times), default=timedelta())
+
+    def finished(self) -> bool:
+        """Whether nothing is left that will happen by itself soon. Orders are waited for if they take a minute at most."""
+        figures = self.figures()
+        if figures[PRICES].live or figures[RENDERS].live:
+            return False
+        orders = figures[ORDERS]
+        patience: timedelta = settings.SHOP_ORDER_TIMEOUT
+        if patience <= timedelta(minutes=1):
+            return not orders.live
+        return not (orders.prepare or orders.retry or self._overdue())
+
+    def complaints(self, done: Done) -> list[str]:
+        """What does not add up, a sentence each; call it when the consumers have stopped."""
+        found = []
+        for name, ledgers in self.ledgers().items():
+            for slot, ledger in enumerate(ledgers):
+                if not ledger.balanced:
+                    found.append(
+                        f"the ledger of {name} slot {slot} is not balanced: live {ledger.live_drift:+d}, "
+                        f"dead {ledger.dead_drift:+d}, deliveries {ledger.delivery_drift:+d}, sends {ledger.send_drift:+d}"
+                    )
+        figures = self.figures()
+        for name, returned in ((PRICES, done.price_changes), (ORDERS, done.orders)):
+            if figures[name].counters["sent"] < returned:
+                found.append(
+                    f"{returned} sends to {name} returned, Redis counts {figures[name].counters['sent']}"
+                )
+        for name in (PRICES, RENDERS):
+            waiting = figures[name].store + figures[name].prepare
+            if waiting:
+                found.append(f"{waiting} messages of {name} were not consumed")
+        if figures[ORDERS].prepare:
+            found.append(f"{figures[ORDERS].prepare} messages of {ORDERS} are in flight with nobody at work")
+
+        if overdue := self._overdue():
+            found.append(f"{overdue} orders are neither paid nor closed though their time is up")
+        still_open = Order.objects.filter(state=State.OPEN).count()
+        if still_open > figures[ORDERS].live + figures[ORDERS].dead:
+            found.append(
+                f"{still_open} orders are open, and only {figures[ORDERS].live} messages will close them"
+            )
+        # What failed for good shows an old price, and is where a person finds it; nothing else may.
+        excused = self._skus("dead") | self._skus("retry")
+        stale = [
+            sku for sku in Product.objects.outdated().values_list("sku", flat=True) if sku not in excused
+        ]
+        if stale:
+            found.append(f"{len(stale)} products do not show their price, such as {stale[:5]}")
+        wrong = Product.objects.exclude(rendered_at=None).filter(rendered_version=F("price_version"))
+        if differing := wrong.exclude(rendered_price=F("price")).count():
+            found.append(f"{differing} images carry another price than their product")
+        if early := self.closed_early():
+            found.append(f"{early} orders were closed before their time")
+        return found
+
+    def _overdue(self) -> int:
+        return Order.objects.filter(state=State.OPEN, due_at__lte=timezone.now()).count()
+
+    def _skus(self, state: str) -> set[int]:
+        """The products whose renders are in this state."""
+        topic: Topic = self.topics[RENDERS]
+        found = set()
+        for slot in range(topic.slots):
+            cursor = None
+            while True:
+                page = self.broker.peek(topic, slot, state, after=cursor, limit=1000)
+                found |= {decode_body(topic, entry.member)["sku"] for entry in page.entries}
+                cursor = page.cursor
+                if cursor is None:
+                    break
+        return found

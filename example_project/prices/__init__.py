@@ -1,0 +1,1 @@
+"""Products whose current price is drawn onto their image: merged changes, rendered by merchant grade."""

@@ -1,0 +1,110 @@
+"""Settings of the example shop, for development and for the project's tests.
+
+Read from the environment: REDIS_URL, RMQ_KEY_PREFIX, SHOP_DATA (a folder for the database and the
+images), SHOP_ORDER_SECONDS (how long an order may stay unpaid), DJANGO_DEBUG (1 or 0).
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+BASE_DIR = Path(__file__).resolve().parent
+SHOP_DATA = Path(os.environ.get("SHOP_DATA") or BASE_DIR.parent / "var").absolute()
+SHOP_DATA.mkdir(parents=True, exist_ok=True)
+
+# For development only: whoever knows the key can forge sessions.
+SECRET_KEY = "an-example-is-no-secret-and-must-not-be-used-on-a-real-site"
+DEBUG = os.environ.get("DJANGO_DEBUG", "1") == "1"
+ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_rmq",
+    "example_project.prices",
+    "example_project.orders",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.locale.LocaleMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+ROOT_URLCONF = "example_project.urls"
+WSGI_APPLICATION = "example_project.wsgi.application"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": SHOP_DATA / "shop.sqlite3",
+        "OPTIONS": {
+            # Web server and consumers write at the same time: readers must not block writers, and a
+            # transaction has to queue for the write lock when it begins, not fail when it first writes.
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+            "transaction_mode": "IMMEDIATE",
+            "timeout": 20,
+        },
+    },
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+CACHES = {
+    "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+    # A database of its own: cache.clear() of any alias on the same one would empty the queues.
+    "rmq": {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
+    },
+}
+
+RMQ = {
+    "REDIS": "rmq",
+    "KEY_PREFIX": os.environ.get("RMQ_KEY_PREFIX", ""),
+    "TOPICS": {
+        # Changes of one product within five seconds are one message.
+        "price-changes": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 5000},
+        # Key accounts first, and the images of one shop one after the other.
+        "image-renders": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "shop"},
+        # One message for each unpaid order, due when its time is up.
+        "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
+    },
+}
+
+SHOP_ORDER_TIMEOUT = timedelta(seconds=float(os.environ.get("SHOP_ORDER_SECONDS") or 15 * 60))
+
+LANGUAGE_CODE = "en"
+LANGUAGES = [("en", "English"), ("zh-hans", "简体中文")]
+TIME_ZONE = "UTC"
+USE_TZ = True
+
+STATIC_URL = "static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+MEDIA_URL = "media/"
+MEDIA_ROOT = SHOP_DATA / "media"

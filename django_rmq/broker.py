@@ -524,13 +524,14 @@ class Transitions:
             Call(
                 "purge",
                 (
-                    getattr(keys, state),
+                    keys.store,
+                    keys.retry,
+                    keys.dead,
                     keys.prepare,
                     keys.deaths,
                     keys.failures,
                     keys.body,
                     keys.stats,
-                    keys.control,
                 ),
                 (state, _number(up_to), limit),
                 int,

@@ -734,13 +734,13 @@ class InMemoryBroker:
                 del s.prepare[member], s.inflight[member]
                 s.count("released")
                 waiting = s.store.get(member)
-                if waiting is not None:
+                if waiting is None and member not in s.retry:
+                    comes_back = True
+                else:
                     s.count("dropped")
-                if waiting is None or (
-                    topic.type is TopicType.RANGE_MERGE
-                    and not s.is_retry(record.score)
-                    and record.score < waiting
-                ):
+                    merges = topic.type is TopicType.RANGE_MERGE and not s.is_retry(record.score)
+                    comes_back = merges and waiting is not None and record.score < waiting
+                if comes_back:
                     s.store[member] = record.score
                     earliest = min(earliest, 0 if topic.is_priority else record.score)
             s.wake_at_gate(earliest)
@@ -895,7 +895,7 @@ class InMemoryBroker:
         """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
         if state not in ("store", "retry", "dead"):
             raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
-        names = ["store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats", "control"]
+        names = ["store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats"]
         with self._slot(topic, slot, *names) as s:
             emptied: SortedSet = getattr(s, state)
             gone = [member for member, score in emptied.rows() if score <= up_to][: min(limit, BATCH)]

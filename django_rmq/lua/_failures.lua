@@ -27,21 +27,26 @@ local function note_failure(member, what, text, score, failure)
     now_ms, score, string.sub(text, 1, 1024)))
 end
 
--- `alive`: another copy of the member waits, and keeps body and diagnosis.
-local function forget(member, alive)
-  if alive then return end
+local function waits(member)
+  return redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member)
+end
+
+-- Another copy of the member that waits, rests or runs keeps body and diagnosis.
+local function forget(member)
+  if waits(member) or redis.call('ZSCORE', prepare, member) then return end
   redis.call('HDEL', failures, member)
   redis.call('HDEL', body, member)
 end
 
-local function die(member, reason, text, score, failure, failed, alive)
+-- The caller has taken the copy that dies out of its place.
+local function die(member, reason, text, score, failure, failed)
   if redis.call('ZADD', dead, text_of(now_ms), member) == 0 then count('dead_merged') end
   local kept = redis.call('HGET', body, member)
   text = string.sub(text, 1, 1024)
   redis.call('HSET', deaths, member, string.format('%s %d %s %.0f %s %d %d\n', reason,
     (failure and failure.times or 0) + failed, failure and failure.first or string.format('%.0f', now_ms),
     now_ms, score, #text, kept and 1 or 0) .. text .. (kept or ''))
-  forget(member, alive)
+  forget(member)
   count(reason == 'lapsed' and 'lapsed' or 'died')
 end
 
@@ -49,7 +54,6 @@ end
 local function end_failed(member, left, record, what, text, delay, index)
   local score, mark = string.match(record, '^%d+ (%S+) ?(%S*)')
   score, mark = score or '0', mark or ''
-  local alive = redis.call('ZSCORE', store, member)
   local failure = parse_failure(redis.call('HGET', failures, member))
   local origin = first_score(score, failure)
   redis.call('ZREM', prepare, member)
@@ -57,22 +61,22 @@ local function end_failed(member, left, record, what, text, delay, index)
     count('ended_marked')
     count('removed')
     redis.call('HDEL', inflight, member)
-    forget(member, alive)
+    forget(member)
     return nil
   end
   if mark == 'buried' then
     count('ended_marked')
-    die(member, 'buried', text, origin, failure, 1, alive)
+    die(member, 'buried', text, origin, failure, 1)
   elseif what == 'rejected' then
     count('rejected')
-    die(member, 'rejected', text, origin, failure, 1, alive)
+    die(member, 'rejected', text, origin, failure, 1)
   else
     count(what == 'timed_out' and 'expired' or 'failed')
-    if alive then
+    if waits(member) then
       count('dropped')
       note_failure(member, what, text, origin, failure)
     elseif left <= 0 then
-      die(member, what, text, origin, failure, 1, alive)
+      die(member, what, text, origin, failure, 1)
     else
       delay = delay or backoff(max_retries - left, index)
       local due = now_ms

@@ -1,6 +1,6 @@
 -- Put `members[i]` into Store with `scores[i]`. A copy that already waits fresh is answered `met`, and takes the
--- new score only if `overwrite`; one that waits as a retry is superseded, unless `met` is 'present'.
--- `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
+-- new score only if `overwrite`; one that waits or rests as a retry is superseded, unless `met` is 'present'.
+-- Both at once: a stranger's ZADD met a resting retry, which is dropped. `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
 local function place(members, scores, envelope, met, overwrite, taken)
   local n = #members
   local waiting, resting = redis.call('ZCARD', store), redis.call('ZCARD', retry)
@@ -25,16 +25,16 @@ local function place(members, scores, envelope, met, overwrite, taken)
     for i = 1, n do
       local member, word, set = members[i], 'stored', true
       local existing = earlier[member] or found[i] or nil
+      local resting = rested[i] and not earlier[member]
+      local retried = existing and not earlier[member] and is_retry(tonumber(existing))
       if earlier[member] == 'refused' then
         word, set, existing = 'refused', false, nil
-      elseif taken[i] then
+      elseif taken[i] or (met == 'present' and (existing or resting)) then
         word, set = 'present', false
-      elseif not earlier[member] and (rested[i] or (existing and is_retry(tonumber(existing)))) then
-        word, set = 'superseded', true
-        if met == 'present' then word, set = met, false end
-        if set and rested[i] then leave[#leave + 1] = member end
-      elseif existing then
+      elseif existing and not retried then
         word, set = met, overwrite
+      elseif retried or resting then
+        word = 'superseded'
       elseif room < 1 then
         word, set = 'refused', false
       else
@@ -47,7 +47,11 @@ local function place(members, scores, envelope, met, overwrite, taken)
       if word ~= 'refused' and word ~= 'present' then count('sent') end
       if word == 'superseded' then
         count('stored')
+        if retried then count('dropped') end
+      end
+      if resting and word ~= 'present' then
         count('dropped')
+        leave[#leave + 1] = member
       end
     end
     if #flat > 0 then redis.call('ZADD', store, unpack(flat)) end

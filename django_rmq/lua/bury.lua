@@ -46,7 +46,7 @@ for i = first, last do
     local failure = parse_failure(redis.call('HGET', failures, member))
     if waiting then redis.call('ZREM', store, member) end
     if resting then redis.call('ZREM', retry, member) end
-    die(member, 'buried', why, first_score(waiting or failure and failure.score or '0', failure), failure, 0, running)
+    die(member, 'buried', why, first_score(waiting or failure and failure.score or '0', failure), failure, 0)
     if waiting and resting then count('dropped') end
   end
   if running then

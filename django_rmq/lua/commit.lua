@@ -58,9 +58,10 @@ if #done > 0 then
   count('committed', redis.call('ZREM', prepare, unpack(done)))
   redis.call('HDEL', inflight, unpack(done))
   if redis.call('HLEN', failures) > 0 or redis.call('HLEN', body) > 0 then
-    local waiting, gone = redis.call('ZMSCORE', store, unpack(done)), {}
+    local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}
+    if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(done)) end
     for i, member in ipairs(done) do
-      if not waiting[i] then gone[#gone + 1] = member end
+      if not (waiting[i] or resting[i]) then gone[#gone + 1] = member end
     end
     if #gone > 0 then
       redis.call('HDEL', failures, unpack(gone))

@@ -235,12 +235,15 @@ for _, i in ipairs(lapsed) do
   local member = free[i * 2 - 1]
   local failure = parse_failure(redis.call('HGET', failures, member))
   redis.call('ZREM', store, member)
-  die(member, 'lapsed', '', first_score(free[i * 2], failure), failure, 0, nil)
+  count('dropped', redis.call('ZREM', retry, member))
+  die(member, 'lapsed', '', first_score(free[i * 2], failure), failure, 0)
 end
 if taken > 0 then
   redis.call('ZREM', store, unpack(members))
   redis.call('ZADD', prepare, unpack(prepared))
   redis.call('HSET', inflight, unpack(flights))
+  -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
+  if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end
   redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt))
   count('prepared', taken)
   keep_counts()

@@ -1,12 +1,13 @@
 -- Delete what waits, rests or is dead, oldest first; never what is in flight.
 --
--- KEYS[1] set       ZSET  the state's: store, retry or dead
--- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] deaths    HASH  member -> death
--- KEYS[4] failures  HASH  member -> last failure
--- KEYS[5] body      HASH  member -> envelope
--- KEYS[6] stats     HASH  counter -> n
--- KEYS[7] control   HASH  field -> value
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] retry     ZSET  member -> ms + retries/1024
+-- KEYS[3] dead      ZSET  member -> ms of death
+-- KEYS[4] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
 --
 -- ARGV[1] state   store, retry or dead
 -- ARGV[2] up_to   only scores up to this; +inf: all
@@ -14,12 +15,14 @@
 -- ARGV[4] now
 --
 -- Returns how many are gone
-local set, prepare, deaths, failures, body, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local store, retry, dead, prepare = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local deaths, failures, body, stats = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local state, up_to, limit, now = ARGV[1], ARGV[2], math.min(tonumber(ARGV[3]), 3000), ARGV[4]
 -- include: _types
-local wrong = mistyped('zset', set, prepare) or mistyped('hash', deaths, failures, body, stats, control)
+local wrong = mistyped('zset', store, retry, dead, prepare) or mistyped('hash', deaths, failures, body, stats)
 if wrong then return wrong end
 -- include: _ledger
+local set = state == 'dead' and dead or state == 'retry' and retry or store
 local members = redis.call('ZRANGEBYSCORE', set, '-inf', up_to, 'LIMIT', 0, limit)
 if #members == 0 then return 0 end
 redis.call('ZREM', set, unpack(members))
@@ -27,9 +30,11 @@ if state == 'dead' then
   redis.call('HDEL', deaths, unpack(members))
   count('purged_dead', #members)
 else
-  local running, gone = redis.call('ZMSCORE', prepare, unpack(members)), {}
+  -- A copy that runs, or waits in the other set, keeps body and diagnosis.
+  local running = redis.call('ZMSCORE', prepare, unpack(members))
+  local other, gone = redis.call('ZMSCORE', state == 'store' and retry or store, unpack(members)), {}
   for i, member in ipairs(members) do
-    if not running[i] then gone[#gone + 1] = member end
+    if not (running[i] or other[i]) then gone[#gone + 1] = member end
   end
   if #gone > 0 then
     redis.call('HDEL', failures, unpack(gone))

@@ -51,13 +51,14 @@ for i = first, last do
     local score = string.sub(record, #prefix + 1)
     local number, waiting = tonumber(score), tonumber(redis.call('ZSCORE', store, member))
     redis.call('ZREM', prepare, member)
-    if not waiting or (kind == 'range_merge' and not is_retry(number) and number < waiting) then
+    local resting = redis.call('ZSCORE', retry, member)
+    if not (waiting or resting) or (waiting and kind == 'range_merge' and not is_retry(number) and number < waiting) then
       redis.call('ZADD', store, score, member)
       earliest = math.min(earliest, kind == 'priority' and 0 or number)
     end
     redis.call('HDEL', inflight, member)
     count('released')
-    if waiting then count('dropped') end
+    if waiting or resting then count('dropped') end
   end
 end
 if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end

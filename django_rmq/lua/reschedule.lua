@@ -46,6 +46,7 @@ for i = first, last, 2 do
     else
       local q = waiting and math.floor(waiting) or math.floor(resting % 1 * 1024 + 0.5)
       if waiting then redis.call('ZREM', store, member) end
+      if waiting and resting then count('dropped') end
       local rest = math.min(tonumber(score), LARGEST_WITH_RETRIES)
       redis.call('ZADD', retry, text_of(rest + bounded(q, 1, 999) / 1024), member)
     end

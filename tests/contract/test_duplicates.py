@@ -28,7 +28,9 @@ def test_a_marked_delivery_that_is_ended_twice_in_one_call_is_counted_once(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_delivery_committed_twice_in_one_call_is_committed_once(make_slot: MakeSlot, kind: TopicType) -> None:
+def test_a_delivery_committed_twice_in_one_call_is_committed_once(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
     slot = make_slot(kind)
     slot.send(b"a")
     receipt, _ = slot.take_one()

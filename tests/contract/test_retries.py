@@ -33,7 +33,9 @@ def fail_to_death(slot: Slot, member: bytes) -> list[int]:
     return lefts
 
 
-@pytest.mark.parametrize("backoff", [NO_BACKOFF, CONSTANT, BackOff(100, 1_000)], ids=["at once", "const", "exp"])
+@pytest.mark.parametrize(
+    "backoff", [NO_BACKOFF, CONSTANT, BackOff(100, 1_000)], ids=["at once", "const", "exp"]
+)
 @pytest.mark.parametrize(("kind", "retry_priority"), KINDS)
 @pytest.mark.parametrize("identity", ["body", "key"])
 def test_a_message_that_always_fails_is_delivered_seventeen_times_with_16_to_0_left(
@@ -63,7 +65,9 @@ def test_the_largest_priorities_carry_an_exact_budget_too(make_slot: MakeSlot, p
 
 
 @pytest.mark.parametrize("kind", TIME_TYPES)
-def test_the_longest_delay_does_not_cost_or_give_a_retry(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
+def test_the_longest_delay_does_not_cost_or_give_a_retry(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
     slot = make_slot(kind)
     slot.send(b"a")
     receipt, _ = slot.take_one()
@@ -75,7 +79,9 @@ def test_the_longest_delay_does_not_cost_or_give_a_retry(make_slot: MakeSlot, ki
     assert slot.take_one()[1].retries_left == 14
 
 
-def test_a_resting_message_that_is_rescheduled_far_away_keeps_its_budget(make_slot: MakeSlot, clock: Clock) -> None:
+def test_a_resting_message_that_is_rescheduled_far_away_keeps_its_budget(
+    make_slot: MakeSlot, clock: Clock
+) -> None:
     slot = make_slot(TopicType.FIXED_TIME)
     slot.send(b"a")
     receipt, _ = slot.take_one()

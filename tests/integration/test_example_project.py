@@ -14,10 +14,17 @@ from PIL import Image
 
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
+from django_rmq.exceptions import Reject
+from django_rmq.messages import Delivery, Message, encode_json
+from example_project.accounts import Accounts
 from example_project.orders.checkout import OutOfStock, close_order, create_order, pay_order
+from example_project.orders.listeners import time_is_up
 from example_project.orders.models import Order, State
+from example_project.prices.changes import change_prices
+from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
 from example_project.prices.rendering import PhotoMissing, PhotoServerBusy, render_price
+from example_project.traffic import Done
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +36,7 @@ def memory_broker(settings: Any, tmp_path: Path) -> None:
 
 @pytest.fixture
 def product(db: None) -> Product:
-    shop = Shop.objects.create(name="Harbour & Sons", grade=Grade.KEY_ACCOUNT)
+    shop = Shop.objects.create(id=1, name="Harbour & Sons", grade=Grade.KEY_ACCOUNT)
     return Product.objects.create(
         sku=1, name="Amber Glazed Mug", shop=shop, price=Decimal("12.50"), price_version=1
     )
@@ -102,6 +109,66 @@ def test_a_missing_photo_leaves_the_product_as_it_was(product: Product, settings
     product.refresh_from_db()
     assert product.rendered_at is None
     assert images(settings.MEDIA_ROOT) == []
+
+
+# --- listeners
+
+
+def message(topic: str, body: dict[str, int], retries_left: int = 16) -> Message:
+    return Message(get_config().topic(topic), 0, 1, Delivery(encode_json(body), 1.0, retries_left))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_renders_are_asked_for_by_merchant_grade_and_one_slot_per_shop(product: Product) -> None:
+    small = Shop.objects.create(id=2, name="The Odd Cup", grade=Grade.SMALL)
+    for sku in (2, 3):
+        Product.objects.create(sku=sku, name="Dusk Plain Bowl", shop=small, price=3)
+    order_renders([message("price-changes", {"sku": sku}) for sku in (3, 1, 2)])
+    topic = get_config().topic("image-renders")
+    slots = [get_broker().peek(topic, slot, "store").entries for slot in range(topic.slots)]
+    scores = {entry.member: entry.score for entries in slots for entry in entries}
+    assert scores == {
+        encode_json({"sku": 1, "shop": 1}): 500,
+        encode_json({"sku": 2, "shop": 2}): 100,
+        encode_json({"sku": 3, "shop": 2}): 100,
+    }
+    assert sorted(len(entries) for entries in slots if entries) == [1, 2]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_change_of_an_unknown_product_is_rejected_and_holds_up_nobody(product: Product) -> None:
+    messages = [message("price-changes", {"sku": sku}) for sku in (404, 1)]
+    order_renders(messages)
+    unknown, known = (each.outcome for each in messages)
+    assert known is None
+    assert unknown is not None
+    assert (unknown.kind, unknown.error) == ("rejected", "there is no product 404")
+    assert waiting("image-renders") == [encode_json({"sku": 1, "shop": 1})]
+
+
+def test_the_render_listener_fails_retries_and_rejects_as_the_photo_does(product: Product) -> None:
+    def deliver(photo: Photo, retries_left: int) -> None:
+        Product.objects.filter(sku=1).update(photo=photo)
+        render(message("image-renders", {"sku": 1, "shop": 1}, retries_left))
+
+    with pytest.raises(Reject, match="product 1 has no photo"):
+        deliver(Photo.MISSING, 16)
+    for retries_left in (16, 15):
+        with pytest.raises(PhotoServerBusy):
+            deliver(Photo.SLOW_DISK, retries_left)
+    deliver(Photo.SLOW_DISK, 14)
+    product.refresh_from_db()
+    assert not product.outdated
+    with pytest.raises(Reject, match="no product 404"):
+        render(message("image-renders", {"sku": 404, "shop": 1}))
+
+
+def test_the_timeout_listener_closes_what_is_open_and_ignores_what_is_gone(product: Product) -> None:
+    order = create_order(1)
+    for pk in (order.pk, order.pk, order.pk + 1):
+        time_is_up(message("order-timeouts", {"order": pk}))
+    order.refresh_from_db()
+    assert order.state == State.CLOSED
 
 
 # --- orders
@@ -232,3 +299,68 @@ def test_what_a_lost_redis_held_is_sent_again_from_the_database(product: Product
 
 def test_no_migration_is_missing(db: None) -> None:
     call_command("makemigrations", "prices", "orders", check=True, dry_run=True, verbosity=0)
+
+
+# --- accounts
+
+
+@pytest.fixture
+def accounts(product: Product) -> Accounts:
+    """Of a shop in which everything is as it should be."""
+    render_price(product)
+    return Accounts()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_is_complained_of_where_everything_adds_up(accounts: Accounts) -> None:
+    pay_order(create_order(1))
+    create_order(1)
+    assert accounts.finished() is True
+    assert accounts.complaints(Done(orders=2)) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_messages_that_nobody_consumed_are_complained_of(accounts: Accounts) -> None:
+    change_prices([(1, Decimal(5))])
+    assert accounts.finished() is False
+    waiting, stale = accounts.complaints(Done(price_changes=1))
+    assert waiting == "1 messages of price-changes were not consumed"
+    assert stale == "1 products do not show their price, such as [1]"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lost_message_is_complained_of(accounts: Accounts) -> None:
+    topic = get_config().topic("order-timeouts")
+    order = create_order(1)
+    broker = get_broker()
+    for slot in range(topic.slots):
+        broker.purge(topic, slot, "store")
+    (lost,) = accounts.complaints(Done(orders=1))
+    assert lost == "1 orders are open, and only 0 messages will close them"
+    (unsent, _) = accounts.complaints(Done(orders=2))
+    assert unsent == "2 sends to order-timeouts returned, Redis counts 1"
+    Order.objects.filter(pk=order.pk).update(due_at=timezone.now())
+    assert "1 orders are neither paid nor closed though their time is up" in accounts.complaints(
+        Done(orders=1)
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_order_that_was_closed_early_is_complained_of(accounts: Accounts) -> None:
+    order = create_order(1)
+    close_order(order.pk)
+    assert accounts.complaints(Done(orders=1)) == ["1 orders were closed before their time"]
+
+
+def test_an_image_with_a_wrong_price_is_complained_of(accounts: Accounts) -> None:
+    Product.objects.update(price=Decimal(77))
+    assert accounts.complaints(Done()) == ["1 images carry another price than their product"]
+
+
+def test_a_message_that_vanished_from_redis_unbalances_the_ledger(accounts: Accounts, settings: Any) -> None:
+    topic = get_config().topic("order-timeouts")
+    get_broker().send_replace(topic, 3, [int(timezone.now().timestamp() * 1000) + 60_000], [b'{"order":1}'])
+    assert accounts.complaints(Done()) == []
+    get_broker().keyspace.pop(b"order-timeouts_3")  # type: ignore[attr-defined]
+    (complaint,) = accounts.complaints(Done())
+    assert complaint.startswith("the ledger of order-timeouts slot 3 is not balanced: live -1,")

@@ -925,7 +925,7 @@ class InMemoryBroker:
         """Give the slot its topic's time-out, retries and slot count. Answers ok or refused."""
         with self._slot(topic, slot, "store", "prepare", "retry", "control") as s:
             live = s.store or s.prepare or s.retry
-            if topic.is_priority and topic.max_retries > s.floor_priority and live:
+            if topic.is_priority and max(16, topic.max_retries) != s.floor_priority and live:
                 return "refused"
             if apply:
                 s.control[b"slots"] = b"%d" % topic.slots

@@ -71,6 +71,8 @@ local function place(members, scores, envelope, met, overwrite, taken)
     earliest = math.min(earliest, tonumber(flat[i]))
   end
   if not known_slots then redis.pcall('HSET', control, 'slots', slots) end
+  -- Which scores are retries here is settled by the first priority that waits.
+  if not settled_retries then redis.pcall('HSET', control, 'max_retries', text_of(max_retries)) end
   if earliest < math.huge then wake(kind == 'priority' and 0 or earliest) end
   keep_counts()
   if clean then return { 'stored' } end

@@ -12,7 +12,7 @@
 -- ARGV[5] apply        1: do it; 0: only say whether it could be done
 -- ARGV[6] now
 --
--- Returns ok | refused   refused: live priorities would read as retries under the larger max_retries
+-- Returns ok | refused   refused: live scores would be read anew, priorities as retries or retries as priorities
 local store, prepare, retry, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local kind, slots, timeout, max_retries = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local apply, now = ARGV[5] == '1', ARGV[6]
@@ -21,7 +21,7 @@ local wrong = mistyped('zset', store, prepare, retry) or mistyped('hash', contro
 if wrong then return wrong end
 local known = tonumber(redis.call('HGET', control, 'max_retries')) or max_retries
 local live = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
-if kind == 'priority' and max_retries > math.max(16, known) and live > 0 then return 'refused' end
+if kind == 'priority' and math.max(16, max_retries) ~= math.max(16, known) and live > 0 then return 'refused' end
 if apply then
   redis.call('HDEL', control, '')
   redis.call('HSET', control, 'slots', slots, 'timeout', timeout, 'max_retries', ARGV[4])

@@ -27,7 +27,7 @@ if wrong then return wrong end
 if not (n >= 1 and n <= 3000) then return redis.error_reply('ERR n is out of bounds') end
 local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries')
 local known_slots, sleeping_until = known[1], known[2]
-local max_retries = tonumber(known[3] or ARGV[5])
+local max_retries, settled_retries = tonumber(known[3] or ARGV[5]), known[3] or kind ~= 'priority'
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
 -- include: _retries
@@ -44,4 +44,11 @@ end
 local running = {}
 if redis.call('ZCARD', prepare) > 0 then running = redis.call('ZMSCORE', prepare, unpack(members)) end
 local envelope = #ARGV > first + 2 * n and first + 2 * n
-return place(members, scores, envelope, 'present', false, running)
+local reply = place(members, scores, envelope, 'present', false, running)
+if reply[1] == 'mixed' or kind ~= 'range_merge' then return reply end
+-- The caller knows how long each member waits, not until when.
+local words = {}
+for i = 1, n do
+  words[i] = 'stored'
+end
+return { 'mixed', words, scores }

@@ -18,7 +18,7 @@
 local store, retry, body, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local channel, slots, limit, range_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local n, first, now = tonumber(ARGV[5]), 6, ARGV[#ARGV]
-local kind, max_retries, retry_priority = 'range_merge', 0, ''
+local kind, max_retries, retry_priority, settled_retries = 'range_merge', 0, '', true
 -- include: _types
 local wrong = mistyped('zset', store, retry) or mistyped('hash', body, stats, control)
 if wrong then return wrong end

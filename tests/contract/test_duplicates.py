@@ -76,3 +76,11 @@ def test_of_two_ensures_in_one_call_the_first_counts(make_slot: MakeSlot, kind: 
     sent = slot.ensure(scores, [b"a", b"a"])
     assert [one.status for one in sent] == ["stored", "present"]
     assert sent[0].score == sent[1].score == slot.zset("store")[b"a"]
+
+
+def test_no_members_are_no_error(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    for method in ("commit", "release", "extend"):
+        assert getattr(slot, method)(1, []) == []
+    assert slot.rollback(1, []) == [] and slot.bury([]) == [] and slot.remove([]) == []
+    assert slot.replay([]) == [] and slot.reschedule([], []) == []

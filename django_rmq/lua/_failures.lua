@@ -16,15 +16,16 @@ end
 -- The score a message had before it first failed, so that it comes back at its own priority.
 local function first_score(score, failure)
   local number = tonumber(score) or 0
-  if not is_retry(number) then return score end
+  if not is_retry(number) then return plain_score(score) end
   if kind == 'priority' and number > floor_priority() then return text_of(math.floor(number)) end
-  return failure and failure.score or score
+  return failure and failure.score or plain_score(score)
 end
 
 local function note_failure(member, what, text, score, failure)
-  redis.call('HSET', failures, member, string.format('%s %d %s %.0f %s\n%s', what,
+  -- The text is appended, for %s ends at a NUL.
+  redis.call('HSET', failures, member, string.format('%s %d %s %.0f %s\n', what,
     (failure and failure.times or 0) + 1, failure and failure.first or string.format('%.0f', now_ms),
-    now_ms, score, string.sub(text, 1, 1024)))
+    now_ms, score) .. string.sub(text, 1, 1024))
 end
 
 local function waits(member)

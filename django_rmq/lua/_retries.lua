@@ -32,3 +32,8 @@ end
 local function text_of(number)
   return string.format('%.17g', number)
 end
+-- Redis 7 writes some numbers otherwise than 6: what is kept has one form.
+local function plain_score(score)
+  if #score < 17 and not string.find(score, '%D') then return score end
+  return text_of(tonumber(score))
+end

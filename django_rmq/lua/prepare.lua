@@ -223,7 +223,7 @@ for i = 1, total do
     members[taken], lefts[taken], envelopes[taken] = member, left, envelope or ''
     handed[taken * 2 - 1], handed[taken * 2] = member, score
     prepared[taken * 2 - 1], prepared[taken * 2] = dates[left], member
-    flights[taken * 2 - 1], flights[taken * 2] = member, receipt .. ' ' .. score
+    flights[taken * 2 - 1], flights[taken * 2] = member, receipt .. ' ' .. plain_score(score)
     if alone then
       more = more or i < total
       break

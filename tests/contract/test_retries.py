@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from django_rmq.memory import Clock
-from django_rmq.messages import MAX_PRIORITY, BackOff, FailureRecord, TopicType
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+from django_rmq.messages import MAX_PRIORITY, BackOff, Death, FailureRecord, TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
 KINDS = [
@@ -102,3 +102,15 @@ def test_the_slots_own_retries_count_and_not_those_of_a_workers_settings(
     slot.send(b"a")
     other = Slot(slot.broker, slot.keyspace, slot.clock, replace(slot.topic, max_retries=9))
     assert fail_to_death(other, b"a") == [3, 2, 1, 0]
+
+
+def test_an_error_is_kept_whatever_its_text_and_not_more_than_a_kilobyte(make_slot: MakeSlot) -> None:
+    slot = make_slot(max_retries=2, backoff=NO_BACKOFF)
+    slot.send(b"a")
+    for error, kept in [("nul \0 in it", b"nul \0 in it"), ("é" * 1_000, "é".encode() * 512)]:
+        receipt, _ = slot.take_one()
+        slot.fail(receipt, b"a", error=error)
+        assert FailureRecord.parse(slot.hash("failures")[b"a"]).error == kept
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a", error="x\ny" * 1_000)
+    assert Death.parse(slot.hash("deaths")[b"a"]).error == (b"x\ny" * 1_000)[:1024]

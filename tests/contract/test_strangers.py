@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.exceptions import WrongType
 from django_rmq.memory import Clock
 from django_rmq.messages import TopicType
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
 INFINITE = float("inf")
@@ -135,3 +134,26 @@ def test_a_delivery_whose_newer_copy_rests_ends_without_touching_it(
     assert words == ["ok"]
     assert slot.where(b"a") == "T" and slot.zset("retry") == rest
     assert slot.hash("body") == {b"a": slot.envelope()}
+
+
+@pytest.mark.parametrize(
+    ("score", "text"),
+    [
+        (-INFINITE, b"-inf"),
+        (INFINITE, b"inf"),
+        (0.1, b"0.10000000000000001"),
+        (1e300, b"1.0000000000000001e+300"),
+        (1e20, b"1e+20"),
+    ],
+)
+def test_a_score_is_kept_in_one_form_whatever_the_version_of_redis(
+    make_slot: MakeSlot, score: float, text: bytes
+) -> None:
+    slot = make_slot()
+    slot.zadd(b"a", score)
+    receipt, _ = slot.take_one()
+    assert slot.hash("inflight") == {b"a": b"1 " + text}
+    assert slot.release(receipt, [b"a"]) == ["ok"]
+    assert slot.zset("store") == {b"a": score}
+    slot.bury([b"a"])
+    assert slot.hash("deaths")[b"a"].split(b" ")[4] == text

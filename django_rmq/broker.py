@@ -561,6 +561,10 @@ class Transitions:
             )
         )
 
+    def adopt(self, topic: Topic, slot: int, drift: int, foreign: int) -> str:
+        """Book ``drift`` messages beyond the account as foreign, if ``foreign`` are so far. Answers ok or changed."""
+        return self._run(Call("adopt", (self._keys(topic, slot).stats,), (drift, foreign), _word))
+
     # --- looking, changing nothing
 
     def peek(

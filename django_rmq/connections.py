@@ -8,9 +8,10 @@ nothing is shared with the parent.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -19,12 +20,10 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.broker import Broker
 from django_rmq.conf import Config, RedisServer, get_config
-from django_rmq.exceptions import ConfigurationError, TopicMismatch
+from django_rmq.definitions import register_topics
+from django_rmq.exceptions import ConfigurationError
 from django_rmq.messages import Topic
 from django_rmq.producer import Producer
-
-if TYPE_CHECKING:
-    from django_rmq.memory import InMemoryBroker
 
 Purpose = Literal["web", "worker"]
 
@@ -38,6 +37,7 @@ class _Built:
 
     config: Config
     pid: int
+    replacement: Broker | None
     brokers: dict[str, Broker] = field(default_factory=dict)
     producers: dict[str, Producer] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
@@ -45,14 +45,20 @@ class _Built:
 
 
 _built: _Built | None = None
+_replacement: Broker | None = None
 
 
 def _current() -> _Built:
     """Return what was built from the present settings by this very process, or begin anew."""
     global _built  # noqa: PLW0603 - one per process
-    config, built = get_config(), _built
-    if built is None or built.config is not config or built.pid != os.getpid():
-        built = _built = _Built(config, os.getpid())
+    config, built, pid = get_config(), _built, os.getpid()
+    if (
+        built is None
+        or built.config is not config
+        or built.pid != pid
+        or built.replacement is not _replacement
+    ):
+        built = _built = _Built(config, pid, _replacement)
     return built
 
 
@@ -63,7 +69,7 @@ def get_broker(purpose: Purpose = "web") -> Broker:
     """
     built = _current()
     if built.config.broker == "memory":
-        purpose = "web"
+        purpose = "web"  # one memory, whoever asks
     broker = built.brokers.get(purpose)
     if broker is None:
         broker = built.brokers.setdefault(purpose, _build(built.config, purpose))
@@ -79,20 +85,24 @@ def get_producer(purpose: Purpose = "web") -> Producer:
     return producer
 
 
-def use_broker(broker: Broker | InMemoryBroker) -> None:
-    """For tests: let every purpose use ``broker`` until the settings change."""
-    built = _current()
-    built.agreed.clear()
-    built.producers.clear()
-    for purpose in SOCKET_TIMEOUTS:
-        built.brokers[purpose] = broker  # type: ignore[assignment]
+@contextmanager
+def replaced_broker(broker: Any) -> Iterator[None]:
+    """For tests: let every purpose use ``broker`` (such as an ``InMemoryBroker``), whatever the settings say."""
+    global _replacement  # noqa: PLW0603 - one per process
+    before, _replacement = _replacement, broker
+    try:
+        yield
+    finally:
+        _replacement = before
 
 
 def _build(config: Config, purpose: str) -> Broker:
+    if _replacement is not None:
+        return _replacement
     if config.broker == "memory":
         from django_rmq.memory import InMemoryBroker
 
-        return InMemoryBroker(config.key_prefix)  # type: ignore[return-value]
+        return cast("Broker", InMemoryBroker(config.key_prefix))
     assert config.redis is not None
     return Broker(build_client(config.redis, SOCKET_TIMEOUTS[purpose]), config.key_prefix)
 
@@ -145,52 +155,6 @@ def _behind_sentinels(server: RedisServer, given: dict[str, Any], ours: dict[str
 # --- definitions ------------------------------------------------------------------------------------
 
 
-class Difference(NamedTuple):
-    """One thing about a topic in which the settings and Redis disagree."""
-
-    setting: str
-    """The key in ``RMQ["TOPICS"][name]``."""
-    declared: Any
-    """What the settings say."""
-    registered: Any
-    """What Redis holds; None: nothing yet."""
-
-
-def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
-    """Return in what ``topic`` differs from its ``registered`` definition."""
-    declared = topic.definition()
-    return [
-        Difference(name.upper(), declared.get(name), registered.get(name))
-        for name in sorted({*declared, *registered})
-        if declared.get(name) != registered.get(name)
-    ]
-
-
-def register_topics(broker: Broker, topics: Iterable[Topic]) -> None:
-    """Register the topics that Redis does not know yet.
-
-    Raises ``TopicMismatch`` with every difference, both values each, if another definition of one is
-    registered there. What was registered until then stays.
-    """
-    known = broker.definitions()
-    found = {}
-    for topic in topics:
-        registered = known.get(topic.name) or broker.define(topic)
-        different = differences(topic, registered)
-        if different:
-            found[topic.name] = different
-    if found:
-        raise TopicMismatch(
-            "; ".join(_sentence(name, different) for name, different in found.items())
-            + ". Correct the settings, or see `manage.py rmqtopics`"
-        )
-
-
-def _sentence(name: str, different: list[Difference]) -> str:
-    parts = [f"{setting} is {ours!r} here and {theirs!r} in Redis" for setting, ours, theirs in different]
-    return f'topic "{name}": {", ".join(parts)}'
-
-
 def agree(topic: Topic) -> None:
     """Make sure, once per process, that Redis has the same definition of ``topic`` (or none yet).
 
@@ -210,3 +174,16 @@ def is_agreed(topic: Topic) -> bool:
 def forget(topic: Topic) -> None:
     """Compare the definition anew before the next send."""
     _current().agreed.discard(topic.name)
+
+
+__all__ = [
+    "Purpose",
+    "agree",
+    "build_client",
+    "forget",
+    "get_broker",
+    "get_producer",
+    "is_agreed",
+    "register_topics",
+    "replaced_broker",
+]

@@ -1,0 +1,111 @@
+"""What Redis has registered of a topic, against what the settings declare; and changing it as far as that is safe.
+
+A definition decides how a message is treated once it is in Redis, so all processes must have the same.
+Nothing here knows Django; ``connections`` asks once per process, ``rmqtopics`` when a person does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import RmqError, TopicMismatch
+from django_rmq.messages import Topic
+
+SLOTS_PER_TRIP = 1_000
+NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS")
+"""What waiting messages could not follow: they were encoded, ordered or placed by the old value."""
+
+
+class Difference(NamedTuple):
+    """One thing about a topic in which the settings and Redis disagree."""
+
+    setting: str
+    """The key in ``RMQ["TOPICS"][name]``. BACKOFF: [first, longest] rest in ms."""
+    declared: Any
+    """What the settings say."""
+    registered: Any
+    """What Redis holds; None: nothing."""
+
+
+def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
+    """Return in what ``topic`` differs from its ``registered`` definition."""
+    declared = topic.definition()
+    return [
+        Difference(name.upper(), declared.get(name), registered.get(name))
+        for name in sorted({*declared, *registered})
+        if declared.get(name) != registered.get(name)
+    ]
+
+
+def register_topics(broker: Broker, topics: Iterable[Topic]) -> None:
+    """Register the topics that Redis does not know yet.
+
+    Raises ``TopicMismatch`` with every difference, both values each, if another definition of one is
+    registered there. What was registered until then stays.
+    """
+    known = broker.definitions()
+    found = {}
+    for topic in topics:
+        different = differences(topic, known.get(topic.name) or broker.define(topic))
+        if different:
+            found[topic.name] = different
+    if found:
+        raise TopicMismatch(
+            "; ".join(_sentence(name, different) for name, different in found.items())
+            + ". Correct the settings, or see `manage.py rmqtopics`"
+        )
+
+
+def _sentence(name: str, different: list[Difference]) -> str:
+    parts = [f"{setting} is {ours!r} here and {theirs!r} in Redis" for setting, ours, theirs in different]
+    return f'topic "{name}": {", ".join(parts)}'
+
+
+def obstacles(broker: Broker, topic: Topic, different: list[Difference]) -> list[str]:
+    """Return why ``apply`` may not make Redis' definition that of ``topic``, a sentence each; empty: it may."""
+    found = []
+    changed = {difference.setting: difference for difference in different}
+    if "SLOTS" in changed:
+        # Nobody can say of the other slots' messages what holds for these: the rest has to wait.
+        return [f"SLOTS: `manage.py rmqreslot {topic.name}` moves the messages to their new slots"]
+    needs_empty = [name for name in NEEDS_EMPTY if name in changed]
+    if needs_empty:
+        held = sum(
+            counts.store + counts.prepare + counts.retry + counts.dead + counts.claimed
+            for counts in _each_slot(broker, topic, "count")
+        )
+        if held:
+            found.append(f"{', '.join(needs_empty)}: the topic must be empty, and it holds {held} messages")
+    if "MAX_RETRIES" in changed:
+        refused = sum(word != "ok" for word in _each_slot(broker, topic, "configure", apply=False))
+        if refused:
+            found.append(
+                f"MAX_RETRIES: {refused} slots hold messages, whose priorities could read as retries "
+                "under the larger number"
+            )
+    return found
+
+
+def apply(broker: Broker, topic: Topic) -> None:
+    """Make ``topic`` the registered definition, and give each slot its time-out and retries.
+
+    Ask ``obstacles`` first. Senders and consumers with other settings raise ``TopicMismatch`` when they
+    start next; stop them before.
+    """
+    for _ in _each_slot(broker, topic, "configure"):
+        pass
+    broker.define(topic, replace=True)
+
+
+def _each_slot(broker: Broker, topic: Topic, transition: str, **options: Any) -> Iterable[Any]:
+    """Yield what ``transition`` answers for every slot, in few round trips."""
+    for first in range(0, topic.slots, SLOTS_PER_TRIP):
+        pipeline = broker.pipeline()
+        for slot in range(first, min(first + SLOTS_PER_TRIP, topic.slots)):
+            getattr(pipeline, transition)(topic, slot, **options)
+        for answer in pipeline.execute():
+            if isinstance(answer, RmqError):
+                raise answer
+            yield answer

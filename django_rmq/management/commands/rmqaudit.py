@@ -1,0 +1,108 @@
+"""``manage.py rmqaudit``: do the ledgers of a live system balance? (``docs/state_machine.md``, the ledger)"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.exceptions import RmqError
+from django_rmq.management import RmqCommand
+from django_rmq.messages import Ledger, Topic
+
+SLOTS_PER_TRIP = 1_000
+DRIFTS = ("live", "dead", "delivery", "send")
+DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
+
+
+class Command(RmqCommand):
+    """Read every slot's ledger, and with --adopt book what came from outside."""
+
+    help = (
+        "Check that in every slot what came equals what went plus what is there. Reads only, while everything "
+        "runs. Exits with 1 on any drift: above zero something put messages there by itself, below zero "
+        "messages are gone."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument(
+            "--adopt",
+            action="store_true",
+            help="book what is there beyond the account (positive live drift) as foreign",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        config, broker = get_config(), get_broker("worker")
+        rows = []
+        for name in options["topics"] or list(config.topics):
+            topic = config.topic(name)
+            rows.append(self._audit(broker, topic, options["adopt"]))
+        if options["json"]:
+            self.stdout.write(json.dumps(rows, indent=2))
+        else:
+            self._print(rows)
+        drifting = [row for row in rows if row["drifting"]]
+        if drifting:
+            slots = sum(len(row["drifting"]) for row in drifting)
+            names = ", ".join(row["topic"] for row in drifting)
+            raise CommandError(f"{slots} slots do not balance, of {names}", returncode=1)
+
+    def _audit(self, broker: Broker, topic: Topic, adopt: bool) -> dict[str, Any]:
+        counters: dict[str, int] = {}
+        depths = dict.fromkeys(DEPTHS, 0)
+        drifting, adopted = [], 0
+        for slot, ledger in _ledgers(broker, topic):
+            if adopt and ledger.live_drift > 0:
+                booked = _adopt(broker, topic, slot, ledger)
+                adopted += booked
+                ledger = broker.audit(topic, slot) if booked else ledger
+            for name, value in ledger:
+                counters[name] = counters.get(name, 0) + value
+            for name in DEPTHS:
+                depths[name] += getattr(ledger, name)
+            if not ledger.balanced:
+                drifting.append({"slot": slot, **{name: getattr(ledger, f"{name}_drift") for name in DRIFTS}})
+        return {
+            "topic": topic.name,
+            "slots": topic.slots,
+            "counters": dict(sorted(counters.items())),
+            "depths": depths,
+            "drifting": drifting,
+            "adopted": adopted,
+        }
+
+    def _print(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            verdict = self.style.ERROR("DRIFT") if row["drifting"] else self.style.SUCCESS("balanced")
+            held = ", ".join(f"{name} {value}" for name, value in row["depths"].items() if value) or "empty"
+            adopted = f", {row['adopted']} adopted as foreign" if row["adopted"] else ""
+            self.stdout.write(f"{row['topic']}: {verdict} over {row['slots']} slots ({held}{adopted})")
+            for drift in row["drifting"]:
+                told = ", ".join(f"{name} {drift[name]:+d}" for name in DRIFTS if drift[name])
+                self.stdout.write(f"  slot {drift['slot']}: {told}")
+
+
+def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:
+    for first in range(0, topic.slots, SLOTS_PER_TRIP):
+        slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
+        pipeline = broker.pipeline()
+        for slot in slots:
+            pipeline.audit(topic, slot)
+        for slot, answer in zip(slots, pipeline.execute(), strict=True):
+            if isinstance(answer, RmqError):
+                raise answer
+            yield slot, answer
+
+
+def _adopt(broker: Broker, topic: Topic, slot: int, ledger: Ledger) -> int:
+    """Book the drift that ``ledger`` shows, unless another adoption came first; return how much was booked."""
+    drift = ledger.live_drift
+    return drift if broker.adopt(topic, slot, drift, ledger["foreign"]) == "ok" else 0

@@ -1,0 +1,60 @@
+"""Fixtures for pytest, found by themselves where the package is installed.
+
+``rmq``           a broker in memory and a clock that stands, for this test
+``rmq_captured``  the list of all that the test sends; none of it goes anywhere, unless ``rmq`` is used too
+``rmq_drain``     runs listeners on what is due in ``rmq``'s broker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from django_rmq.testing import CapturedMessages, Clock, InMemoryBroker
+
+
+@dataclass(frozen=True, slots=True)
+class Rmq:
+    """What the fixture ``rmq`` gives."""
+
+    broker: InMemoryBroker
+    clock: Clock
+
+    def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
+        """Let time pass for the broker."""
+        self.clock.advance(seconds=seconds, ms=ms)
+
+    def drain(self, topic: str | None = None, **options: Any) -> int:
+        """Run the listeners on what is due; see ``django_rmq.testing.drain``."""
+        from django_rmq.testing import drain
+
+        return drain(topic, **options)
+
+
+@pytest.fixture
+def rmq() -> Iterator[Rmq]:
+    """Use a broker in memory, with a clock that stands until it is advanced."""
+    from django_rmq.testing import clock_from_now, memory_broker
+
+    clock = clock_from_now()
+    with memory_broker(clock) as broker:
+        yield Rmq(broker, clock)
+
+
+@pytest.fixture
+def rmq_captured(request: pytest.FixtureRequest) -> Iterator[CapturedMessages]:
+    """Gather what the test sends; it is delivered only to the broker of ``rmq``."""
+    from django_rmq.testing import captured_messages
+
+    with captured_messages(deliver="rmq" in request.fixturenames) as messages:
+        yield messages
+
+
+@pytest.fixture
+def rmq_drain(rmq: Rmq) -> Callable[..., int]:
+    """Return ``drain``: run the listeners on what is due and return how many deliveries that were."""
+    return rmq.drain

@@ -933,6 +933,16 @@ class InMemoryBroker:
                 s.control[b"max_retries"] = b"%d" % topic.max_retries
             return "ok"
 
+    def adopt(self, topic: Topic, slot: int, drift: int, foreign: int) -> str:
+        """Book ``drift`` messages beyond the account as foreign, if ``foreign`` are so far. Answers ok or changed."""
+        if drift < 1:
+            raise ServerRefused(f"drift is out of bounds: {drift}")
+        with self._slot(topic, slot, "stats") as s:
+            if int(s.stats.get(b"foreign", b"0")) != foreign:
+                return "changed"
+            s.count("foreign", drift)
+            return "ok"
+
     # --- looking, changing nothing
 
     def peek(

@@ -339,9 +339,6 @@ class Dispatcher:
             # In the same round trip that settles it: a prepare that finds nothing says so to the senders.
             self._waiting.pop(place, None)
             self._schedule(place, 0.0)
-            waiting, self._waiting = self._waiting, {}
-            for other in waiting:
-                self._schedule(other, 0.0)
 
     # --- the heap
 
@@ -382,6 +379,15 @@ class Dispatcher:
             return place.slot % len(self._threads)
         return min(range(len(self._threads)), key=self._load.__getitem__)
 
+    def _has_room(self, place: Place, load: list[float]) -> bool:
+        """Whether more of a slot's messages may be taken in hand now.
+
+        A thread takes the highest head among its priority slots, so each of these has a batch ready.
+        """
+        if self._in_hand >= IN_HAND or place.batches >= self._depth(place):
+            return False
+        return place.topic.is_priority or load[self._thread_for(place)] <= 2 * WORK_SECONDS
+
     def _limit(self, place: Place) -> int:
         topic = place.topic
         size = self.listeners[topic.name].batch_size or 1
@@ -391,16 +397,18 @@ class Dispatcher:
 
     def _queue_prepares(self, pipeline: Any) -> list[tuple[Place, int]]:
         asked: list[tuple[Place, int]] = []
+        for place in [place for place in self._waiting if self._has_room(place, self._load)]:
+            del self._waiting[place]
+            self._schedule(place, 0.0)
         expected = self._load.copy()
         room = IN_HAND - self._in_hand
         for place in self._due_places():
-            thread = self._thread_for(place)
-            loaded = expected[thread] > 2 * WORK_SECONDS and not place.topic.is_priority
             if place.blocked:
                 continue
-            if place.batches >= self._depth(place) or loaded or room <= 0:
+            if room <= 0 or not self._has_room(place, expected):
                 self._waiting[place] = None
                 continue
+            thread = self._thread_for(place)
             limit = self._limit(place)
             pipeline.prepare(
                 place.topic,

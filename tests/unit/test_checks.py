@@ -1,0 +1,151 @@
+"""System checks: what a project is told before anything runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.core import checks
+from django.test import override_settings
+
+from django_rmq import listener, registry
+from django_rmq.checks import check_listeners, check_settings
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.registry import FailedModule, isolated
+
+ORDERS = {"orders": {"TYPE": "fixed_time"}}
+
+
+@pytest.fixture(autouse=True)
+def _no_listeners(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with isolated():
+        monkeypatch.setattr(registry, "discover", list)
+        yield
+
+
+def handle(message: Any) -> None: ...
+
+
+def told(check: Any, **rmq: Any) -> list[checks.CheckMessage]:
+    with override_settings(RMQ={"BROKER": "memory", **rmq}):
+        found: list[checks.CheckMessage] = check()
+        return found
+
+
+def ids(found: list[checks.CheckMessage]) -> list[str | None]:
+    return [message.id for message in found]
+
+
+def test_the_checks_are_registered_by_the_app() -> None:
+    assert apps.is_installed("django_rmq")
+    assert checks.registry.registry.tag_exists("rmq")
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": ORDERS, "COLOUR": 1}):
+        assert "rmq.E002" in ids(checks.run_checks(tags=["rmq"]))
+
+
+def test_a_sound_project_is_told_nothing() -> None:
+    listener("orders")(handle)
+    assert told(check_settings, TOPICS=ORDERS) == told(check_listeners, TOPICS=ORDERS) == []
+
+
+def test_errors_of_the_settings_come_with_their_hints() -> None:
+    (error,) = told(check_settings, TOPICS=ORDERS, TOPIC={})
+    assert error.level == checks.ERROR
+    assert (error.id, error.msg) == ("rmq.E002", "RMQ has the unknown key 'TOPIC'; did you mean 'TOPICS'?")
+    assert error.hint
+    assert "TOPICS" in error.hint
+
+
+def test_listeners_are_not_looked_at_while_the_settings_are_wrong() -> None:
+    assert told(check_listeners, TOPICS={"orders": {}}) == []
+
+
+def test_no_topics_at_all_is_a_warning() -> None:
+    (warning,) = told(check_settings)
+    assert (warning.id, warning.level) == ("rmq.W002", checks.WARNING)
+
+
+@pytest.mark.parametrize(
+    "rmq",
+    [
+        {"COORDINATOR": "no.such.Coordinator"},
+        {"API": {"PERMISSION": "math.pi"}},
+        {"ADMIN": {"FORMATTER": "math.no_such_function"}},
+        {"ADMIN": {"FORMATTER": {"orders": "no_such_module.hide"}}},
+    ],
+    ids=str,
+)
+def test_a_dotted_path_that_leads_nowhere_is_an_error(rmq: dict[str, Any]) -> None:
+    assert ids(told(check_settings, TOPICS=ORDERS, **rmq)) == ["rmq.E008"]
+
+
+def test_a_dotted_path_that_leads_somewhere_is_fine() -> None:
+    rmq = {"ADMIN": {"FORMATTER": {"orders": "json.dumps"}}, "COORDINATOR": "collections.Counter"}
+    assert told(check_settings, TOPICS=ORDERS, **rmq) == []
+
+
+def test_a_topic_without_a_listener_is_a_warning_unless_it_says_so() -> None:
+    (warning,) = told(check_listeners, TOPICS=ORDERS)
+    assert (warning.id, warning.level) == ("rmq.W001", checks.WARNING)
+    assert warning.hint
+    assert '@listener("orders")' in warning.hint
+    assert told(check_listeners, TOPICS={"orders": {"TYPE": "fixed_time", "LISTENER": False}}) == []
+    assert told(check_listeners, TOPICS=ORDERS, AUTODISCOVER=None) == []
+
+
+def test_a_listener_for_an_unknown_topic_is_an_error_that_guesses() -> None:
+    listener("order")(handle)
+    found = told(check_listeners, TOPICS=ORDERS)
+    assert ids(found) == ["rmq.E023", "rmq.W001"]
+    assert "did you mean 'orders'?" in found[0].msg
+    assert f"{__name__}:{handle.__code__.co_firstlineno}" in found[0].msg
+
+
+def test_a_listener_for_a_topic_that_has_none_is_an_error() -> None:
+    listener("orders")(handle)
+    topics = {"orders": {"TYPE": "fixed_time", "LISTENER": False}}
+    assert ids(told(check_listeners, TOPICS=topics)) == ["rmq.E024"]
+
+
+def test_listeners_that_do_not_load_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failures() -> list[FailedModule]:
+        found = []
+        for i, attempt in enumerate(
+            (
+                lambda: __import__("no_such_library"),
+                lambda: (listener("orders")(handle), listener("orders")(print)),
+                lambda: listener("orders", batch_size=0),
+            )
+        ):
+            try:
+                attempt()
+            except (ImportError, ConfigurationError) as error:
+                found.append(FailedModule(f"app{i}.listeners", error))
+        return found
+
+    monkeypatch.setattr(registry, "discover", failures)
+    found = told(check_listeners, TOPICS={**ORDERS, "others": {"TYPE": "priority"}})
+    assert ids(found) == ["rmq.E020", "rmq.E021", "rmq.E022"]
+    for i, message in enumerate(found):
+        assert f"app{i}.listeners" in message.msg
+
+
+def test_the_example_project_passes_its_checks_and_loads_listeners_only_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from subprocess import run
+
+    code = (
+        "import django, sys; django.setup()\n"
+        "names = ['example_project.orders.listeners', 'example_project.prices.listeners', 'django_rmq.registry']\n"
+        "print([name in sys.modules for name in names[:2]])\n"
+        "from django.core.checks import run_checks\n"
+        "print(run_checks(tags=['rmq']))\n"
+        "print([name in sys.modules for name in names[:2]])\n"
+    )
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "example_project.settings")
+    answer = run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert answer.stdout.splitlines() == ["[False, False]", "[]", "[True, True]"]

@@ -1,0 +1,582 @@
+"""Settings become a configuration, or sentences that say what is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_rmq import checks, conf
+from django_rmq.conf import Problem, get_config, hide_password, read_settings
+from django_rmq.exceptions import ConfigurationError, UnknownTopic
+from django_rmq.messages import BackOff, TopicType
+
+DOCUMENT = (Path(__file__).parents[2] / "docs/settings.md").read_text()
+LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+
+
+def redis_cache(location: str, **options: Any) -> dict[str, Any]:
+    return {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
+
+
+def read(caches: dict[str, Any] | None = None, **rmq: Any) -> tuple[conf.Config | None, list[Problem]]:
+    """What conf makes of these settings, with a broker in memory unless REDIS is among them."""
+    given = rmq if "REDIS" in rmq or "BROKER" in rmq else {"BROKER": "memory", **rmq}
+    with override_settings(RMQ=given, CACHES={"default": LOCMEM, **(caches or {})}):
+        return read_settings()
+
+
+def problems(caches: dict[str, Any] | None = None, **rmq: Any) -> list[Problem]:
+    config, found = read(caches, **rmq)
+    assert (config is None) == bool(found)
+    return found
+
+
+def config(caches: dict[str, Any] | None = None, **rmq: Any) -> conf.Config:
+    found, wrong = read(caches, **rmq)
+    assert wrong == []
+    assert found is not None
+    return found
+
+
+def topic_problems(**options: Any) -> list[Problem]:
+    return problems(TOPICS={"orders": {"TYPE": "range_merge", **options}})
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    found = config(TOPICS={"orders": {"TYPE": "fixed_time"}})
+    topic = found.topic("orders")
+    assert (topic.type, topic.slots, topic.timeout, topic.max_retries) == (TopicType.FIXED_TIME, 16, 30, 16)
+    assert topic.backoff == BackOff(1_000, 600_000)
+    assert (found.broker, found.key_prefix, found.coordinator, found.autodiscover) == (
+        "memory",
+        "",
+        "redis",
+        "listeners",
+    )
+    assert found.on_commit
+    assert found.zookeeper is None
+
+
+def test_every_option_of_a_topic_arrives() -> None:
+    options = {
+        "TYPE": "priority",
+        "SLOTS": 4,
+        "BODY": "json",
+        "IDENTITY": "key",
+        "SLOT_BASIS": "shop",
+        "SERIAL": False,
+        "TIMEOUT": timedelta(minutes=2),
+        "MAX_RETRIES": 3,
+        "BACKOFF": 2.5,
+        "RETRY_PRIORITY": "lowest",
+        "MAX_RUNTIME": 60,
+        "PREFETCH": 10,
+        "MAX_BODY": 1000,
+        "MAX_BACKLOG": 5000,
+        "MAX_RATE": 12.5,
+        "MAX_IN_FLIGHT": 8,
+        "MAX_PREPARED": 50,
+        "FLOW": "auto",
+        "DEAD_RETENTION": timedelta(days=1),
+        "LISTENER": False,
+    }
+    topic = config(TOPICS={"renders": options}).topic("renders")
+    assert dataclasses.asdict(topic) == {
+        "name": "renders",
+        "type": TopicType.PRIORITY,
+        "slots": 4,
+        "time_range_ms": None,
+        "body": "json",
+        "identity": "key",
+        "slot_basis": "shop",
+        "serial": False,
+        "timeout": 120,
+        "max_retries": 3,
+        "backoff": {"base_ms": 2500, "cap_ms": 2500, "function": None},
+        "retry_priority": "lowest",
+        "max_runtime": 60.0,
+        "prefetch": 10,
+        "max_body": 1000,
+        "max_backlog": 5000,
+        "max_rate": 12.5,
+        "max_in_flight": 8,
+        "max_prepared": 50,
+        "flow": "auto",
+        "dead_retention": 86_400.0,
+        "listener": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "ms"), [(5000, 5000), (timedelta(seconds=1.5), 1500), (1, 1), (None, None)]
+)
+def test_time_range_is_a_timedelta_or_ms(given: object, ms: int | None) -> None:
+    found = config(TOPICS={"orders": {"TYPE": "range_merge", "TIME_RANGE": given}})
+    assert found.topic("orders").time_range_ms == ms
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (0, BackOff(0, 0)),
+        (2, BackOff(2000, 2000)),
+        (timedelta(milliseconds=250), BackOff(250, 250)),
+        ("math.exp", BackOff(function=math.exp)),
+    ],
+)
+def test_back_off_is_seconds_or_a_timedelta_or_a_function(given: object, expected: BackOff) -> None:
+    found = config(TOPICS={"orders": {"TYPE": "range_merge", "BACKOFF": given}})
+    assert found.topic("orders").backoff == expected
+
+
+def test_topic_defaults_hold_for_all_topics_and_yield_to_their_own() -> None:
+    found = config(
+        TOPIC_DEFAULTS={"TIMEOUT": 90, "SLOTS": 8, "TYPE": "fixed_time"},
+        TOPICS={"a": {}, "b": {"SLOTS": 2, "TYPE": "priority"}},
+    )
+    assert [(topic.slots, topic.timeout, topic.type.value) for topic in found.topics.values()] == [
+        (8, 90, "fixed_time"),
+        (2, 90, "priority"),
+    ]
+
+
+def test_a_default_that_does_not_fit_a_type_is_of_no_meaning_there() -> None:
+    found = config(
+        TOPIC_DEFAULTS={"TIME_RANGE": 1000, "RETRY_PRIORITY": "lowest"},
+        TOPICS={"a": {"TYPE": "priority"}, "b": {"TYPE": "range_merge"}},
+    )
+    assert (found.topic("a").time_range_ms, found.topic("a").retry_priority) == (None, "lowest")
+    assert (found.topic("b").time_range_ms, found.topic("b").retry_priority) == (1000, "original")
+
+
+def test_zookeeper_selects_its_coordinator_unless_another_is_named() -> None:
+    zookeeper = {
+        "HOSTS": ["zk1:2181", "zk2"],
+        "ROOT": "/queues/rmq",
+        "SESSION_TIMEOUT": timedelta(seconds=8),
+        "AUTH": ("digest", "a:b"),
+        "ACL": "creator",
+        "TLS": {"CA": "/ca.pem", "VERIFY": True},
+    }
+    found = config(ZOOKEEPER=zookeeper)
+    assert found.coordinator == "zookeeper"
+    assert found.zookeeper is not None
+    assert (found.zookeeper.hosts, found.zookeeper.root, found.zookeeper.session_timeout) == (
+        "zk1:2181,zk2",
+        "/queues/rmq",
+        8.0,
+    )
+    assert found.zookeeper.auth == (("digest", "a:b"),)
+    assert config(ZOOKEEPER=zookeeper, COORDINATOR="redis").coordinator == "redis"
+    assert config(COORDINATOR="shop.rules.Coordinator").coordinator == "shop.rules.Coordinator"
+
+
+def test_the_sections_arrive() -> None:
+    found = config(
+        KEY_PREFIX="shop:",
+        ON_COMMIT=False,
+        AUTODISCOVER=None,
+        DURABILITY="strict",
+        EVENTS=True,
+        CONSUMER={
+            "PROCESSES": 2,
+            "THREADS": 3,
+            "SHUTDOWN_TIMEOUT": 4,
+            "POLL_INTERVAL": 0.5,
+            "WATCHDOG": None,
+            "MAX_MESSAGES": 6,
+            "MAX_IDLE_TIME": timedelta(seconds=7),
+            "HEARTBEAT_FILE": "/run/rmq",
+            "HEALTH_ADDRESS": "127.0.0.1:8001",
+        },
+        HISTORY={"HOURS": 48},
+        ADMIN={"FORMATTER": "shop.rules.hide", "PAGE_SIZE": 20},
+        API={"PERMISSION": "shop.rules.Allowed", "SEND_RATE": "10/s", "MAX_BYTES": 2048},
+    )
+    assert (found.key_prefix, found.on_commit, found.autodiscover) == ("shop:", False, None)
+    assert (found.durability, found.events) == ("strict", True)
+    assert dataclasses.astuple(found.consumer) == (2, 3, 4.0, 0.5, None, 6, 7.0, "/run/rmq", "127.0.0.1:8001")
+    assert found.history.hours == 48
+    assert (found.admin.formatter, found.admin.page_size) == ("shop.rules.hide", 20)
+    assert (found.api.permission, found.api.send_rate, found.api.max_bytes) == (
+        "shop.rules.Allowed",
+        "10/s",
+        2048,
+    )
+
+
+# --- what is wrong
+
+
+def test_a_missing_setting_says_how_it_looks() -> None:
+    with override_settings(RMQ=None):
+        found, (problem,) = read_settings()
+    assert found is None
+    assert problem.id == "rmq.E001"
+    assert "RMQ is missing" in problem.message
+    assert "TOPICS" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("rmq", "place"),
+    [
+        ({"TOPICS": ["orders"]}, 'RMQ["TOPICS"]'),
+        ({"TOPICS": {"orders": "priority"}}, 'RMQ["TOPICS"]["orders"]'),
+        ({"TOPIC_DEFAULTS": 3}, 'RMQ["TOPIC_DEFAULTS"]'),
+        ({"CONSUMER": "8 threads"}, 'RMQ["CONSUMER"]'),
+        ({"ZOOKEEPER": "zk1:2181"}, 'RMQ["ZOOKEEPER"]'),
+    ],
+)
+def test_what_must_be_a_dict_is_named(rmq: dict[str, Any], place: str) -> None:
+    assert [problem for problem in problems(**rmq) if problem.id == "rmq.E001" and place in problem.message]
+
+
+def test_rmq_itself_must_be_a_dict() -> None:
+    with override_settings(RMQ=["REDIS"]):
+        _, found = read_settings()
+    assert found[0].id == "rmq.E001"
+
+
+@pytest.mark.parametrize(
+    ("rmq", "sentence"),
+    [
+        ({"TOPIC": {}}, "RMQ has the unknown key 'TOPIC'; did you mean 'TOPICS'?"),
+        (
+            {"TOPICS": {"orders": {"TYPE": "priority", "SLOT": 4}}},
+            "RMQ[\"TOPICS\"][\"orders\"] has the unknown key 'SLOT'; did you mean 'SLOTS'?",
+        ),
+        (
+            {"CONSUMER": {"threads": 3}},
+            "RMQ[\"CONSUMER\"] has the unknown key 'threads'; did you mean 'THREADS'?",
+        ),
+        ({"XYZZY": 1}, "RMQ has the unknown key 'XYZZY'."),
+    ],
+)
+def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, Any], sentence: str) -> None:
+    (problem,) = problems(**rmq)
+    assert (problem.id, problem.message) == ("rmq.E002", sentence)
+    assert problem.hint.startswith("Allowed here: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"SLOTS": 3}, "a power of two from 1 to 1048576"),
+        ({"SLOTS": 0}, "a power of two"),
+        ({"SLOTS": -8}, "a power of two"),
+        ({"SLOTS": True}, "a power of two"),
+        ({"SLOTS": "8"}, "a power of two"),
+        ({"SLOTS": 8.0}, "a power of two"),
+        ({"SLOTS": 2**21}, "a power of two"),
+        ({"TYPE": "fifo"}, "'range_merge', 'priority' or 'fixed_time'"),
+        ({"TYPE": None}, "'range_merge', 'priority' or 'fixed_time'"),
+        ({"TIME_RANGE": 0}, "a timedelta or a whole number of ms"),
+        ({"TIME_RANGE": -1}, "a timedelta or a whole number of ms"),
+        ({"TIME_RANGE": 0.5}, "a timedelta or a whole number of ms"),
+        ({"TIME_RANGE": "5s"}, "a timedelta or a whole number of ms"),
+        ({"TIME_RANGE": timedelta(days=999)}, "a timedelta or a whole number of ms"),
+        ({"BODY": "pickle"}, "'json', 'text' or 'bytes'"),
+        ({"IDENTITY": "id"}, "'body' or 'key'"),
+        ({"SLOT_BASIS": ""}, "text that is not empty"),
+        ({"SERIAL": 1}, "True or False"),
+        ({"TIMEOUT": 0}, "whole seconds"),
+        ({"TIMEOUT": 0.5}, "whole seconds"),
+        ({"TIMEOUT": timedelta(milliseconds=1500)}, "whole seconds"),
+        ({"TIMEOUT": float("nan")}, "whole seconds"),
+        ({"TIMEOUT": True}, "whole seconds"),
+        ({"MAX_RETRIES": -1}, "a whole number from 0 to 999"),
+        ({"MAX_RETRIES": 1000}, "a whole number from 0 to 999"),
+        ({"MAX_RETRIES": 1.0}, "a whole number from 0 to 999"),
+        ({"BACKOFF": -1}, "seconds"),
+        ({"BACKOFF": float("inf")}, "seconds"),
+        ({"BACKOFF": timedelta(days=999)}, "seconds"),
+        ({"BACKOFF": "exponential"}, "a dotted path"),
+        ({"BACKOFF": "no.such.module"}, "cannot be imported (ModuleNotFoundError"),
+        ({"BACKOFF": "math.pi"}, "a function (failures) -> seconds, and this one is 3.14"),
+        ({"RETRY_PRIORITY": "highest"}, "'original' or 'lowest'"),
+        ({"MAX_RUNTIME": 0}, "at least 1"),
+        ({"PREFETCH": 0}, "a whole number from 1 to 3000"),
+        ({"MAX_BODY": 0}, "a whole number from 1"),
+        ({"MAX_BACKLOG": 0}, "at least 1; or None"),
+        ({"MAX_RATE": 0}, "messages per second, more than 0; or None"),
+        ({"MAX_IN_FLIGHT": 0}, "at least 1; or None"),
+        ({"MAX_PREPARED": 0}, "a whole number from 1"),
+        ({"FLOW": "on"}, "'auto'; or None"),
+        ({"DEAD_RETENTION": 0}, "at least 1; or None"),
+        ({"LISTENER": None}, "True or False"),
+    ],
+)
+def test_a_value_that_cannot_be_used_says_what_it_is_and_what_it_must_be(
+    options: dict[str, Any], wanted: str
+) -> None:
+    (problem,) = topic_problems(**options)
+    ((key, value),) = options.items()
+    assert problem.id in ("rmq.E003", "rmq.E008")
+    assert problem.message.startswith(f'RMQ["TOPICS"]["orders"]["{key}"] is {value!r}: it must be ')
+    assert wanted in problem.message
+
+
+@pytest.mark.parametrize(
+    "rmq",
+    [
+        {"BROKER": "kafka", "REDIS": "redis://h"},
+        {"KEY_PREFIX": "{tag}"},
+        {"KEY_PREFIX": None},
+        {"ON_COMMIT": "yes"},
+        {"AUTODISCOVER": "listeners.py!"},
+        {"DURABILITY": "high"},
+        {"EVENTS": 1},
+        {"COORDINATOR": "etcd"},
+        {"COORDINATOR": 3},
+        {"CONSUMER": {"PROCESSES": 0}},
+        {"CONSUMER": {"THREADS": "4"}},
+        {"CONSUMER": {"SHUTDOWN_TIMEOUT": -1}},
+        {"CONSUMER": {"POLL_INTERVAL": 0}},
+        {"CONSUMER": {"WATCHDOG": 0.1}},
+        {"CONSUMER": {"MAX_MESSAGES": 0}},
+        {"CONSUMER": {"MAX_IDLE_TIME": 0}},
+        {"CONSUMER": {"HEARTBEAT_FILE": ""}},
+        {"CONSUMER": {"HEALTH_ADDRESS": "8001"}},
+        {"HISTORY": {"HOURS": -1}},
+        {"ADMIN": {"FORMATTER": "nodots"}},
+        {"ADMIN": {"PAGE_SIZE": 0}},
+        {"API": {"PERMISSION": "IsAdmin"}},
+        {"API": {"SEND_RATE": "fast"}},
+        {"API": {"MAX_BYTES": 1}},
+        {"ZOOKEEPER": {"HOSTS": ""}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "ROOT": "rmq"}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "ROOT": "/rmq/../other"}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "SESSION_TIMEOUT": 0}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "AUTH": "digest"}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "ACL": "world"}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "TLS": {"cafile": "x"}}},
+    ],
+    ids=str,
+)
+def test_other_values_are_checked_alike(rmq: dict[str, Any]) -> None:
+    found = [problem for problem in problems(**rmq) if "it must be " in problem.message]
+    assert [problem.id for problem in found] == ["rmq.E003"]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "{a}", "-a", "a*", "ä", "a\n", "x" * 101, 5])
+def test_a_topic_name_that_could_not_be_a_key_is_refused(name: object) -> None:
+    (problem,) = problems(TOPICS={name: {"TYPE": "priority"}})
+    assert problem.id == "rmq.E004"
+    assert repr(name) in problem.message
+
+
+def test_a_topic_needs_a_type() -> None:
+    (problem,) = problems(TOPICS={"orders": {"SLOTS": 4}})
+    assert problem.id == "rmq.E005"
+    assert "'range_merge', 'priority', 'fixed_time'" in problem.message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"TYPE": "priority", "TIME_RANGE": 1000},
+        {"TYPE": "fixed_time", "RETRY_PRIORITY": "lowest"},
+        {"TYPE": "priority", "SLOT_BASIS": "shop", "BODY": "text"},
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) -> None:
+    (problem,) = problems(TOPICS={"orders": options})
+    assert problem.id == "rmq.E006"
+    assert all(name in problem.message for name in options if name != "TYPE")
+
+
+@pytest.mark.parametrize(
+    "rmq",
+    [
+        {"COORDINATOR": "zookeeper"},
+        {"ZOOKEEPER": {"ROOT": "/rmq"}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "ACL": "creator"}},
+    ],
+    ids=str,
+)
+def test_zookeeper_needs_hosts_and_a_closed_acl_needs_a_login(rmq: dict[str, Any]) -> None:
+    assert [problem.id for problem in problems(**rmq)] == ["rmq.E007"]
+
+
+def test_a_formatter_for_a_topic_that_is_not_declared_is_found() -> None:
+    (problem,) = problems(
+        TOPICS={"orders": {"TYPE": "priority"}}, ADMIN={"FORMATTER": {"order": "shop.rules.hide"}}
+    )
+    assert (problem.id, "did you mean 'orders'?" in problem.message) == ("rmq.E004", True)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    rmq = {
+        "BROKER": "memory",
+        "COLOUR": "red",
+        "TOPICS": {"a": {"TYPE": "fifo", "SLOTS": 3}, "b b": {}, "c": {"SLOTS": 2}},
+        "CONSUMER": {"THREADS": 0},
+    }
+    with override_settings(RMQ=rmq), pytest.raises(ConfigurationError) as caught:
+        get_config()
+    told = re.findall(r"rmq\.E\d{3}", str(caught.value))
+    assert sorted(told) == ["rmq.E002", "rmq.E003", "rmq.E003", "rmq.E003", "rmq.E004", "rmq.E005"]
+
+
+# --- Redis
+
+
+def test_a_broker_of_redis_needs_to_know_where() -> None:
+    (problem,) = problems(BROKER="redis", TOPICS={})
+    assert problem.id == "rmq.E009"
+
+
+def test_the_alias_of_a_cache_brings_its_options() -> None:
+    cache = redis_cache(
+        "rediss://h:7000/3", USERNAME="u", PASSWORD="secret", CONNECTION_POOL_KWARGS={"ssl_ca_certs": "/ca"}
+    )
+    server = config({"rmq": cache}, REDIS="rmq").redis
+    assert server is not None
+    assert (server.url, server.username, server.password) == ("rediss://h:7000/3", "u", "secret")
+    assert dict(server.pool) == {"ssl_ca_certs": "/ca"}
+    assert "secret" not in f"{server} {server!r}"
+
+
+def test_of_a_primary_and_its_replicas_the_primary_is_used() -> None:
+    server = config({"rmq": redis_cache("redis://one:6379/1,redis://two:6379/1")}, REDIS="rmq").redis
+    assert server is not None
+    assert server.url == "redis://one:6379/1"
+
+
+def test_an_unknown_alias_is_an_error_that_guesses() -> None:
+    (problem,) = problems({"rmq": redis_cache("redis://h/1")}, REDIS="rqm")
+    assert (problem.id, "did you mean 'rmq'?" in problem.message) == ("rmq.E009", True)
+
+
+def test_a_cache_of_another_kind_is_an_error() -> None:
+    (problem,) = problems(REDIS="default")
+    assert problem.id == "rmq.E010"
+    assert "locmem" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("redis://h:6379/0", "redis://h"),
+        ("redis://localhost:6379/2", "redis://127.0.0.1:6379/2"),
+        ("redis://H/1", "rediss://h/1"),
+        ("redis://u:p@h/1", "redis://h?db=1"),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
+    ],
+)
+@pytest.mark.parametrize("by_alias", [True, False])
+def test_a_cache_on_the_same_database_is_an_error_for_clearing_it_is_flushdb(
+    ours: str, theirs: str, by_alias: bool
+) -> None:
+    caches = {"pages": redis_cache(theirs)}
+    if by_alias:
+        caches["rmq"] = redis_cache(ours)
+    (problem,) = problems(caches, REDIS="rmq" if by_alias else ours)
+    assert problem.id == "rmq.E011"
+    assert 'CACHES["pages"]' in problem.message
+    assert "FLUSHDB" in problem.hint
+
+
+def test_djangos_own_redis_cache_counts_as_well() -> None:
+    cache = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://h:6379/0"}
+    (problem,) = problems({"pages": cache}, REDIS="redis://h")
+    assert problem.id == "rmq.E011"
+
+
+def test_another_database_or_host_is_fine() -> None:
+    caches = {
+        "a": redis_cache("redis://h/1"),
+        "b": redis_cache("redis://other/2"),
+        "c": redis_cache("redis://h:6380/2"),
+        "rmq": redis_cache("redis://h/2"),
+    }
+    assert config(caches, REDIS="rmq").redis is not None
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://h/1", "redis:///1", "redis://h:port/1", "redis://h:99999/1", "redis://h/one", "unix://?db=1"],
+)
+def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str) -> None:
+    secret = url.replace("://", "://user:secret@", 1) if "h" in url.partition("://")[2] else url
+    (problem,) = problems(REDIS=secret)
+    assert problem.id == "rmq.E012"
+    assert "redis://host:6379/1" in problem.message
+    assert "secret" not in problem.message
+
+
+def test_a_cluster_is_a_dict_and_has_one_database() -> None:
+    server = config(REDIS={"CLUSTER": "redis://h:7000"}).redis
+    assert server is not None
+    assert server.cluster
+    assert [problem.id for problem in problems(REDIS={"CLUSTER": "redis://h:7000/1"})] == ["rmq.E012"]
+    assert [problem.id for problem in problems(REDIS={"NODES": []})] == ["rmq.E003"]
+    assert [problem.id for problem in problems(REDIS=5)] == ["rmq.E003"]
+
+
+def test_passwords_are_hidden_wherever_a_url_is_shown() -> None:
+    assert (
+        hide_password("redis://u:p%40ss@h:1/0 and rediss://:x@i") == "redis://u:***@h:1/0 and rediss://:***@i"
+    )
+
+
+# --- reading once
+
+
+def test_the_configuration_is_read_once_and_again_when_settings_change() -> None:
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": {"a": {"TYPE": "priority"}}}):
+        first = get_config()
+        assert get_config() is first
+        with override_settings(RMQ={"BROKER": "memory", "TOPICS": {"b": {"TYPE": "priority"}}}):
+            assert list(get_config().topics) == ["b"]
+        assert list(get_config().topics) == ["a"]
+
+
+def test_the_configuration_cannot_be_changed() -> None:
+    found = config(TOPICS={"a": {"TYPE": "priority"}})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.broker = "redis"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        found.topics["b"] = found.topics["a"]  # type: ignore[index]
+
+
+def test_an_unknown_topic_is_an_error_that_guesses() -> None:
+    found = config(TOPICS={"orders": {"TYPE": "priority"}})
+    with pytest.raises(UnknownTopic, match="did you mean 'orders'"):
+        found.topic("order")
+
+
+# --- the document
+
+
+def every_key() -> list[str]:
+    keys = [*conf.RMQ_KEYS, *conf.TOPIC_KEYS, *conf.ZOOKEEPER_KEYS]
+    for _, _, section in conf.SECTIONS.values():
+        keys += section
+    return keys
+
+
+@pytest.mark.parametrize("key", every_key())
+def test_every_setting_is_documented(key: str) -> None:
+    assert re.search(rf"^\| `{key}` ", DOCUMENT, re.MULTILINE)
+
+
+def test_the_document_names_no_setting_that_does_not_exist() -> None:
+    assert set(re.findall(r"^\| `([A-Z_]+)` ", DOCUMENT, re.MULTILINE)) == set(every_key())
+
+
+def test_every_check_is_documented_in_both_places() -> None:
+    assert checks.__doc__ is not None
+    source = "".join(Path(module.__file__).read_text() for module in (checks, conf))
+    used = set(re.findall(r"\"(?:rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
+    assert len(used) > 15
+    assert set(re.findall(r"rmq\.([EW]\d{3})", checks.__doc__)) == used
+    assert set(re.findall(r"rmq\.([EW]\d{3})", DOCUMENT)) == used

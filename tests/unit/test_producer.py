@@ -1,0 +1,435 @@
+"""The producer: what it refuses, where a message goes, and how many become few round trips. No server."""
+
+from __future__ import annotations
+
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from django_rmq.exceptions import (
+    InvalidMessage,
+    MessageTooLarge,
+    RmqError,
+    ServerUnavailable,
+    SlotMoved,
+)
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.messages import Topic, TopicType, decode_envelope
+from django_rmq.producer import ROUND_TRIP, Outgoing, Producer, basis_bytes, batched
+
+MERGE = Topic("prices", TopicType.RANGE_MERGE, time_range_ms=5000)
+PRIORITY = Topic("renders", TopicType.PRIORITY)
+FIXED = Topic("orders", TopicType.FIXED_TIME)
+KEYED = replace(MERGE, name="keyed", identity="key")
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+
+
+@pytest.fixture
+def broker() -> InMemoryBroker:
+    return InMemoryBroker(clock=Clock())
+
+
+@pytest.fixture
+def producer(broker: InMemoryBroker) -> Producer:
+    return Producer(broker)  # type: ignore[arg-type]
+
+
+def refusal(producer: Producer, topic: Topic, body: Any = "x", **options: Any) -> str:
+    with pytest.raises(InvalidMessage) as caught:
+        producer.build(topic, body, **options)
+    return str(caught.value)
+
+
+# --- times and priorities
+
+
+@pytest.mark.parametrize(
+    "given", [0, -1, 0.5, "5", True, 10**18, float("nan"), timedelta(0), timedelta(days=400)]
+)
+def test_a_time_range_that_is_none_is_refused(producer: Producer, given: Any) -> None:
+    assert "time_range must be" in refusal(producer, MERGE, time_range=given)
+
+
+def test_a_time_range_is_the_sends_or_the_topics(producer: Producer) -> None:
+    assert producer.build(MERGE, "x").score == 5000
+    assert producer.build(MERGE, "x", time_range=timedelta(seconds=1)).score == 1000
+    assert producer.build(MERGE, "x", time_range=7.0).score == 7
+    assert "TIME_RANGE" in refusal(producer, replace(MERGE, time_range_ms=None))
+
+
+@pytest.mark.parametrize(
+    "given", [16, -1, 0, 17.5, "9", True, float("nan"), float("inf"), 2**43 + 1, 2**53 + 1]
+)
+def test_a_priority_out_of_bounds_is_refused(producer: Producer, given: Any) -> None:
+    assert "priority must be" in refusal(producer, PRIORITY, priority=given)
+
+
+def test_priorities_begin_above_what_reads_as_a_retry(producer: Producer) -> None:
+    assert producer.build(PRIORITY, "x", priority=17).score == 17
+    assert producer.build(PRIORITY, "x", priority=2**43).score == 2**43
+    patient = replace(PRIORITY, max_retries=100)
+    assert "from 101 " in refusal(producer, patient, priority=100)
+    assert "give priority=" in refusal(producer, PRIORITY)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        (None, "give fixed_time="),
+        (0, "not in the future"),
+        (-5, "not in the future"),
+        ("2030-01-01", "aware datetime"),
+        (date(2030, 1, 1), "aware datetime"),
+        (1e13, "aware datetime"),
+        (True, "aware datetime"),
+        (datetime(2090, 1, 1), "naive"),  # noqa: DTZ001
+        (datetime(9999, 1, 1, tzinfo=UTC), "2100"),
+        (datetime.now(UTC) - timedelta(seconds=1), "not in the future"),
+    ],
+)
+def test_a_fixed_time_that_cannot_be_meant_is_refused(producer: Producer, given: Any, rule: str) -> None:
+    assert rule in refusal(producer, FIXED, fixed_time=given)
+
+
+def test_a_fixed_time_in_seconds_is_read_back_with_a_guess(producer: Producer) -> None:
+    told = refusal(producer, FIXED, fixed_time=round(time.time()) + 3600)
+    assert "1970-01-2" in told
+    assert "is it in seconds?" in told
+
+
+def test_a_fixed_time_is_rounded_up_for_nothing_is_delivered_early(producer: Producer) -> None:
+    at = datetime(2050, 1, 1, microsecond=1001, tzinfo=UTC)
+    assert producer.build(FIXED, "x", fixed_time=at).score == round(at.timestamp()) * 1000 + 2
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "wanted"),
+    [
+        (MERGE, {"priority": 50}, "time_range="),
+        (MERGE, {"fixed_time": TOMORROW}, "time_range="),
+        (PRIORITY, {"time_range": 50, "priority": 50}, "priority="),
+        (FIXED, {"priority": 50, "fixed_time": TOMORROW}, "fixed_time="),
+    ],
+)
+def test_an_option_of_another_type_is_refused(
+    producer: Producer, topic: Topic, options: dict[str, Any], wanted: str
+) -> None:
+    told = refusal(producer, topic, **options)
+    assert f"takes {wanted}" in told
+    assert topic.type.value in told
+
+
+# --- bodies
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        float("nan"),
+        {"a": float("inf")},
+        "\ud800",
+        {"\ud800": 1},
+        {1: "a"},
+        {"a": {None: 1}},
+        [{"a": ({2: 3},)}],
+        {1, 2},
+        object(),
+        b"raw",
+    ],
+    ids=repr,
+)
+def test_what_json_cannot_carry_is_refused(producer: Producer, body: Any) -> None:
+    assert "body" in refusal(producer, MERGE, body)
+
+
+def test_a_body_that_contains_itself_is_refused(producer: Producer) -> None:
+    body: list[Any] = []
+    body.append(body)
+    assert "body" in refusal(producer, MERGE, body)
+
+
+def test_equal_bodies_are_equal_bytes(producer: Producer) -> None:
+    first = producer.build(MERGE, {"b": 1, "a": [date(2030, 1, 1), Decimal("1.50")]})
+    second = producer.build(MERGE, {"a": (date(2030, 1, 1), Decimal("1.50")), "b": 1})
+    assert first == second
+    assert first.member == b'{"a":["2030-01-01","1.50"],"b":1}'
+
+
+@pytest.mark.parametrize("body", ["text", "bytes"])
+def test_text_and_bytes_are_taken_as_they_are_and_nothing_else(producer: Producer, body: str) -> None:
+    topic = replace(MERGE, body=body)
+    good, bad = ("ä", b"x") if body == "text" else (b"\xff\x00", "x")
+    assert producer.build(topic, good).member == (good if isinstance(good, bytes) else good.encode())
+    for wrong in (bad, None, 5, good[:0]):
+        assert "body" in refusal(producer, topic, wrong)
+
+
+def test_a_body_larger_than_the_topic_allows_is_refused_with_its_size(producer: Producer) -> None:
+    small = replace(MERGE, max_body=10)
+    assert producer.build(small, "x" * 8).member == b'"xxxxxxxx"'
+    with pytest.raises(MessageTooLarge, match=r"has 11 bytes.*MAX_BODY = 10"):
+        producer.build(small, "x" * 9)
+
+
+# --- keys, headers, expiry
+
+
+@pytest.mark.parametrize("key", ["", 5, b"k", "\ud800", "ä" * 257])
+def test_a_key_that_could_not_be_a_member_is_refused(producer: Producer, key: Any) -> None:
+    assert "key " in refusal(producer, KEYED, key=key)
+
+
+def test_a_message_without_a_key_gets_one_of_its_own(producer: Producer) -> None:
+    assert producer.build(KEYED, "x").member != producer.build(KEYED, "x").member
+
+
+@pytest.mark.parametrize("options", [{"key": "k"}, {"headers": {"a": "b"}}, {"expires": TOMORROW}], ids=str)
+def test_keys_headers_and_expiry_need_a_keyed_topic(producer: Producer, options: dict[str, Any]) -> None:
+    assert "IDENTITY 'key'" in refusal(producer, MERGE, **options)
+
+
+@pytest.mark.parametrize("headers", [{"a": 1}, {1: "a"}, ["a"], "a", {"a": "\ud800"}, {"a": "x" * 9000}])
+def test_headers_are_a_little_text(producer: Producer, headers: Any) -> None:
+    assert "headers" in refusal(producer, KEYED, headers=headers)
+
+
+def test_an_expiry_is_a_time_to_come_and_is_called_by_its_name(producer: Producer) -> None:
+    assert refusal(producer, KEYED, expires=datetime.now(UTC) - timedelta(seconds=1)).startswith("expires ")
+    assert refusal(producer, KEYED, expires=5.5).startswith("expires ")
+
+
+def test_what_travels_with_a_keyed_body_comes_back(producer: Producer) -> None:
+    out = producer.build(
+        KEYED, {"a": 1}, key="k", headers={"trace": "ü"}, expires=TOMORROW, slot_basis="shop 7"
+    )
+    assert out.envelope is not None
+    body, expires_ms, basis, headers = decode_envelope(out.envelope)
+    assert (body, basis, headers) == (b'{"a":1}', "shop 7", {"trace": "ü"})
+    assert 0 <= expires_ms - TOMORROW.timestamp() * 1000 < 1
+
+
+# --- slots
+
+
+def test_the_slot_is_that_of_the_basis_the_field_the_key_or_the_body(producer: Producer) -> None:
+    by_field = replace(PRIORITY, slot_basis="shop")
+    body = {"shop": 7, "sku": 1}
+    assert producer.build(PRIORITY, body, priority=20).slot == zlib.crc32(b'{"shop":7,"sku":1}') % 16
+    assert producer.build(by_field, body, priority=20).slot == zlib.crc32(b"7") % 16
+    assert producer.build(by_field, body, priority=20, slot_basis="other").slot == zlib.crc32(b"other") % 16
+    assert producer.build(KEYED, body, key="k").slot == zlib.crc32(b"k") % 16
+
+
+@pytest.mark.parametrize("body", [{"sku": 1}, [1], "shop", None])
+def test_a_body_without_the_field_of_its_slot_is_refused(producer: Producer, body: Any) -> None:
+    assert "SLOT_BASIS 'shop'" in refusal(producer, replace(MERGE, slot_basis="shop"), body)
+
+
+@pytest.mark.parametrize(
+    ("value", "raw"),
+    [
+        ("ä", "ä".encode()),
+        (b"\xff", b"\xff"),
+        (7, b"7"),
+        (None, b"null"),
+        ([1, "a"], b'[1,"a"]'),
+        (uuid.UUID(int=5), b"00000000-0000-0000-0000-000000000005"),
+        (date(2030, 1, 2), b"2030-01-02"),
+        (Decimal("1.50"), b"1.50"),
+    ],
+)
+def test_a_basis_is_the_same_before_and_after_it_travelled_as_json(value: Any, raw: bytes) -> None:
+    assert basis_bytes(value) == raw
+
+
+def test_a_basis_that_is_no_text_cannot_be_kept_with_a_keyed_body(producer: Producer) -> None:
+    assert "not UTF-8" in refusal(producer, KEYED, slot_basis=b"\xff")
+    assert "512" in refusal(producer, KEYED, slot_basis="x" * 513)
+    assert "Unicode" in refusal(producer, MERGE, slot_basis="\ud800")
+    assert producer.build(MERGE, "x", slot_basis=b"\xff").slot == zlib.crc32(b"\xff") % 16
+
+
+def test_a_basis_of_its_own_is_noted_once_when_the_first_such_message_is_sent(
+    producer: Producer, broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(broker, "note_slot_basis", lambda topic: noted.append(topic.name))
+    messages = [producer.build(MERGE, n, slot_basis="a") for n in range(3)]
+    assert noted == []
+    producer.send(messages)
+    producer.send([producer.build(MERGE, 9, slot_basis="b"), producer.build(KEYED, 9, slot_basis="b")])
+    assert noted == ["prices"]
+
+
+def test_nothing_is_sent_while_the_basis_cannot_be_noted(
+    producer: Producer, broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(topic: Topic) -> None:
+        raise ServerUnavailable("away")
+
+    message = producer.build(MERGE, "x", slot_basis="a")
+    with monkeypatch.context() as patch:
+        patch.setattr(broker, "note_slot_basis", away)
+        with pytest.raises(ServerUnavailable):
+            producer.send([message])
+    assert broker.count(MERGE, message.slot).store == 0
+    assert producer.send([message])[0].status == "stored"
+
+
+# --- sending
+
+
+def test_results_come_in_order_and_say_what_happened(producer: Producer) -> None:
+    bodies = [1, 2, 1, 3]
+    results = producer.send([producer.build(MERGE, body) for body in bodies])
+    assert [result.member for result in results] == [b"1", b"2", b"1", b"3"]
+    assert [result.status for result in results] == ["stored", "stored", "merged", "stored"]
+    assert all(result.ok for result in results)
+
+
+def test_topics_and_manners_may_be_mixed(producer: Producer) -> None:
+    messages = [
+        producer.build(MERGE, 1),
+        producer.build(PRIORITY, 1, priority=50),
+        producer.build(FIXED, 1, fixed_time=TOMORROW),
+        producer.build(PRIORITY, 1, priority=60),
+        producer.build(PRIORITY, 1, priority=70)._replace(ensure=True),
+        producer.build(KEYED, 1, key="k"),
+    ]
+    results = producer.send(messages)
+    assert [result.status for result in results] == [
+        "stored",
+        "stored",
+        "stored",
+        "replaced",
+        "present",
+        "stored",
+    ]
+    assert [result.score for result in results[1:5:2]] == [50.0, 60.0]
+
+
+def test_sends_of_one_member_keep_their_order_whatever_is_grouped(
+    producer: Producer, broker: InMemoryBroker
+) -> None:
+    # Another member of the slot opens a group of the shorter range first.
+    topic = replace(MERGE, slots=1)
+    messages = [
+        producer.build(topic, "other", time_range=1),
+        producer.build(topic, "it", time_range=9000),
+        producer.build(topic, "it", time_range=1),
+    ]
+    results = producer.send(messages)
+    assert [result.status for result in results] == ["stored", "stored", "merged"]
+    assert results[1].score - broker.now_ms() == results[2].score - broker.now_ms() == 9000
+
+
+def test_many_messages_take_few_round_trips(
+    producer: Producer, broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips = []
+    pipeline = broker.pipeline
+
+    def counted() -> Any:
+        trips.append(pipeline())
+        return trips[-1]
+
+    monkeypatch.setattr(broker, "pipeline", counted)
+    messages = [producer.build(replace(MERGE, slots=1), n) for n in range(ROUND_TRIP + 1)]
+    results = producer.send(messages)
+    assert len(trips) == 2
+    assert len(results) == ROUND_TRIP + 1
+    assert {result.status for result in results} == {"stored"}
+
+
+class Failing(InMemoryBroker):
+    """Loses the replies of every pipeline from the nth on, or answers with an error for a topic."""
+
+    lost_from = 10**9
+    error_for: str | None = None
+    made = 0
+
+    def pipeline(self) -> Any:
+        made, pipeline = self.made, super().pipeline()
+        self.made += 1
+        receive = pipeline.receive
+
+        def failing() -> list[Any]:
+            if made >= self.lost_from:
+                raise ServerUnavailable("reply lost")
+            return receive()
+
+        pipeline.receive = failing  # type: ignore[method-assign]
+        return pipeline
+
+    def send_merge(self, topic: Topic, *args: Any, **options: Any) -> Any:
+        if topic.name == self.error_for:
+            raise SlotMoved("32 slots by now")
+        return super().send_merge(topic, *args, **options)
+
+
+def attempt(broker: InMemoryBroker, messages: list[Outgoing]) -> tuple[list[str], dict[int, RmqError]]:
+    results, errors = Producer(broker).attempt(messages)  # type: ignore[arg-type]
+    return [result.status for result in results], errors
+
+
+def test_half_a_pipeline_that_fails_is_told_message_by_message() -> None:
+    broker = Failing()
+    broker.error_for = "keyed"
+    build = Producer(broker).build  # type: ignore[arg-type]
+    messages = [build(MERGE, 1), build(KEYED, 1), build(PRIORITY, 1, priority=50), build(KEYED, 2)]
+    statuses, errors = attempt(broker, messages)
+    assert statuses == ["stored", "failed", "stored", "failed"]
+    assert {index: type(error) for index, error in errors.items()} == {1: SlotMoved, 3: SlotMoved}
+    with pytest.raises(SlotMoved):
+        Producer(broker).send(messages)  # type: ignore[arg-type]
+
+
+def test_a_lost_reply_fails_its_own_round_trip_and_those_not_sent() -> None:
+    broker = Failing()
+    broker.lost_from = 1
+    build = Producer(broker).build  # type: ignore[arg-type]
+    statuses, errors = attempt(broker, [build(MERGE, n) for n in range(ROUND_TRIP + 5)])
+    assert statuses == ["stored"] * ROUND_TRIP + ["failed"] * 5
+    assert sorted(errors) == list(range(ROUND_TRIP, ROUND_TRIP + 5))
+
+
+def test_a_server_that_cannot_be_reached_fails_everything_without_a_result_of_ok() -> None:
+    class Away(InMemoryBroker):
+        def pipeline(self) -> Any:
+            raise ServerUnavailable("away")
+
+    messages = [Producer(Away()).build(MERGE, n) for n in range(3)]  # type: ignore[arg-type]
+    statuses, errors = attempt(Away(), messages)
+    assert statuses == ["failed"] * 3
+    assert sorted(errors) == [0, 1, 2]
+
+
+def test_a_full_slot_refuses_and_says_so(producer: Producer) -> None:
+    small = replace(MERGE, slots=1, max_backlog=2)
+    results = producer.send([producer.build(small, n) for n in range(3)])
+    assert [(result.status, result.ok) for result in results] == [
+        ("stored", True),
+        ("stored", True),
+        ("refused", False),
+    ]
+
+
+def test_batches_are_drawn_as_they_are_needed() -> None:
+    drawn = []
+
+    def items() -> Iterator[int]:
+        for n in range(5):
+            drawn.append(n)
+            yield n
+
+    batches = batched(items(), 2)
+    assert next(batches) == [0, 1]
+    assert drawn == [0, 1]
+    assert list(batches) == [[2, 3], [4]]

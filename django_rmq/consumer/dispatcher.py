@@ -146,6 +146,8 @@ class Dispatcher:
         burst: bool = False,
         shutdown_timeout: float = 30.0,
         poll_seconds: float = POLL_SECONDS,
+        max_messages: int | None = None,
+        max_idle_time: float | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.owner = uuid4().hex
@@ -162,6 +164,9 @@ class Dispatcher:
         self._burst = burst
         self._shutdown_timeout = shutdown_timeout
         self._poll_seconds = poll_seconds
+        self._max_messages = max_messages
+        self._max_idle_time = max_idle_time
+        self._last_work = time.monotonic()
         self._beat = beat
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._places: dict[tuple[str, int], Place] = {}
@@ -229,7 +234,7 @@ class Dispatcher:
 
     def _work(self) -> None:
         trouble = 0
-        while not self._stopping:
+        while not self._stopping and (self._max_messages is None or self.processed < self._max_messages):
             self._beat()
             try:
                 busy = self._turn()
@@ -242,9 +247,14 @@ class Dispatcher:
             if busy:
                 self._read_inbox(0.0)
                 continue
-            if self._burst and not self._in_hand and not self._settlements and self._drained():
+            if self._in_hand or self._settlements:
+                self._last_work = time.monotonic()
+            elif self._burst and self._drained() or self._idle_too_long():
                 return
             self._read_inbox(self._sleep_seconds())
+
+    def _idle_too_long(self) -> bool:
+        return self._max_idle_time is not None and time.monotonic() - self._last_work >= self._max_idle_time
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -277,6 +287,8 @@ class Dispatcher:
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
         wake = self._next_poll
+        if self._max_idle_time is not None:
+            wake = min(wake, self._last_work + self._max_idle_time)
         if self._heap:
             wake = min(wake, now + (self._heap[0][0] - self._server_ms()) / 1000)
         return max(0.0, wake - now)

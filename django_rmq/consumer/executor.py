@@ -38,7 +38,11 @@ class Hooks(NamedTuple):
     """What surrounds listeners; the Django layer closes database connections here."""
 
     before: Callable[[], None] = lambda: None
+    """Before a thread begins a batch."""
     after: Callable[[], None] = lambda: None
+    """After a batch, and after each failure in it."""
+    end: Callable[[], None] = lambda: None
+    """When a thread ends."""
 
 
 def uptime() -> float:
@@ -332,16 +336,23 @@ class ExecutorThread(threading.Thread):
             return self._queue.pop(chosen)
 
     def run(self) -> None:
-        while (batch := self._next()) is not None:
-            self.current = batch
-            try:
-                self._work(batch)
-            except Interrupted:
-                self._inbox.put(Exited(batch))
-            except BaseException:
-                # A hook failed: the rest of the batch is left to its time-out.
-                logger.exception("An executor thread failed outside a listener")
-                self._inbox.put(Slice(batch, [], [], [], 0.0, True))
+        try:
+            while (batch := self._next()) is not None:
+                self._run_batch(batch)
+        finally:
+            self._hooks.end()
+
+    def _run_batch(self, batch: Batch) -> None:
+        self.current = batch
+        try:
+            self._work(batch)
+        except Interrupted:
+            self._inbox.put(Exited(batch))
+        except BaseException:
+            # A hook failed, before or after the listeners: what was not reported is left to its time-out.
+            logger.exception("An executor thread failed outside a listener")
+            self._inbox.put(Slice(batch, [], [], [], 0.0, True))
+        finally:
             self.current = None
 
     def _work(self, batch: Batch) -> None:

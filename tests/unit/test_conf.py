@@ -575,7 +575,7 @@ def test_the_document_names_no_setting_that_does_not_exist() -> None:
 
 def test_every_check_is_documented_in_both_places() -> None:
     assert checks.__doc__ is not None
-    source = "".join(Path(module.__file__).read_text() for module in (checks, conf))
+    source = "".join(Path(str(module.__file__)).read_text() for module in (checks, conf))
     used = set(re.findall(r"\"(?:rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15
     assert set(re.findall(r"rmq\.([EW]\d{3})", checks.__doc__)) == used

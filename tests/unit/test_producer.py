@@ -60,7 +60,7 @@ def test_a_time_range_that_is_none_is_refused(producer: Producer, given: Any) ->
 def test_a_time_range_is_the_sends_or_the_topics(producer: Producer) -> None:
     assert producer.build(MERGE, "x").score == 5000
     assert producer.build(MERGE, "x", time_range=timedelta(seconds=1)).score == 1000
-    assert producer.build(MERGE, "x", time_range=7.0).score == 7
+    assert producer.build(MERGE, "x", time_range=7).score == 7
     assert "TIME_RANGE" in refusal(producer, replace(MERGE, time_range_ms=None))
 
 

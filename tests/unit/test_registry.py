@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.test import override_settings
 
 from django_rmq import listener, registry
@@ -173,7 +173,7 @@ def test_listeners_of_installed_apps_are_found(tmp_path: Path, monkeypatch: pyte
         "found_shop",
         "from django_rmq import listener\n@listener('x')\ndef handle(message): ...\n",
     )
-    monkeypatch.setattr(registry.apps, "get_app_configs", lambda: [shop])
+    monkeypatch.setattr(apps, "get_app_configs", lambda: [shop])
     registry.autodiscover()
     assert listeners()["x"].name == "found_shop.listeners.handle"
 
@@ -181,7 +181,7 @@ def test_listeners_of_installed_apps_are_found(tmp_path: Path, monkeypatch: pyte
 def test_one_module_that_fails_does_not_hide_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apps = [
+    installed = [
         app(tmp_path, monkeypatch, "broken_shop", "import no_such_library\n"),
         app(
             tmp_path,
@@ -190,7 +190,7 @@ def test_one_module_that_fails_does_not_hide_the_others(
             "from django_rmq import listener\n@listener('y')\ndef handle(message): ...\n",
         ),
     ]
-    monkeypatch.setattr(registry.apps, "get_app_configs", lambda: apps)
+    monkeypatch.setattr(apps, "get_app_configs", lambda: installed)
     ((module, error),) = registry.discover()
     assert (module, type(error)) == ("broken_shop.listeners", ModuleNotFoundError)
     assert list(listeners()) == ["y"]
@@ -199,6 +199,6 @@ def test_one_module_that_fails_does_not_hide_the_others(
 
 
 def test_without_a_module_name_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.apps, "get_app_configs", lambda: pytest.fail("looked for listeners"))
+    monkeypatch.setattr(apps, "get_app_configs", lambda: pytest.fail("looked for listeners"))
     with override_settings(RMQ={"BROKER": "memory", "AUTODISCOVER": None}):
         assert registry.discover() == []

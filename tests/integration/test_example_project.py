@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +16,9 @@ from PIL import Image
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.exceptions import Reject
-from django_rmq.messages import Delivery, Message, encode_json
+from django_rmq.keys import slot_of
+from django_rmq.messages import Delivery, Message, decode_body, encode_json
+from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from example_project.accounts import Accounts
 from example_project.orders.checkout import OutOfStock, close_order, create_order, pay_order
 from example_project.orders.listeners import time_is_up
@@ -28,10 +31,12 @@ from example_project.traffic import Done
 
 
 @pytest.fixture(autouse=True)
-def memory_broker(settings: Any, tmp_path: Path) -> None:
-    """A broker in memory and a folder for images, new for each test."""
-    settings.RMQ = settings.RMQ | {"BROKER": "memory"}
+def clock(settings: Any, tmp_path: Path) -> Iterator[Clock]:
+    """The clock, which stands, of a broker in memory; and a folder for images."""
     settings.MEDIA_ROOT = tmp_path / "media"
+    standing = clock_from_now()
+    with memory_broker(standing):
+        yield standing
 
 
 @pytest.fixture
@@ -169,6 +174,73 @@ def test_the_timeout_listener_closes_what_is_open_and_ignores_what_is_gone(produ
         time_is_up(message("order-timeouts", {"order": pk}))
     order.refresh_from_db()
     assert order.state == State.CLOSED
+
+
+@pytest.mark.django_db(transaction=True)
+def test_changes_within_five_seconds_are_one_image_with_the_last_price(
+    product: Product, clock: Clock
+) -> None:
+    change_prices([(1, Decimal(20)), (1, Decimal(21))])
+    clock.advance(seconds=4.999)
+    change_prices([(1, Decimal(22))])
+    assert drain() == 0
+    clock.advance(ms=1)
+    assert drain("price-changes") == 1
+    assert drain("image-renders") == 1
+    product.refresh_from_db()
+    assert product.rendered_price == Decimal(22)
+    assert drain() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_key_accounts_are_rendered_first(product: Product, clock: Clock) -> None:
+    # Shops whose images share a slot.
+    topic = get_config().topic("image-renders")
+    same_slot = [pk for pk in range(2, 500) if slot_of(b"%d" % pk, topic.slots) == slot_of(b"1", topic.slots)]
+    for pk, grade in zip(same_slot, (Grade.SMALL, Grade.STANDARD), strict=False):
+        seller = Shop.objects.create(id=pk, name=f"Shop {pk}", grade=grade)
+        Product.objects.create(sku=pk, name="Dusk Plain Bowl", shop=seller, price=3)
+    small, standard = same_slot[:2]
+    change_prices([(sku, Decimal(9)) for sku in (small, standard, 1)])
+    clock.advance(seconds=5)
+    drain("price-changes")
+    prepared = get_broker().prepare(topic, slot_of(b"1", topic.slots), "test", None, 3)
+    order = [decode_body(topic, delivery.member)["sku"] for delivery in prepared.deliveries]
+    assert order == [1, standard, small]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_product_without_a_photo_is_in_dead_until_it_has_one_and_is_replayed(
+    product: Product, clock: Clock
+) -> None:
+    Product.objects.update(photo=Photo.MISSING)
+    change_prices([(1, Decimal(9))])
+    clock.advance(seconds=5)
+    drain()
+    topic, slot = get_config().topic("image-renders"), slot_of(b"1", 16)
+    (dead,) = get_broker().peek(topic, slot, "dead").entries
+    assert dead.record is not None
+    assert b"product 1 has no photo" in dead.record
+    Product.objects.update(photo=Photo.GOOD)
+    assert get_broker().replay(topic, slot, [dead.member]) == ["replayed"]
+    drain()
+    product.refresh_from_db()
+    assert product.rendered_price == Decimal(9)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_unpaid_order_is_closed_at_its_time_and_not_before(product: Product, clock: Clock) -> None:
+    order = create_order(1)
+    paid = create_order(1)
+    pay_order(paid)
+    clock.advance(seconds=15 * 60 - 1)
+    assert drain() == 0
+    # The clock of the broker was read before the order's.
+    clock.advance(seconds=2)
+    assert drain() == 1
+    order.refresh_from_db()
+    paid.refresh_from_db()
+    assert (order.state, paid.state) == (State.CLOSED, State.PAID)
 
 
 # --- orders
@@ -361,6 +433,6 @@ def test_a_message_that_vanished_from_redis_unbalances_the_ledger(accounts: Acco
     topic = get_config().topic("order-timeouts")
     get_broker().send_replace(topic, 3, [int(timezone.now().timestamp() * 1000) + 60_000], [b'{"order":1}'])
     assert accounts.complaints(Done()) == []
-    get_broker().keyspace.pop(b"order-timeouts_3")  # type: ignore[attr-defined]
+    get_broker().keyspace.pop(b"order-timeouts_3")
     (complaint,) = accounts.complaints(Done())
     assert complaint.startswith("the ledger of order-timeouts slot 3 is not balanced: live -1,")

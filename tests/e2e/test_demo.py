@@ -1,0 +1,179 @@
+"""`python -m example_project.demo` from outside: what it prints, how it ends, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes by /proc"),
+]
+
+
+class RunningDemo:
+    """A demo with a folder of its own, and all it has printed so far."""
+
+    def __init__(self, data: Path, *arguments: str) -> None:
+        self.data = data
+        ours = ("REDIS_URL", "RMQ_KEY_PREFIX", "SHOP_ORDER_SECONDS", "DJANGO_DEBUG")
+        environment = {name: value for name, value in os.environ.items() if name not in ours}
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-u",
+                "-m",
+                "example_project.demo",
+                "--port",
+                "0",
+                "--products",
+                "200",
+                *arguments,
+            ],
+            cwd=ROOT,
+            env=environment | {"SHOP_DATA": str(data)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            for line in output:
+                with self._changed:
+                    self._lines.append(line)
+                    self._changed.notify_all()
+
+    @property
+    def output(self) -> str:
+        with self._changed:
+            return "".join(self._lines)
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> re.Match[str]:
+        """Return the first match in what it prints; AssertionError with all of that after so many seconds."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                found = re.search(pattern, "".join(self._lines), re.MULTILINE)
+                if found:
+                    return found
+                left = deadline - time.monotonic()
+                assert left > 0, f"no {pattern!r} in:\n{''.join(self._lines)}"
+                self._changed.wait(left)
+
+    def wait(self, seconds: float = 180) -> int:
+        """Return its exit code."""
+        code = self.process.wait(seconds)
+        self._reader.join()
+        return code
+
+    def redis_answers(self) -> bool:
+        """Whether the Redis that it said it started takes connections."""
+        port = int(self.wait_for(r"^Redis: .* on port (\d+)$")[1])
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    def processes(self) -> list[str]:
+        """The commands of all processes with this folder in their environment (Redis overwrites its own)."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdigit() and str(self.data).encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                pass  # it ended meanwhile, or is not ours
+        return found
+
+
+@pytest.fixture
+def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
+    started: list[RunningDemo] = []
+
+    def start(*arguments: str) -> RunningDemo:
+        started.append(RunningDemo(tmp_path / "shop", *arguments))
+        return started[-1]
+
+    yield start
+    for demo in started:
+        if demo.process.poll() is None:
+            demo.process.send_signal(signal.SIGTERM)
+            demo.wait()
+
+
+def test_a_short_demo_accounts_for_everything_and_leaves_no_process(
+    start_demo: Callable[..., RunningDemo],
+) -> None:
+    demo = start_demo("--seconds", "5", "--rate", "200")
+    code = demo.wait()
+    assert code == 0, demo.output
+    assert "Everything that was sent is accounted for." in demo.output
+    summary = dict(re.findall(r"^  ([a-z ]+): +(.*)$", demo.output, re.MULTILINE))
+    count = {name: int(value.split()[0]) for name, value in summary.items() if value[0].isdigit()}
+    changes, orders = map(int, re.findall(r"\d+", summary["sent"])[1:])
+    assert count["sent"] == changes + orders
+    assert changes > 300
+    assert orders > 2
+    assert count["closed"] + count["paid"] == orders
+    assert 0 < count["merged"] < changes
+    assert 0 < count["rendered"] <= changes
+    assert count["retried"] >= 2
+    assert count["dead"] == 1
+    assert summary["ledger"] == "balanced in 96 slots"
+    assert count["delivered early"] == count["not yet due or resting"] == 0
+    assert demo.processes() == []
+    assert not demo.redis_answers()
+
+
+def test_sigterm_ends_everything(start_demo: Callable[..., RunningDemo]) -> None:
+    demo = start_demo("--seconds", "600")
+    address = demo.wait_for(r"^Shop: +(http\S+)$")[1]
+    with urllib.request.urlopen(address, timeout=30) as page:
+        assert "The Price Tag" in page.read().decode()
+    commands = " ".join(demo.processes())
+    for part in ("runrmqconsumers", "runserver", "example_project.demo"):
+        assert part in commands
+    assert demo.redis_answers()
+    demo.process.send_signal(signal.SIGTERM)
+    assert demo.wait() == 128 + signal.SIGTERM, demo.output
+    assert demo.processes() == []
+    assert not demo.redis_answers()
+
+
+def test_ctrl_c_is_the_ordinary_end_of_a_run_without_an_end(start_demo: Callable[..., RunningDemo]) -> None:
+    demo = start_demo()
+    demo.wait_for(r"^ +\d+ s  sent [1-9]")
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.wait() == 0, demo.output
+    assert "Summary" in demo.output
+    assert demo.processes() == []
+    assert not demo.redis_answers()
+
+
+def test_a_second_demo_on_the_same_folder_says_why_it_does_not_start(
+    start_demo: Callable[..., RunningDemo],
+) -> None:
+    first = start_demo()
+    first.wait_for(r"^Shop:")
+    second = start_demo()
+    assert second.wait() == 1
+    assert "another demo runs on" in second.output
+    assert first.process.poll() is None

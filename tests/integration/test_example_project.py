@@ -311,6 +311,19 @@ def test_a_visitor_orders_and_pays(product: Product, client: Client) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_the_pay_button_of_a_refreshed_page_is_accepted(product: Product) -> None:
+    order = create_order(1)
+    visitor = Client(enforce_csrf_checks=True)
+    fragment = visitor.get(f"/orders/{order.pk}/state/").content.decode()
+    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', fragment)
+    assert token is not None
+    assert visitor.post(f"/orders/{order.pk}/pay/").status_code == 403
+    assert visitor.post(f"/orders/{order.pk}/pay/", {"csrfmiddlewaretoken": token[1]}).status_code == 302
+    order.refresh_from_db()
+    assert order.state == State.PAID
+
+
+@pytest.mark.django_db(transaction=True)
 def test_paying_too_late_is_said_and_changes_nothing(product: Product, client: Client) -> None:
     order = create_order(1)
     close_order(order.pk)
@@ -429,10 +442,10 @@ def test_an_image_with_a_wrong_price_is_complained_of(accounts: Accounts) -> Non
     assert accounts.complaints(Done()) == ["1 images carry another price than their product"]
 
 
-def test_a_message_that_vanished_from_redis_unbalances_the_ledger(accounts: Accounts, settings: Any) -> None:
+def test_a_message_that_vanished_from_redis_unbalances_the_ledger(accounts: Accounts) -> None:
     topic = get_config().topic("order-timeouts")
     get_broker().send_replace(topic, 3, [int(timezone.now().timestamp() * 1000) + 60_000], [b'{"order":1}'])
     assert accounts.complaints(Done()) == []
-    get_broker().keyspace.pop(b"order-timeouts_3")
+    get_broker().keyspace.pop(b"order-timeouts_3")  # type: ignore[attr-defined]
     (complaint,) = accounts.complaints(Done())
     assert complaint.startswith("the ledger of order-timeouts slot 3 is not balanced: live -1,")

@@ -521,7 +521,7 @@ def test_the_options_of_the_cache_alias_reach_the_server(prefix: str) -> None:
         with override_settings(CACHES={"default": local, "rmq": cache}), configured("rmq", prefix):
             assert send_message("prices", 1).status == "stored"
             client = connections.get_broker().client
-            assert client.client_getname() == b"shop"
+            assert client.client_getname() == "shop"
             kwargs = client.connection_pool.connection_kwargs
             assert (kwargs["decode_responses"], kwargs["protocol"], kwargs["health_check_interval"]) == (
                 False,

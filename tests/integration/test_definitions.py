@@ -1,0 +1,317 @@
+"""Topic definitions in Redis, and the commands that compare, apply and audit: rmqtopics, rmqaudit."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_rmq import TopicMismatch, connections, definitions, send_message, send_messages
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.keys import slot_keys
+from django_rmq.memory import InMemoryBroker
+from django_rmq.messages import BackOff, Topic, TopicType
+
+ROOT = Path(__file__).parents[2]
+PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest) -> Any:
+    if request.param == "memory":
+        return InMemoryBroker()
+    return Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
+
+
+@contextmanager
+def configured(url: str, prefix: str, **topics: Any) -> Iterator[None]:
+    with override_settings(RMQ={"REDIS": url, "KEY_PREFIX": prefix, "TOPICS": topics}):
+        yield
+
+
+@pytest.fixture
+def shop(redis_url: str, prefix: str) -> Any:
+    """Settings with these topics, on the Redis of the tests."""
+    return lambda **topics: configured(redis_url, prefix, **topics)
+
+
+RENDERS = {"TYPE": "priority", "SLOTS": 4}
+
+
+def run(command: str, *args: str, returncode: int = 0) -> Any:
+    """What the command prints; as data with --json. ``returncode``: how it must end."""
+    out = io.StringIO()
+    if returncode:
+        with pytest.raises(CommandError) as caught:
+            call_command(command, *args, stdout=out, no_color=True)
+        assert caught.value.returncode == returncode
+        assert "\n" not in str(caught.value)
+    else:
+        call_command(command, *args, stdout=out, no_color=True)
+    return json.loads(out.getvalue()) if "--json" in args else out.getvalue()
+
+
+# --- registering
+
+
+def test_what_is_not_known_is_registered_and_then_agreed_upon(broker: Any) -> None:
+    definitions.register_topics(broker, [PRIORITY])
+    definitions.register_topics(broker, [PRIORITY])
+    assert broker.definitions() == {"renders": PRIORITY.definition()}
+
+
+def test_every_difference_of_every_topic_is_told_with_both_values(broker: Any) -> None:
+    fixed = Topic("orders", TopicType.FIXED_TIME)
+    definitions.register_topics(broker, [PRIORITY, fixed])
+    with pytest.raises(TopicMismatch) as caught:
+        definitions.register_topics(
+            broker,
+            [
+                replace(PRIORITY, slots=8, timeout=60),
+                replace(fixed, serial=False),
+                replace(fixed, name="new"),
+            ],
+        )
+    for part in (
+        'topic "renders": SLOTS is 8 here and 4 in Redis, TIMEOUT is 60 here and 30 in Redis',
+        'topic "orders": SERIAL is False here and True in Redis',
+    ):
+        assert part in str(caught.value)
+    assert broker.definitions()["renders"]["slots"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        ({"slots": 8}, "SLOTS"),
+        ({"type": TopicType.FIXED_TIME}, "TYPE"),
+        ({"body": "text"}, "BODY"),
+        ({"identity": "key"}, "IDENTITY"),
+        ({"slot_basis": "shop"}, "SLOT_BASIS"),
+        ({"serial": False}, "SERIAL"),
+        ({"timeout": 31}, "TIMEOUT"),
+        ({"max_retries": 17}, "MAX_RETRIES"),
+        ({"backoff": BackOff(0, 0)}, "BACKOFF"),
+        ({"retry_priority": "lowest"}, "RETRY_PRIORITY"),
+        ({"max_prepared": 5}, "MAX_PREPARED"),
+    ],
+)
+def test_whatever_decides_how_a_message_is_treated_is_compared(change: dict[str, Any], setting: str) -> None:
+    (difference,) = definitions.differences(replace(PRIORITY, **change), PRIORITY.definition())
+    assert difference.setting == setting
+    assert difference.declared != difference.registered
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_body": 5}, {"prefetch": 5}, {"time_range_ms": 5}, {"max_rate": 1.0}, {"listener": False}]
+)
+def test_what_is_each_process_own_business_is_not(change: dict[str, Any]) -> None:
+    assert definitions.differences(replace(PRIORITY, **change), PRIORITY.definition()) == []
+
+
+def test_a_definition_of_another_version_differs_by_what_only_it_has() -> None:
+    registered = {**PRIORITY.definition(), "colour": "red"}
+    assert definitions.differences(PRIORITY, registered) == [("COLOUR", None, "red")]
+
+
+# --- applying
+
+
+def obstacles(broker: Any, topic: Topic, **change: Any) -> list[str]:
+    changed = replace(topic, **change)
+    found = definitions.obstacles(broker, changed, definitions.differences(changed, topic.definition()))
+    assert len(found) <= 1
+    return found
+
+
+def fill(broker: Any, topic: Topic) -> None:
+    broker.send_replace(topic, 0, [500], [b'{"sku":1}'])
+
+
+def test_slots_are_never_changed_here(broker: Any) -> None:
+    assert "rmqreslot renders" in obstacles(broker, PRIORITY, slots=8, timeout=60)[0]
+
+
+@pytest.mark.parametrize(
+    "change", [{"type": TopicType.FIXED_TIME}, {"body": "text"}, {"identity": "key"}, {"slot_basis": "shop"}]
+)
+def test_what_waiting_messages_could_not_follow_needs_an_empty_topic(
+    broker: Any, change: dict[str, Any]
+) -> None:
+    assert obstacles(broker, PRIORITY, **change) == []
+    fill(broker, PRIORITY)
+    assert "must be empty, and it holds 1 messages" in obstacles(broker, PRIORITY, **change)[0]
+
+
+def test_dead_messages_count_for_they_could_be_replayed(broker: Any) -> None:
+    fill(broker, PRIORITY)
+    broker.bury(PRIORITY, 0, [b'{"sku":1}'])
+    assert obstacles(broker, PRIORITY, body="text")
+
+
+def test_more_retries_on_a_priority_topic_need_empty_slots_for_priorities_could_read_as_retries(
+    broker: Any,
+) -> None:
+    assert obstacles(broker, PRIORITY, max_retries=600) == []
+    fill(broker, PRIORITY)
+    assert "MAX_RETRIES: 1 slots" in obstacles(broker, PRIORITY, max_retries=600)[0]
+    assert obstacles(broker, PRIORITY, max_retries=3) == []
+    assert obstacles(broker, replace(PRIORITY, type=TopicType.FIXED_TIME), max_retries=600) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"timeout": 90},
+        {"backoff": BackOff(5, 5)},
+        {"serial": False},
+        {"retry_priority": "lowest"},
+        {"max_prepared": 5},
+    ],
+)
+def test_the_harmless_ones_are_applied_while_messages_wait(broker: Any, change: dict[str, Any]) -> None:
+    definitions.register_topics(broker, [PRIORITY])
+    fill(broker, PRIORITY)
+    changed = replace(PRIORITY, **change)
+    assert obstacles(broker, PRIORITY, **change) == []
+    definitions.apply(broker, changed)
+    definitions.register_topics(broker, [changed])
+
+
+def test_applying_gives_every_slot_its_new_time_out(broker: Any) -> None:
+    fill(broker, PRIORITY)
+    assert broker.prepare(PRIORITY, 0, "owner", None, 1).status == "ok"
+    definitions.apply(broker, replace(PRIORITY, timeout=10**6))
+    # Had the slot kept its 30 seconds, a delivery of long ago would have timed out by now.
+    later = replace(PRIORITY, timeout=1)
+    clock_ms = broker.now_ms() + 100_000
+    if isinstance(broker, InMemoryBroker):
+        broker._clock = lambda: clock_ms * 1000
+    else:
+        broker._clock = lambda: clock_ms * 1000
+    assert broker.expire(later, 0) == 0
+
+
+# --- rmqtopics
+
+
+def test_rmqtopics_tells_what_is_new_and_registers_it(shop: Any) -> None:
+    with shop(renders=RENDERS):
+        (row,) = run("rmqtopics", "--json", returncode=1)
+        assert (row["topic"], row["state"], row["registered"]) == ("renders", "new", None)
+        assert connections.get_broker().definitions() == {}
+        (row,) = run("rmqtopics", "--json", "--apply")
+        assert row["state"] == "registered"
+        (row,) = run("rmqtopics", "--json")
+        assert (row["state"], row["registered"]) == ("same", row["declared"])
+        assert "renders  same        priority, 4 slots" in run("rmqtopics")
+
+
+def test_rmqtopics_tells_differences_and_applies_the_harmless_ones(shop: Any) -> None:
+    with shop(renders=RENDERS):
+        send_message("renders", 1, priority=50)
+    with shop(renders={**RENDERS, "TIMEOUT": 60}):
+        text = run("rmqtopics", returncode=1)
+        assert "TIMEOUT: 60 in the settings, 30 in Redis" in text
+        (row,) = run("rmqtopics", "--json", returncode=1)
+        assert row["differences"] == [{"setting": "TIMEOUT", "declared": 60, "registered": 30}]
+        assert run("rmqtopics", "--json", "--apply")[0]["state"] == "applied"
+        assert send_message("renders", 1, priority=50).status == "replaced"
+
+
+def test_rmqtopics_applies_nothing_of_a_topic_that_has_an_obstacle(shop: Any) -> None:
+    with shop(renders=RENDERS):
+        send_message("renders", 1, priority=50)
+    with shop(renders={**RENDERS, "SLOTS": 8, "TIMEOUT": 60}):
+        text = run("rmqtopics", "--apply", returncode=1)
+        assert "not applied: SLOTS: `manage.py rmqreslot renders`" in text
+        (row,) = run("rmqtopics", "--json", "--apply", returncode=1)
+        assert (row["state"], row["registered"]["timeout"]) == ("differs", 30)
+        assert connections.get_broker().definitions()["renders"]["timeout"] == 30
+
+
+def test_rmqtopics_lists_what_redis_has_and_the_settings_do_not(shop: Any) -> None:
+    with shop(renders=RENDERS, others=RENDERS):
+        run("rmqtopics", "--apply")
+    with shop(renders=RENDERS):
+        assert [row["state"] for row in run("rmqtopics", "--json")] == ["same", "undeclared"]
+        assert [row["topic"] for row in run("rmqtopics", "renders", "--json")] == ["renders"]
+
+
+def test_usage_and_configuration_are_exit_2_and_redis_away_is_3(shop: Any) -> None:
+    with shop(renders=RENDERS):
+        for command in ("rmqtopics", "rmqaudit"):
+            run(command, "render", returncode=2)
+    with override_settings(RMQ={"REDIS": "nowhere", "TOPICS": {"a": {}}}):
+        run("rmqtopics", returncode=2)
+    with configured("redis://127.0.0.1:1/0", "", renders=RENDERS):
+        run("rmqtopics", returncode=3)
+        run("rmqaudit", returncode=3)
+
+
+def test_from_a_shell_an_error_is_one_line_and_its_exit_code(redis_url: str) -> None:
+    environment = {**os.environ, "REDIS_URL": "redis://127.0.0.1:1/0"}
+    command = [sys.executable, "manage.py", "rmqaudit"]
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout) == (3, "")
+    assert len(answer.stderr.splitlines()) == 1
+    assert answer.stderr.startswith("CommandError: Redis does not answer")
+
+
+# --- rmqaudit
+
+
+def test_rmqaudit_finds_a_system_that_does_its_work_balanced(shop: Any) -> None:
+    with shop(renders=RENDERS):
+        send_messages("renders", range(20), priority=50)
+        topic, broker = get_config().topic("renders"), connections.get_broker()
+        for slot in range(4):
+            prepared = broker.prepare(topic, slot, "owner", None, 2)
+            broker.commit(topic, slot, prepared.receipt, [prepared.deliveries[0].member])
+        (row,) = run("rmqaudit", "--json")
+        assert (row["topic"], row["drifting"], row["counters"]["committed"]) == ("renders", [], 4)
+        assert (row["depths"]["store"], row["depths"]["prepare"]) == (12, 4)
+        assert run("rmqaudit", "renders") == "renders: balanced over 4 slots (store 12, prepare 4)\n"
+
+
+def test_rmqaudit_tells_what_came_from_outside_and_adopts_it(
+    shop: Any, redis_client: redis.Redis, prefix: str
+) -> None:
+    keys = slot_keys(prefix, "renders", 2)
+    with shop(renders=RENDERS):
+        redis_client.zadd(keys.store, {b"foreign": 50, b"also": 60})
+        (row,) = run("rmqaudit", "--json", returncode=1)
+        assert row["drifting"] == [{"slot": 2, "live": 2, "dead": 0, "delivery": 0, "send": 0}]
+        assert "slot 2: live +2" in run("rmqaudit", returncode=1)
+        (row,) = run("rmqaudit", "--json", "--adopt")
+        assert (row["adopted"], row["drifting"], row["counters"]) == (2, [], {"foreign": 2})
+        assert run("rmqaudit", "--json")[0]["adopted"] == 0
+
+
+def test_rmqaudit_never_adopts_a_loss(shop: Any, redis_client: redis.Redis, prefix: str) -> None:
+    with shop(renders={**RENDERS, "SLOTS": 1}):
+        send_messages("renders", range(3), priority=50)
+        redis_client.zrem(slot_keys(prefix, "renders", 0).store, b"1")
+        (row,) = run("rmqaudit", "--json", "--adopt", returncode=1)
+        assert (row["adopted"], row["drifting"][0]["live"]) == (0, -1)
+
+
+def test_two_persons_do_not_adopt_the_same_messages(broker: Any) -> None:
+    assert broker.adopt(PRIORITY, 0, 2, 0) == "ok"
+    assert broker.adopt(PRIORITY, 0, 2, 0) == "changed"
+    assert broker.adopt(PRIORITY, 0, 1, 2) == "ok"
+    assert broker.audit(PRIORITY, 0)["foreign"] == 3
+    assert broker.audit(PRIORITY, 0).live_drift == -3

@@ -9,6 +9,7 @@ NOSCRIPT, which says that nothing ran.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -658,23 +659,36 @@ class Transitions:
         )
 
 
+_WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
+"""How Redis 6 shows the code of an error that a command met inside a script."""
+
+_UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
+_UNAVAILABLE_ERRORS = (
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.ClusterDownError,  # MASTERDOWN as well
+    redis.exceptions.TryAgainError,
+)
+
+
 def translate(error: RedisError) -> RmqError:
-    """Return our own error for one of the driver's."""
+    """Return our own error for one of the driver's.
+
+    The driver takes the code off some answers and keeps a class instead; Redis 6 wraps it where a script met it.
+    """
     text = str(error)
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
         if isinstance(error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)):
             return ServerRefused(f"Redis refuses us: {text}")
         return ServerUnavailable(f"Redis does not answer: {text}")
-    word = text.split(" ", 1)[0]
-    if word == "WRONGTYPE" or "WRONGTYPE" in text:
+    wrapped = _WRAPPED.search(text)
+    word = wrapped[1] if wrapped else text.split(" ", 1)[0]
+    if word == "WRONGTYPE":
         return WrongType(text)
-    if word == "OOM" or "OOM command not allowed" in text or "MISCONF" in text:
+    if word in ("OOM", "MISCONF") or isinstance(error, redis.exceptions.OutOfMemoryError):
         return ServerFull(f"Redis refuses writes: {text}")
     if word in ("NOPERM", "NOAUTH", "WRONGPASS") or isinstance(error, redis.exceptions.NoPermissionError):
         return ServerRefused(f"Redis refuses us: {text}")
-    if word in ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN") or isinstance(
-        error, (redis.exceptions.BusyLoadingError, redis.exceptions.ReadOnlyError)
-    ):
+    if word in _UNAVAILABLE or isinstance(error, _UNAVAILABLE_ERRORS):
         return ServerUnavailable(f"Redis cannot answer now: {text}")
     return ServerRefused(f"Redis answered: {text}")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol, Self
 
 import redis
@@ -89,8 +90,9 @@ def _sent(scores: Sequence[float | None]) -> Callable[[Any], list[Sent]]:
     def parse(reply: list[Any]) -> list[Sent]:
         _moved(reply)
         if reply[0] == b"stored":
-            common = float(reply[1]) if len(reply) > 1 else None
-            return [Sent("stored", common if score is None else score) for score in scores]
+            if len(reply) > 1:
+                return [Sent("stored", float(reply[1]))] * len(scores)
+            return list(map(Sent, repeat("stored"), scores))
         return [
             Sent(word.decode(), float(score) if score else float("nan"))
             for word, score in zip(reply[1], reply[2], strict=True)
@@ -148,9 +150,7 @@ def _held(reply: list[Any]) -> list[Held] | None:
 def _entries(rows: list[Any]) -> list[Entry]:
     return [
         Entry(member, float(score), envelope, record)
-        for member, score, envelope, record in zip(
-            rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True
-        )
+        for member, score, envelope, record in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
     ]
 
 
@@ -320,7 +320,9 @@ class Transitions:
         """Begin to own the slot: return the new epoch, which fences every older prepare."""
         return self._run(Call("acquire", (self._keys(topic, slot).control,), (), int))
 
-    def held(self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000) -> list[Held] | None:
+    def held(
+        self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
+    ) -> list[Held] | None:
         """Return what Prepare holds for ``owner``; None: another owner holds it."""
         keys = self._keys(topic, slot)
         return self._run(
@@ -516,7 +518,9 @@ class Transitions:
             )
         )
 
-    def purge(self, topic: Topic, slot: int, state: str, up_to: float = float("inf"), limit: int = 1000) -> int:
+    def purge(
+        self, topic: Topic, slot: int, state: str, up_to: float = float("inf"), limit: int = 1000
+    ) -> int:
         """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
         if state not in ("store", "retry", "dead"):
             raise ValueError(f"cannot purge {state!r}: only store, retry and dead")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 from uuid import UUID
 
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge
@@ -418,6 +419,55 @@ class SendResult:
     def ok(self) -> bool:
         """Whether the message is (or was already) in the queue."""
         return self.status in ("stored", "merged", "replaced", "superseded", "present")
+
+
+class SendResults(Sequence[SendResult]):
+    """What became of a bulk send, in the order of its messages.
+
+    A result is made when it is first looked at: a million messages that were all stored cost nothing.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._made: list[SendResult] = []
+        self._trips: list[tuple[Sequence[int], Sequence[bytes], Mapping[int, Sequence[Sent]]]] = []
+
+    def add(self, slots: Sequence[int], members: Sequence[bytes], sent: Mapping[int, Sequence[Sent]]) -> None:
+        """Add one round trip: the slot of each member, and what each slot answered in that order."""
+        self._trips.append((slots, members, sent))
+
+    def counts(self) -> Counter[str]:
+        """Return how many messages have which status."""
+        found = Counter(result.status for result in self._made)
+        for _, _, sent in self._trips:
+            for answers in sent.values():
+                found.update(status for status, _ in answers)
+        return found
+
+    def _make(self) -> list[SendResult]:
+        for slots, members, sent in self._trips:
+            answers = {slot: iter(found) for slot, found in sent.items()}
+            for slot, member in zip(slots, members, strict=True):
+                status, score = next(answers[slot])
+                self._made.append(SendResult(self._topic, slot, member, status, score))
+        self._trips.clear()
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self._made) + sum(len(slots) for slots, _, _ in self._trips)
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        return self._make()[index]
+
+    def __iter__(self) -> Iterator[SendResult]:
+        return iter(self._make())
+
+    def __repr__(self) -> str:
+        return f"<SendResults of {len(self)} messages of {self._topic}: {dict(self.counts())}>"
 
 
 class Delivery(NamedTuple):

@@ -1,6 +1,7 @@
 -- Put `members[i]` into Store with `scores[i]`. A copy that already waits fresh is answered `met`, and takes the
 -- new score only if `overwrite`; one that waits or rests as a retry is superseded, unless `met` is 'present'.
--- Both at once: a stranger's ZADD met a resting retry, which is dropped. `taken[i]`: the member counts as present. ZADD (or HSET) comes first, so that a full server refuses a send.
+-- Both at once: a stranger's ZADD met a resting retry, which is dropped. `taken[i]`: the member counts as present.
+-- ZADD (or HSET) comes first, so that a full server refuses a send.
 local function place(members, scores, envelope, met, overwrite, taken)
   local n = #members
   local waiting, resting = redis.call('ZCARD', store), redis.call('ZCARD', retry)
@@ -67,7 +68,7 @@ local function place(members, scores, envelope, met, overwrite, taken)
     if #bodies > 0 then redis.call('HSET', body, unpack(bodies)) end
   end
   local earliest = math.huge
-  for i = 1, #flat, 2 do
+  for i = 1, sleeping_until and #flat or 0, 2 do
     earliest = math.min(earliest, tonumber(flat[i]))
   end
   if not known_slots then redis.pcall('HSET', control, 'slots', slots) end

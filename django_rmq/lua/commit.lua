@@ -39,15 +39,16 @@ local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _failures
 local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
 local prefix = receipt .. ' '
-local width, words, done, marked = #prefix, {}, {}, {}
+local width, words, done, marked, top = #prefix, {}, {}, {}, 0
 for i = 1, #records do
-  local record, member = records[i], ARGV[first + i - 1]
-  if record and string.sub(record, 1, width) == prefix then
+  local record = records[i]
+  if record and string.find(record, prefix, 1, true) == 1 then
     words[i] = 'ok'
     if string.find(record, ' ', width + 1, true) then
       marked[#marked + 1] = i
     else
-      done[#done + 1] = member
+      top = top + 1
+      done[top] = ARGV[first + i - 1]
     end
   else
     words[i] = 'stale'

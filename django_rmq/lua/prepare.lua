@@ -148,6 +148,8 @@ local function free_of(list)
   return free
 end
 local free, rested = free_of(rows), free_of(late)
+-- How many entries at the head of `free` may be retries.
+local retries = (kind == 'priority' or after_score ~= '') and math.huge or 0
 if #rested > 0 then
   -- At most half of a prepare is retries while fresh messages are due; the odd one alternates.
   local share = math.floor(limit / 2) + limit % 2 * (receipt % 2)
@@ -160,6 +162,7 @@ if #rested > 0 then
     both[#both + 1] = free[i]
   end
   complete = complete and share * 2 == #rested
+  retries = share
   free = both
 end
 if kind == 'priority' and after_score == '' and (#free > limit * 2 or not complete) then
@@ -202,12 +205,13 @@ end
 -- What the caller assumes where no retries left are told: those of its own settings.
 local expected = tonumber(ARGV[9])
 local bytes, taken, stamp, plain, refused = 0, 0, now_s * 1000, true, false
-local handed, members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}, {}
+local members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}
+local ticket, last_text, flight = receipt .. ' '
 for i = 1, total do
   local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
   local expires = envelope and tonumber(string.match(envelope, '^(%d+) '))
   if expires and expires > 0 and expires < now_ms then
-    lapsed[#lapsed + 1] = i
+    lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
   else
     local alone = wary and suspicious(member)
     bytes = bytes + #member + (envelope and #envelope or 0)
@@ -216,14 +220,16 @@ for i = 1, total do
       more = true
       break
     end
-    local left = budget(tonumber(score))
+    local left = i > retries and max_retries or budget(tonumber(score))
     plain = plain and left == expected
     dates[left] = dates[left] or text_of(stamp + left)
+    local at = taken * 2 + 1
     taken = taken + 1
     members[taken], lefts[taken], envelopes[taken] = member, left, envelope or ''
-    handed[taken * 2 - 1], handed[taken * 2] = member, score
-    prepared[taken * 2 - 1], prepared[taken * 2] = dates[left], member
-    flights[taken * 2 - 1], flights[taken * 2] = member, receipt .. ' ' .. plain_score(score)
+    free[at], free[at + 1] = member, score
+    prepared[at], prepared[at + 1] = dates[left], member
+    if score ~= last_text then last_text, flight = score, ticket .. plain_score(score) end
+    flights[at], flights[at + 1] = member, flight
     if alone then
       more = more or i < total
       break
@@ -231,16 +237,18 @@ for i = 1, total do
   end
 end
 
-for _, i in ipairs(lapsed) do
-  local member = free[i * 2 - 1]
+for i = 1, #lapsed, 2 do
+  local member = lapsed[i]
   local failure = parse_failure(redis.call('HGET', failures, member))
   redis.call('ZREM', store, member)
   count('dropped', redis.call('ZREM', retry, member))
-  die(member, 'lapsed', '', first_score(free[i * 2], failure), failure, 0)
+  die(member, 'lapsed', '', first_score(lapsed[i + 1], failure), failure, 0)
 end
 if taken > 0 then
   redis.call('ZREM', store, unpack(members))
   redis.call('ZADD', prepare, unpack(prepared))
+  -- A value beyond hash-max-listpack-value makes a hash table at once: hundreds of members in a listpack are slow.
+  if taken > 32 then redis.call('HSET', inflight, members[1], string.rep(' ', 65)) end
   redis.call('HSET', inflight, unpack(flights))
   -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
   if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end
@@ -248,7 +256,10 @@ if taken > 0 then
   count('prepared', taken)
   keep_counts()
   local due = next_due(more)
-  return { 'ok', due < math.huge and text_of(due) or '', receipt, handed, plain and {} or lefts,
+  for i = #free, taken * 2 + 1, -1 do
+    free[i] = nil
+  end
+  return { 'ok', due < math.huge and text_of(due) or '', receipt, free, plain and {} or lefts,
     #kept > 0 and envelopes or {} }
 end
 if refused then return idle('busy', next_due(false), GATE) end

@@ -1,0 +1,53 @@
+"""What a sender and a consumer may rely on, kept beside the brokers in the simplest terms.
+
+One promise for each waiting copy: not before when, and with how many retries left. One flight for
+each delivery. Neither knows scores, keys or scripts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FULL = 1 << 30
+"""All retries of the slot, however many it has when the message is taken."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    not_before_ms: float = 0
+    left: int | None = FULL
+    """None: a stranger chose the score, so nothing was promised."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    owner: str
+    receipt: int
+    left: int
+    promise: Promise
+    marked: bool = False
+
+
+@dataclass
+class Promises:
+    waiting: dict[bytes, Promise] = field(default_factory=dict)
+    flying: dict[bytes, Flight] = field(default_factory=dict)
+
+    def failed(self, member: bytes, not_before_ms: float) -> None:
+        """End a flight in failure: its promise lives on with a retry less, unless a newer one waits."""
+        flight = self.flying.pop(member)
+        if flight.left > 0 and not flight.marked and member not in self.waiting:
+            self.waiting[member] = Promise(not_before_ms, flight.left - 1)
+
+    def released(self, member: bytes, *, earlier_counts: bool) -> None:
+        """End a flight as if it had never been."""
+        flight = self.flying.pop(member)
+        if flight.marked:
+            return
+        newer = self.waiting.get(member)
+        if newer is None:
+            self.waiting[member] = flight.promise
+        elif earlier_counts:
+            earliest = min(newer.not_before_ms, flight.promise.not_before_ms)
+            left = newer.left if newer.left == flight.promise.left else None
+            self.waiting[member] = Promise(earliest, left)

@@ -1,0 +1,569 @@
+"""Every history of transitions leaves Lua on Redis and the rules in Python with equal answers and keys.
+
+The invariants are those of ``docs/state_machine.md``, by the same names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import redis
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import RmqError
+from django_rmq.keys import slot_keys
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.messages import (
+    MAX_PRIORITY,
+    BackOff,
+    Envelope,
+    Failure,
+    Page,
+    Prepared,
+    Topic,
+    TopicType,
+    encode_envelope,
+)
+from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace
+from tests.stateful.promises import Flight, Promise, Promises
+
+START_MS = 1_800_000_000_123
+OWNERS = ["A", "B"]
+FOREIGN_SCORES = [-math.inf, math.inf, -5.0, 0.0, 0.5, 7.0, 16.0, 99.75, 999.0, 1e15, 1e300]
+MEMBERS = [b"a", b"a", b"b", b"b", b"c", b"", b"\0\xff"]
+
+members = st.sampled_from(MEMBERS)
+some_members = st.lists(members, min_size=1, max_size=3)
+errors = st.sampled_from(["", "boom", "nul \0 in it", "é" * 600])
+limits = st.sampled_from([1, 2, 3, 10])
+topics = st.builds(
+    Topic,
+    name=st.just("topic"),
+    type=st.sampled_from(TopicType),
+    slots=st.just(2),
+    identity=st.sampled_from(["body", "key"]),
+    serial=st.sampled_from([True, True, False]),
+    timeout=st.sampled_from([1, 30]),
+    max_retries=st.sampled_from([0, 1, 2, 3, 16, 20]),
+    backoff=st.sampled_from([BackOff(0, 0), BackOff(1_000, 1_000), BackOff(100, 1_600), BackOff()]),
+    retry_priority=st.sampled_from(["original", "lowest"]),
+    max_backlog=st.sampled_from([None, None, 4]),
+    max_prepared=st.sampled_from([1, 2, 1_000]),
+)
+
+
+def comparable(answer: Any) -> Any:
+    """Return an answer so that equal ones compare equal: NaN is NaN, and cursors are numbers."""
+    if isinstance(answer, RmqError):
+        return type(answer).__name__
+    if isinstance(answer, (Prepared, Page)) and answer.cursor is not None:
+        answer = answer._replace(cursor=(float(answer.cursor[0]), answer.cursor[1]))  # type: ignore[arg-type]
+    if isinstance(answer, tuple):
+        return (type(answer).__name__, *map(comparable, answer))
+    if isinstance(answer, list):
+        return [comparable(item) for item in answer]
+    if isinstance(answer, float):
+        return "nan" if math.isnan(answer) else answer
+    return answer
+
+
+class Lockstep(RuleBasedStateMachine):
+    """Slot 0 of one topic, in Redis and in memory, under one clock."""
+
+    client: redis.Redis
+    base_prefix: str
+    examples = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).examples += 1
+        self.prefix = f"{self.base_prefix}{self.examples}:"
+        self.clock = Clock(START_MS)
+        self.redis = Broker(self.client, self.prefix, self.clock)
+        self.memory = InMemoryBroker(self.prefix, self.clock)
+        self.redis_keys = RedisKeyspace(self.client, self.prefix)
+        self.memory_keys = MemoryKeyspace(self.memory)
+        self.promises = Promises()
+        self.strangers = 0
+        self.adopted = 0
+        self.epochs = dict.fromkeys(OWNERS, 0)
+        self.highest_epoch = 0
+        self.last_receipt = 0
+        self.handed: list[tuple[int, bytes]] = [(99, b"a")]
+        self.cursor: tuple[str, bytes] | None = None
+        self.before: Dump = {}
+        self.after: Dump = {}
+        self.kept_by_strangers: set[bytes] = set()
+
+    @initialize(topic=topics)
+    def declare(self, topic: Topic) -> None:
+        self.topic = topic
+        self.keys = slot_keys(self.prefix, topic.name, 0)
+        self.all_keys = [self.keys, slot_keys(self.prefix, topic.name, 1)]
+        self.wakeups = [broker.wakeups([topic]) for broker in (self.redis, self.memory)]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "topic"):
+            return
+        # A wake-up of our own, behind which there can be no other.
+        self.client.publish(f"{self.prefix}rmq:wake:topic", -1)
+        heard: list[tuple[str, int]] = []
+        while not heard or heard[-1][1] != -1:
+            heard += self.wakeups[0].get(10)
+        try:
+            self.require("INV-15", heard[:-1] == self.wakeups[1].get(), heard)
+        finally:
+            for wakeups in self.wakeups:
+                wakeups.close()
+            if keys := [key for keys in self.all_keys for key in keys]:
+                self.client.unlink(*keys)
+
+    # --- both at once
+
+    def require(self, name: str, holds: bool, *details: object) -> None:
+        assert holds, f"{name} is broken: {details}"
+
+    def both(self, call: Callable[[Any], Any], *, topic: Topic | None = None) -> Any:
+        """Run a call on both brokers and return the answer; a refusal is one as well."""
+        answers: list[Any] = []
+        for broker in (self.redis, self.memory):
+            try:
+                answers.append(call(broker))
+            except RmqError as error:
+                answers.append(error)
+        self.require("INV-1", comparable(answers[0]) == comparable(answers[1]), *answers)
+        self.look()
+        return answers[1]
+
+    def reading(self, call: Callable[[Any], Any]) -> Any:
+        answer = self.both(call)
+        self.require("INV-14", self.before == self.after)
+        return answer
+
+    def look(self) -> None:
+        self.before, self.after = self.after, self.redis_keys.dump_slots(self.all_keys)
+        mine = self.memory_keys.dump()
+        self.require("INV-2", self.after == mine, self.after, mine)
+
+    def zset(self, state: str, dump: Dump | None = None) -> dict[bytes, float]:
+        return (self.after if dump is None else dump).get(getattr(self.keys, state), {})
+
+    def vanished_from(self, state: str) -> set[bytes]:
+        return set(self.zset(state, self.before)) - set(self.zset(state))
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock() // 1000
+
+    @property
+    def max_retries(self) -> int:
+        """The slot's own, as the scripts have left it."""
+        control = self.after.get(self.keys.control, {})
+        return int(control.get(b"max_retries", self.topic.max_retries))
+
+    def elsewhere(self) -> Topic:
+        """Return the topic as a client knows it that missed a re-slotting; the first to come settles the count."""
+        settled = b"slots" in self.after.get(self.keys.control, {})
+        return replace(self.topic, slots=4) if settled else self.topic
+
+    # --- sending
+
+    def scores(self, data: st.DataObject, count: int) -> list[int]:
+        """Draw what to send with: ms to wait, priorities, or instants; mostly takeable now."""
+        if self.topic.type is TopicType.RANGE_MERGE:
+            choices = [0, 0, 0, 1, 500, 60_000]
+        elif self.topic.is_priority:
+            choices = [21, 100, 100, 101, 1 << 42, MAX_PRIORITY]
+        else:
+            choices = [self.now_ms + ms for ms in (-5_000, -1, 0, 0, 1, 500, 60_000)]
+        scores = data.draw(st.lists(st.sampled_from(choices), min_size=count, max_size=count))
+        if data.draw(st.sampled_from([False] * 30 + [True])):
+            scores[-1] = -1 if self.topic.type is TopicType.RANGE_MERGE else 5
+        return scores
+
+    def envelopes(self, data: st.DataObject, count: int) -> list[bytes]:
+        if not self.topic.keyed:
+            return []
+        body = st.builds(
+            lambda text, expires: encode_envelope(Envelope(text, expires)),
+            st.sampled_from([b"1", b"2", b"\0\xff"]),
+            st.sampled_from([0, 0, self.now_ms + 700]),
+        )
+        return data.draw(st.lists(body, min_size=count, max_size=count))
+
+    def note_sent(self, names: list[bytes], scores: list[float], answer: Any) -> None:
+        if isinstance(answer, RmqError):
+            self.require("INV-13", self.before == self.after, answer)
+            return
+        for member, score, sent in zip(names, scores, answer, strict=True):
+            not_before = 0 if self.topic.is_priority else score
+            if sent.status in ("stored", "superseded", "replaced"):
+                self.promises.waiting[member] = Promise(not_before)
+                self.kept_by_strangers.discard(member)
+            elif sent.status == "merged":
+                self.require("INV-11", member in self.promises.waiting, member)
+            elif sent.status == "present":
+                present = member in self.promises.waiting or member in self.promises.flying
+                self.require("INV-11", present, member)
+
+    def send(self, data: st.DataObject) -> None:
+        names, envelopes, topic = self.draw_outgoing(data)
+        if topic.type is TopicType.RANGE_MERGE:
+            [range_ms] = self.scores(data, 1)
+            answer = self.both(lambda b: b.send_merge(topic, 0, range_ms, names, envelopes))
+            self.note_sent(names, [self.now_ms + range_ms] * len(names), answer)
+        else:
+            scores = self.scores(data, len(names))
+            answer = self.both(lambda b: b.send_replace(topic, 0, scores, names, envelopes))
+            self.note_sent(names, list(scores), answer)
+
+    def draw_outgoing(self, data: st.DataObject) -> tuple[list[bytes], list[bytes], Topic]:
+        names = data.draw(some_members)
+        envelopes = self.envelopes(data, len(names))
+        moved = data.draw(st.sampled_from([False] * 30 + [True]))
+        return names, envelopes, self.elsewhere() if moved else self.topic
+
+    @rule(data=st.data())
+    def send_once(self, data: st.DataObject) -> None:
+        self.send(data)
+
+    @rule(data=st.data())
+    def send_again(self, data: st.DataObject) -> None:
+        self.send(data)
+
+    @rule(data=st.data())
+    def ensure(self, data: st.DataObject) -> None:
+        names, envelopes, topic = self.draw_outgoing(data)
+        scores = self.scores(data, len(names))
+        answer = self.both(lambda b: b.ensure(topic, 0, scores, names, envelopes))
+        merge = topic.type is TopicType.RANGE_MERGE
+        self.note_sent(names, [self.now_ms + score if merge else score for score in scores], answer)
+
+    @rule(member=members, score=st.sampled_from(FOREIGN_SCORES), due=st.booleans())
+    def a_stranger_sends_by_zadd(self, member: bytes, score: float, due: bool) -> None:
+        if due:
+            score = 50.0 if self.topic.is_priority else float(self.now_ms - 1)
+        new = self.redis_keys.zadd(self.keys.store, member, score)
+        self.memory_keys.zadd(self.keys.store, member, score)
+        self.strangers += new
+        self.promises.waiting[member] = Promise(-math.inf, None)
+        self.kept_by_strangers.add(member)
+        self.look()
+
+    # --- consuming
+
+    def prepare(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(OWNERS))
+        fenced = data.draw(st.sampled_from([False, False, True]))
+        limit = data.draw(limits)
+        max_bytes = data.draw(st.sampled_from([1, 1_000_000, 1_000_000]))
+        after = data.draw(st.sampled_from([None, None, self.cursor]))
+        moved = data.draw(st.sampled_from([False] * 30 + [True]))
+        epoch = self.epochs[owner] if fenced else None
+        topic = self.elsewhere() if moved else self.topic
+        flying = set(self.promises.flying)
+        answer: Prepared = self.both(lambda b: b.prepare(topic, 0, owner, epoch, limit, max_bytes, after))
+        self.cursor = answer.cursor or self.cursor
+        if answer.status in ("moved", "fenced"):
+            self.require("INV-13", self.before == self.after, answer)
+            return
+        taken = {delivery.member for delivery in answer.deliveries}
+        # Deliveries that are no longer in flight, or were handed out again in the same breath.
+        self.note_expired({m for m in flying if m not in self.zset("prepare") or m in taken})
+        if answer.status == "ok":
+            self.require("INV-9", epoch is None or epoch >= self.highest_epoch, epoch)
+            self.require("INV-8", answer.receipt > self.last_receipt, answer.receipt, self.last_receipt)
+            self.last_receipt = answer.receipt
+        for delivery in answer.deliveries:
+            self.note_taken(owner, answer.receipt, delivery.member, delivery.retries_left)
+        for member in set(self.promises.waiting) - set(self.zset("store")) - set(self.zset("retry")):
+            death = self.after.get(self.keys.deaths, {}).get(member, b"")
+            self.require("INV-11", death.startswith(b"lapsed "), member, death)
+            del self.promises.waiting[member]
+
+    @rule(data=st.data())
+    def prepare_once(self, data: st.DataObject) -> None:
+        self.prepare(data)
+
+    @rule(data=st.data())
+    def prepare_again(self, data: st.DataObject) -> None:
+        self.prepare(data)
+
+    def note_taken(self, owner: str, receipt: int, member: bytes, left: int) -> None:
+        promise = self.promises.waiting.pop(member, None)
+        self.require("INV-11", promise is not None, member)
+        assert promise is not None
+        self.require("INV-10", self.now_ms >= promise.not_before_ms, member, promise, self.now_ms)
+        if promise.left is not None:
+            self.require("INV-6", left == min(promise.left, self.max_retries), member, promise, left)
+        self.require("INV-6", 0 <= left <= self.max_retries, member, left)
+        self.promises.flying[member] = Flight(owner, receipt, left, promise)
+        self.handed.append((receipt, member))
+
+    def note_expired(self, ended: set[bytes]) -> None:
+        for member in ended:
+            self.promises.failed(member, self.now_ms + self.least_rest(self.promises.flying[member].left))
+
+    def least_rest(self, left: int) -> float:
+        """Return the shortest back-off (ms) that the topic allows after a delivery with ``left``."""
+        base, cap = self.topic.backoff.base_ms, self.topic.backoff.cap_ms
+        delay = min(cap, base * 2 ** max(0, self.max_retries - left))
+        return math.floor(delay * (0.5 if cap > base else 1))
+
+    def some_delivery(self, data: st.DataObject) -> tuple[int, list[bytes]]:
+        """Draw a receipt with members: mostly what is in flight, else what was or never was."""
+        current = [(flight.receipt, member) for member, flight in self.promises.flying.items()]
+        receipt, member = data.draw(st.sampled_from(current * 6 + self.handed[-3:]))
+        others = [other for other_receipt, other in current if other_receipt == receipt]
+        more = data.draw(st.lists(st.sampled_from([*others, *others, b"a", b"b"]), max_size=2))
+        return receipt, [member, *more]
+
+    def ours(self, receipt: int, names: list[bytes], words: list[str]) -> list[bytes]:
+        """Return the members whose delivery a call has ended; the rest is stale and unchanged."""
+        held = [
+            member in self.promises.flying and self.promises.flying[member].receipt == receipt
+            for member in names
+        ]
+        for member, mine, word in zip(names, held, words, strict=True):
+            if not mine or names.count(member) == 1:
+                self.require("INV-13", word == ("ok" if mine else "stale"), receipt, member, word)
+        if not any(held):
+            keys = self.before.keys() | self.after
+            changed = {key for key in keys if self.before.get(key) != self.after.get(key)}
+            self.require("INV-13", changed <= {self.keys.stats}, changed)
+        return [member for member, mine in dict(zip(names, held, strict=True)).items() if mine]
+
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        receipt, names = self.some_delivery(data)
+        words = self.both(lambda b: b.commit(self.topic, 0, receipt, names))
+        for member in self.ours(receipt, names, words):
+            del self.promises.flying[member]
+
+    def rollback(self, data: st.DataObject) -> None:
+        receipt, names = self.some_delivery(data)
+        kind = data.draw(st.sampled_from(["failed", "failed", "failed", "undecodable", "rejected"]))
+        delay_ms = data.draw(st.sampled_from([None, None, 0, 0, 1, 1_500]))
+        error = data.draw(errors)
+        failures = [Failure(member, kind, delay_ms, error) for member in names]
+        words = self.both(lambda b: b.rollback(self.topic, 0, receipt, failures))
+        for member in self.ours(receipt, names, words):
+            if kind == "rejected":
+                del self.promises.flying[member]
+            else:
+                rest = self.least_rest(self.promises.flying[member].left) if delay_ms is None else delay_ms
+                self.promises.failed(member, self.now_ms + rest)
+
+    @rule(data=st.data())
+    def rollback_once(self, data: st.DataObject) -> None:
+        self.rollback(data)
+
+    @precondition(lambda self: self.promises.flying)
+    @rule(data=st.data())
+    def rollback_again(self, data: st.DataObject) -> None:
+        self.rollback(data)
+
+    @precondition(lambda self: self.promises.flying)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        receipt, names = self.some_delivery(data)
+        words = self.both(lambda b: b.release(self.topic, 0, receipt, names))
+        for member in self.ours(receipt, names, words):
+            self.promises.released(member, earlier_counts=self.topic.type is TopicType.RANGE_MERGE)
+
+    @precondition(lambda self: self.promises.flying)
+    @rule(data=st.data())
+    def extend(self, data: st.DataObject) -> None:
+        receipt, names = self.some_delivery(data)
+        words = self.both(lambda b: b.extend(self.topic, 0, receipt, names))
+        self.ours(receipt, names, words)
+
+    @rule(limit=limits, both_ways=st.booleans())
+    def upkeep(self, limit: int, both_ways: bool) -> None:
+        self.both(lambda b: b.expire(self.topic, 0, limit))
+        self.note_expired(self.vanished_from("prepare"))
+        if both_ways:
+            self.both(lambda b: b.promote(self.topic, 0, limit))
+
+    # --- persons
+
+    @rule(
+        data=st.data(), action=st.sampled_from(["replay", "replay", "bury", "remove", "reschedule", "purge"])
+    )
+    def a_person_acts(self, data: st.DataObject, action: str) -> None:
+        getattr(self, action)(data)
+
+    def replay(self, data: st.DataObject) -> None:
+        dead = sorted(self.zset("dead")) or MEMBERS
+        names = data.draw(st.lists(st.sampled_from(dead + MEMBERS[:1]), min_size=1, max_size=3))
+        envelopes = self.envelopes(data, len(names)) if data.draw(st.booleans()) else []
+        words = self.both(lambda b: b.replay(self.topic, 0, names, envelopes))
+        for member, word in zip(names, words, strict=True):
+            if word == "replayed":
+                self.promises.waiting[member] = Promise(0 if self.topic.is_priority else self.now_ms)
+
+    def note_marked(self, names: list[bytes]) -> None:
+        for member in names:
+            self.promises.waiting.pop(member, None)
+            if member in self.promises.flying:
+                self.promises.flying[member] = replace(self.promises.flying[member], marked=True)
+
+    def bury(self, data: st.DataObject) -> None:
+        names, why = data.draw(some_members), data.draw(errors)
+        self.both(lambda b: b.bury(self.topic, 0, names, why))
+        self.note_marked(names)
+
+    def remove(self, data: st.DataObject) -> None:
+        names, which = data.draw(some_members), data.draw(st.sampled_from(["any", "live", "dead"]))
+        self.both(lambda b: b.remove(self.topic, 0, names, which))
+        if which != "dead":
+            self.note_marked(names)
+
+    def reschedule(self, data: st.DataObject) -> None:
+        names = data.draw(some_members)
+        scores = self.scores(data, len(names))
+        if self.topic.type is TopicType.RANGE_MERGE:
+            scores = [self.now_ms + score if score >= 0 else score for score in scores]
+        words = self.both(lambda b: b.reschedule(self.topic, 0, scores, names))
+        if isinstance(words, RmqError):
+            return
+        for member, score, word in zip(names, scores, words, strict=True):
+            if word in ("waiting", "retry"):
+                promise = self.promises.waiting[member]
+                if promise.left is not None:
+                    not_before = 0 if self.topic.is_priority else score
+                    self.promises.waiting[member] = Promise(not_before, promise.left)
+
+    def purge(self, data: st.DataObject) -> None:
+        state = data.draw(st.sampled_from(["store", "retry", "dead"]))
+        up_to = data.draw(st.sampled_from([math.inf, 100.0, float(START_MS + 2_000)]))
+        limit = data.draw(limits)
+        gone = self.both(lambda b: b.purge(self.topic, 0, state, up_to, limit))
+        self.require("INV-11", gone == len(self.vanished_from(state)), gone)
+        if state != "dead":
+            for member in self.vanished_from(state):
+                if member not in self.zset("store") and member not in self.zset("retry"):
+                    del self.promises.waiting[member]
+
+    @rule(
+        data=st.data(), action=st.sampled_from(["acquire", "acquire", "pause", "configure", "adopt", "flush"])
+    )
+    def somebody_administers(self, data: st.DataObject, action: str) -> None:
+        getattr(self, action)(data)
+
+    def acquire(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(OWNERS))
+        epoch = self.both(lambda b: b.acquire(self.topic, 0))
+        self.require("INV-9", epoch > self.highest_epoch, epoch, self.highest_epoch)
+        self.epochs[owner] = self.highest_epoch = epoch
+
+    def pause(self, data: st.DataObject) -> None:
+        paused = data.draw(st.sampled_from([False, False, True]))
+        self.both(lambda b: b.pause(self.topic, 0, paused))
+
+    def configure(self, data: st.DataObject) -> None:
+        max_retries = data.draw(st.sampled_from([0, 1, 3, 16, 20]))
+        topic = replace(self.topic, max_retries=max_retries, timeout=data.draw(st.sampled_from([1, 30])))
+        apply = data.draw(st.booleans())
+        answer = self.both(lambda b: b.configure(topic, 0, apply))
+        if answer == "ok" and apply:
+            self.topic = topic
+
+    def adopt(self, data: st.DataObject) -> None:
+        """Book what strangers sent, as an audit does that saw ``foreign`` messages booked before."""
+        drift = max(self.strangers, data.draw(st.sampled_from([0, 0, 0, 1])))
+        foreign = data.draw(st.sampled_from([self.adopted] * 3 + [self.adopted + 1]))
+        if self.both(lambda b: b.adopt(self.topic, 0, drift, foreign)) == "ok":
+            self.strangers -= drift
+            self.adopted += drift
+
+    def flush(self, data: st.DataObject) -> None:
+        """Redis forgets every script, as after a restart."""
+        self.client.script_flush()
+
+    # --- looking
+
+    @rule(data=st.data(), what=st.sampled_from(["page", "page", "depths", "held"]))
+    def somebody_looks(self, data: st.DataObject, what: str) -> None:
+        getattr(self, what)(data)
+
+    def page(self, data: st.DataObject) -> None:
+        state = data.draw(st.sampled_from(["store", "prepare", "retry", "dead"]))
+        rows = [(f"{score:.17g}", member) for member, score in self.zset(state).items()]
+        options: dict[str, Any] = {
+            "after": data.draw(st.sampled_from([None, ("50", b"b"), ("-inf", b""), *rows])),
+            "limit": data.draw(limits),
+            "descending": data.draw(st.booleans()),
+            "max_bytes": data.draw(st.sampled_from([1, 1_000_000])),
+            "min_score": data.draw(st.sampled_from([-math.inf, 17.0, float(START_MS)])),
+            "max_score": data.draw(st.sampled_from([math.inf, 100.0])),
+        }
+        text = data.draw(st.sampled_from([None, b"", b"a", b"\0", b"boom", b"failed"]))
+        if text is None:
+            self.reading(lambda b: b.peek(self.topic, 0, state, **options))
+        else:
+            self.reading(lambda b: b.find(self.topic, 0, state, text, scan=2, **options))
+
+    def depths(self, data: st.DataObject) -> None:
+        self.reading(lambda b: [b.count(self.topic, 0), b.heads(self.topic, [0, 1]), b.audit(self.topic, 0)])
+
+    def held(self, data: st.DataObject) -> None:
+        owner, offset = data.draw(st.sampled_from(OWNERS)), data.draw(st.sampled_from([0, 0, 1]))
+        answer = self.reading(lambda b: b.held(self.topic, 0, owner, offset))
+        if answer is not None and offset == 0 and self.topic.serial:
+            mine = {(m, f.receipt, f.left) for m, f in self.promises.flying.items() if f.owner == owner}
+            told = {(h.delivery.member, h.receipt, h.delivery.retries_left) for h in answer}
+            self.require("INV-7", mine == told, mine, told)
+
+    # --- the world
+
+    @rule(ms=st.sampled_from([0.137, 1, 499, 1_000, 1_000, 2_000, 2_000, 31_000, 31_000, 700_000, -1_500]))
+    def time_passes(self, ms: float) -> None:
+        self.clock.advance(ms=ms)
+
+    # --- after every step
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if not hasattr(self, "topic"):
+            return
+        ledger = self.memory.audit(self.topic, 0)
+        store, prepare, retry, dead = map(self.zset, ("store", "prepare", "retry", "dead"))
+        hashes = {
+            name: self.after.get(getattr(self.keys, name), {})
+            for name in ("inflight", "deaths", "failures", "body")
+        }
+        live = store.keys() | prepare.keys() | retry.keys()
+        self.require("INV-3", ledger.live_drift == self.strangers, ledger, self.strangers)
+        self.require("INV-4", not (ledger.dead_drift or ledger.delivery_drift or ledger.send_drift), ledger)
+        self.require("INV-5", hashes["inflight"].keys() == prepare.keys(), hashes["inflight"], prepare)
+        self.require("INV-5", hashes["deaths"].keys() == dead.keys(), hashes["deaths"], dead)
+        self.require("INV-5", hashes["failures"].keys() <= live, hashes["failures"], live)
+        self.require("INV-5", hashes["body"].keys() <= live, hashes["body"], live)
+        twice = store.keys() & retry.keys()
+        self.require("INV-12", twice <= self.kept_by_strangers, twice)
+        if self.topic.serial:
+            owners = {flight.owner for flight in self.promises.flying.values()}
+            self.require("INV-7", len(owners) <= 1, owners)
+        else:
+            self.require("INV-7", len(prepare) <= self.topic.max_prepared, prepare)
+        waiting, flying = self.promises.waiting.keys(), self.promises.flying.keys()
+        self.require("INV-11", waiting == store.keys() | retry.keys(), waiting, store, retry)
+        self.require("INV-11", flying == prepare.keys(), flying, prepare)
+
+
+def test_lua_and_python_go_through_every_history_in_lockstep(redis_client: redis.Redis, prefix: str) -> None:
+    machine = type("Machine", (Lockstep,), {"client": redis_client, "base_prefix": prefix})
+    run_state_machine_as_test(machine)

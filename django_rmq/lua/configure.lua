@@ -24,6 +24,6 @@ local live = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.c
 if kind == 'priority' and math.max(16, max_retries) ~= math.max(16, known) and live > 0 then return 'refused' end
 if apply then
   redis.call('HDEL', control, '')
-  redis.call('HSET', control, 'slots', slots, 'timeout', timeout, 'max_retries', ARGV[4])
+  redis.call('HSET', control, 'slots', slots, 'timeout', timeout, 'max_retries', max_retries)
 end
 return 'ok'

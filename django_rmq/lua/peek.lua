@@ -5,8 +5,8 @@
 -- KEYS[3] body     HASH  member -> envelope
 --
 -- ARGV[1] order         ascending or descending
--- ARGV[2] min           only scores from this, up to max
--- ARGV[3] max
+-- ARGV[2] lowest        only scores from this, up to highest
+-- ARGV[3] highest
 -- ARGV[4] after_score   go on behind this entry; empty: from the beginning
 -- ARGV[5] after_member
 -- ARGV[6] limit

@@ -1,0 +1,489 @@
+"""What the scripts say of themselves is what they do, and they keep to what Redis allows from 6.2 on."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from django_rmq import lua
+from django_rmq.broker import Call, Transitions
+from django_rmq.keys import SlotKeys
+from django_rmq.messages import Failure, Topic, TopicType
+from example_project.embedded_redis import redis_server_binaries
+from tests.servers import RedisServer
+
+FOLDER = Path(lua.__file__).parent
+FILES = sorted(FOLDER.glob("*.lua"))
+FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
+TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
+
+READ_ONLY = {"audit", "count", "find", "heads", "held", "peek"}
+READS = {"HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "TIME", "TYPE"} | {
+    "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANK", "ZSCORE",
+}  # fmt: skip
+WRITES = {"HDEL", "HINCRBY", "HSET", "PUBLISH", "ZADD", "ZREM"}
+
+# What `..` may join: literals, texts of the caller and of Redis, and what makes a text. Never a number: it would lose
+# digits. (`ticket` is prepare's receipt, which counts up from 1 and has the 14 digits of `..` to itself.)
+TEXTS = {
+    "",
+    "receipt",
+    "ticket",
+    "receipt_and_score",
+    "score",
+    "highest",
+    "lowest",
+    "key",
+    "kind",
+    "wanted",
+    "text",
+}
+TEXTS |= {"ARGV[i]", '(kept or "")', "text_of()", "plain_score()", "string.format()", "string.sub()"}
+
+# Why each of these ends: the binary search halves, the list shrinks, the index rises to the list's length.
+LOOPS = {
+    "low < high": "middle = math.floor((low + high) / 2)",
+    "#rows > 0 and tonumber(rows[#rows]) < tonumber(lowest)": "rows[#rows], rows[#rows - 1] = nil, nil",
+    "#rows > 0 and tonumber(rows[#rows]) > tonumber(highest)": "rows[#rows], rows[#rows - 1] = nil, nil",
+    "#rows > 0 and tonumber(rows[#rows]) > now_ms": "rows[#rows], rows[#rows - 1] = nil, nil",
+    "above < #free / 2 and free[above * 2 + 2] ~= score": "above = above + 1",
+}
+
+
+class Declared(NamedTuple):
+    """What a header says of one KEYS[i] or ARGV[i]."""
+
+    index: str
+    name: str
+    kind: str
+
+
+class Source:
+    """One Lua file: its header, its code without comments, and what its outermost statements bind."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = (FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+        lines = self.text.split("\n")
+        end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
+        self.header = [line.removeprefix("--").strip() for line in lines[:end]]
+        self.includes = re.findall(r"^-- include: (\w+)$", "\n".join(lines[end:]), re.MULTILINE)
+        self.code = "\n".join(line for line in lines[end:] if not line.lstrip().startswith("--"))
+
+    def declared(self, table: str) -> list[Declared]:
+        found = []
+        for line in self.header:
+            match = re.match(rf"{table}\[([^\]]+)\] (\w+)(?: +(ZSET|HASH)\b)?", line)
+            if match:
+                found.append(Declared(match[1], match[2], match[3] or ""))
+            else:
+                assert not line.startswith(table), line
+        return found
+
+    def bindings(self) -> Iterator[tuple[str, str]]:
+        """Yield (name, expression) of each `local a, b = x, y` in the first column."""
+        for statement in re.finditer(r"^local ([\w, ]+?) =((?:.*,\n(?=  ))*.*)$", self.code, re.MULTILINE):
+            names = [name.strip() for name in statement[1].split(",")]
+            values = list(split_at_commas(statement[2]))
+            yield from zip(names, values, strict=False)
+
+
+def split_at_commas(text: str) -> Iterator[str]:
+    depth, part = 0, ""
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            yield part.strip()
+            part = ""
+        else:
+            part += character
+    yield part.strip()
+
+
+def without_strings(code: str) -> str:
+    return re.sub(r"'[^']*'", "''", code)
+
+
+def joined(code: str) -> Iterator[str]:
+    """Yield what `..` joins: names, `name()` of a call whatever its arguments, and "" for a literal."""
+    code = re.sub(r"'[^']*'", '""', code)
+    for match in re.finditer(r"(?<!\.)\.\.(?!\.)", code):
+        before, after = code[: match.start()].rstrip(), code[match.end() :].lstrip()
+        if before.endswith(")"):
+            start = len(before) - 1
+            while before.count("(", start) < before.count(")", start):
+                start -= 1
+            called = re.search(r"[\w.]*$", before[:start])
+            yield f"{called[0]}()" if called and called[0] else before[start:]
+        else:
+            yield re.search(r"""[\w.\[\]"]*$""", before)[0].strip('"')  # type: ignore[index]
+        called = re.match(r"""([\w.\[\]"]*)(\(?)""", after)
+        assert called
+        if called[1]:
+            yield called[1].strip('"') + ("()" if called[2] else "")
+        else:
+            yield after[: after.index(")") + 1]
+
+
+SCRIPTS = {name: Source(name) for name in lua.names()}
+each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS.keys())
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+class Recorder(Transitions):
+    """Answers with the call that would be made."""
+
+    prefix = ""
+
+    def _run(self, call: Call) -> Any:
+        return call
+
+
+def calls_of_every_script() -> dict[str, Call]:
+    ask, members = Recorder(), [b"a", b"b"]
+    calls: list[Call] = [
+        ask.send_merge(TOPIC, 0, 0, members, [b"x", b"y"]),
+        ask.send_replace(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
+        ask.ensure(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
+        ask.acquire(TOPIC, 0),
+        ask.held(TOPIC, 0, "A"),
+        ask.prepare(TOPIC, 0, "A", 1, 10),
+        ask.commit(TOPIC, 0, 1, members),
+        ask.rollback(TOPIC, 0, 1, [Failure(b"a"), Failure(b"b")]),
+        ask.release(TOPIC, 0, 1, members),
+        ask.extend(TOPIC, 0, 1, members),
+        ask.expire(TOPIC, 0),
+        ask.promote(TOPIC, 0),
+        ask.replay(TOPIC, 0, members),
+        ask.bury(TOPIC, 0, members),
+        ask.remove(TOPIC, 0, members),
+        ask.reschedule(TOPIC, 0, [50, 50], members),
+        ask.purge(TOPIC, 0, "store"),
+        ask.pause(TOPIC, 0),
+        ask.configure(TOPIC, 0),
+        ask.adopt(TOPIC, 0, 1, 0),
+        ask.peek(TOPIC, 0, "store"),
+        ask.find(TOPIC, 0, "store", b"a"),
+        ask.count(TOPIC, 0),
+        ask.heads(TOPIC, [0]),
+        ask.audit(TOPIC, 0),
+    ]
+    return {call.script: call for call in calls}
+
+
+CALLS = calls_of_every_script()
+
+
+def test_there_is_a_script_for_each_transition_and_a_transition_for_each_script() -> None:
+    methods = {
+        name
+        for name in vars(Transitions)
+        if not name.startswith("_") and callable(getattr(Transitions, name))
+    }
+    assert methods == set(lua.names()) == set(CALLS)
+
+
+# --- headers
+
+
+@each_script
+def test_a_header_begins_with_one_sentence_and_says_what_is_returned(source: Source) -> None:
+    assert re.fullmatch(r"[A-Z].*\.", source.header[0])
+    assert source.header[1] == ""
+    assert any(line.startswith("Returns ") for line in source.header)
+
+
+@each_script
+@pytest.mark.parametrize("table", ["KEYS", "ARGV"])
+def test_what_a_header_declares_is_numbered_from_one_without_gaps(source: Source, table: str) -> None:
+    indexes = [declared.index for declared in source.declared(table)]
+    assert indexes, f"{source.name} declares no {table}"
+    fixed = [index for index in indexes if index.isdigit()]
+    assert fixed == [str(i + 1) for i in range(len(fixed))]
+    variadic = indexes[len(fixed) :]
+    following = f"{len(fixed) + 1}..."
+    assert variadic in ([], [following], [following, "#ARGV"])
+
+
+@each_script
+def test_a_call_has_the_keys_and_arguments_that_the_header_declares(source: Source) -> None:
+    call = CALLS[source.name]
+    keys, arguments = source.declared("KEYS"), source.declared("ARGV")
+    if keys[-1].index.isdigit():
+        assert len(call.keys) == len(keys)
+    # `now` is added when the call is sent.
+    if arguments[-1].index.isdigit():
+        assert len(call.args) == len(arguments) - 1
+    else:
+        assert len(call.args) > len(arguments) - 2
+    assert arguments[-1].name == "now"
+
+
+@each_script
+def test_a_call_hands_over_the_very_keys_that_the_header_names(source: Source) -> None:
+    keys = Recorder()._keys(TOPIC, 0)._asdict()
+    # peek and find look into the state that they are asked for: here store and what belongs to it.
+    names = {"set": "store", "records": "failures"}
+    if source.name == "heads":
+        wanted = [keys[name] for name in ("store", "retry", "prepare", "control")]
+    else:
+        wanted = [keys[names.get(key.name, key.name)] for key in source.declared("KEYS")]
+    assert list(CALLS[source.name].keys) == wanted
+
+
+@each_script
+def test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(source: Source) -> None:
+    bound = list(source.bindings())
+    for table in ("KEYS", "ARGV"):
+        declared = {item.index: item.name for item in source.declared(table)}
+        for index, name in declared.items():
+            if index == "#ARGV":
+                assert ("now", "ARGV[#ARGV]") in bound
+            elif index.isdigit():
+                found = [
+                    known
+                    for known, value in bound
+                    if f"{table}[{index}]" in value
+                    and (known == name or value == f"{table}[{index}] == '{known}'")
+                ]
+                assert found, f"{source.name}: {table}[{index}] is not bound to {name}"
+            elif table == "ARGV":
+                assert ("first", index.removesuffix("...")) in bound
+            else:
+                assert ("slots_keys", "KEYS") in bound
+        read = set(re.findall(rf"{table}\[(\d+)\]", source.code))
+        assert read == {index for index in declared if index.isdigit()}
+
+
+@each_script
+def test_keys_and_fixed_arguments_are_read_in_bindings_only(source: Source) -> None:
+    rest = source.code
+    for _, value in source.bindings():
+        rest = rest.replace(value, "")
+    assert "KEYS" not in rest
+    assert not re.search(r"ARGV\[\d", rest)
+
+
+@each_file
+def test_variable_arguments_are_read_between_first_and_last_only(path: Path) -> None:
+    code = Source(path.stem).code
+    forms = {
+        *(
+            "ARGV[#ARGV]",
+            "#ARGV - 1",
+            "#ARGV > first + n",
+            "#ARGV > first + 2 * n",
+            "unpack(ARGV, first, last)",
+        ),
+        *(
+            "ARGV[i]",
+            "ARGV[i + 1]",
+            "ARGV[i + 2]",
+            "ARGV[i + 3]",
+            "ARGV[first + i - 1]",
+            "ARGV[envelope + i - 1]",
+        ),
+        *("ARGV[first + 2 * i - 2]", "ARGV[first + 2 * i - 1]"),
+    }
+    rest = re.sub(r"ARGV\[\d+\]", "", code)
+    for form in sorted(forms, key=len, reverse=True):
+        rest = rest.replace(form, "")
+    assert "ARGV" not in rest
+    if "last" in dict(Source(path.stem).bindings()):
+        assert ("last", "#ARGV - 1") in list(Source(path.stem).bindings())
+
+
+@each_script
+def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source: Source) -> None:
+    checked: dict[str, str] = {}
+    for wanted, names in re.findall(r"mistyped\('(zset|hash)', ([^)]*)\)", source.code):
+        checked |= dict.fromkeys(names.split(", "), wanted.upper())
+    if source.name == "heads":
+        assert checked == {}
+        assert "redis.call" not in source.code, "heads answers for its other slots whatever one key holds"
+        return
+    assert checked == {key.name: key.kind for key in source.declared("KEYS")}
+    head, check, _ = source.code.partition("if wrong then return wrong end\n")
+    assert check
+    assert "redis.call" not in head
+
+
+def test_the_types_that_headers_name_are_those_of_the_keys() -> None:
+    zsets = {"store", "prepare", "retry", "dead", "claimants", "set"}
+    for source in SCRIPTS.values():
+        for key in source.declared("KEYS"):
+            if source.name != "heads":
+                assert key.name in (*SlotKeys._fields, "set", "records"), key
+                assert key.kind == ("ZSET" if key.name in zsets else "HASH"), key
+
+
+# --- code
+
+
+@each_file
+def test_commands_are_named_literally_and_known_to_redis_6_2(path: Path) -> None:
+    code = Source(path.stem).code
+    commands = re.findall(r"redis\.p?call\('([A-Z]+)'", code)
+    assert len(commands) == len(re.findall(r"redis\.p?call", code))
+    assert set(commands) <= READS | WRITES
+    others = set(re.findall(r"redis\.(\w+)", code)) - {"call", "pcall"}
+    assert others <= {"error_reply"}
+
+
+def test_scripts_that_look_write_nothing_and_the_others_do() -> None:
+    writing = set()
+    for name in lua.names():
+        if set(re.findall(r"redis\.p?call\('([A-Z]+)'", lua.load(name).text.decode())) & WRITES:
+            writing.add(name)
+    assert writing == set(lua.names()) - READ_ONLY
+
+
+@each_file
+def test_numbers_become_text_without_losing_a_digit(path: Path) -> None:
+    code = Source(path.stem).code
+    assert "tostring" not in code
+    assert "cjson" not in code
+    assert [operand for operand in joined(code) if operand not in TEXTS] == []
+
+
+def test_the_search_for_lossy_texts_finds_one() -> None:
+    assert list(joined("local a = 'x ' .. number\nlocal b = f(1) .. ''")) == ["", "number", "f()", ""]
+    assert not {"number", "f()"} & TEXTS
+
+
+@each_file
+def test_nothing_depends_on_chance_the_machine_or_a_newer_redis(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    code = without_strings(Source(path.stem).code)
+    assert not text.startswith("#!"), "Redis 6.2 refuses a first line of this kind"
+    assert not re.search(
+        r"math\.random|\bos\.|\bio\.|\bloadstring\b|\brequire\b|redis\.(sha1hex|setresp|log)", code
+    )
+
+
+@each_file
+def test_every_loop_ends(path: Path) -> None:
+    code = Source(path.stem).code
+    assert not re.search(r"\brepeat\b|\bgoto\b", code)
+    for header in re.findall(r"^\s*while (.*) do$", code, re.MULTILINE):
+        assert LOOPS[header] in code
+    assert len(re.findall(r"\bwhile\b", code)) == len(re.findall(r"^\s*while .* do$", code, re.MULTILINE))
+    for header in re.findall(r"\bfor (.*) do\b", code):
+        assert re.fullmatch(r"\w+ = [^,]+, .+|[\w, ]+ in i?pairs\(.+\)", header), header
+
+
+@each_file
+def test_no_statement_hides_in_a_long_line(path: Path) -> None:
+    assert max(map(len, path.read_text(encoding="utf-8").split("\n"))) <= 130
+
+
+def test_fragments_exist_are_used_and_include_no_others() -> None:
+    used = {name for source in SCRIPTS.values() for name in source.includes}
+    assert used == set(FRAGMENTS)
+    for name in FRAGMENTS:
+        assert Source(name).includes == []
+
+
+@each_script
+def test_a_loaded_script_holds_each_fragment_once_and_no_open_include(source: Source) -> None:
+    text = lua.load(source.name).text.decode()
+    assert "-- include:" not in text
+    assert len(source.includes) == len(set(source.includes))
+    for name in source.includes:
+        assert text.count((FOLDER / f"{name}.lua").read_text(encoding="utf-8").rstrip("\n")) == 1
+
+
+def test_the_sha_is_the_one_that_redis_computes(redis_client: redis.Redis) -> None:
+    for name in lua.names():
+        script = lua.load(name)
+        assert redis_client.script_load(script.text).encode() == script.sha
+
+
+# --- what Redis makes of it
+
+KNOWN_GLOBALS = {"redis", "string", "math", "KEYS", "ARGV", "tonumber", "type", "ipairs", "pairs", "unpack"}
+GETGLOBAL, SETGLOBAL = 5, 7
+
+
+class Bytecode:
+    """Reads what `string.dump` of Lua 5.1 writes, as far as it takes to know which globals a chunk uses."""
+
+    def __init__(self, dump: bytes) -> None:
+        assert dump[:5] == b"\x1bLua\x51"
+        self.dump, self.at = dump, 12
+        self.read: set[str] = set()
+        self.written: set[str] = set()
+        self.function()
+
+    def take(self, layout: str) -> Any:
+        (value,) = struct.unpack_from(f"<{layout}", self.dump, self.at)
+        self.at += struct.calcsize(f"<{layout}")
+        return value
+
+    def text(self) -> str:
+        size = self.take("Q")
+        self.at += size
+        return self.dump[self.at - size : self.at - 1].decode() if size else ""
+
+    def constant(self) -> object:
+        match self.take("b"):
+            case 0:
+                return None
+            case 1:
+                return self.take("b")
+            case 3:
+                return self.take("d")
+            case _:
+                return self.text()
+
+    def function(self) -> None:
+        self.text()
+        self.at += 4 + 4 + 4
+        code = [self.take("I") for _ in range(self.take("I"))]
+        constants = [self.constant() for _ in range(self.take("I"))]
+        for instruction in code:
+            if instruction & 0x3F in (GETGLOBAL, SETGLOBAL):
+                names = self.read if instruction & 0x3F == GETGLOBAL else self.written
+                names.add(str(constants[instruction >> 14]))
+        for _ in range(self.take("I")):
+            self.function()
+        lines = self.take("I")
+        self.at += 4 * lines
+        for _ in range(self.take("I")):
+            self.text()
+            self.at += 8
+        for _ in range(self.take("I")):
+            self.text()
+
+
+@each_script
+def test_a_script_reads_no_unknown_global_and_writes_none(source: Source, redis_client: redis.Redis) -> None:
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, lua.load(source.name).text)
+    assert isinstance(dump, bytes)
+    chunk = Bytecode(dump)
+    assert chunk.at == len(dump)
+    assert chunk.read <= KNOWN_GLOBALS
+    assert chunk.written == set()
+
+
+def test_a_misspelt_name_shows_as_a_global(redis_client: redis.Redis) -> None:
+    dump = redis_client.eval(
+        "return string.dump(loadstring(ARGV[1]))", 0, "local a = 1\nfunction f() b = aa end"
+    )
+    assert isinstance(dump, bytes)
+    chunk = Bytecode(dump)
+    assert (chunk.read, chunk.written) == ({"aa"}, {"b", "f"})
+
+
+@pytest.mark.parametrize("binary", redis_server_binaries(), ids=str)
+def test_every_server_of_this_machine_loads_every_script(binary: Path) -> None:
+    with RedisServer(binary=binary) as server, redis.Redis(port=server.port) as client:
+        for name in lua.names():
+            script = lua.load(name)
+            assert client.script_load(script.text).encode() == script.sha

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UnknownTopic,
         WrongType,
     )
-    from django_rmq.messages import Message, SendResult, TopicType
+    from django_rmq.messages import Message, SendResult, SendResults, TopicType
     from django_rmq.registry import listener
     from django_rmq.sending import (
         Send,
@@ -64,7 +64,7 @@ else:
             "UnknownTopic",
             "WrongType",
         ),
-        "messages": ("Message", "SendResult", "TopicType"),
+        "messages": ("Message", "SendResult", "SendResults", "TopicType"),
         "registry": ("listener",),
         "sending": (
             "Send",
@@ -105,6 +105,7 @@ __all__ = [
     "RmqError",
     "Send",
     "SendResult",
+    "SendResults",
     "ServerFull",
     "ServerRefused",
     "ServerTrouble",

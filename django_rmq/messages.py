@@ -10,7 +10,7 @@ import json
 import math
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -211,7 +211,9 @@ def encode_body(topic: Topic, body: object) -> bytes:
             raise InvalidMessage(f"body holds text that is not valid Unicode: {error.reason}") from None
     else:
         if not isinstance(body, (bytes, bytearray, memoryview)):
-            raise InvalidMessage(f"topic {topic.name} has BODY 'bytes': body must be bytes, got {_shown(body)}")
+            raise InvalidMessage(
+                f"topic {topic.name} has BODY 'bytes': body must be bytes, got {_shown(body)}"
+            )
         raw = bytes(body)
     if not raw:
         raise InvalidMessage(f"body is empty; topic {topic.name} has BODY {topic.body!r}")
@@ -436,6 +438,10 @@ class SendResults(Sequence[SendResult]):
         """Add one round trip: the slot of each member, and what each slot answered in that order."""
         self._trips.append((slots, members, sent))
 
+    def extend(self, results: Iterable[SendResult]) -> None:
+        """Add results that are made already."""
+        self._make().extend(results)
+
     def counts(self) -> Counter[str]:
         """Return how many messages have which status."""
         found = Counter(result.status for result in self._made)
@@ -581,9 +587,7 @@ class Death(NamedTuple):
         head, _, rest = raw.partition(b"\n")
         reason, times, first, last, score, length, has_body = head.decode().split(" ")
         error, body = rest[: int(length)], rest[int(length) :]
-        return cls(
-            reason, int(times), int(first), int(last), score, error, body if has_body == "1" else None
-        )
+        return cls(reason, int(times), int(first), int(last), score, error, body if has_body == "1" else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -613,16 +617,14 @@ class Ledger:
     @property
     def dead_drift(self) -> int:
         went = sum(
-            self[name]
-            for name in ("dead_merged", "revived", "replay_merged", "removed_dead", "purged_dead")
+            self[name] for name in ("dead_merged", "revived", "replay_merged", "removed_dead", "purged_dead")
         )
         return went + self.dead - self["died"] - self["lapsed"]
 
     @property
     def delivery_drift(self) -> int:
         ended = sum(
-            self[name]
-            for name in ("committed", "failed", "expired", "released", "rejected", "ended_marked")
+            self[name] for name in ("committed", "failed", "expired", "released", "rejected", "ended_marked")
         )
         return ended + self.prepare - self["prepared"]
 

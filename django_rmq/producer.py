@@ -230,9 +230,7 @@ class Producer:
         if priority is not None or time_range is not None:
             raise _misplaced(topic, "fixed_time", priority=priority, time_range=time_range)
         if fixed_time is None:
-            raise InvalidMessage(
-                f"topic {topic.name} is fixed_time: give fixed_time= (an aware datetime)"
-            )
+            raise InvalidMessage(f"topic {topic.name} is fixed_time: give fixed_time= (an aware datetime)")
         return check_fixed_time(fixed_time)
 
     @staticmethod
@@ -307,6 +305,9 @@ class Producer:
         """
         results = [SendResult(out.topic.name, out.slot, out.member) for out in messages]
         errors: dict[int, RmqError] = {}
+        if len(messages) == 1:
+            self._attempt_one(messages, results[0], errors)
+            return results, errors
         in_flight: deque[tuple[Any, list[list[int]]]] = deque()
         try:
             self._note_slot_bases()
@@ -332,6 +333,18 @@ class Producer:
                     errors.setdefault(i, trouble)
         return results, errors
 
+    def _attempt_one(
+        self, messages: Sequence[Outgoing], result: SendResult, errors: dict[int, RmqError]
+    ) -> None:
+        """Send one message without the cost of a pipeline."""
+        try:
+            self._note_slot_bases()
+            (sent,) = self._queue(self.broker, messages)
+            result.status, result.score = sent
+        except RmqError as error:
+            result.status = "failed"
+            errors[0] = error
+
     def send_bodies(
         self,
         topic: Topic,
@@ -340,21 +353,21 @@ class Producer:
         priority: int | None = None,
         time_range: int | timedelta | None = None,
         fixed_time: datetime | int | None = None,
+        results: SendResults | None = None,
     ) -> SendResults:
         """Send many bodies of an unkeyed topic with the same options: the fast way to send in bulk.
 
         All are validated before anything is written: ``InvalidMessage`` names the index of a bad one. The
-        results are made when they are looked at. Errors as in ``send``.
+        results are made when they are looked at; given some of earlier calls, they are added to those, and
+        indexes go on. Errors as in ``send``.
         """
         if topic.keyed:
             raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': its messages are sent with send")
         score = self._score(topic, priority, time_range, fixed_time)
-        members = self._members(topic, bodies)
-        if topic.slot_basis is None:
-            bases: Sequence[bytes] = members
-        else:
-            bases = [basis_bytes(self._basis_field(topic, body)) for body in bodies]
-        mask, results = topic.slots - 1, SendResults(topic.name)
+        results = SendResults(topic.name) if results is None else results
+        members = self._members(topic, bodies, len(results))
+        bases = members if topic.slot_basis is None else self._bases(topic, bodies, len(results))
+        mask = topic.slots - 1
         in_flight: deque[tuple[Any, list[int], list[int], Sequence[bytes]]] = deque()
         error: RmqError | None = None
         try:
@@ -385,7 +398,7 @@ class Producer:
         return results
 
     @staticmethod
-    def _members(topic: Topic, bodies: Sequence[Any]) -> Sequence[bytes]:
+    def _members(topic: Topic, bodies: Sequence[Any], first: int = 0) -> Sequence[bytes]:
         if topic.body == "bytes" and bodies and set(map(type, bodies)) == {bytes}:
             if max(map(len, bodies)) <= topic.max_body and all(bodies):
                 return bodies
@@ -393,8 +406,16 @@ class Producer:
         try:
             members.extend(encode_body(topic, body) for body in bodies)
         except InvalidMessage as error:
-            raise type(error)(f"item {len(members)}: {error}") from None
+            raise type(error)(f"item {first + len(members)}: {error}") from None
         return members
+
+    def _bases(self, topic: Topic, bodies: Sequence[Any], first: int) -> Sequence[bytes]:
+        bases: list[bytes] = []
+        try:
+            bases.extend(basis_bytes(self._basis_field(topic, body)) for body in bodies)
+        except InvalidMessage as error:
+            raise type(error)(f"item {first + len(bases)}: {error}") from None
+        return bases
 
     @staticmethod
     def _gather(
@@ -441,16 +462,16 @@ class Producer:
             yield groups
 
     @staticmethod
-    def _queue(pipeline: Any, batch: Sequence[Outgoing]) -> None:
+    def _queue(broker: Any, batch: Sequence[Outgoing]) -> Any:
+        """Call the transition that sends ``batch`` on a broker (which answers) or a pipeline."""
         topic, slot, _, score, _, ensure = batch[0]
         members = [out.member for out in batch]
         envelopes = [out.envelope or b"" for out in batch] if topic.keyed else ()
         if ensure:
-            pipeline.ensure(topic, slot, [out.score for out in batch], members, envelopes)
-        elif topic.type is TopicType.RANGE_MERGE:
-            pipeline.send_merge(topic, slot, score, members, envelopes)
-        else:
-            pipeline.send_replace(topic, slot, [out.score for out in batch], members, envelopes)
+            return broker.ensure(topic, slot, [out.score for out in batch], members, envelopes)
+        if topic.type is TopicType.RANGE_MERGE:
+            return broker.send_merge(topic, slot, score, members, envelopes)
+        return broker.send_replace(topic, slot, [out.score for out in batch], members, envelopes)
 
     @staticmethod
     def _collect(

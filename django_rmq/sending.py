@@ -21,7 +21,7 @@ from django.db import transaction
 from django_rmq import connections, signals
 from django_rmq.conf import get_config
 from django_rmq.exceptions import CallerError, RmqError, ServerTrouble, SlotMoved, TopicFull
-from django_rmq.messages import SendResult, Topic
+from django_rmq.messages import SendResult, SendResults, Topic
 from django_rmq.producer import ROUND_TRIP, Outgoing, Producer, batched
 
 logger = logging.getLogger("django_rmq.sending")
@@ -144,7 +144,7 @@ def send_messages(
     expires: datetime | int | None = None,
     on_commit: bool | None = None,
     using: str | None = None,
-) -> list[SendResult]:
+) -> SendResults:
     """Send many messages to one topic and return what became of each, in order.
 
     ``bodies`` are bodies, or ``Send(body, priority=…)`` where one has options of its own. A list or tuple is
@@ -175,8 +175,14 @@ def send_messages(
         chunks = [list(bodies)]
     else:
         chunks = batched(bodies, ROUND_TRIP)
-    results: list[SendResult] = []
+    results = SendResults(topic)
+    plain = (
+        connection is None and not declared.keyed and not {"slot_basis", "headers", "expires"} & set(shared)
+    )
     for chunk in chunks:
+        if plain and not observers and Send not in set(map(type, chunk)):
+            _send_plain(producer, declared, chunk, shared, results)
+            continue
         built, seen = [], []
         for index, item in enumerate(chunk, len(results)):
             body, own = (
@@ -185,11 +191,10 @@ def send_messages(
             try:
                 built.append(producer.build(declared, body, **own))
             except CallerError as error:
-                sent = f"; the {len(results)} before it have been sent" if results else ""
-                raise type(error)(f"item {index}: {error}{sent}") from None
+                raise type(error)(f"item {index}: {error}{_so_far(results)}") from None
             if observers:
                 seen.append((body, own))
-        results += _dispatch(producer, declared, built, seen, connection)
+        results.extend(_dispatch(producer, declared, built, seen, connection))
     return results
 
 
@@ -198,7 +203,7 @@ async def asend_message(topic: str, body: Any, **options: Any) -> SendResult:
     return await sync_to_async(send_message)(topic, body, **options)
 
 
-async def asend_messages(topic: str, bodies: Iterable[Any], **options: Any) -> list[SendResult]:
+async def asend_messages(topic: str, bodies: Iterable[Any], **options: Any) -> SendResults:
     """Send as ``send_messages`` does, from a coroutine."""
     return await sync_to_async(send_messages)(topic, bodies, **options)
 
@@ -273,6 +278,26 @@ def _dispatch(
         for out, (body, options), result in zip(built, seen, results, strict=True):
             observer.see(out, body, options, result)
     return results
+
+
+def _send_plain(
+    producer: Producer, topic: Topic, bodies: Sequence[Any], options: dict[str, Any], results: SendResults
+) -> None:
+    """Send bodies that share all options, at once, and add what became of them to ``results``."""
+    connections.agree(topic)
+    before = len(results)
+    try:
+        producer.send_bodies(topic, bodies, results=results, **options)
+    except CallerError as error:
+        raise type(error)(f"{error}{_so_far(results)}") from None
+    except SlotMoved as error:
+        raise _explained(topic, error) from error
+    if signals.message_sent.has_listeners(Topic) or signals.message_merged.has_listeners(Topic):
+        _announce(topic.name, results[before:])
+
+
+def _so_far(results: SendResults) -> str:
+    return f"; the {len(results)} before it have been sent" if results else ""
 
 
 def _explained(topic: Topic, error: RmqError) -> RmqError:

@@ -186,7 +186,7 @@ def test_one_body_is_no_iterable_of_bodies(bodies: Any) -> None:
 
 
 def test_nothing_to_send_is_fine() -> None:
-    assert send_messages("prices", []) == send_messages("prices", iter(())) == []
+    assert list(send_messages("prices", [])) == list(send_messages("prices", iter(()))) == []
 
 
 def test_coroutines_send_alike() -> None:

@@ -330,6 +330,32 @@ def test_sends_of_one_member_keep_their_order_whatever_is_grouped(
     assert results[1].score - broker.now_ms() == results[2].score - broker.now_ms() == 9000
 
 
+@pytest.mark.parametrize("topic", [MERGE, replace(MERGE, slot_basis="shop"), replace(MERGE, body="bytes")])
+def test_bulk_sends_do_what_sends_do_one_by_one(topic: Topic) -> None:
+    bodies: list[Any] = [b"%d" % (n % 7) for n in range(20)]
+    if topic.body == "json":
+        bodies = [{"shop": n % 3, "sku": n % 7} for n in range(20)]
+    bulk, single = (Producer(InMemoryBroker(clock=Clock())) for _ in range(2))  # type: ignore[arg-type]
+    results = bulk.send_bodies(topic, bodies)
+    assert list(results) == [single.send([single.build(topic, body)])[0] for body in bodies]
+    assert results.counts() == {
+        "stored": len(set(map(str, bodies))),
+        "merged": 20 - len(set(map(str, bodies))),
+    }
+
+
+@pytest.mark.parametrize(
+    ("topic", "bad"),
+    [(MERGE, {1}), (replace(MERGE, slot_basis="shop"), {"sku": 1}), (replace(MERGE, body="bytes"), b"")],
+)
+def test_bulk_sends_name_the_bad_item_before_anything_is_written(topic: Topic, bad: Any) -> None:
+    broker = InMemoryBroker()
+    good: Any = b"x" if topic.body == "bytes" else {"shop": 1}
+    with pytest.raises(InvalidMessage, match=r"^item 2: "):
+        Producer(broker).send_bodies(topic, [good, good, bad, good])  # type: ignore[arg-type]
+    assert sum(broker.count(topic, slot).store for slot in range(topic.slots)) == 0
+
+
 def test_many_messages_take_few_round_trips(
     producer: Producer, broker: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -630,8 +630,7 @@ class InMemoryBroker:
                 return idle("busy", GATE)
 
             receipt = int(s.control.get(b"deliveries", 0)) + 1
-            scan = limit + min(in_flight, 1000)
-            free, complete, last = _candidates(s, limit, scan, receipt, after)
+            free, complete, last = _candidates(s, limit, receipt, after)
 
             taken: list[Delivery] = []
             lapsed: list[tuple[bytes, float]] = []
@@ -1158,29 +1157,31 @@ def _has_lapsed(envelope: bytes, now_ms: int) -> bool:
 
 
 def _candidates(
-    s: _Slot, limit: int, scan: int, receipt: int, after: tuple[str, bytes] | None
+    s: _Slot, limit: int, receipt: int, after: tuple[str, bytes] | None
 ) -> tuple[list[tuple[bytes, float]], bool, tuple[bytes, float] | None]:
     """Return what prepare may take, in its order.
 
-    Also whether that is all there is (each part of Store is read for ``scan`` entries at most), and
-    the last entry seen, busy ones included.
+    Also whether that is all there is (each part of Store is read for ``limit`` entries; further, once, if
+    all of these run already), and the last entry seen, busy ones included.
     """
     priority, in_flight = s.topic.is_priority, len(s.prepare)
-    rows = [row for row in s.store.rows(descending=priority) if _is_behind(*row, after, priority)]
-    late: list[tuple[bytes, float]] = []
+    waiting = [row for row in s.store.rows(descending=priority) if _is_behind(*row, after, priority)]
+    resting: list[tuple[bytes, float]] = []
     if not priority:
         if after is None:
-            late = [row for row in rows if row[1] <= 999][:scan]
-            rows = [row for row in rows if row[1] > 999]
-        rows = [row for row in rows if row[1] <= s.now_ms]
-    rows = rows[:scan]
-    complete = len(late) < scan and len(rows) < scan
+            resting = [row for row in waiting if row[1] <= 999]
+            waiting = [row for row in waiting if row[1] > 999]
+        waiting = [row for row in waiting if row[1] <= s.now_ms]
+    for scan in (limit, limit + min(in_flight, 1000)):
+        rows, late = waiting[:scan], resting[:scan]
+        complete = len(late) < scan and len(rows) < scan
+        # Leave out what runs already: its newer copy waits for its end.
+        free = [row for row in rows if row[0] not in s.prepare]
+        rested = [row for row in late if row[0] not in s.prepare]
+        if free or rested or complete:
+            break
     seen = rows or late
     last = seen[-1] if seen else None
-
-    # Leave out what runs already: its newer copy waits for its end.
-    free = [row for row in rows if row[0] not in s.prepare]
-    rested = [row for row in late if row[0] not in s.prepare]
     if rested:
         # At most half of a prepare is retries while fresh messages are due; the odd one alternates.
         share = limit // 2 + limit % 2 * (receipt % 2)

@@ -109,28 +109,24 @@ if serial and wary and in_flight == 1 and suspicious(redis.call('ZRANGE', prepar
   return idle('busy', next_due(false), GATE)
 end
 
--- Candidates in their order: flat lists of member, score.
-local scan = limit + math.min(in_flight, 1000)
-local late, rows = {}, {}
-if after_score ~= '' then
-  local from = rank_after(store, after_score, after_member, kind == 'priority')
-  if kind == 'priority' then
-    rows = redis.call('ZREVRANGE', store, from, from + scan - 1, 'WITHSCORES')
-  else
-    rows = redis.call('ZRANGE', store, from, from + scan - 1, 'WITHSCORES')
+-- Candidates in their order: flat lists of member, score; on time topics the retries apart.
+local function look(scan)
+  if after_score ~= '' then
+    local from = rank_after(store, after_score, after_member, kind == 'priority')
+    if kind == 'priority' then
+      return redis.call('ZREVRANGE', store, from, from + scan - 1, 'WITHSCORES'), {}
+    end
+    local rows = redis.call('ZRANGE', store, from, from + scan - 1, 'WITHSCORES')
     while #rows > 0 and tonumber(rows[#rows]) > now_ms do
       rows[#rows], rows[#rows - 1] = nil, nil
     end
+    return rows, {}
+  elseif kind == 'priority' then
+    return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES'), {}
   end
-elseif kind == 'priority' then
-  rows = redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES')
-else
-  late = redis.call('ZRANGEBYSCORE', store, '-inf', 999, 'WITHSCORES', 'LIMIT', 0, scan)
-  rows = redis.call('ZRANGEBYSCORE', store, '(999', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan)
+  return redis.call('ZRANGEBYSCORE', store, '(999', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan),
+    redis.call('ZRANGEBYSCORE', store, '-inf', 999, 'WITHSCORES', 'LIMIT', 0, scan)
 end
-local complete = #late < scan * 2 and #rows < scan * 2
-local seen = #rows > 0 and rows or late
-local last_member, last_score = seen[#seen - 1], seen[#seen]
 
 -- Leave out what runs already: its newer copy waits for its end.
 local function free_of(list)
@@ -147,7 +143,18 @@ local function free_of(list)
   end
   return free
 end
+local scan = limit
+local rows, late = look(scan)
 local free, rested = free_of(rows), free_of(late)
+if #free + #rested == 0 and math.max(#rows, #late) == scan * 2 then
+  -- All of the window runs already: look further, once.
+  scan = limit + math.min(in_flight, 1000)
+  rows, late = look(scan)
+  free, rested = free_of(rows), free_of(late)
+end
+local complete = #late < scan * 2 and #rows < scan * 2
+local seen = #rows > 0 and rows or late
+local last_member, last_score = seen[#seen - 1], seen[#seen]
 -- How many entries at the head of `free` may be retries.
 local retries = (kind == 'priority' or after_score ~= '') and math.huge or 0
 if #rested > 0 then
@@ -245,10 +252,15 @@ for i = 1, #lapsed, 2 do
   die(member, 'lapsed', '', first_score(lapsed[i + 1], failure), failure, 0)
 end
 if taken > 0 then
+  -- Hundreds of members in a listpack are slow: something longer than a listpack takes, put in first and taken
+  -- out again, makes a skiplist or a hash table at once.
+  local LONG = string.rep(' ', 65)
+  local large = taken > 32 and in_flight == 0 and not redis.call('ZSCORE', store, LONG)
   redis.call('ZREM', store, unpack(members))
+  if large then redis.call('ZADD', prepare, 0, LONG) end
   redis.call('ZADD', prepare, unpack(prepared))
-  -- A value beyond hash-max-listpack-value makes a hash table at once: hundreds of members in a listpack are slow.
-  if taken > 32 then redis.call('HSET', inflight, members[1], string.rep(' ', 65)) end
+  if large then redis.call('ZREM', prepare, LONG) end
+  if taken > 32 then redis.call('HSET', inflight, members[1], LONG) end
   redis.call('HSET', inflight, unpack(flights))
   -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
   if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
@@ -144,6 +144,10 @@ def autodiscover() -> None:
 @contextmanager
 def isolated(*, empty: bool = True) -> Iterator[None]:
     """For tests: begin with no listeners (or with those there are) and restore them afterwards."""
+    # A module is imported once: were it first imported in isolation, its listeners would be lost for good.
+    if apps.ready:
+        with suppress(ConfigurationError):
+            discover()
     before = dict(_listeners)
     if empty:
         _listeners.clear()

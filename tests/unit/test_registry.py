@@ -198,6 +198,22 @@ def test_one_module_that_fails_does_not_hide_the_others(
         registry.autodiscover()
 
 
+def test_listeners_first_imported_in_isolation_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = app(
+        tmp_path,
+        monkeypatch,
+        "late_shop",
+        "from django_rmq import listener\n@listener('z')\ndef handle(message): ...\n",
+    )
+    monkeypatch.setattr(apps, "get_app_configs", lambda: [shop])
+    with isolated():
+        registry.autodiscover()
+        assert listeners() == {}
+    assert list(listeners()) == ["z"]
+
+
 def test_without_a_module_name_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apps, "get_app_configs", lambda: pytest.fail("looked for listeners"))
     with override_settings(RMQ={"BROKER": "memory", "AUTODISCOVER": None}):

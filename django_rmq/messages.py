@@ -92,7 +92,7 @@ class Topic:
     """priority topics: ``original`` retries at its own priority, ``lowest`` below all (the article's)."""
     max_runtime: float = 3600.0
     """Seconds a listener may run before its heartbeat stops."""
-    prefetch: int = 256
+    prefetch: int = 512
     """Messages prepared at once for one slot."""
     max_body: int = 262_144
     max_backlog: int | None = None
@@ -294,6 +294,9 @@ def message_id(slot: int, member: bytes) -> str:
     return f"{slot}.{urlsafe_b64encode(member).rstrip(b'=').decode()}"
 
 
+_UNREAD = object()
+
+
 class Message:
     """What a listener gets: one delivery, decoded when asked.
 
@@ -319,6 +322,8 @@ class Message:
         self.outcome: Failure | None = None
         """What ``retry`` or ``reject`` decided; None: success."""
         self._extend = extend
+        self._body: Any = _UNREAD
+        self._envelope: Envelope | None = None
 
     def __repr__(self) -> str:
         return f"<Message {self.topic.name} {self.id[:60]} receipt={self.receipt}>"
@@ -331,12 +336,10 @@ class Message:
     @property
     def envelope(self) -> Envelope:
         """The body and what travels with it (unkeyed messages: the body alone)."""
-        try:
-            return self._envelope
-        except AttributeError:
+        if self._envelope is None:
             raw = self.delivery.envelope
             self._envelope = Envelope(self.delivery.member) if raw is None else decode_envelope(raw)
-            return self._envelope
+        return self._envelope
 
     @property
     def raw(self) -> bytes:
@@ -347,11 +350,9 @@ class Message:
     @property
     def body(self) -> Any:
         """The decoded body. Raises ``ValueError`` for bytes that are not what the topic's BODY says."""
-        try:
-            return self._body
-        except AttributeError:
+        if self._body is _UNREAD:
             self._body = decode_body(self.topic, self.raw)
-            return self._body
+        return self._body
 
     @property
     def key(self) -> str | None:

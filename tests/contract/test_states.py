@@ -1,0 +1,439 @@
+"""Every cell of the table of states and events, for every type of topic, identity and both kinds of gates.
+
+The letters are those of ``docs/state_machine.md``: - absent, W waiting fresh, w waiting for a retry, T resting,
+F in flight, FW in flight and one more waiting; D dead, which goes along with any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from django_rmq.messages import TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+A = b"a"
+NEW = {TopicType.RANGE_MERGE: 250, TopicType.PRIORITY: 300, TopicType.FIXED_TIME: 1_800_000_000_700}
+
+states = pytest.mark.parametrize("state", ["-", "W", "w", "T", "F", "FW"])
+not_in_flight = pytest.mark.parametrize("state", ["-", "W", "w", "T"])
+in_flight = pytest.mark.parametrize("state", ["F", "FW"])
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            {"type": kind, "identity": identity, "serial": serial}, id=f"{kind.value}-{identity}-{gate}"
+        )
+        for kind, identity, (serial, gate) in product(
+            TYPES, ["body", "key"], [(True, "serial"), (False, "shared")]
+        )
+    ]
+)
+def make(request: pytest.FixtureRequest, make_slot: MakeSlot) -> MakeSlot:
+    """Make slots of one of the twelve kinds of topics."""
+    return lambda **options: make_slot(**{**request.param, "backoff": CONSTANT, **options})
+
+
+@pytest.fixture
+def slot(make: MakeSlot) -> Slot:
+    return make()
+
+
+def bring(slot: Slot, state: str) -> int:
+    """Bring message a into a state; return the receipt of its delivery, or one that was never given."""
+    receipt = 77
+    if state != "-":
+        slot.send(A)
+    if state in ("w", "T"):
+        failed, _ = slot.take_one()
+        assert slot.fail(failed, A, delay_ms=0 if state == "w" else 5_000) == ["ok"]
+    if "F" in state:
+        receipt, _ = slot.take_one()
+    if state == "FW":
+        slot.send(A)
+    assert slot.where(A) == state
+    return receipt
+
+
+def waiting_score(slot: Slot) -> float:
+    return slot.zset("store")[A]
+
+
+def assert_stale_and_unchanged(slot: Slot, call: Callable[[], list[str]]) -> None:
+    before, stale = slot.snapshot("stale"), slot.counted("stale")
+    assert call() == ["stale"]
+    assert slot.snapshot("stale") == before
+    assert slot.counted("stale") == stale + 1
+
+
+# --- sending
+
+
+@states
+def test_send(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    before = slot.zset("store").get(A)
+    merges = slot.topic.type is TopicType.RANGE_MERGE
+    [sent] = slot.send(A, score=NEW[slot.topic.type], body=b"new")
+    met = "merged" if merges else "replaced"
+    word = {"-": "stored", "W": met, "w": "superseded", "T": "superseded", "F": "stored", "FW": met}[state]
+    new = slot.now_ms + 250 if merges else NEW[slot.topic.type]
+    assert (sent.status, sent.score) == (word, before if word == "merged" else new)
+    assert waiting_score(slot) == sent.score
+    assert slot.where(A) == ("FW" if "F" in state else "W")
+    assert slot.counted("superseded") == slot.counted("dropped") == (1 if state in ("w", "T") else 0)
+    if slot.topic.keyed:
+        assert slot.hash("body") == {A: slot.envelope(b"new")}
+
+
+@states
+def test_ensure(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    before, body = slot.zset("store").get(A), slot.hash("body")
+    [sent] = slot.ensure([NEW[slot.topic.type]], [A], slot.envelopes(1, b"new"))
+    if state == "-":
+        assert sent.status == "stored" and waiting_score(slot) == sent.score
+        assert slot.where(A) == "W"
+    else:
+        assert sent.status == "present"
+        assert slot.where(A) == state and slot.zset("store").get(A) == before
+        assert slot.hash("body") == body
+
+
+# --- consuming
+
+
+@states
+@pytest.mark.parametrize("owner", ["A", "B"])
+def test_prepare(slot: Slot, state: str, owner: str) -> None:
+    bring(slot, state)
+    answer = slot.take(owner=owner)
+    if state in ("W", "w"):
+        [delivery] = answer.deliveries
+        assert (answer.status, delivery.member) == ("ok", A)
+        assert delivery.retries_left == (16 if state == "W" else 15)
+        assert delivery.envelope == slot.envelope()
+        assert slot.where(A) == "F"
+    else:
+        shut = slot.topic.serial and "F" in state and owner == "B"
+        assert answer.status == ("busy" if shut or state == "FW" else "empty")
+        assert not answer.deliveries and slot.where(A) == state
+
+
+@not_in_flight
+@pytest.mark.parametrize("event", ["commit", "release", "extend", "rollback", "reject"])
+def test_phase_two_is_stale_where_nothing_is_in_flight(slot: Slot, state: str, event: str) -> None:
+    receipt = bring(slot, state)
+    call = {
+        "commit": lambda: slot.commit(receipt, [A]),
+        "release": lambda: slot.release(receipt, [A]),
+        "extend": lambda: slot.extend(receipt, [A]),
+        "rollback": lambda: slot.fail(receipt, A),
+        "reject": lambda: slot.reject(receipt, A),
+    }[event]
+    assert_stale_and_unchanged(slot, call)
+
+
+@in_flight
+def test_commit(slot: Slot, state: str) -> None:
+    receipt = bring(slot, state)
+    assert slot.commit(receipt, [A]) == ["ok"]
+    assert slot.where(A) == ("W" if state == "FW" else "-")
+    assert_stale_and_unchanged(slot, lambda: slot.commit(receipt, [A]))
+    if slot.topic.keyed:
+        assert slot.hash("body") == ({A: slot.envelope()} if state == "FW" else {})
+
+
+@in_flight
+@pytest.mark.parametrize(("delay_ms", "back"), [(0, "w"), (None, "T"), (700, "T")])
+def test_rollback_with_retries_left(slot: Slot, state: str, delay_ms: int | None, back: str) -> None:
+    receipt = bring(slot, state)
+    before = slot.zset("store")
+    assert slot.fail(receipt, A, delay_ms=delay_ms) == ["ok"]
+    if state == "FW":
+        assert slot.where(A) == "W" and slot.zset("store") == before
+        assert slot.counted("dropped") == 1
+    else:
+        assert slot.where(A) == back
+    assert slot.counted("failed") == 1
+
+
+@in_flight
+def test_rollback_without_back_off_waits_at_once(make: MakeSlot, state: str) -> None:
+    slot = make(backoff=NO_BACKOFF)
+    receipt = bring(slot, state)
+    slot.fail(receipt, A)
+    assert slot.where(A) == ("w" if state == "F" else "W")
+
+
+@in_flight
+def test_rollback_without_retries_left(make: MakeSlot, state: str) -> None:
+    slot = make(max_retries=0)
+    receipt = bring(slot, state)
+    assert slot.fail(receipt, A) == ["ok"]
+    assert slot.where(A) == ("D" if state == "F" else "W")
+
+
+@in_flight
+def test_reject(slot: Slot, state: str) -> None:
+    receipt = bring(slot, state)
+    assert slot.reject(receipt, A) == ["ok"]
+    assert slot.where(A) == ("D" if state == "F" else "WD")
+    if slot.topic.keyed and state == "FW":
+        assert slot.hash("body") == {A: slot.envelope()}
+
+
+@states
+@pytest.mark.parametrize("max_retries", [0, 16])
+def test_expire(make: MakeSlot, state: str, max_retries: int) -> None:
+    slot = make(max_retries=max_retries)
+    if max_retries == 0 and state in ("w", "T"):
+        slot = make(max_retries=1)
+    bring(slot, state)
+    slot.clock.advance(seconds=31)
+    assert slot.expire() == (1 if "F" in state else 0)
+    expected = {"F": "T" if max_retries else "D", "FW": "W"}.get(state, state)
+    assert slot.where(A) == expected
+    assert slot.counted("expired") == (1 if "F" in state else 0)
+
+
+@states
+def test_expire_touches_nothing_that_may_still_run(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    before = slot.snapshot()
+    assert slot.expire() == 0
+    assert slot.snapshot() == before
+
+
+@in_flight
+def test_release(slot: Slot, state: str) -> None:
+    slot.send(A)
+    original = waiting_score(slot)
+    receipt, _ = slot.take_one()
+    if state == "FW":
+        slot.clock.advance(ms=5)
+        slot.send(A, score=NEW[slot.topic.type])
+    newer = slot.zset("store").get(A)
+    assert slot.release(receipt, [A]) == ["ok"]
+    assert slot.where(A) == "W"
+    earlier = state == "F" or slot.topic.type is TopicType.RANGE_MERGE
+    assert waiting_score(slot) == (original if earlier else newer)
+    assert slot.counted("dropped") == (1 if state == "FW" else 0)
+
+
+def test_release_of_a_retry_gives_back_its_retry(slot: Slot) -> None:
+    bring(slot, "w")
+    before = slot.zset("store")
+    receipt, delivery = slot.take_one()
+    assert delivery.retries_left == 15
+    assert slot.release(receipt, [A]) == ["ok"]
+    assert slot.where(A) == "w" and slot.zset("store") == before
+    assert slot.take_one()[1].retries_left == 15
+
+
+@in_flight
+def test_extend(slot: Slot, state: str) -> None:
+    receipt = bring(slot, state)
+    before = slot.snapshot()
+    slot.clock.advance(seconds=7)
+    assert slot.extend(receipt, [A]) == ["ok"]
+    after = slot.snapshot()
+    assert after.pop(slot.keys.prepare) == {A: slot.now_ms + 16}
+    del before[slot.keys.prepare]
+    assert after == before
+    assert slot.commit(receipt, [A]) == ["ok"]
+
+
+@states
+def test_promote(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    assert slot.promote() == 0
+    slot.clock.advance(seconds=5)
+    assert slot.promote() == (1 if state == "T" else 0)
+    assert slot.where(A) == ("w" if state == "T" else state)
+
+
+# --- persons
+
+
+@states
+def test_replay(slot: Slot, state: str) -> None:
+    slot.send(A, body=b"dead")
+    slot.kill(A)
+    bring_alive(slot, state)
+    alive = state in ("W", "w", "T", "FW")
+    body = slot.hash("body")
+    assert slot.replay([A]) == ["merged" if alive else "replayed"]
+    assert slot.where(A) == {"-": "W", "F": "FW"}.get(state, state)
+    assert slot.counted("replay_merged" if alive else "revived") == 1
+    if slot.topic.keyed:
+        assert slot.hash("body") == (body if alive else {A: slot.envelope(b"dead")})
+    if state == "-":
+        assert slot.take_one()[1].retries_left == 16
+
+
+def bring_alive(slot: Slot, state: str) -> None:
+    """As ``bring``, with the member dead already."""
+    if state != "-":
+        slot.send(A)
+    if state in ("w", "T"):
+        failed, _ = slot.take_one()
+        slot.fail(failed, A, delay_ms=0 if state == "w" else 5_000)
+    if "F" in state:
+        slot.take_one()
+    if state == "FW":
+        slot.send(A)
+    assert slot.where(A) == ("" if state == "-" else state) + "D"
+
+
+@states
+def test_a_dead_copy_goes_along_with_every_state(slot: Slot, state: str) -> None:
+    slot.send(A, body=b"dead")
+    slot.kill(A)
+    deaths, dead = slot.hash("deaths"), slot.zset("dead")
+    bring_alive(slot, state)
+    slot.send(A)
+    slot.take(), slot.promote(), slot.expire()
+    slot.remove([A], "live")
+    assert (slot.hash("deaths"), slot.zset("dead")) == (deaths, dead)
+
+
+@states
+def test_replay_of_what_is_not_dead(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    before = slot.snapshot()
+    assert slot.replay([A]) == ["not_found"]
+    assert slot.snapshot() == before
+
+
+FOUND_AS = {
+    "-": "not_found",
+    "W": "waiting",
+    "w": "waiting",
+    "T": "retry",
+    "F": "in_flight",
+    "FW": "in_flight_and_waiting",
+}
+
+
+@states
+def test_bury(slot: Slot, state: str) -> None:
+    receipt = bring(slot, state)
+    assert slot.bury([A], "by hand") == [FOUND_AS[state]]
+    assert slot.where(A) == {"-": "-", "F": "F", "FW": "FD"}.get(state, "D")
+    if "F" in state:
+        assert slot.fail(receipt, A, delay_ms=0) == ["ok"]
+        assert slot.where(A) == "D"
+        assert slot.counted("dead_merged") == (1 if state == "FW" else 0)
+
+
+@states
+def test_remove(slot: Slot, state: str) -> None:
+    receipt = bring(slot, state)
+    assert slot.remove([A]) == [FOUND_AS[state]]
+    assert slot.where(A) == ("F" if "F" in state else "-")
+    if "F" in state:
+        assert slot.fail(receipt, A, delay_ms=0) == ["ok"]
+        assert slot.where(A) == "-"
+    assert not slot.hash("body") and not slot.hash("failures")
+
+
+@states
+@pytest.mark.parametrize("which", ["any", "live", "dead"])
+def test_remove_with_a_dead_copy(slot: Slot, state: str, which: str) -> None:
+    slot.send(A)
+    slot.kill(A)
+    bring_alive(slot, state)
+    live = state != "-" and which != "dead"
+    found = FOUND_AS[state] if live else "not_found" if which == "live" else "dead"
+    assert slot.remove([A], which) == [found]
+    if live:
+        assert slot.where(A) == ("FD" if "F" in state else "D")
+    else:
+        left = "" if state == "-" else state
+        assert slot.where(A) == (left + "D" if which == "live" else left or "-")
+
+
+@states
+def test_reschedule(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    new = 300 if slot.topic.is_priority else slot.now_ms + 9_000
+    [word] = slot.reschedule([new], [A])
+    if state in ("W", "FW"):
+        assert word == "waiting" and waiting_score(slot) == new
+        assert slot.where(A) == state
+    elif state in ("w", "T"):
+        assert word == ("refused" if slot.topic.is_priority else "retry")
+        assert slot.where(A) == (state if slot.topic.is_priority else "T")
+        if not slot.topic.is_priority:
+            slot.clock.advance(seconds=9)
+            assert slot.take_one()[1].retries_left == 15
+    else:
+        assert word == ("in_flight" if state == "F" else "not_found")
+        assert slot.where(A) == state
+
+
+@states
+@pytest.mark.parametrize("emptied", ["store", "retry", "dead"])
+def test_purge(slot: Slot, state: str, emptied: str) -> None:
+    bring(slot, state)
+    gone = {"store": state in ("W", "w", "FW"), "retry": state == "T", "dead": False}[emptied]
+    assert slot.purge(emptied) == gone
+    left = "F" if state == "FW" else "-"
+    assert slot.where(A) == (left if gone else state)
+    if gone and left == "-":
+        assert not slot.hash("body") and not slot.hash("failures")
+
+
+@states
+def test_purge_of_dead(slot: Slot, state: str) -> None:
+    slot.send(A)
+    slot.kill(A)
+    bring_alive(slot, state)
+    assert slot.purge("dead") == 1
+    assert slot.where(A) == state
+
+
+@in_flight
+@pytest.mark.parametrize("mark", ["bury", "remove"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "reject", "release", "expire"])
+def test_a_marked_delivery_keeps_the_gate_shut_and_its_end_is_final(
+    slot: Slot, state: str, mark: str, end: str
+) -> None:
+    receipt = bring(slot, state)
+    getattr(slot, mark)([A])
+    dead = mark == "bury" and state == "FW"
+    assert slot.where(A) == ("FD" if dead else "F")
+    if slot.topic.serial:
+        assert slot.take(owner="B").status == "busy"
+    assert slot.extend(receipt, [A]) == ["ok"]
+    if end == "expire":
+        slot.clock.advance(seconds=31)
+        assert slot.expire() == 1
+    else:
+        calls = {
+            "commit": lambda: slot.commit(receipt, [A]),
+            "release": lambda: slot.release(receipt, [A]),
+            "rollback": lambda: slot.fail(receipt, A),
+            "reject": lambda: slot.reject(receipt, A),
+        }
+        assert calls[end]() == ["ok"]
+    assert slot.where(A) == ("D" if mark == "bury" else "-")
+    assert slot.counted("ended_marked") == 1
+    assert not slot.hash("body") and not slot.hash("failures")
+
+
+@pytest.mark.parametrize("mark", ["bury", "remove"])
+def test_what_is_sent_after_the_mark_lives(slot: Slot, mark: str) -> None:
+    receipt = bring(slot, "F")
+    getattr(slot, mark)([A])
+    slot.send(A, body=b"new")
+    assert slot.where(A) == "FW"
+    assert slot.fail(receipt, A) == ["ok"]
+    assert slot.where(A) == ("WD" if mark == "bury" else "W")
+    if slot.topic.keyed:
+        assert slot.hash("body") == {A: slot.envelope(b"new")}

@@ -96,7 +96,7 @@ class Child:
     def check(self) -> None:
         """Raise DemoFailed with the end of its log if it has ended."""
         if self.process.poll() is not None:
-            raise DemoFailed(f"the {self.name} ended with {self.process.returncode}:\n{self._tail()}")
+            raise DemoFailed(f"the {self.name} ended with {self.process.returncode}:\n{self.tail()}")
 
     def stop(self) -> int:
         """Ask it to end, and return its exit code; one that does not listen is killed."""
@@ -109,7 +109,8 @@ class Child:
                 self.process.wait()
         return self.process.returncode
 
-    def _tail(self) -> str:
+    def tail(self) -> str:
+        """The end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
 
 
@@ -195,6 +196,7 @@ class Demo:
             print("\nNot everything is accounted for:")
             for complaint in complaints:
                 print(f"  - {complaint}")
+            print(f"\nThe last lines of {self.consumers.log}:\n{self.consumers.tail()}")
             return 1
         print("\nEverything that was sent is accounted for.")
         return 0

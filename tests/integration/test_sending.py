@@ -73,10 +73,14 @@ def waiting(name: str) -> list[bytes]:
 
 
 @contextmanager
-def counted_pipelines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many calls went in each round trip."""
     trips: list[int] = []
-    build = Broker.pipeline
+    build, run = Broker.pipeline, Broker._run
+
+    def alone(self: Broker, call: Any) -> Any:
+        trips.append(1)
+        return run(self, call)
 
     def pipeline(self: Broker) -> Any:
         made = build(self)
@@ -91,6 +95,7 @@ def counted_pipelines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(Broker, "pipeline", pipeline)
+        patch.setattr(Broker, "_run", alone)
         yield trips
 
 
@@ -217,7 +222,7 @@ def test_inside_a_transaction_a_send_waits_for_the_commit_and_is_completed_by_it
 def test_what_a_transaction_sent_goes_in_one_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     send_messages("prices", range(100, 104))
     send_message("orders", 0, fixed_time=timezone.now() + timedelta(hours=1))
-    with counted_pipelines(monkeypatch) as trips:
+    with counted_trips(monkeypatch) as trips:
         with transaction.atomic():
             results = [send_message("prices", n) for n in range(20)]
             with transaction.atomic():
@@ -293,6 +298,21 @@ def test_the_other_callbacks_of_a_commit_run_in_their_order_and_see_what_was_sen
         result = send_message("prices", 1)
         transaction.on_commit(lambda: seen.append((waiting("prices"), result.status)))
     assert seen == [[], ([b"1"], "stored")]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_even_a_fault_of_ours_at_the_commit_stops_no_other_callback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+    send_message("prices", 1)
+    with monkeypatch.context() as patch, transaction.atomic():
+        send_message("prices", 2)
+        transaction.on_commit(lambda: seen.append("ran"))
+        patch.setattr(connections.get_producer(), "attempt", None)
+        transaction.on_commit(patch.undo)
+    assert seen == ["ran"]
+    assert "TypeError" in caplog.text
 
 
 @pytest.mark.django_db(transaction=True)

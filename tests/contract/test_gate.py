@@ -1,0 +1,252 @@
+"""One owner at a time: the gate, epochs, lost replies, claims, and MAX_PREPARED where there is no gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from django_rmq.keys import SlotKeys
+from django_rmq.memory import Clock
+from django_rmq.messages import BATCH, TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+kinds = pytest.mark.parametrize("kind", TYPES)
+
+
+@kinds
+def test_while_one_owner_holds_anything_no_other_gets_anything(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind)
+    slot.send(b"a", b"b", b"c")
+    first, second = slot.take(1, "A"), slot.take(1, "A")
+    before = slot.snapshot()
+    assert slot.take(1, "B").status == "busy"
+    after = slot.snapshot()
+    assert after[slot.keys.control].pop(b"sleeping_until") == b"9007199254740992"
+    assert after == before
+    slot.commit(first.receipt, [first.deliveries[0].member])
+    assert slot.take(1, "B").status == "busy"
+    slot.commit(second.receipt, [second.deliveries[0].member])
+    assert slot.take(1, "B").status == "ok"
+    assert slot.take(1, "A").status == "busy"
+
+
+@kinds
+@pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "expire"])
+def test_every_end_of_the_last_delivery_opens_the_gate(
+    make_slot: MakeSlot, kind: TopicType, end: str
+) -> None:
+    slot = make_slot(kind, backoff=CONSTANT)
+    slot.send(b"a", b"b")
+    receipt, delivery = slot.take_one("A")
+    if end == "expire":
+        slot.clock.advance(seconds=31)
+        slot.expire()
+    elif end in ("fail", "reject"):
+        getattr(slot, end)(receipt, delivery.member)
+    else:
+        getattr(slot, end)(receipt, [delivery.member])
+    assert slot.take(1, "B").status == "ok"
+
+
+@kinds
+def test_a_topic_without_a_gate_gives_to_everybody_up_to_max_prepared(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, serial=False, max_prepared=3)
+    slot.send(*(b"%d" % n for n in range(6)))
+    assert len(slot.take(2, "A").deliveries) == 2
+    answer = slot.take(2, "B")
+    assert len(answer.deliveries) == 1
+    assert slot.take(2, "C").status == "busy"
+    slot.commit(answer.receipt, [answer.deliveries[0].member])
+    assert len(slot.take(9, "C").deliveries) == 1
+
+
+@kinds
+def test_one_owner_may_hold_any_number_of_a_serial_slot(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, max_prepared=1)
+    slot.send(b"a", b"b", b"c")
+    assert len(slot.take(2).deliveries) == 2
+    assert len(slot.take(2).deliveries) == 1
+
+
+@kinds
+def test_an_open_claim_shuts_the_gate_for_all_but_the_slots_owner(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind)
+    slot.send(b"a", b"b")
+    receipt, delivery = slot.take_one("A")
+    slot.commit(receipt, [delivery.member])
+    slot.keyspace.zadd(slot.keys.claimants, b"spark", slot.now_ms + 60_000)
+    assert slot.take(1, "B").status == "busy"
+    assert slot.take(1, "A").status == "ok"
+
+
+# --- epochs
+
+
+def test_epochs_rise_and_an_old_one_is_fenced(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    assert [slot.acquire(), slot.acquire(), slot.acquire()] == [1, 2, 3]
+    before = slot.snapshot()
+    assert slot.take(epoch=1).status == slot.take(epoch=2).status == "fenced"
+    assert slot.snapshot() == before
+    assert slot.take(epoch=3).status == "ok"
+
+
+def test_without_an_epoch_nobody_is_fenced(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    slot.acquire()
+    assert slot.take(epoch=None).status == "ok"
+
+
+def test_an_epoch_counts_where_nobody_has_acquired(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    assert slot.take(epoch=0).status == "ok"
+
+
+def test_a_fenced_owner_still_ends_what_it_holds(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(b"a", b"b")
+    slot.acquire()
+    answer = slot.take(2, "A", epoch=1)
+    slot.acquire()
+    assert slot.commit(answer.receipt, [b"a"]) == ["ok"]
+    assert slot.release(answer.receipt, [b"b"]) == ["ok"]
+
+
+# --- lost replies
+
+
+@kinds
+@pytest.mark.parametrize("identity", ["body", "key"])
+def test_after_a_lost_reply_of_prepare_the_owner_is_told_what_it_holds(
+    make_slot: MakeSlot, kind: TopicType, identity: str
+) -> None:
+    slot = make_slot(kind, identity=identity, backoff=NO_BACKOFF)
+    slot.send(b"a", b"b")
+    slot.acquire()
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, *slot.zset("prepare"))
+    answer = slot.take(5, "A", epoch=1)
+    slot.remove([b"b"])
+    assert slot.acquire() == 2
+    assert slot.take(5, "A", epoch=1).status == "fenced"
+    held = slot.held("A")
+    assert {one.delivery for one in held} == set(answer.deliveries)
+    assert {one.receipt for one in held} == {answer.receipt}
+    assert {one.delivery.member: one.marked for one in held} == {b"a": False, b"b": True}
+    assert slot.commit(answer.receipt, [b"a", b"b"]) == ["ok", "ok"]
+
+
+def test_held_is_refused_to_others_while_anything_is_in_flight(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    assert slot.held("A") == []
+    slot.send(b"a")
+    receipt, _ = slot.take_one("A")
+    assert slot.held("B") is None
+    slot.commit(receipt, [b"a"])
+    assert slot.held("B") == [] == slot.held("A")
+
+
+def test_held_goes_page_by_page(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(*(b"%04d" % n for n in range(25)))
+    slot.take(25)
+    pages = [slot.held("A", offset, 10) for offset in (0, 10, 20, 30)]
+    assert [len(page) for page in pages] == [10, 10, 5, 0]
+    assert len({one.delivery.member for page in pages for one in page}) == 25
+
+
+# --- receipts
+
+
+@kinds
+def test_receipts_rise_with_every_prepare_and_not_with_anything_else(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"a", b"b")
+    first = slot.take(2)
+    assert first.receipt == 1
+    assert slot.take(2).receipt == 0
+    slot.fail(1, b"a"), slot.release(1, [b"b"])
+    assert slot.take(2).receipt == 2
+    slot.commit(2, [b"a", b"b"])
+    slot.send(b"a")
+    assert slot.take(2).receipt == 3
+
+
+@kinds
+@pytest.mark.parametrize("event", ["commit", "fail", "reject", "release", "extend"])
+@pytest.mark.parametrize("stale", [0, 1, 12, 20])
+def test_a_receipt_other_than_the_deliverys_changes_nothing(
+    make_slot: MakeSlot, kind: TopicType, event: str, stale: int
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"a")
+    for _ in range(2):
+        receipt, _ = slot.take_one()
+        slot.release(receipt, [b"a"])
+    receipt, _ = slot.take_one()
+    assert receipt == 3 != stale
+    before = slot.snapshot("stale")
+    call = getattr(slot, event)
+    words = call(stale, b"a", b"x") if event in ("fail", "reject") else call(stale, [b"a", b"x"])
+    assert words == ["stale", "stale"]
+    assert slot.snapshot("stale") == before
+    assert slot.counted("stale") == 2
+
+
+def test_a_receipt_is_not_mistaken_for_one_that_begins_or_ends_like_it(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    for _ in range(21):
+        receipt, _ = slot.take_one()
+        if receipt < 21:
+            slot.release(receipt, [b"a"])
+    assert slot.commit(2, [b"a"]) == slot.commit(1, [b"a"]) == ["stale"]
+    assert slot.commit(21, [b"a"]) == ["ok"]
+
+
+@kinds
+def test_a_mixed_call_ends_what_is_its_own_and_leaves_the_rest(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, serial=False)
+    slot.send(b"a", b"b")
+    first, second = slot.take(1, "A"), slot.take(1, "B")
+    mine, other = first.deliveries[0].member, second.deliveries[0].member
+    assert slot.commit(first.receipt, [other, mine, b"x"]) == ["stale", "ok", "stale"]
+    assert slot.where(mine) == "-" and slot.where(other) == "F"
+
+
+def test_after_a_time_out_the_old_receipt_is_stale_although_the_message_runs_again(
+    make_slot: MakeSlot, clock: Clock
+) -> None:
+    slot = make_slot(backoff=NO_BACKOFF)
+    slot.send(b"a")
+    old, _ = slot.take_one("A")
+    clock.advance(seconds=31)
+    new, delivery = slot.take_one("B")
+    assert (delivery.retries_left, new) == (15, old + 1)
+    assert slot.commit(old, [b"a"]) == slot.extend(old, [b"a"]) == slot.fail(old, b"a") == ["stale"]
+    assert slot.commit(new, [b"a"]) == ["ok"]
+
+
+def test_no_call_takes_more_than_a_batch(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(*(b"%d" % n for n in range(BATCH)), score=100)
+    slot.send(b"more")
+    assert len(slot.take(10**6).deliveries) == BATCH
+    assert len(slot.take(0).deliveries) == 1
+
+
+def test_the_keys_of_a_slot_share_its_hash_tag(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    assert all(b"{" + slot.keys.store + b"}" in key for key in slot.keys[1:])
+    assert len(set(slot.keys)) == len(SlotKeys._fields)

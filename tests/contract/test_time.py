@@ -1,0 +1,301 @@
+"""When things are taken, time out and come back, to the millisecond and the second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from django_rmq.memory import Clock
+from django_rmq.messages import BackOff, TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+kinds = pytest.mark.parametrize("kind", TYPES)
+time_kinds = pytest.mark.parametrize("kind", TIME_TYPES)
+
+
+@time_kinds
+def test_a_message_is_taken_at_its_millisecond_and_not_before(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind)
+    due = slot.now_ms + 5_000
+    slot.send(b"a", score=5_000 if kind is TopicType.RANGE_MERGE else due)
+    clock.advance(ms=4_999)
+    answer = slot.take()
+    assert (answer.status, answer.next_due) == ("empty", due)
+    clock.advance(ms=0.999)
+    assert slot.take().status == "empty"
+    clock.advance(ms=0.001)
+    assert slot.take().status == "ok"
+
+
+def test_range_merge_keeps_the_first_time_and_fixed_time_the_last(make_slot: MakeSlot, clock: Clock) -> None:
+    merge, fixed = make_slot(TopicType.RANGE_MERGE), make_slot(TopicType.FIXED_TIME)
+    now = merge.now_ms
+    merge.send(b"a", score=1_000)
+    merge.send(b"a", score=10)
+    fixed.send(b"a", score=now + 1_000)
+    fixed.send(b"a", score=now + 10)
+    clock.advance(ms=10)
+    assert merge.take().status == "empty" and fixed.take().status == "ok"
+    clock.advance(ms=990)
+    assert merge.take().status == "ok"
+
+
+@time_kinds
+def test_what_is_due_longest_is_taken_first(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
+    slot = make_slot(kind)
+    for member in (b"c", b"a", b"b"):
+        slot.send(member, score=0 if kind is TopicType.RANGE_MERGE else slot.now_ms)
+        clock.advance(ms=3)
+    assert [delivery.member for delivery in slot.take(2).deliveries] == [b"c", b"a"]
+
+
+# --- time-outs
+
+
+@kinds
+@pytest.mark.parametrize("timeout", [1, 30, 3600])
+@pytest.mark.parametrize("millis", [0, 1, 999])
+def test_a_delivery_times_out_when_more_than_the_time_out_has_passed_in_whole_seconds(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock, timeout: int, millis: int
+) -> None:
+    clock.advance(ms=millis)
+    slot = make_slot(kind, timeout=timeout, backoff=NO_BACKOFF)
+    slot.send(b"a")
+    slot.take_one()
+    taken_s = slot.now_ms // 1000
+    clock.advance(ms=(taken_s + timeout + 1) * 1000 - slot.now_ms - 1)
+    assert slot.expire() == 0
+    assert slot.take(owner="B").status in ("busy", "empty")
+    clock.advance(ms=1)
+    assert slot.expire() == 1
+    assert slot.take_one("B")[1].retries_left == 15
+
+
+@kinds
+def test_extend_begins_the_time_out_anew(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
+    slot = make_slot(kind)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    for _ in range(5):
+        clock.advance(seconds=30)
+        assert slot.expire() == 0
+        assert slot.extend(receipt, [b"a"]) == ["ok"]
+    clock.advance(seconds=31)
+    assert slot.expire() == 1
+
+
+@kinds
+def test_the_slots_own_time_out_counts_and_not_that_of_a_workers_settings(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, timeout=30)
+    slot.send(b"a")
+    slot.take_one()
+    clock.advance(seconds=20)
+    assert slot.with_topic(timeout=5).expire() == 0
+    assert slot.with_topic(timeout=5).take(owner="B").next_due == slot.now_ms + 11_000
+    clock.advance(seconds=11)
+    assert slot.with_topic(timeout=500).expire() == 1
+
+
+@kinds
+def test_a_delivery_dated_more_than_a_time_out_ahead_is_dated_now(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, timeout=30)
+    slot.send(b"a")
+    slot.take_one()
+    clock.advance(seconds=-30)
+    before = slot.zset("prepare")
+    assert slot.expire() == 0 and slot.zset("prepare") == before
+    clock.advance(seconds=-1)
+    slot.expire()
+    assert slot.zset("prepare") == {b"a": slot.now_ms // 1000 * 1000 + 16}
+    clock.advance(seconds=31)
+    assert slot.expire() == 1
+
+
+@kinds
+def test_expire_and_promote_take_a_limited_number(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
+    slot = make_slot(kind, backoff=CONSTANT)
+    slot.send(*(b"%d" % n for n in range(7)))
+    slot.take()
+    clock.advance(seconds=31)
+    assert [slot.expire(3) for _ in range(4)] == [3, 3, 1, 0]
+    clock.advance(seconds=1)
+    assert [slot.promote(3) for _ in range(4)] == [3, 3, 1, 0]
+
+
+@kinds
+def test_prepare_does_the_upkeep_first_even_at_a_shut_gate_and_while_paused(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=BackOff(5_000, 5_000))
+    slot.send(b"a", b"b")
+    failed, delivery = slot.take_one("A")
+    slot.fail(failed, delivery.member)
+    late, other = slot.take_one("A")
+    slot.pause()
+    clock.advance(seconds=31)
+    assert slot.take(owner="B").status == "paused"
+    assert slot.where(delivery.member) == "w" and slot.where(other.member) == "T"
+    slot.pause(False)
+    slot.take_one("A")
+    clock.advance(seconds=6)
+    assert slot.take(owner="B").status == "busy"
+    assert slot.where(other.member) == "w"
+    assert slot.commit(late, [other.member]) == ["stale"]
+
+
+# --- after a time-out
+
+
+@kinds
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_message_that_timed_out_is_handed_out_alone(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock, serial: bool
+) -> None:
+    slot = make_slot(kind, serial=serial, backoff=NO_BACKOFF)
+    slot.send(b"bad")
+    slot.take_one()
+    clock.advance(seconds=31)
+    slot.expire()
+    slot.send(b"x", b"y", b"z")
+    seen: list[list[bytes]] = []
+    for _ in range(4):
+        answer = slot.take(10)
+        seen.append([delivery.member for delivery in answer.deliveries])
+        if not seen[-1]:
+            break
+        if serial and seen[-1] == [b"bad"]:
+            assert slot.take(10).status == "busy"
+        slot.commit(answer.receipt, seen[-1])
+    assert [b"bad"] in seen
+    assert sorted(member for batch in seen for member in batch) == [b"bad", b"x", b"y", b"z"]
+
+
+@kinds
+def test_a_message_that_timed_out_waits_until_its_neighbours_have_ended(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"bad")
+    slot.take_one()
+    clock.advance(seconds=31)
+    slot.expire()
+    slot.reschedule([slot.now_ms + 60_000], [b"bad"])
+    slot.send(b"x", score=200 if kind is TopicType.PRIORITY else None)
+    receipt, first = slot.take_one()
+    assert first.member == b"x"
+    for _ in range(3):
+        clock.advance(seconds=21)
+        assert slot.extend(receipt, [b"x"]) == ["ok"]
+    assert slot.promote() == (0 if kind is TopicType.PRIORITY else 1)
+    assert slot.take().status == "busy"
+    slot.commit(receipt, [b"x"])
+    assert [delivery.member for delivery in slot.take().deliveries] == [b"bad"]
+
+
+# --- back-off
+
+
+@kinds
+def test_the_back_off_doubles_to_its_cap_with_up_to_half_less(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=BackOff(1_000, 60_000))
+    slot.send(b"a")
+    rests = []
+    for _ in range(16):
+        receipt, _ = slot.take_one()
+        slot.fail(receipt, b"a")
+        rests.append(int(slot.zset("retry")[b"a"]) - slot.now_ms)
+        clock.advance(ms=rests[-1] - 1)
+        assert slot.take().status == "empty"
+        clock.advance(ms=1.123)
+    for n, rest in enumerate(rests):
+        full = min(60_000, 1_000 * 2**n)
+        assert full / 2 <= rest <= full
+    assert len({rest / min(60_000, 1_000 * 2**n) for n, rest in enumerate(rests)}) > 4
+
+
+@kinds
+def test_the_members_of_a_failed_batch_come_back_at_different_times(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, backoff=BackOff(10_000, 60_000))
+    slot.send(*(b"%d" % n for n in range(10)))
+    answer = slot.take()
+    slot.fail(answer.receipt, *(delivery.member for delivery in answer.deliveries))
+    assert len({int(score) for score in slot.zset("retry").values()}) == 10
+
+
+@kinds
+def test_a_constant_back_off_is_exact_and_a_given_delay_takes_precedence(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, backoff=BackOff(7_000, 7_000))
+    slot.send(b"a", b"b")
+    answer = slot.take()
+    slot.fail(answer.receipt, b"a")
+    slot.fail(answer.receipt, b"b", delay_ms=123)
+    assert {m: int(s) - slot.now_ms for m, s in slot.zset("retry").items()} == {b"a": 7_000, b"b": 123}
+
+
+@kinds
+def test_a_time_out_takes_the_topics_exponential_back_off(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=BackOff(4_000, 60_000, function=lambda failures: 0.0))
+    slot.send(b"a")
+    slot.take_one()
+    clock.advance(seconds=31)
+    slot.expire()
+    assert 2_000 <= int(slot.zset("retry")[b"a"]) - slot.now_ms <= 4_000
+
+
+# --- retries beside fresh messages
+
+
+@time_kinds
+def test_at_most_half_of_a_prepare_is_retries_while_fresh_messages_are_due(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    retries, fresh = [b"r%02d" % n for n in range(20)], [b"f%02d" % n for n in range(20)]
+    slot.send(*retries)
+    slot.fail(slot.take(20).receipt, *retries)
+    slot.send(*fresh)
+    for _ in range(4):
+        batch = [delivery.member for delivery in slot.take(5).deliveries]
+        assert len(batch) == 5
+        assert sum(member in retries for member in batch) in (2, 3)
+
+
+@time_kinds
+def test_one_at_a_time_retries_and_fresh_messages_take_turns(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"r1", b"r2", b"r3")
+    slot.fail(slot.take().receipt, b"r1", b"r2", b"r3")
+    slot.send(b"f1", b"f2", b"f3")
+    taken = [slot.take_one()[1].member[:1] for _ in range(6)]
+    assert taken in ([b"r", b"f"] * 3, [b"f", b"r"] * 3)
+
+
+@time_kinds
+@pytest.mark.parametrize(("retries", "fresh"), [(6, 1), (1, 6), (6, 0), (0, 6), (3, 3)])
+def test_neither_retries_nor_fresh_messages_leave_room_unused(
+    make_slot: MakeSlot, kind: TopicType, retries: int, fresh: int
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    if retries:
+        names = [b"r%d" % n for n in range(retries)]
+        slot.send(*names)
+        slot.fail(slot.take().receipt, *names)
+    if fresh:
+        slot.send(*(b"f%d" % n for n in range(fresh)))
+    assert len(slot.take(6).deliveries) == 6 or retries + fresh < 6

@@ -330,7 +330,7 @@ def _announce(topic: str, results: list[SendResult]) -> None:
 
 
 class _Waiting:
-    """The messages of one call, as one on_commit callback. The first that runs takes along those after it."""
+    """The messages of one call; ``flush`` is their on_commit callback. The first to run takes along those after it."""
 
     __slots__ = ("built", "connection", "done", "hooks", "producer", "results", "topic")
 
@@ -350,7 +350,8 @@ class _Waiting:
         self.hooks: list[Any] = []
         self.done = False
 
-    def __call__(self) -> None:
+    def flush(self) -> None:
+        """Send, unless an earlier callback has done so."""
         if self.done:
             return
         together = [self, *self._later()]
@@ -366,7 +367,7 @@ class _Waiting:
         replaced the list since, and nobody can tell: each then sends for itself.
         """
         hooks = self.connection.run_on_commit if self.connection.in_atomic_block else self.hooks
-        callbacks = [next((part for part in hook if isinstance(part, _Waiting)), None) for hook in hooks]
+        callbacks = [self._owner(hook) for hook in hooks]
         if self.connection.in_atomic_block:
             # Run by captureOnCommitCallbacks(execute=True), in order and from a list that stays.
             if self not in callbacks:
@@ -375,6 +376,12 @@ class _Waiting:
         elif self in callbacks:
             return []
         return [later for later in callbacks if later is not None and not later.done]
+
+    @staticmethod
+    def _owner(hook: tuple[Any, ...]) -> _Waiting | None:
+        """Return what a hook of Django's belongs to; the callback is somewhere in the tuple."""
+        owners = (getattr(part, "__self__", None) for part in hook)
+        return next((owner for owner in owners if isinstance(owner, _Waiting)), None)
 
     def __del__(self) -> None:
         # Django forgets the callbacks of what is rolled back; so this is noticed as soon as Python does.
@@ -393,7 +400,7 @@ def _defer(
         except ServerTrouble:
             pass  # Redis has until the commit to come back
     waiting = _Waiting(producer, topic, built, results, connection)
-    transaction.on_commit(waiting, using=connection.alias, robust=True)
+    transaction.on_commit(waiting.flush, using=connection.alias, robust=True)
     waiting.hooks = connection.run_on_commit
 
 

@@ -399,9 +399,9 @@ class Producer:
 
     @staticmethod
     def _members(topic: Topic, bodies: Sequence[Any], first: int = 0) -> Sequence[bytes]:
-        if topic.body == "bytes" and bodies and set(map(type, bodies)) == {bytes}:
-            if max(map(len, bodies)) <= topic.max_body and all(bodies):
-                return bodies
+        all_bytes = topic.body == "bytes" and set(map(type, bodies)) == {bytes}
+        if all_bytes and all(bodies) and max(map(len, bodies)) <= topic.max_body:
+            return bodies
         members: list[bytes] = []
         try:
             members.extend(encode_body(topic, body) for body in bodies)

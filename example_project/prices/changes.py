@@ -8,11 +8,11 @@ from decimal import Decimal
 from django.db import transaction
 from django.db.models import F
 
-from django_rmq import SendResult, send_messages
+from django_rmq import SendResults, send_messages
 from example_project.prices.models import Product
 
 
-def change_prices(changes: Iterable[tuple[int, Decimal]]) -> list[SendResult]:
+def change_prices(changes: Iterable[tuple[int, Decimal]]) -> SendResults:
     """Set prices by (sku, price), the last of a sku counts, and have the images rendered again.
 
     A message carries no price: whoever renders reads the current one, so that five changes in five

@@ -59,7 +59,7 @@ LOOPS = {
 class Declared(NamedTuple):
     """What a header says of one KEYS[i] or ARGV[i]."""
 
-    index: str
+    place: str
     name: str
     kind: str
 
@@ -146,7 +146,8 @@ class Recorder(Transitions):
 
 
 def calls_of_every_script() -> dict[str, Call]:
-    ask, members = Recorder(), [b"a", b"b"]
+    ask: Any = Recorder()
+    members = [b"a", b"b"]
     calls: list[Call] = [
         ask.send_merge(TOPIC, 0, 0, members, [b"x", b"y"]),
         ask.send_replace(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
@@ -202,7 +203,7 @@ def test_a_header_begins_with_one_sentence_and_says_what_is_returned(source: Sou
 @each_script
 @pytest.mark.parametrize("table", ["KEYS", "ARGV"])
 def test_what_a_header_declares_is_numbered_from_one_without_gaps(source: Source, table: str) -> None:
-    indexes = [declared.index for declared in source.declared(table)]
+    indexes = [declared.place for declared in source.declared(table)]
     assert indexes, f"{source.name} declares no {table}"
     fixed = [index for index in indexes if index.isdigit()]
     assert fixed == [str(i + 1) for i in range(len(fixed))]
@@ -215,10 +216,10 @@ def test_what_a_header_declares_is_numbered_from_one_without_gaps(source: Source
 def test_a_call_has_the_keys_and_arguments_that_the_header_declares(source: Source) -> None:
     call = CALLS[source.name]
     keys, arguments = source.declared("KEYS"), source.declared("ARGV")
-    if keys[-1].index.isdigit():
+    if keys[-1].place.isdigit():
         assert len(call.keys) == len(keys)
     # `now` is added when the call is sent.
-    if arguments[-1].index.isdigit():
+    if arguments[-1].place.isdigit():
         assert len(call.args) == len(arguments) - 1
     else:
         assert len(call.args) > len(arguments) - 2
@@ -241,7 +242,7 @@ def test_a_call_hands_over_the_very_keys_that_the_header_names(source: Source) -
 def test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(source: Source) -> None:
     bound = list(source.bindings())
     for table in ("KEYS", "ARGV"):
-        declared = {item.index: item.name for item in source.declared(table)}
+        declared = {item.place: item.name for item in source.declared(table)}
         for index, name in declared.items():
             if index == "#ARGV":
                 assert ("now", "ARGV[#ARGV]") in bound

@@ -1,0 +1,688 @@
+"""Lost replies, forgotten scripts, foreign types, full, read-only, loading, refusing and frozen servers, cut connections.
+
+Each script is put through each fault on a slot that holds a message in every state.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_rmq import lua
+from django_rmq.broker import Broker, Call, Transitions
+from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
+from django_rmq.keys import SlotKeys
+from django_rmq.memory import Clock
+from django_rmq.messages import Topic, TopicType
+from tests.contract.keyspaces import Dump, RedisKeyspace
+from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
+from tests.servers import RedisServer, TcpProxy
+
+READ_ONLY = {"audit", "count", "find", "heads", "held", "peek"}
+SENDS = {"send_merge", "send_replace", "ensure"}
+ZSETS = {"store", "prepare", "retry", "dead", "claimants"}
+
+
+# --- a slot that holds a message in every state
+
+
+def connect(url: str, seconds: float = 10, **options: Any) -> redis.Redis:
+    return redis.Redis.from_url(url, socket_timeout=seconds, retry=Retry(NoBackoff(), 0), **options)
+
+
+def slot_of(client: redis.Redis, prefix: str, kind: TopicType = TopicType.FIXED_TIME, **options: Any) -> Slot:
+    clock = Clock(START_MS)
+    options = {"identity": "key", "backoff": CONSTANT, "slots": 1, **options}
+    broker = Broker(client, prefix, clock)
+    return Slot(broker, RedisKeyspace(client, prefix), clock, Topic("topic", kind, **options))
+
+
+def through(slot: Slot, client: redis.Redis) -> Slot:
+    """Return the same slot as seen over another connection."""
+    broker = Broker(client, slot.broker.prefix, slot.clock)
+    return Slot(broker, slot.keyspace, slot.clock, slot.topic)
+
+
+def stage(slot: Slot) -> int:
+    """Put a message into every state; return the receipt of those in flight."""
+    slot.acquire()
+    slot.send(b"dead", b"rested", b"resting", b"timed out", b"flying", b"failing", b"marked")
+    receipt: int = slot.take().receipt
+    slot.reject(receipt, b"dead")
+    slot.fail(receipt, b"rested", delay_ms=1_000)
+    slot.fail(receipt, b"resting", delay_ms=3_600_000)
+    slot.clock.advance(seconds=31)
+    slot.extend(receipt, [b"flying", b"failing", b"marked"])
+    slot.remove([b"marked"])
+    slot.send(b"waiting", b"waiting too")
+    return receipt
+
+
+def send(slot: Slot) -> Any:
+    return [sent.status for sent in slot.send(b"new", b"waiting")]
+
+
+def ensure(slot: Slot) -> Any:
+    score = 0 if slot.topic.type is TopicType.RANGE_MERGE else slot.fresh_score()
+    sent = slot.ensure([score] * 2, [b"new", b"resting"], slot.envelopes(2))
+    return [one.status for one in sent]
+
+
+ACTS: dict[str, Callable[[Slot, int], Any]] = {
+    "send_merge": lambda slot, receipt: send(slot),
+    "send_replace": lambda slot, receipt: send(slot),
+    "ensure": lambda slot, receipt: ensure(slot),
+    "acquire": lambda slot, receipt: slot.acquire(),
+    "held": lambda slot, receipt: slot.held("A"),
+    "prepare": lambda slot, receipt: slot.take(),
+    "commit": lambda slot, receipt: slot.commit(receipt, [b"flying", b"marked"]),
+    "rollback": lambda slot, receipt: slot.fail(receipt, b"flying", b"failing", b"marked", error="no" * 600),
+    "release": lambda slot, receipt: slot.release(receipt, [b"flying", b"marked"]),
+    "extend": lambda slot, receipt: slot.extend(receipt, [b"flying", b"failing"]),
+    "expire": lambda slot, receipt: slot.expire(),
+    "promote": lambda slot, receipt: slot.promote(),
+    "replay": lambda slot, receipt: slot.replay([b"dead"]),
+    "bury": lambda slot, receipt: slot.bury([b"waiting", b"flying", b"resting"], "why"),
+    "remove": lambda slot, receipt: slot.remove([b"waiting", b"flying", b"resting"], "live"),
+    "reschedule": lambda slot, receipt: slot.reschedule([slot.fresh_score()], [b"waiting"]),
+    "purge": lambda slot, receipt: slot.purge("store"),
+    "pause": lambda slot, receipt: slot.pause(),
+    "configure": lambda slot, receipt: slot.with_topic(timeout=31).configure(),
+    "adopt": lambda slot, receipt: slot.adopt(1, 0),
+    "peek": lambda slot, receipt: slot.peek("store"),
+    "find": lambda slot, receipt: slot.find("store", b"wait"),
+    "count": lambda slot, receipt: slot.count(),
+    "heads": lambda slot, receipt: slot.broker.heads(slot.topic, [0]),
+    "audit": lambda slot, receipt: slot.audit(),
+}
+
+REPEATED: dict[str, Any] = {
+    "send_merge": ["merged", "merged"],
+    "send_replace": ["replaced", "replaced"],
+    "ensure": ["present", "present"],
+    "commit": ["stale", "stale"],
+    "rollback": ["stale", "stale", "stale"],
+    "release": ["stale", "stale"],
+    "extend": ["ok", "ok"],
+    "expire": 0,
+    "promote": 0,
+    "replay": ["not_found"],
+    "bury": ["dead", "in_flight", "dead"],
+    "remove": ["not_found", "in_flight", "not_found"],
+    "reschedule": ["waiting"],
+    "purge": 0,
+    "pause": "unchanged",
+    "configure": "ok",
+    "adopt": "changed",
+}
+"""What a caller hears who repeats a call whose reply was lost."""
+
+TOLD_TWICE = {"sent", "merged", "replaced", "present", "stale", "rescheduled"}
+"""Counters of calls, which two calls may raise twice; all others count messages."""
+
+
+def test_every_script_is_put_through_the_faults() -> None:
+    assert set(ACTS) == set(lua.names())
+    assert set(REPEATED) == set(lua.names()) - READ_ONLY - {"prepare", "acquire"}
+
+
+def comparable(slot: Slot, *without: str) -> Dump:
+    """Return the slot's keys under names that do not tell its prefix; ``without``: fields to leave out."""
+    prefix = slot.broker.prefix.encode()
+    return {
+        key.replace(prefix, b""): {field: value for field, value in content.items() if field.decode() not in without}
+        for key, content in slot.keyspace.dump().items()
+    }  # fmt: skip
+
+
+def raw(client: redis.Redis, prefix: str) -> dict[bytes, Any]:
+    """Return every key byte for byte."""
+    keys: Any = client.keys(f"*{prefix}*")
+    return {key: client.dump(key) for key in keys}
+
+
+def suits(script: str, kind: TopicType) -> bool:
+    return script not in ("send_merge", "send_replace") or (script == "send_merge") == (
+        kind is TopicType.RANGE_MERGE
+    )
+
+
+SUITABLE = [
+    pytest.param(script, kind, id=f"{script}-{kind.value}")
+    for script in sorted(ACTS)
+    for kind in TYPES
+    if suits(script, kind)
+]
+
+
+# --- lost replies
+
+
+@pytest.fixture(scope="module")
+def proxy(redis_client: redis.Redis) -> Iterator[TcpProxy]:
+    with TcpProxy(redis_client.connection_pool.connection_kwargs["port"]) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize(("script", "kind"), SUITABLE)
+def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
+    redis_client: redis.Redis, prefix: str, proxy: TcpProxy, script: str, kind: TopicType
+) -> None:
+    once, slot = (slot_of(redis_client, f"{prefix}{name}:", kind) for name in ("once", "lost"))
+    receipts = [stage(once), stage(slot)]
+    assert receipts[0] == receipts[1]
+    if script == "adopt":
+        for each in (once, slot):
+            each.zadd(b"foreign", each.fresh_score())
+    answer = ACTS[script](once, receipts[0])
+    with connect(proxy.url) as client:
+        slot.broker.load_scripts()
+        proxy.drop_reply(containing=lua.load(script).sha)
+        with pytest.raises(ServerUnavailable):
+            ACTS[script](through(slot, client), receipts[0])
+        proxy.wait_for_drop()
+
+    if script == "prepare":
+        # Never repeated: the caller acquires again, which fences the late copy, and asks what it holds.
+        epoch = slot.acquire()
+        assert slot.take(epoch=epoch - 1).status == "fenced"
+        held = {h.delivery.member: h for h in slot.held("A")}
+        assert all(held[delivery.member].delivery == delivery for delivery in answer.deliveries)
+        assert {held[delivery.member].receipt for delivery in answer.deliveries} == {answer.receipt}
+    elif script == "acquire":
+        assert slot.acquire() > answer
+    elif script in READ_ONLY:
+        assert ACTS[script](slot, receipts[0]) == answer
+    else:
+        assert ACTS[script](slot, receipts[0]) == REPEATED[script]
+
+    assert comparable(once, "epoch", *TOLD_TWICE) == comparable(slot, "epoch", *TOLD_TWICE)
+    assert drift(slot) == drift(once) == Drift(0, 0, 0, 0)
+
+
+# --- forgotten scripts
+
+
+class WithRawCommands(Broker):
+    """Lets a test put a command of its own between the calls of a pipeline."""
+
+    def _command(self, call: Call) -> tuple[Any, ...]:
+        return tuple(call.args) if call.script == "raw" else super()._command(call)
+
+
+def put(pipeline: Any, *command: Any) -> None:
+    pipeline._run(Call("raw", (), command, lambda reply: reply))
+
+
+@pytest.mark.parametrize("script", sorted(ACTS))
+def test_a_script_that_the_server_has_forgotten_is_given_again(
+    redis_client: redis.Redis, prefix: str, script: str
+) -> None:
+    kind = TopicType.RANGE_MERGE if script == "send_merge" else TopicType.FIXED_TIME
+    slot, other = (slot_of(redis_client, f"{prefix}{name}:", kind) for name in ("one", "two"))
+    receipt = stage(slot)
+    assert stage(other) == receipt
+    answer = ACTS[script](other, receipt)
+    redis_client.script_flush()
+    assert ACTS[script](slot, receipt) == answer
+    assert comparable(slot) == comparable(other)
+
+
+@pytest.mark.parametrize("when", ["between", "within"])
+def test_a_flush_of_all_scripts_costs_a_pipeline_nothing(
+    redis_client: redis.Redis, prefix: str, when: str
+) -> None:
+    slot = slot_of(redis_client, prefix, identity="body")
+    broker = WithRawCommands(redis_client, prefix, slot.clock)
+    receipt = stage(slot)
+    pipeline: Any = broker.pipeline()
+    pipeline.count(slot.topic, 0)
+    assert len(pipeline.execute()) == 1
+    if when == "between":
+        redis_client.script_flush()
+    pipeline.send_replace(slot.topic, 0, [slot.now_ms], [b"x"])
+    if when == "within":
+        put(pipeline, "SCRIPT", "FLUSH")
+    else:
+        put(pipeline, "PING")
+    pipeline.send_replace(slot.topic, 0, [slot.now_ms + 5], [b"x"])
+    pipeline.send_replace(slot.topic, 0, [slot.now_ms + 9], [b"x"])
+    pipeline.commit(slot.topic, 0, receipt, [b"flying"])
+    first, _, second, third, committed = pipeline.execute()
+    assert [sent[0].status for sent in (first, second, third)] == ["stored", "replaced", "replaced"]
+    assert committed == ["ok"]
+    assert slot.zset("store")[b"x"] == slot.now_ms + 9
+
+
+# --- foreign types
+
+
+class Recorder(Transitions):
+    """Answers with the call that would be made."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def _run(self, call: Call) -> Any:
+        return call
+
+
+def keys_of(script: str, slot: Slot) -> list[bytes]:
+    recorded: Any = Slot(Recorder(slot.broker.prefix), slot.keyspace, slot.clock, slot.topic)
+    if script in SENDS:
+        recorder = recorded.broker
+        call = (
+            recorder.send_merge(slot.topic, 0, 0, [b"a"])
+            if script == "send_merge"
+            else getattr(recorder, script)(slot.topic, 0, [slot.now_ms], [b"a"])
+        )
+    elif script == "rollback":
+        call = recorded.rollback(1, [])
+    else:
+        call = ACTS[script](recorded, 1)
+    assert call.script == script
+    return list(call.keys)
+
+
+def spoil(client: redis.Redis, key: bytes, how: str) -> None:
+    client.delete(key)
+    if how == "string":
+        client.set(key, "x")
+    elif how == "list":
+        client.rpush(key, "x")
+    elif how == "hash":
+        client.hset(key, "x", "1")
+    else:
+        client.zadd(key, {"x": 1})
+
+
+@pytest.mark.parametrize("script", sorted(set(ACTS) - {"heads"}))
+def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
+    redis_client: redis.Redis, prefix: str, script: str
+) -> None:
+    kind = TopicType.RANGE_MERGE if script == "send_merge" else TopicType.FIXED_TIME
+    slot = slot_of(redis_client, prefix, kind)
+    receipt = stage(slot)
+    names = dict(zip(slot.keys, SlotKeys._fields, strict=True))
+    whole = raw(redis_client, prefix)
+    keys = keys_of(script, slot)
+    assert keys
+    for key in keys:
+        for how in ("string", "list", "hash" if names[key] in ZSETS else "zset"):
+            spoil(redis_client, key, how)
+            before = raw(redis_client, prefix)
+            with pytest.raises(WrongType) as caught:
+                ACTS[script](slot, receipt)
+            assert f"{key.decode()} is a {how}, not a " in str(caught.value)
+            assert raw(redis_client, prefix) == before
+            redis_client.delete(key)
+            if key in whole:
+                redis_client.restore(key, 0, whole[key])
+    assert raw(redis_client, prefix) == whole
+
+
+def test_the_slow_poll_calls_a_slot_with_a_foreign_type_due_and_answers_for_the_others(
+    redis_client: redis.Redis, prefix: str
+) -> None:
+    slot = slot_of(redis_client, prefix)
+    stage(slot)
+    waiting = Slot(slot.broker, slot.keyspace, slot.clock, slot.with_topic(name="other").topic)
+    waiting.send(b"later", score=slot.now_ms + 5_000)
+    for name in ("store", "retry", "prepare", "control"):
+        key = getattr(slot.keys, name)
+        whole: Any = redis_client.dump(key)
+        spoil(redis_client, key, "string")
+        before = raw(redis_client, prefix)
+        heads = slot.broker.heads(slot.topic, [0])
+        assert heads[0] == 0 if name == "store" else heads[0] is not None
+        assert slot.broker.heads(waiting.topic, [0]) == [slot.now_ms + 5_000]
+        assert raw(redis_client, prefix) == before
+        redis_client.delete(key)
+        redis_client.restore(key, 0, whole)
+
+
+# --- memory full
+
+
+@pytest.fixture(scope="module")
+def small_server() -> Iterator[redis.Redis]:
+    with RedisServer(maxmemory_policy="noeviction") as server, connect(server.url) as client:
+        yield client
+
+
+@contextmanager
+def memory_full(client: redis.Redis) -> Iterator[None]:
+    client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("more", "x")
+        yield
+    finally:
+        client.config_set("maxmemory", "0")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("identity", ["body", "key"])
+def test_a_full_server_refuses_sends_and_nothing_is_written(
+    small_server: redis.Redis, prefix: str, kind: TopicType, identity: str
+) -> None:
+    slot = slot_of(small_server, prefix, kind, identity=identity)
+    stage(slot)
+    unused = Slot(slot.broker, slot.keyspace, slot.clock, slot.with_topic(name="unused").topic)
+    with memory_full(small_server):
+        before = raw(small_server, prefix)
+        for send_it in (
+            lambda: slot.send(b"new"),
+            lambda: slot.send(b"new", b"waiting", b"resting", b"flying"),
+            lambda: slot.send(b"resting"),
+            lambda: slot.send(b"flying"),
+            lambda: ensure(slot),
+            lambda: unused.send(b"new"),
+            lambda: ensure(unused),
+        ):
+            with pytest.raises(ServerFull):
+                send_it()
+            assert raw(small_server, prefix) == before
+
+
+def test_a_full_server_refuses_a_replay_with_a_new_body_and_nothing_is_written(
+    small_server: redis.Redis, prefix: str
+) -> None:
+    slot = slot_of(small_server, prefix)
+    stage(slot)
+    with memory_full(small_server):
+        before = raw(small_server, prefix)
+        with pytest.raises(ServerFull):
+            slot.replay([b"dead"], [slot.envelope(b"edited")])
+        assert raw(small_server, prefix) == before
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("script", sorted(set(ACTS) - SENDS - {"adopt"}))
+def test_on_a_full_server_everything_else_does_what_it_always_does(
+    small_server: redis.Redis, prefix: str, script: str, kind: TopicType
+) -> None:
+    free, full = (slot_of(small_server, f"{prefix}{name}:", kind) for name in ("free", "full"))
+    receipt = stage(free)
+    assert stage(full) == receipt
+    answer = ACTS[script](free, receipt)
+    with memory_full(small_server):
+        assert ACTS[script](full, receipt) == answer
+    assert comparable(full) == comparable(free)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("state", ["retry", "dead"])
+def test_on_a_full_server_a_person_can_make_room(
+    small_server: redis.Redis, prefix: str, kind: TopicType, state: str
+) -> None:
+    slot = slot_of(small_server, prefix, kind)
+    stage(slot)
+    with memory_full(small_server):
+        assert slot.purge(state) > 0
+        assert slot.pause(True) == "paused"
+        assert slot.pause(False) == "resumed"
+    assert slot.zset(state) == {}
+    assert drift(slot) == Drift(0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_full_server_drains_whether_listeners_succeed_or_fail(
+    small_server: redis.Redis, prefix: str, kind: TopicType
+) -> None:
+    slot = slot_of(small_server, prefix, kind, max_retries=2)
+    good, bad = [b"good%d" % i for i in range(30)], [b"bad%d" % i for i in range(30)]
+    slot.send(*good, *bad)
+    given_back: set[bytes] = set()
+    with memory_full(small_server):
+        slot.acquire()
+        for _ in range(100):
+            answer = slot.take(7)
+            if answer.status != "ok":
+                break
+            names = {delivery.member for delivery in answer.deliveries}
+            assert set(slot.extend(answer.receipt, sorted(names))) == {"ok"}
+            back = names - given_back
+            given_back |= back
+            assert set(slot.release(answer.receipt, sorted(back))) <= {"ok"}
+            assert set(slot.commit(answer.receipt, sorted((names - back) & set(good)))) <= {"ok"}
+            assert set(slot.fail(answer.receipt, *(names - back) & set(bad), error="x" * 2_000)) <= {"ok"}
+            slot.clock.advance(seconds=2)
+        assert answer.status == "empty"
+        assert set(slot.zset("dead")) == set(bad)
+        assert set(slot.remove(bad)) == {"dead"}
+    assert slot.zset("store") == slot.zset("prepare") == slot.zset("retry") == slot.zset("dead") == {}
+    assert slot.hash("body") == slot.hash("failures") == slot.hash("deaths") == {}
+    assert drift(slot) == Drift(0, 0, 0, 0)
+    assert (slot.counted("committed"), slot.counted("failed"), slot.counted("released")) == (30, 90, 60)
+
+
+def test_on_a_full_server_what_a_stranger_sent_into_an_unused_slot_is_handed_out(
+    small_server: redis.Redis, prefix: str
+) -> None:
+    slot = slot_of(small_server, prefix, identity="body")
+    slot.zadd(b"foreign", slot.fresh_score())
+    with memory_full(small_server):
+        receipt, delivery = slot.take_one()
+        assert slot.commit(receipt, [delivery.member]) == ["ok"]
+    assert slot.hash("control")[b"timeout"] == b"30"
+
+
+# --- servers that refuse
+
+
+def every_write(slot: Slot) -> Iterator[Callable[[], Any]]:
+    """Yield a call of each script that must write when nothing has been staged."""
+    yield lambda: slot.send(b"a")
+    yield lambda: ensure(slot)
+    yield slot.acquire
+    yield slot.take
+    yield slot.pause
+
+
+@pytest.fixture
+def two_servers() -> Iterator[tuple[RedisServer, RedisServer]]:
+    with RedisServer() as first, RedisServer(repl_diskless_sync=False) as second:
+        yield first, second
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "this never came"
+        time.sleep(0.005)
+
+
+def test_a_replica_that_loads_is_read_only_or_has_lost_its_primary_is_trouble_that_passes(
+    two_servers: tuple[RedisServer, RedisServer],
+) -> None:
+    primary, replica = two_servers
+    with connect(primary.url) as client, connect(replica.url) as other:
+        slot = slot_of(client, "p:")
+        slot.send(b"a")
+        # 10 MB in keys of 2 ms each: a server that loads looks at its clients after every 2 MB.
+        for i in range(1_000):
+            client.set(f"filler{i}", os.urandom(10_000))
+        other.config_set("key-load-delay", "2000")
+        other.execute_command("REPLICAOF", "127.0.0.1", primary.port)
+        wait_until(lambda: other.info("persistence")["loading"] == 1)
+        seen = through(slot, other)
+        with pytest.raises(ServerUnavailable):
+            seen.count()
+        wait_until(lambda: other.info("replication")["master_link_status"] == "up")
+        assert seen.count().store == 1
+        for write in every_write(seen):
+            with pytest.raises(ServerUnavailable):
+                write()
+        other.config_set("replica-serve-stale-data", "no")
+        primary.stop()
+        wait_until(lambda: other.info("replication")["master_link_status"] == "down")
+        with pytest.raises(ServerUnavailable):
+            seen.count()
+        other.execute_command("REPLICAOF", "NO", "ONE")
+        assert seen.take().status == "ok"
+
+
+def test_a_primary_without_its_replicas_is_trouble_that_passes() -> None:
+    with RedisServer(min_replicas_to_write=1) as server, connect(server.url) as client:
+        slot = slot_of(client, "p:")
+        for write in every_write(slot):
+            with pytest.raises(ServerUnavailable):
+                write()
+        assert client.keys("*") == []
+        client.config_set("min-replicas-to-write", "0")
+        assert slot.send(b"a")[0].status == "stored"
+
+
+def test_a_server_that_knows_us_not_or_allows_us_not_refuses() -> None:
+    with RedisServer() as server, connect(server.url, password="secret") as admin:
+        with connect(server.url) as client:
+            client.config_set("requirepass", "secret")
+        slot = slot_of(admin, "p:")
+        slot.send(b"a")
+        before = raw(admin, "p:")
+        scripts_only = {"commands": ["+evalsha", "+script"], "keys": ["*"]}
+        other_keys = {"categories": ["+@all"], "keys": ["other:*"]}
+        for name, rights in (("commands", scripts_only), ("keys", other_keys), ("nothing", {})):
+            admin.acl_setuser(name, enabled=True, passwords=["+p"], **rights)
+        slot.broker.load_scripts()
+        identities: list[dict[str, Any]] = [
+            {},
+            {"password": "wrong"},
+            {"username": "commands", "password": "p"},
+            {"username": "keys", "password": "p"},
+            {"username": "nothing", "password": "p"},
+        ]
+        for credentials in identities:
+            with connect(server.url, **credentials) as client:
+                refused = through(slot, client)
+                for call in (*every_write(refused), refused.count, refused.audit, refused.broker.definitions):
+                    with pytest.raises(ServerRefused):
+                        call()
+        assert raw(admin, "p:") == before
+
+
+# --- connections that end, servers that stand still
+
+
+def test_a_cut_in_the_middle_of_a_pipeline_fails_every_call_and_the_next_gets_its_own_answer(
+    redis_client: redis.Redis, prefix: str, proxy: TcpProxy
+) -> None:
+    slot = slot_of(redis_client, prefix, identity="body")
+    with connect(proxy.url, max_connections=1) as client:
+        broker = Broker(client, prefix, slot.clock)
+        pipeline: Any = broker.pipeline()
+        pipeline.send_replace(slot.topic, 0, [slot.now_ms], [b"before"])
+        pipeline.send_replace(slot.topic, 0, [slot.now_ms], [b"marker"])
+        pipeline.send_replace(slot.topic, 0, [slot.now_ms], [b"after"])
+        broker.load_scripts()
+        proxy.drop_reply(containing=b"marker")
+        with pytest.raises(ServerUnavailable):
+            pipeline.execute()
+        proxy.wait_for_drop()
+        assert broker.count(slot.topic, 0).store == 3
+        assert broker.send_replace(slot.topic, 0, [slot.now_ms], [b"marker"])[0].status == "replaced"
+
+
+def test_a_cut_between_the_halves_of_a_pipeline_fails_every_call(
+    redis_client: redis.Redis, prefix: str, proxy: TcpProxy
+) -> None:
+    slot = slot_of(redis_client, prefix, identity="body")
+    with connect(proxy.url, max_connections=1) as client:
+        broker = Broker(client, prefix, slot.clock)
+        broker.load_scripts()
+        proxy.delay(0.2)
+        pipeline: Any = broker.pipeline()
+        pipeline.count(slot.topic, 0)
+        pipeline.audit(slot.topic, 0)
+        pipeline.send()
+        proxy.disconnect()
+        proxy.delay(0)
+        with pytest.raises(ServerUnavailable):
+            pipeline.receive()
+        assert len(pipeline) == 0
+        assert broker.count(slot.topic, 0).store == 0
+
+
+def test_an_answer_that_comes_too_late_is_never_read_by_another_call(
+    redis_client: redis.Redis, prefix: str
+) -> None:
+    slot = slot_of(redis_client, prefix, identity="body")
+    slot.send(b"a", b"b")
+    pool = redis_client.connection_pool.connection_kwargs
+    url = f"redis://{pool['host']}:{pool['port']}/{pool['db']}"
+    with connect(url, seconds=0.2, max_connections=1) as client:
+        broker = WithRawCommands(client, prefix, slot.clock)
+        pipeline: Any = broker.pipeline()
+        pipeline.count(slot.topic, 0)
+        put(pipeline, "BLPOP", f"{prefix}nothing", 1)
+        pipeline.audit(slot.topic, 0)
+        with pytest.raises(ServerUnavailable):
+            pipeline.execute()
+        for _ in range(3):
+            assert broker.count(slot.topic, 0).store == 2
+
+
+def test_a_server_that_is_not_there_is_unavailable(
+    redis_client: redis.Redis, prefix: str, proxy: TcpProxy
+) -> None:
+    slot = slot_of(redis_client, prefix)
+    with connect(proxy.url) as client:
+        away = through(slot, client)
+        proxy.cut()
+        try:
+            for call in (*every_write(away), away.count, away.broker.definitions, away.broker.ping):
+                with pytest.raises(ServerUnavailable):
+                    call()
+            pipeline = away.broker.pipeline()
+            pipeline.count(slot.topic, 0)
+            with pytest.raises(ServerUnavailable):
+                pipeline.execute()
+        finally:
+            proxy.mend()
+        assert slot.keyspace.dump() == {}
+        assert away.send(b"a")[0].status == "stored"
+
+
+def test_a_frozen_server_is_unavailable_within_the_socket_time_out_and_acts_once_when_it_wakes() -> None:
+    seconds = 0.3
+    with (
+        RedisServer() as server,
+        connect(server.url) as client,
+        connect(server.url, seconds=seconds) as hasty,
+    ):
+        slot = slot_of(client, "p:", identity="body")
+        slot.broker.load_scripts()
+        frozen = through(slot, hasty)
+        frozen.count()
+        server.pause()
+        try:
+            pipeline = frozen.broker.pipeline()
+            pipeline.count(slot.topic, 0)
+            for call in (
+                lambda: frozen.send(b"a"),
+                frozen.take,
+                frozen.count,
+                frozen.broker.load_scripts,
+                pipeline.execute,
+            ):
+                began = time.monotonic()
+                with pytest.raises(ServerUnavailable):
+                    call()
+                assert time.monotonic() - began < 5 * seconds
+        finally:
+            server.resume()
+        # What was on its way is done when the server wakes; nobody reads those answers any more.
+        wait_until(lambda: slot.counted("prepared") == 1)
+        assert slot.counted("stored") == 1
+        slot.acquire()
+        assert [held.delivery.member for held in slot.held("A")] == [b"a"]
+        assert drift(slot) == Drift(0, 0, 0, 0)

@@ -1193,7 +1193,7 @@ def _candidates(
         score = free[limit - 1][1] if len(free) >= limit else last[1]
         above = [row for row in free if row[1] > score]
         group = [row for row in s.store.rows(descending=True) if row[1] == score]
-        start = (s.micros + receipt * 7919) % len(group)
+        start = (s.micros * 16_807 + receipt * 69_621) % 2_147_483_647 % len(group)
         want = min(len(group), limit - len(above) + min(in_flight, 1000))
         turned = (group[start:] + group[:start])[:want]
         complete = complete and len(free) <= limit

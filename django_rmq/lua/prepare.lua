@@ -179,7 +179,9 @@ if kind == 'priority' and after_score == '' and (#free > limit * 2 or not comple
   while above < #free / 2 and free[above * 2 + 2] ~= score do
     above = above + 1
   end
-  local base, start = redis.call('ZCOUNT', store, '(' .. score, '+inf'), (micros + receipt * 7919) % size
+  local base = redis.call('ZCOUNT', store, '(' .. score, '+inf')
+  -- Mixed, so that even steps of time reach every member.
+  local start = (micros * 16807 + receipt * 69621) % 2147483647 % size
   local want = math.min(size, limit - above + math.min(in_flight, 1000))
   local group = redis.call('ZREVRANGE', store, base + start, base + math.min(start + want, size) - 1, 'WITHSCORES')
   if start + want > size then

@@ -33,11 +33,12 @@ class Promises:
     waiting: dict[bytes, Promise] = field(default_factory=dict)
     flying: dict[bytes, Flight] = field(default_factory=dict)
 
-    def failed(self, member: bytes, not_before_ms: float) -> None:
+    def failed(self, member: bytes, not_before_ms: float, max_retries: int) -> None:
         """End a flight in failure: its promise lives on with a retry less, unless a newer one waits."""
         flight = self.flying.pop(member)
-        if flight.left > 0 and not flight.marked and member not in self.waiting:
-            self.waiting[member] = Promise(not_before_ms, flight.left - 1)
+        left = min(flight.left, max_retries)
+        if left > 0 and not flight.marked and member not in self.waiting:
+            self.waiting[member] = Promise(not_before_ms, left - 1)
 
     def released(self, member: bytes, *, earlier_counts: bool) -> None:
         """End a flight as if it had never been."""

@@ -18,6 +18,8 @@ def test_the_documented_invariants_are_those_that_the_machine_requires() -> None
 
 
 def test_the_places_named_in_the_documentation_are_methods_of_the_machine() -> None:
-    rows = re.findall(r"^\| INV-\d+ \|.*\| (.*) \|$", (ROOT / "docs/state_machine.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| INV-\d+ \|.*\| (.*) \|$", (ROOT / "docs/state_machine.md").read_text(), re.MULTILINE
+    )
     places = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert len(rows) >= 15 and all(hasattr(test_lockstep.Lockstep, name) for name in places), places

@@ -314,7 +314,8 @@ class Lockstep(RuleBasedStateMachine):
 
     def note_expired(self, ended: set[bytes]) -> None:
         for member in ended:
-            self.promises.failed(member, self.now_ms + self.least_rest(self.promises.flying[member].left))
+            rest = self.least_rest(self.promises.flying[member].left)
+            self.promises.failed(member, self.now_ms + rest, self.max_retries)
 
     def least_rest(self, left: int) -> float:
         """Return the shortest back-off (ms) that the topic allows after a delivery with ``left``."""
@@ -364,7 +365,7 @@ class Lockstep(RuleBasedStateMachine):
                 del self.promises.flying[member]
             else:
                 rest = self.least_rest(self.promises.flying[member].left) if delay_ms is None else delay_ms
-                self.promises.failed(member, self.now_ms + rest)
+                self.promises.failed(member, self.now_ms + rest, self.max_retries)
 
     @rule(data=st.data())
     def rollback_once(self, data: st.DataObject) -> None:

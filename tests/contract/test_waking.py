@@ -1,0 +1,263 @@
+"""Who goes to sleep is woken by whatever comes earlier, once; and by the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_rmq.memory import Clock
+from django_rmq.messages import GATE, NEVER, TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+kinds = pytest.mark.parametrize("kind", TYPES)
+time_kinds = pytest.mark.parametrize("kind", TIME_TYPES)
+
+
+class Ear:
+    """Hears the wake-ups of a slot's topic; a sentinel of its own proves that nothing more is under way."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.sentinel = Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, slot.index + 1)
+        self.wakeups = slot.broker.wakeups([slot.topic])
+
+    def heard(self) -> int:
+        """Return how often the slot was woken since the last time."""
+        self.sentinel.pause()
+        self.sentinel.pause(False)
+        heard: list[tuple[str, int]] = []
+        while (self.slot.topic.name, self.sentinel.index) not in heard:
+            more = self.wakeups.get(10)
+            assert more, "no wake-up came through"
+            heard += more
+        return heard.count((self.slot.topic.name, self.slot.index))
+
+
+@pytest.fixture
+def listen() -> Any:
+    ears: list[Ear] = []
+
+    def listen_to(slot: Slot) -> Ear:
+        ears.append(Ear(slot))
+        return ears[-1]
+
+    yield listen_to
+    for ear in ears:
+        ear.wakeups.close()
+
+
+def sleeping_until(slot: Slot) -> int | None:
+    raw = slot.hash("control").get(b"sleeping_until")
+    return None if raw is None else int(raw)
+
+
+@kinds
+def test_a_send_wakes_who_sleeps_without_end_exactly_once(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind, index=3)
+    ear = listen(slot)
+    assert slot.take().status == "empty"
+    assert sleeping_until(slot) == NEVER
+    slot.send(b"a", b"b")
+    slot.send(b"c")
+    assert ear.heard() == 1
+    assert sleeping_until(slot) is None
+    assert len(slot.take().deliveries) == 3
+    assert ear.heard() == 0
+
+
+@kinds
+def test_nobody_is_woken_who_does_not_sleep(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind)
+    ear = listen(slot)
+    slot.send(b"a")
+    slot.take_one()
+    slot.send(b"b")
+    assert ear.heard() == 0
+
+
+@time_kinds
+def test_only_what_is_due_earlier_wakes(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind)
+    ear = listen(slot)
+
+    def send(member: bytes, ms: int) -> None:
+        slot.send(member, score=ms if kind is TopicType.RANGE_MERGE else slot.now_ms + ms)
+
+    send(b"a", 5_000)
+    assert slot.take().next_due == slot.now_ms + 5_000 == sleeping_until(slot)
+    send(b"b", 5_000), send(b"c", 9_000)
+    assert ear.heard() == 0
+    send(b"d", 4_999), send(b"e", 10)
+    assert ear.heard() == 1
+
+
+def test_a_merge_that_changes_nothing_wakes_nobody(
+    make_slot: MakeSlot, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(TopicType.RANGE_MERGE)
+    ear = listen(slot)
+    slot.send(b"a", score=5_000)
+    slot.take()
+    slot.send(b"a", score=1)
+    assert ear.heard() == 0
+
+
+@kinds
+@pytest.mark.parametrize("end", ["commit", "fail", "release", "reject", "expire"])
+def test_who_met_a_shut_gate_is_woken_when_it_opens_and_not_before(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], clock: Clock, end: str
+) -> None:
+    slot = make_slot(kind, backoff=CONSTANT, max_retries=0 if end == "expire" else 16)
+    ear = listen(slot)
+    slot.send(b"a", b"b")
+    first, second = slot.take(1, "A"), slot.take(1, "A")
+    assert slot.take(1, "B").status == "busy"
+    assert sleeping_until(slot) == GATE
+    slot.commit(first.receipt, [first.deliveries[0].member])
+    assert ear.heard() == 0
+    member = second.deliveries[0].member
+    if end == "expire":
+        clock.advance(seconds=31)
+        slot.expire()
+    elif end in ("fail", "reject"):
+        getattr(slot, end)(second.receipt, member)
+    else:
+        getattr(slot, end)(second.receipt, [member])
+    assert ear.heard() == 1
+
+
+@kinds
+def test_who_met_a_full_topic_is_woken_when_there_is_room(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind, serial=False, max_prepared=2)
+    ear = listen(slot)
+    slot.send(b"a", b"b", b"c")
+    answer = slot.take(2, "A")
+    assert slot.take(2, "B").status == "busy"
+    slot.commit(answer.receipt, [answer.deliveries[0].member])
+    assert ear.heard() == 1
+
+
+@kinds
+def test_whose_own_message_runs_is_woken_by_its_end(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind)
+    ear = listen(slot)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.send(b"a")
+    assert slot.take().status == "busy"
+    slot.commit(receipt, [b"a"])
+    assert ear.heard() == 1
+    assert slot.take_one()[1].member == b"a"
+
+
+@kinds
+def test_a_rollback_wakes_who_sleeps_longer_than_the_back_off(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=CONSTANT)
+    ear = listen(slot)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    due = slot.take().next_due
+    assert sleeping_until(slot) == due == (slot.now_ms // 1000 + 31) * 1000
+    slot.fail(receipt, b"a")
+    assert ear.heard() == 1
+    assert slot.take().next_due == slot.now_ms + 1_000 == sleeping_until(slot)
+    clock.advance(seconds=1)
+    assert slot.promote() == 1
+    assert ear.heard() == 0, "who sleeps until then wakes by itself"
+
+
+@kinds
+def test_promote_and_expire_wake_who_sleeps_on(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    ear = listen(slot)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a", delay_ms=1_000)
+    slot.send(b"x")
+    slot.take()
+    slot.keyspace.hset(slot.keys.control, b"sleeping_until", b"%d" % NEVER)
+    clock.advance(seconds=1)
+    slot.promote()
+    assert ear.heard() == 1
+    slot.keyspace.hset(slot.keys.control, b"sleeping_until", b"%d" % NEVER)
+    clock.advance(seconds=31)
+    assert slot.expire() == 1
+    assert ear.heard() == 1
+
+
+@kinds
+def test_replay_and_reschedule_wake(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind)
+    ear = listen(slot)
+    slot.send(b"a")
+    slot.kill(b"a")
+    slot.take()
+    slot.replay([b"a"])
+    assert ear.heard() == 1
+    slot.kill(b"a")
+    slot.send(b"b", score=90_000 if kind is TopicType.RANGE_MERGE else slot.now_ms + 90_000)
+    if kind is TopicType.PRIORITY:
+        slot.keyspace.hset(slot.keys.control, b"sleeping_until", b"%d" % NEVER)
+    else:
+        slot.take()
+    slot.reschedule([slot.now_ms + 10], [b"b"])
+    assert ear.heard() == 1
+
+
+@kinds
+def test_resuming_wakes_once_and_pausing_never(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
+) -> None:
+    slot = make_slot(kind)
+    ear = listen(slot)
+    slot.take()
+    assert [slot.pause(), slot.pause()] == ["paused", "unchanged"]
+    slot.send(b"a")
+    ear.heard()
+    assert slot.take().status == "paused"
+    assert sleeping_until(slot) is None
+    assert [slot.pause(False), slot.pause(False)] == ["resumed", "unchanged"]
+    assert ear.heard() == 1
+    assert slot.take().status == "ok"
+
+
+def test_wake_ups_of_other_topics_are_not_heard(make_slot: MakeSlot, listen: Callable[[Slot], Ear]) -> None:
+    slot, other = make_slot(), make_slot()
+    ear = listen(slot)
+    other.take()
+    other.send(b"a")
+    assert ear.heard() == 0
+
+
+def test_several_topics_are_heard_by_one_subscription(make_slot: MakeSlot) -> None:
+    slots = [make_slot(index=n) for n in (0, 5)]
+    wakeups = slots[0].broker.wakeups([slot.topic for slot in slots])
+    for slot in slots:
+        slot.take()
+        slot.send(b"a")
+    heard: list[tuple[str, int]] = []
+    while len(heard) < 2:
+        more = wakeups.get(10)
+        assert more
+        heard += more
+    assert heard == [("topic0", 0), ("topic1", 5)]
+    wakeups.close()

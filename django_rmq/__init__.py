@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         asend_message,
         asend_messages,
         ensure_message,
+        remove_message,
         send_message,
         send_messages,
     )
@@ -72,6 +73,7 @@ else:
             "asend_message",
             "asend_messages",
             "ensure_message",
+            "remove_message",
             "send_message",
             "send_messages",
         ),
@@ -122,6 +124,7 @@ __all__ = [
     "asend_messages",
     "ensure_message",
     "listener",
+    "remove_message",
     "send_message",
     "send_messages",
 ]

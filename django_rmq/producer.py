@@ -175,12 +175,7 @@ class Producer:
         """
         score = self._score(topic, priority, time_range, fixed_time)
         raw = encode_body(topic, body)
-        if slot_basis is not None:
-            basis: bytes | None = basis_bytes(slot_basis)
-        elif topic.slot_basis is not None:
-            basis = basis_bytes(self._basis_field(topic, body))
-        else:
-            basis = None
+        basis = self._basis(topic, body, slot_basis)
         if topic.identity == "body":
             if key is not None or headers or expires is not None:
                 raise InvalidMessage(
@@ -203,6 +198,29 @@ class Producer:
             score,
             encode_envelope(envelope),
         )
+
+    def address(
+        self, topic: Topic, body: object = None, *, key: str | None = None, slot_basis: object = None
+    ) -> tuple[int, bytes]:
+        """Return the slot and the member of a message: of ``body``, or of ``key`` on a keyed topic.
+
+        A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or ``slot_basis``.
+        """
+        if topic.keyed:
+            if key is None:
+                raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': give key=")
+            member = self._member(key)
+        elif key is not None:
+            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'body': give the body, not key=")
+        else:
+            member = encode_body(topic, body)
+        basis = self._basis(topic, body, slot_basis)
+        return slot_of(member if basis is None else basis, topic.slots), member
+
+    def _basis(self, topic: Topic, body: object, slot_basis: object) -> bytes | None:
+        if slot_basis is not None:
+            return basis_bytes(slot_basis)
+        return None if topic.slot_basis is None else basis_bytes(self._basis_field(topic, body))
 
     @staticmethod
     def _score(

@@ -198,6 +198,23 @@ def send_messages(
     return results
 
 
+def remove_message(
+    topic: str, body: Any = None, *, key: str | None = None, slot_basis: object = None
+) -> str:
+    """Take a message back, at once: it is named by its body, or by its ``key`` where the topic is keyed.
+
+    Returns what it was found as: ``waiting`` and ``retry`` are gone; ``in_flight`` ends with the delivery that
+    runs and is not tried again; ``in_flight_and_waiting`` both; ``not_found``. What is dead stays there. In a
+    transaction, call it by ``transaction.on_commit``. Raises ``ServerTrouble`` where Redis is away.
+    """
+    declared = get_config().topic(topic)
+    producer = connections.get_producer()
+    slot, member = producer.address(declared, body, key=key, slot_basis=slot_basis)
+    connections.agree(declared)
+    (found,) = producer.broker.remove(declared, slot, [member], "live")
+    return found
+
+
 async def asend_message(topic: str, body: Any, **options: Any) -> SendResult:
     """Send as ``send_message`` does, from a coroutine, in the thread that has its database connections."""
     return await sync_to_async(send_message)(topic, body, **options)

@@ -8,11 +8,7 @@ from django.db.models import F
 from django.http import Http404
 from django.utils import timezone
 
-from django_rmq import send_message
-from django_rmq.conf import get_config
-from django_rmq.connections import get_broker
-from django_rmq.keys import slot_of
-from django_rmq.messages import encode_body
+from django_rmq import remove_message, send_message
 from example_project.orders.models import Order, State
 from example_project.prices.models import Product
 
@@ -68,6 +64,4 @@ def close_order(pk: int) -> bool:
 
 
 def _take_back(order: Order) -> None:
-    topic = get_config().topic("order-timeouts")
-    member = encode_body(topic, {"order": order.pk})
-    get_broker().remove(topic, slot_of(member, topic.slots), [member], "live")
+    remove_message("order-timeouts", {"order": order.pk})

@@ -33,6 +33,7 @@ from django_rmq import (
     asend_messages,
     connections,
     ensure_message,
+    remove_message,
     send_message,
     send_messages,
     sending,
@@ -598,3 +599,31 @@ def test_no_database_is_needed_to_send() -> None:
     assert not connection.in_atomic_block
     sent: Callable[..., SendResult] = send_message
     assert sent("prices", 1).status == "stored"
+
+
+# --- taking back
+
+
+@pytest.mark.parametrize(
+    ("topic", "body", "options", "address"),
+    [
+        ("prices", {"sku": 1}, {}, {"body": {"sku": 1}}),
+        ("renders", {"sku": 1, "shop": 7}, {"priority": 50}, {"body": {"sku": 1, "shop": 7}}),
+        ("keyed", {"sku": 1}, {"key": "k1"}, {"key": "k1"}),
+        ("prices", {"sku": 2}, {"slot_basis": "b"}, {"body": {"sku": 2}, "slot_basis": "b"}),
+    ],
+)
+def test_a_message_is_taken_back_by_what_it_was_sent_with(
+    topic: str, body: Any, options: dict[str, Any], address: dict[str, Any]
+) -> None:
+    send_message(topic, body, **options)
+    assert remove_message(topic, **address) == "waiting"
+    assert waiting(topic) == []
+    assert remove_message(topic, **address) == "not_found"
+
+
+def test_taking_back_by_the_wrong_name_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="give the body, not key="):
+        remove_message("prices", key="k1")
+    with pytest.raises(InvalidMessage, match="give key="):
+        remove_message("keyed", {"sku": 1})

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from django_rmq.exceptions import WrongType
 from django_rmq.memory import Clock
 from django_rmq.messages import TopicType
-from tests.contract.slots import TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
 INFINITE = float("inf")
@@ -157,3 +158,144 @@ def test_a_score_is_kept_in_one_form_whatever_the_version_of_redis(
     assert slot.zset("store") == {b"a": score}
     slot.bury([b"a"])
     assert slot.hash("deaths")[b"a"].split(b" ")[4] == text
+
+
+FOREIGN = [
+    -INFINITE,
+    INFINITE,
+    0,
+    -0.0,
+    -5,
+    -1e300,
+    1e300,
+    0.5,
+    3,
+    16,
+    16.5,
+    999,
+    999.5,
+    1e15,
+    1 << 43,
+    5e-324,
+]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("score", FOREIGN)
+def test_any_score_is_served_or_waits_and_never_costs_more_than_a_full_budget(
+    make_slot: MakeSlot, kind: TopicType, score: float
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.zadd(b"a", score)
+    assert slot.count().store == 1 and len(slot.peek("store").entries) == 1
+    assert slot.broker.heads(slot.topic, [0])[0] is not None or score > 2**53
+    if kind is not TopicType.PRIORITY and score > slot.now_ms:
+        assert slot.take().status == "empty"
+        assert slot.purge("store") == 1
+        return
+    lefts = []
+    while slot.where(b"a") != "D":
+        receipt, delivery = slot.take_one()
+        assert delivery.score == score or lefts
+        lefts.append(delivery.retries_left)
+        slot.fail(receipt, b"a")
+    assert lefts == list(range(lefts[0], -1, -1)) and lefts[0] <= 16
+    assert slot.replay([b"a"]) == ["replayed"]
+    assert slot.take_one()[1].retries_left == 16
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_smallest_and_largest_scores_do_not_stop_what_is_between(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind)
+    slot.zadd(b"low", -INFINITE)
+    slot.zadd(b"high", INFINITE)
+    slot.send(b"a")
+    due = {b"low", b"a"} | ({b"high"} if kind is TopicType.PRIORITY else set())
+    assert {delivery.member for delivery in slot.take().deliveries} == due
+
+
+MEMBERS = [b"", b"\0", b"\0\xff", b"\xff\xfe not UTF-8", b"a\nb", b" ", b"{}", b"%d %s", b"x" * 1_000_000]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("identity", ["body", "key"])
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: repr(member[:9]))
+def test_any_member_lives_a_whole_life(
+    make_slot: MakeSlot, kind: TopicType, identity: str, member: bytes
+) -> None:
+    slot = make_slot(kind, identity=identity, backoff=CONSTANT, max_retries=1)
+    slot.zadd(member, slot.fresh_score())
+    receipt, delivery = slot.take_one()
+    assert (delivery.member, delivery.envelope) == (member, None)
+    assert slot.extend(receipt, [member]) == ["ok"]
+    assert slot.release(receipt, [member]) == ["ok"]
+    receipt, _ = slot.take_one()
+    assert slot.held("A")[0].delivery.member == member
+    assert slot.fail(receipt, member) == ["ok"]
+    slot.clock.advance(seconds=1)
+    receipt, _ = slot.take_one()
+    assert slot.fail(receipt, member) == ["ok"]
+    assert slot.peek("dead").entries[0].member == member
+    assert slot.find("dead", member[:50]).entries[0].member == member
+    assert slot.replay([member]) == ["replayed"]
+    assert slot.bury([member]) == ["waiting"]
+    assert slot.remove([member]) == ["dead"]
+
+
+@pytest.mark.parametrize(
+    "name", ["store", "prepare", "retry", "dead", "control", "stats", "inflight", "failures"]
+)
+@pytest.mark.parametrize(
+    "action", ["send", "ensure", "prepare", "commit", "rollback", "release", "expire", "audit", "purge"]
+)
+def test_a_key_of_another_type_is_named_and_nothing_is_changed(
+    make_slot: MakeSlot, name: str, action: str
+) -> None:
+    slot = make_slot()
+    slot.send(b"a", b"b")
+    receipt, delivery = slot.take_one()
+    slot.send(b"c")
+    kept = slot.keyspace.dump().get(getattr(slot.keys, name), {})
+    slot.keyspace.delete(getattr(slot.keys, name))
+    is_set = name in ("store", "prepare", "retry", "dead")
+    if is_set:
+        slot.keyspace.hset(getattr(slot.keys, name), b"x", b"1")
+    else:
+        slot.keyspace.zadd(getattr(slot.keys, name), b"x", 1)
+    before = slot.snapshot()
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: slot.send(b"d"),
+        "ensure": lambda: slot.ensure([50], [b"d"]),
+        "prepare": slot.take,
+        "commit": lambda: slot.commit(receipt, [delivery.member]),
+        "rollback": lambda: slot.fail(receipt, delivery.member),
+        "release": lambda: slot.release(receipt, [delivery.member]),
+        "expire": slot.expire,
+        "audit": slot.audit,
+        "purge": lambda: slot.purge("store"),
+    }
+    declared = {
+        "send": {"store", "retry", "stats", "control"},
+        "ensure": {"store", "retry", "stats", "control", "prepare"},
+        "audit": {"store", "prepare", "retry", "dead", "stats"},
+        "purge": {"store", "prepare", "retry", "dead", "stats", "failures"},
+    }.get(action)
+    if declared is None or name in declared:
+        with pytest.raises(WrongType, match=getattr(slot.keys, name).decode().replace("{", ".")):
+            calls[action]()
+        assert slot.snapshot() == before
+    slot.keyspace.delete(getattr(slot.keys, name))
+    for member, value in kept.items():
+        if is_set:
+            slot.keyspace.zadd(getattr(slot.keys, name), member, value)
+        else:
+            slot.keyspace.hset(getattr(slot.keys, name), member, value)
+
+
+def test_heads_reads_a_key_of_another_type_as_due(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME)
+    slot.keyspace.hset(slot.keys.store, b"x", b"1")
+    assert slot.broker.heads(slot.topic, [0, 1]) == [0, None]
+    slot.keyspace.delete(slot.keys.store)

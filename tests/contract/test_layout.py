@@ -1,0 +1,161 @@
+"""The article's layout, byte for byte: what our scripts write, and what its producers may write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from django_rmq.keys import slot_of
+from django_rmq.memory import Clock
+from django_rmq.messages import Topic, TopicType, message_id
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+
+
+def key(slot: Slot, text: str) -> bytes:
+    return text.replace("K", slot.keys.store.decode()).encode()
+
+
+def test_every_key_of_a_slot_has_the_documented_name(make_slot: MakeSlot) -> None:
+    slot = make_slot(name="price", index=3)
+    prefix = slot.broker.prefix
+    assert slot.keys.store == f"{prefix}price_3".encode()
+    names = [
+        "prepare",
+        "inflight",
+        "retry",
+        "dead",
+        "deaths",
+        "failures",
+        "body",
+        "stats",
+        "control",
+        "claims",
+    ]
+    for name in [*names, "claimants"]:
+        assert getattr(slot.keys, name) == key(slot, name + "_{K}")
+
+
+def test_the_slot_is_javas_crc_32_modulo_the_slot_count() -> None:
+    assert slot_of(b"123456789", 1 << 20) == 0xCBF43926 % (1 << 20)
+    assert slot_of(b"", 16) == 0
+    assert message_id(3, b"\xff\xfe?") == "3.__4_"
+
+
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [
+        (TopicType.RANGE_MERGE, 1_800_000_060_000),
+        (TopicType.PRIORITY, 900),
+        (TopicType.FIXED_TIME, 1_800_000_060_000),
+    ],
+)
+def test_a_send_is_one_member_of_store_with_due_time_or_priority(
+    make_slot: MakeSlot, kind: TopicType, score: int
+) -> None:
+    slot = make_slot(kind)
+    slot.send(b'{"sku":1}', score=60_000 if kind is TopicType.RANGE_MERGE else score)
+    dump = slot.snapshot()
+    assert dump[slot.keys.store] == {b'{"sku":1}': score}
+    assert dump[key(slot, "stats_{K}")] == {b"sent": b"1", b"stored": b"1"}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("identity", ["body", "key"])
+def test_the_keys_and_values_of_a_whole_life(
+    make_slot: MakeSlot, kind: TopicType, identity: str, clock: Clock
+) -> None:
+    """One message fails twice and dies; every key is as documented at every step."""
+    slot = make_slot(kind, max_retries=1, identity=identity, backoff=CONSTANT, timeout=30)
+    slot.send(b"m", body=b"the body")
+    score = slot.zset("store")[b"m"]
+    text = b"%d" % score
+    envelope = slot.envelope(b"the body")
+    body = {slot.keys.body: {b"m": envelope}} if envelope else {}
+    assert envelope in (None, b"0 {}\nthe body")
+    clock.advance(ms=1_500)
+    control = {b"slots": b"1", b"timeout": b"30", b"max_retries": b"1"}
+
+    slot.take_one("owner-1")
+    taken = {**control, b"owner": b"owner-1", b"deliveries": b"1"}
+    stats = {b"sent": b"1", b"stored": b"1", b"prepared": b"1"}
+    assert slot.snapshot() == {
+        **body,
+        key(slot, "prepare_{K}"): {b"m": 1_800_000_001_001},
+        key(slot, "inflight_{K}"): {b"m": b"1 " + text},
+        key(slot, "control_{K}"): taken,
+        key(slot, "stats_{K}"): stats,
+    }
+
+    slot.fail(1, b"m", error="boom")
+    stats[b"failed"] = b"1"
+    assert slot.snapshot() == {
+        **body,
+        key(slot, "retry_{K}"): {b"m": 1_800_000_002_500 + 1 / 1024},
+        key(slot, "failures_{K}"): {b"m": b"failed 1 1800000001500 1800000001500 " + text + b"\nboom"},
+        key(slot, "control_{K}"): taken,
+        key(slot, "stats_{K}"): stats,
+    }
+
+    clock.advance(ms=1_000)
+    slot.promote()
+    retry = score + 1 / 1024 if kind is TopicType.PRIORITY else 1
+    assert slot.zset("store") == {b"m": retry}
+
+    receipt, delivery = slot.take_one("owner-1")
+    assert (delivery.score, delivery.retries_left) == (retry, 0)
+    assert slot.zset("prepare") == {b"m": 1_800_000_002_000}
+
+    slot.fail(receipt, b"m", error="boom again")
+    stats |= {b"prepared": b"2", b"failed": b"2", b"died": b"1"}
+    death = b"failed 2 1800000001500 1800000002500 %s 10 %d\nboom again" % (text, bool(envelope))
+    assert slot.snapshot() == {
+        key(slot, "dead_{K}"): {b"m": 1_800_000_002_500},
+        key(slot, "deaths_{K}"): {b"m": death + (envelope or b"")},
+        key(slot, "control_{K}"): {**taken, b"deliveries": b"2"},
+        key(slot, "stats_{K}"): stats,
+    }
+
+
+@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME])
+def test_a_retry_without_back_off_waits_with_the_articles_scores_16_to_1(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"a")
+    seen = []
+    while slot.where(b"a") != "D":
+        receipt, _ = slot.take_one()
+        slot.fail(receipt, b"a")
+        seen += slot.zset("store").values()
+    assert seen == list(range(16, 0, -1))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_plain_zadd_is_served_like_a_send(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind)
+    slot.zadd(b"plain", slot.fresh_score())
+    assert slot.audit().live_drift == 1
+    receipt, delivery = slot.take_one()
+    assert (delivery.member, delivery.retries_left, delivery.envelope) == (b"plain", 16, None)
+    assert slot.commit(receipt, [b"plain"]) == ["ok"]
+    assert slot.adopt(1, 0) == "ok"
+    assert slot.audit().balanced
+    slot.strangers = 0
+
+
+def test_the_definitions_of_all_topics_are_one_hash(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    broker, topic = slot.broker, slot.topic
+    assert broker.definitions() == {}
+    assert broker.define(topic) == topic.definition()
+    changed = Topic(topic.name, topic.type, slots=8)
+    assert broker.define(changed) == topic.definition()
+    assert broker.definitions() == {topic.name: topic.definition()}
+    assert broker.define(changed, replace=True) == changed.definition() == broker.definitions()[topic.name]
+    broker.note_slot_basis(topic)
+    assert slot.keyspace.hash(f"{broker.prefix}rmq:topics:explicit_basis".encode()) == {
+        topic.name.encode(): b"1"
+    }

@@ -499,6 +499,9 @@ class InMemoryBroker:
         for wakeups in self._listening:
             wakeups.put(channel, (topic.name, index))
 
+    def load_scripts(self) -> None:
+        """Return: there are no scripts here."""
+
     def pipeline(self) -> Pipeline:
         """Return a pipeline: its methods collect, ``execute`` runs all."""
         return Pipeline(self)
@@ -548,7 +551,7 @@ class InMemoryBroker:
             _check_batch(members, at_least=1)
             _raise_if_moved(s)
             if topic.type is TopicType.RANGE_MERGE:
-                scores = [s.now_ms + range_ms for range_ms in scores]
+                scores = [s.now_ms + range_ms if range_ms >= 0 else range_ms for range_ms in scores]
             _check_fresh(s, scores)
             return s.place(members, scores, envelopes, "present")
 

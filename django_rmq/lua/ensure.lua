@@ -37,8 +37,11 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 local members, scores = {}, {}
 for i = 1, n do
   local score = ARGV[first + 2 * i - 2]
+  local refused = kind == 'range_merge' and not (tonumber(score) >= 0)
   if kind == 'range_merge' then score = text_of(now_ms + tonumber(score)) end
-  if not is_fresh(tonumber(score)) then return redis.error_reply('ERR score ' .. score .. ' is out of bounds') end
+  if refused or not is_fresh(tonumber(score)) then
+    return redis.error_reply('ERR score ' .. score .. ' is out of bounds')
+  end
   members[i], scores[i] = ARGV[first + 2 * i - 1], score
 end
 local running = {}

@@ -43,3 +43,44 @@ def test_retries_up_to_sixteen_and_time_outs_change_while_messages_wait(
     control = slot.hash("control")
     assert (control[b"max_retries"], control[b"timeout"]) == (b"3", b"7")
     assert slot.take_one()[1].retries_left == 3
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_paused_slot_hands_out_nothing_and_takes_everything_else(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind)
+    slot.send(b"a", b"b")
+    receipt, delivery = slot.take_one()
+    assert slot.pause() == "paused"
+    assert slot.hash("control")[b"paused"] == b"1"
+    assert slot.take().status == "paused"
+    assert slot.take(owner="B").status == "busy" or not slot.topic.serial
+    assert slot.send(b"c")[0].status == "stored"
+    assert slot.extend(receipt, [delivery.member]) == ["ok"]
+    assert slot.commit(receipt, [delivery.member]) == ["ok"]
+    assert slot.take(owner="B").status == "paused"
+    assert slot.pause(False) == "resumed"
+    assert len(slot.take(owner="B").deliveries) == 2
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_first_prepare_settles_time_out_retries_and_slots(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, timeout=7, max_retries=5, slots=4)
+    slot.take()
+    control = slot.hash("control")
+    assert (control[b"timeout"], control[b"max_retries"], control[b"slots"]) == (b"7", b"5", b"4")
+    slot.with_topic(timeout=9, max_retries=6).take()
+    assert slot.hash("control") == control
+
+
+def test_adopting_books_what_strangers_sent_once(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.zadd(b"a", 50)
+    slot.zadd(b"b", 50)
+    assert slot.audit().live_drift == 2
+    assert slot.adopt(2, 1) == "changed"
+    assert slot.adopt(2, 0) == "ok"
+    assert slot.adopt(2, 0) == "changed"
+    assert slot.audit().balanced
+    slot.strangers = 0

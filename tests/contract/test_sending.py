@@ -1,12 +1,14 @@
-"""send_merge, send_replace and ensure: what they answer, what they refuse, whom they wake."""
+"""send_merge, send_replace and ensure: what they answer and what they refuse."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
-from django_rmq.messages import TopicType
+from django_rmq.exceptions import ServerRefused, SlotMoved
+from django_rmq.messages import BATCH, MAX_PRIORITY, TopicType
 from tests.contract.slots import TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
@@ -26,3 +28,105 @@ def test_ensure_tells_the_score_of_what_it_stored(make_slot: MakeSlot, kind: Top
     sent = slot.ensure(scores, [b"a", b"b"])
     assert [one.status for one in sent] == ["stored", "stored"]
     assert {b"a": sent[0].score, b"b": sent[1].score} == slot.zset("store")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_full_slot_refuses_what_is_new_and_takes_what_merges(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, max_backlog=2)
+    slot.send(b"a")
+    sent = slot.send(b"b", b"c", b"a", b"c")
+    met = "merged" if kind is TopicType.RANGE_MERGE else "replaced"
+    assert [one.status for one in sent] == ["stored", "refused", met, "refused"]
+    assert math.isnan(sent[1].score)
+    assert set(slot.zset("store")) == {b"a", b"b"}
+    assert slot.counted("refused") == 2
+    assert ensure(slot, b"a", b"d") == ["present", "refused"]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_rests_counts_as_backlog_and_what_runs_does_not(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, max_backlog=2)
+    slot.send(b"a", b"b")
+    receipt, delivery = slot.take_one()
+    assert slot.send(b"c")[0].status == "stored"
+    slot.fail(receipt, delivery.member, delay_ms=1_000)
+    assert slot.zset("retry") and len(slot.zset("store")) == 2
+    assert slot.send(b"d")[0].status == "refused"
+    assert slot.send(delivery.member)[0].status == "superseded"
+
+
+def test_the_backlog_of_a_topic_is_split_by_its_slots_rounded_up(make_slot: MakeSlot) -> None:
+    slot = make_slot(slots=4, max_backlog=5)
+    assert [sent.status for sent in slot.send(b"a", b"b", b"c")] == ["stored", "stored", "refused"]
+
+
+def test_a_refused_keyed_message_leaves_no_body(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key", max_backlog=1)
+    slot.send(b"a", b"b")
+    assert slot.hash("body") == {b"a": slot.envelope()}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_client_with_another_slot_count_is_told_and_nothing_changes(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, slots=4)
+    slot.send(b"a")
+    slot.send(b"dead")
+    slot.take(2)
+    slot.bury([b"dead"])
+    before = slot.snapshot()
+    other = slot.with_topic(slots=8)
+    for call in (lambda: other.send(b"b"), lambda: ensure(other, b"b"), lambda: other.replay([b"a"])):
+        with pytest.raises(SlotMoved, match="4 slots"):
+            call()
+    assert other.take().status == "moved"
+    assert slot.snapshot() == before
+    assert other.configure() == "ok"
+    assert other.take().status != "moved" and slot.take().status == "moved"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_scores_that_no_sender_may_use_are_refused_as_a_whole(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind)
+    bad = {
+        TopicType.RANGE_MERGE: [-1, 10**15],
+        TopicType.PRIORITY: [-1, 0, 16, MAX_PRIORITY + 1],
+        TopicType.FIXED_TIME: [-1, 0, 999, 10**15],
+    }[kind]
+    for score in bad:
+        with pytest.raises(ServerRefused):
+            slot.send(b"a", score=score)
+        with pytest.raises(ServerRefused):
+            slot.ensure([slot.fresh_score(), score], [b"a", b"b"])
+    assert slot.snapshot() == {}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_call_takes_a_batch_and_no_more(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, identity="key")
+    score = 0 if kind is TopicType.RANGE_MERGE else slot.fresh_score()
+    members = [b"%d" % n for n in range(BATCH)]
+    assert {sent.status for sent in slot.send(*members, score=score)} == {"stored"}
+    assert len(slot.hash("body")) == BATCH
+    with pytest.raises(ServerRefused):
+        slot.send(*members, b"one more", score=score)
+    with pytest.raises(ServerRefused):
+        slot.commit(1, [*members, b"one more"])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_time_in_the_past_or_none_at_all_is_due_at_once(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind)
+    slot.send(b"a", score={TopicType.RANGE_MERGE: 0, TopicType.FIXED_TIME: 1_000}.get(kind))
+    assert slot.take_one()[1].member == b"a"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_slots_of_one_topic_know_nothing_of_each_other(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, slots=2)
+    other = Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, 1)
+    slot.send(b"a")
+    assert other.take().status == "empty"
+    assert other.send(b"a")[0].status == "stored"
+    assert slot.take_one("A")[0] == other.take_one("B")[0] == 1

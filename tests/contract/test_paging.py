@@ -1,0 +1,208 @@
+"""peek, find, count and heads: what is there, page by page, while it changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from django_rmq.messages import Counts, Entry, TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+
+
+def pages(slot: Slot, state: str, **options: object) -> list[bytes]:
+    """Return all members of a state, page by page."""
+    found: list[bytes] = []
+    after = None
+    for _ in range(1_000):
+        page = slot.peek(state, after=after, **options)
+        found += [entry.member for entry in page.entries]
+        after = page.cursor
+        if after is None:
+            return found
+    raise AssertionError("the pages never end")
+
+
+def fill(slot: Slot, members: dict[bytes, float]) -> None:
+    for member, score in members.items():
+        slot.zadd(member, score)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("limit", [1, 2, 7, 100])
+def test_pages_show_every_entry_once_in_order(make_slot: MakeSlot, descending: bool, limit: int) -> None:
+    slot = make_slot()
+    members = {b"%02d" % n: 50.0 + n // 5 for n in range(23)} | {b"": 50.0, b"\0": 50.0, b"\xff": 54.0}
+    fill(slot, members)
+    ordered = sorted(members, key=lambda member: (members[member], member), reverse=descending)
+    assert pages(slot, "store", limit=limit, descending=descending) == ordered
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_entries_that_stay_are_shown_once_while_others_come_and_go(
+    make_slot: MakeSlot, descending: bool
+) -> None:
+    slot = make_slot()
+    staying = {b"s%03d" % n: float(17 + n // 40) for n in range(300)}
+    fill(slot, staying)
+    chance = random.Random(7)
+    found: list[bytes] = []
+    after, churned = None, 0
+    while True:
+        page = slot.peek("store", after=after, limit=9, descending=descending)
+        found += [entry.member for entry in page.entries]
+        after = page.cursor
+        if after is None:
+            break
+        for _ in range(6):
+            churned += 1
+            slot.zadd(b"x%04d" % churned, float(chance.randrange(17, 26)))
+        gone = [entry.member for entry in page.entries if entry.member[:1] == b"x"]
+        slot.remove([*gone, b"x%04d" % chance.randrange(1, churned + 1)])
+    assert [member for member in found if member in staying] == sorted(
+        staying, key=lambda member: (staying[member], member), reverse=descending
+    )
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_cursor_whose_entry_is_gone_or_was_moved_still_leads_on(
+    make_slot: MakeSlot, descending: bool
+) -> None:
+    slot = make_slot()
+    fill(slot, {b"a": 50, b"b": 50, b"c": 50, b"d": 60})
+    order = [b"d", b"c", b"b", b"a"] if descending else [b"a", b"b", b"c", b"d"]
+    page = slot.peek("store", limit=2, descending=descending)
+    last = page.entries[-1].member
+    slot.remove([last])
+    rest = slot.peek("store", after=page.cursor, descending=descending)
+    assert [entry.member for entry in rest.entries] == order[2:]
+    slot.zadd(last, 10_000 if descending else 18)
+    rest = slot.peek("store", after=page.cursor, descending=descending)
+    assert [entry.member for entry in rest.entries] == order[2:]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_pages_keep_to_their_scores(make_slot: MakeSlot, descending: bool) -> None:
+    slot = make_slot()
+    fill(slot, {b"%02d" % n: float(n) for n in range(30)})
+    between = [b"%02d" % n for n in range(10, 20)]
+    shown = pages(slot, "store", limit=3, min_score=10, max_score=19, descending=descending)
+    assert shown == (between[::-1] if descending else between)
+    assert pages(slot, "store", min_score=40) == []
+
+
+def test_a_page_ends_behind_the_entry_that_fills_it(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    fill(slot, {b"%d" % n * 100: 20 + n for n in range(5)})
+    page = slot.peek("store", max_bytes=150)
+    assert len(page.entries) == 2 and page.cursor is not None
+    assert len(pages(slot, "store", max_bytes=1)) == 5
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_state_shows_what_belongs_to_it(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, identity="key", backoff=CONSTANT)
+    slot.send(b"dead", body=b"1")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"dead", kind="rejected", error="bad")
+    slot.send(b"rest", body=b"2")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"rest", error="worse")
+    slot.send(b"run", body=b"3")
+    slot.take_one()
+    slot.send(b"wait", body=b"4")
+    [waits] = slot.peek("store").entries
+    assert waits == Entry(b"wait", slot.zset("store")[b"wait"], slot.envelope(b"4"), None)
+    [runs] = slot.peek("prepare").entries
+    assert runs.record.split(b" ")[0] == b"3" and runs.envelope == slot.envelope(b"3")
+    [rests] = slot.peek("retry").entries
+    assert rests.record.endswith(b"\nworse") and rests.envelope == slot.envelope(b"2")
+    [dead] = slot.peek("dead").entries
+    assert dead.record.startswith(b"rejected 1 ") and dead.envelope is None
+    oldest = None if kind is TopicType.PRIORITY else int(waits.score)
+    assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest)
+
+
+# --- find
+
+
+def test_find_looks_into_members_bodies_and_records(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key")
+    slot.send(b"one needle", b"two")
+    slot.send(b"three", body=b"a needle too")
+    slot.send(b"four")
+    receipt, delivery = slot.take_one()
+    slot.fail(receipt, delivery.member, kind="rejected", error="needle in the error")
+    found = [entry.member for entry in slot.find("store", b"needle").entries]
+    assert set(found) == {b"one needle", b"three"} - {delivery.member}
+    assert [entry.member for entry in slot.find("dead", b"needle").entries] == [delivery.member]
+    assert slot.find("store", b"absent").entries == []
+
+
+@pytest.mark.parametrize("text", [b".", b"%", b"[a", b"\0", b"(", b"\xff"])
+def test_find_takes_text_as_it_is(make_slot: MakeSlot, text: bytes) -> None:
+    slot = make_slot()
+    fill(slot, {b"x" + text + b"y": 20, b"plain": 21})
+    assert [entry.member for entry in slot.find("store", text).entries] == [b"x" + text + b"y"]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(("limit", "scan"), [(1, 1), (1, 5), (3, 7), (100, 4), (100, 1_000)])
+def test_find_goes_on_where_it_stopped_and_finds_each_once(
+    make_slot: MakeSlot, descending: bool, limit: int, scan: int
+) -> None:
+    slot = make_slot()
+    fill(slot, {b"%02d%s" % (n, b"!" if n % 6 == 0 else b""): 20.0 + n // 4 for n in range(50)})
+    found: list[bytes] = []
+    after = None
+    for _ in range(60):
+        page = slot.find("store", b"!", after=after, limit=limit, scan=scan, descending=descending)
+        assert len(page.entries) <= limit
+        found += [entry.member for entry in page.entries]
+        after = page.cursor
+        if after is None:
+            break
+    expected = [b"%02d!" % n for n in range(0, 50, 6)]
+    assert found == (expected[::-1] if descending else expected)
+
+
+# --- count and heads
+
+
+@pytest.mark.parametrize("kind", TIME_TYPES)
+def test_what_is_due_is_counted_with_its_oldest(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"retry")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"retry")
+    slot.zadd(b"late", slot.now_ms - 7_000)
+    slot.zadd(b"now", slot.now_ms)
+    slot.zadd(b"later", slot.now_ms + 1)
+    assert slot.count() == Counts(4, 3, 0, 0, 0, 0, slot.now_ms - 7_000)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_heads_tell_when_each_slot_can_next_be_taken_from(make_slot: MakeSlot, kind: TopicType) -> None:
+    empty = make_slot(kind, slots=16, backoff=CONSTANT, timeout=5)
+    due, resting, running = (
+        Slot(empty.broker, empty.keyspace, empty.clock, empty.topic, n) for n in (1, 2, 3)
+    )
+    due.send(b"a")
+    resting.send(b"a")
+    resting.fail(resting.take_one()[0], b"a")
+    running.send(b"a")
+    running.take_one()
+    now = empty.now_ms
+    first = 0 if kind is TopicType.PRIORITY else due.zset("store")[b"a"]
+    heads = empty.broker.heads(empty.topic, [0, 1, 2, 3])
+    assert heads == [None, first, now + 1_000, (now // 1000 + 6) * 1000]
+    assert running.with_topic(timeout=99).broker.heads(empty.topic, [3])[0] == (now // 1000 + 6) * 1000
+
+
+def test_heads_answers_1024_slots_at_once(make_slot: MakeSlot) -> None:
+    slot = make_slot(slots=1_024, index=0)
+    slot.send(b"a")
+    assert slot.broker.heads(slot.topic, range(1_024)) == [0] + [None] * 1_023

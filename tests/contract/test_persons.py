@@ -1,0 +1,239 @@
+"""What people do: bury, remove, replay, reschedule and purge several at a time, and what is kept of the dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from django_rmq.exceptions import ServerRefused
+from django_rmq.memory import Clock
+from django_rmq.messages import Death, FailureRecord, TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+kinds = pytest.mark.parametrize("kind", TYPES)
+
+
+def death(slot: Slot, member: bytes) -> Death:
+    return Death.parse(slot.hash("deaths")[member])
+
+
+@kinds
+@pytest.mark.parametrize("action", ["bury", "remove"])
+def test_each_member_of_a_call_is_answered_by_itself(
+    make_slot: MakeSlot, kind: TopicType, action: str
+) -> None:
+    slot = make_slot(kind, backoff=CONSTANT)
+    slot.send(b"dead")
+    slot.kill(b"dead")
+    slot.send(b"rest")
+    slot.fail(slot.take_one()[0], b"rest")
+    slot.send(b"run")
+    slot.take_one()
+    slot.send(b"wait")
+    words = getattr(slot, action)([b"wait", b"nobody", b"run", b"rest", b"dead", b"wait"])
+    assert words == [
+        "waiting",
+        "not_found",
+        "in_flight",
+        "retry",
+        "dead",
+        "dead" if action == "bury" else "not_found",
+    ]
+
+
+@kinds
+def test_a_death_tells_why_how_often_when_and_with_what(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, identity="key", max_retries=1, backoff=NO_BACKOFF)
+    slot.send(b"a", body=b"the body")
+    score = slot.zset("store")[b"a"]
+    first_ms = slot.now_ms
+    slot.fail(slot.take_one()[0], b"a", error="once")
+    clock.advance(seconds=3)
+    slot.fail(slot.take_one()[0], b"a", error="twice", kind="undecodable")
+    told = death(slot, b"a")
+    assert told == Death(
+        "undecodable", 2, first_ms, slot.now_ms, f"{score:.17g}", b"twice", slot.envelope(b"the body")
+    )
+
+
+@kinds
+@pytest.mark.parametrize("how", ["rejected", "timed_out", "buried", "failed"])
+def test_the_reason_of_a_death(make_slot: MakeSlot, kind: TopicType, how: str) -> None:
+    slot = make_slot(kind, max_retries=0)
+    slot.send(b"a")
+    if how == "buried":
+        slot.bury([b"a"], "no use")
+    else:
+        receipt, _ = slot.take_one()
+        if how == "timed_out":
+            slot.clock.advance(seconds=31)
+            slot.expire()
+        else:
+            slot.fail(receipt, b"a", kind=how, error="no use")
+    told = death(slot, b"a")
+    assert told.reason == how
+    assert told.error == (b"" if how == "timed_out" else b"no use")
+    assert told.times == (0 if how == "buried" else 1)
+
+
+@kinds
+def test_who_dies_again_is_overwritten(make_slot: MakeSlot, kind: TopicType, clock: Clock) -> None:
+    slot = make_slot(kind)
+    for reason in ("first", "second"):
+        slot.send(b"a")
+        slot.bury([b"a"], reason)
+        clock.advance(seconds=1)
+    assert death(slot, b"a").error == b"second"
+    assert slot.zset("dead") == {b"a": slot.now_ms - 1_000}
+    assert slot.counted("dead_merged") == 1
+
+
+@kinds
+def test_a_failure_record_stays_while_the_member_lives_and_tells_the_last_failure(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"a")
+    score, first_ms = slot.zset("store")[b"a"], slot.now_ms
+    for times, error in enumerate(["one", "two"], 1):
+        slot.fail(slot.take_one()[0], b"a", error=error)
+        told = FailureRecord.parse(slot.hash("failures")[b"a"])
+        assert told == FailureRecord("failed", times, first_ms, slot.now_ms, f"{score:.17g}", error.encode())
+        clock.advance(seconds=1)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    assert b"a" in slot.hash("failures")
+    slot.send(b"a")
+    slot.commit(receipt, [b"a"])
+    assert b"a" in slot.hash("failures")
+    slot.commit(slot.take_one()[0], [b"a"])
+    assert slot.hash("failures") == {}
+
+
+# --- replay
+
+
+@kinds
+def test_replay_gives_the_full_budget_and_the_old_priority(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, max_retries=2, backoff=NO_BACKOFF)
+    slot.send(b"a", score=90 if kind is TopicType.PRIORITY else None)
+    for _ in range(3):
+        slot.fail(slot.take_one()[0], b"a")
+    assert slot.replay([b"a", b"b"]) == ["replayed", "not_found"]
+    assert slot.zset("store") == {b"a": 90 if kind is TopicType.PRIORITY else slot.now_ms}
+    assert slot.take_one()[1].retries_left == 2
+
+
+@pytest.mark.parametrize("score", [float("-inf"), -3.0, 0.0, 5.0, 16.0, 1e300, float("inf")])
+def test_replay_of_what_had_a_strangers_score_is_a_fresh_priority(make_slot: MakeSlot, score: float) -> None:
+    slot = make_slot()
+    slot.zadd(b"a", score)
+    slot.bury([b"a"])
+    slot.replay([b"a"])
+    assert slot.zset("store")[b"a"] in (17, 1 << 43)
+    assert slot.take_one()[1].retries_left == 16
+
+
+@kinds
+def test_replay_may_bring_a_new_body(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind, identity="key")
+    slot.send(b"a", b"b", body=b"old")
+    slot.bury([b"a", b"b"])
+    assert not slot.hash("body")
+    slot.replay([b"a", b"b"], [slot.envelope(b"new"), b""])
+    assert slot.hash("body") == {b"a": slot.envelope(b"new"), b"b": slot.envelope(b"old")}
+
+
+def test_replay_of_an_article_systems_dead_message_needs_no_record(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.keyspace.zadd(slot.keys.dead, b"a", 12_345)
+    assert slot.replay([b"a"]) == ["replayed"]
+    assert slot.zset("store") == {b"a": 17}
+    ledger = slot.audit()
+    assert ledger.dead_drift == 1, "it came into Dead without having died here"
+    slot.keyspace.hset(slot.keys.stats, b"died", b"1")
+    slot.keyspace.hset(slot.keys.stats, b"stored", b"1")
+    slot.keyspace.hset(slot.keys.stats, b"sent", b"1")
+
+
+# --- reschedule and purge
+
+
+@kinds
+def test_reschedule_refuses_a_bad_score_as_a_whole(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind)
+    slot.send(b"a", b"b")
+    before = slot.snapshot()
+    with pytest.raises(ServerRefused):
+        slot.reschedule([slot.now_ms, 5], [b"a", b"b"])
+    assert slot.snapshot() == before
+
+
+@kinds
+@pytest.mark.parametrize("state", ["store", "retry", "dead"])
+def test_purge_takes_the_lowest_scores_up_to_a_bound_and_a_number(
+    make_slot: MakeSlot, kind: TopicType, state: str
+) -> None:
+    slot = make_slot(kind, backoff=CONSTANT, identity="key")
+    for n in range(6):
+        slot.send(b"%d" % n, score=20 + n if kind is TopicType.PRIORITY else None)
+        if state != "store":
+            receipt, delivery = slot.take_one()
+            slot.fail(receipt, delivery.member, kind="failed" if state == "retry" else "rejected")
+        slot.clock.advance(ms=5)
+    scores = sorted(slot.zset(state).values())
+    assert slot.purge(state, scores[3], 2) == 2
+    assert sorted(slot.zset(state).values()) == scores[2:]
+    assert slot.purge(state, scores[3]) == 2
+    assert slot.purge(state) == 2
+    assert slot.purge(state) == 0
+    assert not slot.hash("body") and not slot.hash("deaths")
+
+
+def test_purge_never_takes_what_is_in_flight(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    slot.take_one()
+    with pytest.raises(ValueError, match="prepare"):
+        slot.purge("prepare")
+    assert slot.purge("store") == 0 and slot.where(b"a") == "F"
+
+
+# --- messages that lapse
+
+
+@kinds
+def test_a_keyed_message_is_not_delivered_after_its_expiry(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, identity="key")
+    envelope = slot.envelope(expires_ms=slot.now_ms + 1_000)
+    score = 0 if kind is TopicType.RANGE_MERGE else slot.fresh_score()
+
+    def send(member: bytes) -> None:
+        if kind is TopicType.RANGE_MERGE:
+            slot.send_merge(0, [member], [envelope])
+        else:
+            slot.send_replace([score], [member], [envelope])
+
+    send(b"a")
+    clock.advance(seconds=1)
+    receipt, delivery = slot.take_one()
+    assert delivery.envelope == envelope
+    slot.release(receipt, [b"a"])
+    slot.send(b"good")
+    clock.advance(ms=1)
+    answer = slot.take()
+    assert [delivery.member for delivery in answer.deliveries] == [b"good"]
+    assert slot.where(b"a") == "D"
+    told = death(slot, b"a")
+    assert (told.reason, told.times, told.envelope) == ("lapsed", 0, envelope)
+    slot.commit(answer.receipt, [b"good"])
+    send(b"b")
+    answer = slot.take()
+    assert (answer.status, answer.next_due) == ("empty", slot.now_ms)
+    assert slot.counted("lapsed") == 2

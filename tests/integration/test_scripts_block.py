@@ -1,0 +1,228 @@
+"""How long each script keeps Redis from everybody else at its largest batch, in a slot with 100,000 messages.
+
+The goal is 15 ms on a quiet machine; the tests hold the scripts to five times that and print what they saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_rmq import lua
+from django_rmq.broker import Broker
+from django_rmq.exceptions import ServerRefused
+from django_rmq.memory import Clock
+from django_rmq.messages import BATCH, BackOff, Envelope, Failure, Topic, TopicType, encode_envelope
+from tests.servers import RedisServer
+
+GOAL_US = 15_000
+BOUND_US = 5 * GOAL_US
+WAITING = 100_000
+START_MS = 1_800_000_000_000
+
+
+def names(count: int, kind: str = "m") -> list[bytes]:
+    """Return ``count`` members of 60 bytes."""
+    return [f"{kind}{i:0{60 - len(kind)}d}".encode() for i in range(count)]
+
+
+class Timed:
+    """One slot on a server that notes how long every script took."""
+
+    def __init__(self, client: redis.Redis, prefix: str, kind: TopicType, identity: str) -> None:
+        self.client = client
+        self.clock = Clock(START_MS)
+        self.broker = Broker(client, prefix, self.clock)
+        self.topic = Topic(
+            "topic", kind, slots=1, identity=identity, max_body=1 << 20, backoff=BackOff(1_000, 600_000)
+        )
+        self.took: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: getattr(self.broker, name)(self.topic, 0, *args, **kwargs)
+
+    def time(self, label: str, call: Callable[[], Any]) -> Any:
+        """Run ``call`` and note the µs of its slowest script under ``label``."""
+        self.client.slowlog_reset()
+        answer = call()
+        scripts = [entry for entry in self.client.slowlog_get(16) if entry["command"].startswith(b"EVALSHA")]
+        assert scripts, label
+        self.took[label] = max(self.took.get(label, 0), *(entry["duration"] for entry in scripts))
+        return answer
+
+    def send(self, members: list[bytes], n: int = 0) -> Any:
+        envelopes = [encode_envelope(Envelope(b"x" * 200))] * len(members) if self.topic.keyed else []
+        if self.topic.type is TopicType.RANGE_MERGE:
+            return self.send_merge(0, members, envelopes)
+        score = 50 + n if self.topic.is_priority else self.clock() // 1000 + n
+        return self.send_replace([score] * len(members), members, envelopes)
+
+    def fill(self, kind: str = "m", count: int = WAITING) -> None:
+        members = names(count, kind)
+        for start in range(0, count, BATCH):
+            self.send(members[start : start + BATCH])
+
+    def take(self) -> tuple[int, list[bytes]]:
+        answer = self.time("prepare", lambda: self.prepare("A", None, BATCH, max_bytes=1 << 40))
+        assert answer.status == "ok", answer
+        members = [delivery.member for delivery in answer.deliveries]
+        return answer.receipt, members
+
+
+def assert_within_bound(look: Callable[[int], Timed]) -> None:
+    """Look up to three times, as a machine that is busy elsewhere asks for, and take each script's best."""
+    best: dict[str, int] = {}
+    for attempt in range(3):
+        slot = look(attempt)
+        best = {label: min(micros, best.get(label, micros)) for label, micros in slot.took.items()}
+        if max(best.values()) <= BOUND_US:
+            break
+    figures = sorted(best.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{label} {micros / 1000:.1f} ms" for label, micros in figures)
+    print(f"\n{slot.topic.type.value} {slot.topic.identity}: {shown}")
+    assert {label: micros for label, micros in best.items() if micros > BOUND_US} == {}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[redis.Redis]:
+    with RedisServer(slowlog_log_slower_than=0, slowlog_max_len=16) as server:
+        client = redis.Redis(port=server.port, socket_timeout=60, retry=Retry(NoBackoff(), 0))
+        yield client
+        client.close()
+
+
+SHAPES = [
+    pytest.param(kind, identity, id=f"{kind.value}-{identity}")
+    for kind in TopicType
+    for identity in ("body", "key")
+]
+
+
+@pytest.mark.parametrize(("kind", "identity"), SHAPES)
+def test_no_script_blocks_redis_at_its_largest_batch(
+    client: redis.Redis, prefix: str, kind: TopicType, identity: str
+) -> None:
+    assert_within_bound(lambda attempt: every_script(Timed(client, f"{prefix}{attempt}:", kind, identity)))
+
+
+def every_script(slot: Timed) -> Timed:
+    """Time every script at its largest batch."""
+    kind = slot.topic.type
+    slot.fill()
+    send = "send_merge" if kind is TopicType.RANGE_MERGE else "send_replace"
+    slot.time(f"{send} again", lambda: slot.send(names(BATCH), 1))
+    slot.time(send, lambda: slot.send(names(BATCH, "new"), 1))
+    scores = [1 if kind is TopicType.RANGE_MERGE else 60 if slot.topic.is_priority else START_MS] * BATCH
+    envelopes = [encode_envelope(Envelope(b"x" * 200))] * BATCH if slot.topic.keyed else []
+    slot.time("ensure again", lambda: slot.ensure(scores, names(BATCH), envelopes))
+    slot.time("ensure", lambda: slot.ensure(scores, names(BATCH, "ensured"), envelopes))
+    slot.time("acquire", slot.acquire)
+
+    receipt, members = slot.take()
+    assert len(members) == BATCH
+    assert set(slot.time("extend", lambda: slot.extend(receipt, members))) == {"ok"}
+    held = slot.time("held", lambda: slot.held("A", 0, BATCH))
+    assert len(held) == BATCH
+    slot.time(f"{send} in flight", lambda: slot.send(members))
+    # Two batches of 3,000 are in flight, and newer copies of them wait at the head.
+    second = slot.time("prepare past busy", lambda: slot.prepare("A", None, BATCH, max_bytes=1 << 40))
+    assert second.status in ("ok", "more", "busy")
+    assert set(slot.time("commit", lambda: slot.commit(receipt, members))) == {"ok"}
+    if second.status == "ok":
+        slot.commit(second.receipt, [delivery.member for delivery in second.deliveries])
+
+    receipt, members = slot.take()
+    error = "x" * 1_024
+    failures = [Failure(member, error=error) for member in members]
+    assert set(slot.time("rollback", lambda: slot.rollback(receipt, failures))) == {"ok"}
+    slot.time(f"{send} superseding", lambda: slot.send(members))
+    slot.clock.advance(seconds=600)
+    receipt, members = slot.take()
+    slot.rollback(receipt, [Failure(member, error=error) for member in members])
+    slot.clock.advance(seconds=600)
+    assert slot.time("promote", lambda: slot.promote(BATCH)) == BATCH
+
+    receipt, members = slot.take()
+    assert set(slot.time("release", lambda: slot.release(receipt, members))) == {"ok"}
+    receipt, members = slot.take()
+    slot.clock.advance(seconds=3_600)
+    assert slot.time("expire", lambda: slot.expire(BATCH)) == BATCH
+    receipt, members = slot.take()
+    rejected = [Failure(member, "rejected", error=error) for member in members]
+    assert set(slot.time("rollback to dead", lambda: slot.rollback(receipt, rejected))) == {"ok"}
+    dead = [entry.member for entry in slot.peek("dead", limit=BATCH).entries]
+    words = set(slot.time("replay", lambda: slot.replay(dead)))
+    assert words == {"replayed"}
+
+    waiting = [entry.member for entry in slot.peek("store", limit=BATCH, max_bytes=1 << 40).entries]
+    new = [70 if slot.topic.is_priority else START_MS + 10_000_000] * BATCH
+    slot.time("reschedule", lambda: slot.reschedule(new, waiting))
+    assert set(slot.time("bury", lambda: slot.bury(waiting, error))) <= {"waiting", "retry"}
+    assert set(slot.time("remove dead", lambda: slot.remove(waiting))) == {"dead"}
+    waiting = [entry.member for entry in slot.peek("store", limit=BATCH, max_bytes=1 << 40).entries]
+    assert set(slot.time("remove", lambda: slot.remove(waiting))) == {"waiting"}
+
+    for descending in (False, True):
+        look = partial(slot.peek, "store", limit=BATCH, descending=descending, max_bytes=1 << 40)
+        last = slot.time("peek", look).entries[-1]
+        for member in (last.member, last.member + b"x"):
+            after = (f"{last.score:.17g}", member)
+            slot.time("peek", partial(look, after=after))
+            search = partial(slot.find, "store", b"nowhere", after=after, scan=BATCH, descending=descending)
+            slot.time("find", search)
+    slot.time("count", slot.count)
+    slot.time("audit", slot.audit)
+    slot.time("configure", slot.configure)
+    slot.time("purge", lambda: slot.purge("store", limit=BATCH))
+    slot.time("adopt", lambda: slot.adopt(1, 0))
+    slot.time("pause", slot.pause)
+    slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
+    timed = {label.split(" ")[0] for label in slot.took}
+    assert timed == set(lua.names()) - {"send_merge", "send_replace"} | {send}
+    slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
+    return slot
+
+
+def test_the_upkeep_that_prepare_brings_along_is_bounded_too(client: redis.Redis, prefix: str) -> None:
+    assert_within_bound(
+        lambda attempt: a_whole_upkeep(Timed(client, f"{prefix}{attempt}:", TopicType.FIXED_TIME, "body"))
+    )
+
+
+def a_whole_upkeep(slot: Timed) -> Timed:
+    """Time a prepare that expires 3,000, promotes 3,000 and hands out 3,000."""
+    slot.fill(count=4 * BATCH)
+    receipt, members = slot.take()
+    slot.rollback(receipt, [Failure(member, error="x" * 1_024) for member in members])
+    slot.take()
+    slot.clock.advance(seconds=3_600)
+    slot.took.clear()
+    _, members = slot.take()
+    ledger = slot.audit()
+    assert (ledger["expired"], ledger["prepared"]) == (BATCH, 2 * BATCH + len(members))
+    return slot
+
+
+def dumped(client: redis.Redis, prefix: str) -> dict[bytes, Any]:
+    keys: Any = client.keys(f"*{prefix}*")
+    return {key: client.dump(key) for key in keys}
+
+
+@pytest.mark.parametrize("ending", ["commit", "release", "extend", "bury", "remove"])
+def test_more_than_the_largest_batch_is_refused_and_changes_nothing(
+    client: redis.Redis, prefix: str, ending: str
+) -> None:
+    slot = Timed(client, prefix, TopicType.PRIORITY, "body")
+    slot.send(names(10))
+    receipt, _ = slot.take()
+    many = names(BATCH + 1)
+    before = dumped(client, prefix)
+    with pytest.raises(ServerRefused, match="too many members"):
+        getattr(slot, ending)(*([many] if ending in ("bury", "remove") else [receipt, many]))
+    assert dumped(client, prefix) == before

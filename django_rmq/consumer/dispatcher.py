@@ -13,14 +13,15 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count, islice
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from django_rmq.broker import BATCH, Broker
 from django_rmq.consumer.executor import (
+    NO_HOOKS,
     Batch,
     ExecutorThread,
     Exited,
@@ -30,8 +31,8 @@ from django_rmq.consumer.executor import (
     uptime,
 )
 from django_rmq.consumer.heartbeat import Heartbeat
-from django_rmq.exceptions import RmqError, ServerRefused, ServerTrouble, SlotMoved, WrongType
-from django_rmq.messages import Delivery, Failure, Message, Prepared, Topic
+from django_rmq.exceptions import LostRace, RmqError, ServerRefused, ServerTrouble, SlotMoved, WrongType
+from django_rmq.messages import Failure, Held, Message, Prepared, Topic
 
 logger = logging.getLogger("django_rmq.consumer")
 
@@ -41,8 +42,26 @@ POLL_SECONDS = 1.0
 WORK_SECONDS = 0.05
 """How much work one prepare shall hand out, by what a topic's listener took of late."""
 
+QUICK_SECONDS = 0.005
+"""A priority slot whose messages take longer has one batch in hand, not a second one behind it."""
+
+REFRESH_SECONDS = 1.0
+"""A priority batch that waits longer for its thread is given back and taken anew: better may have come."""
+
+REFRESHED = 128
+"""Batches refreshed at once at most."""
+
+REST_SECONDS = 5.0
+"""How long a slot is left alone whose keys Redis refuses to touch."""
+
+UNCERTAIN_SECONDS = 5.0
+"""How long a stopping worker waits for Redis only to give back what a lost reply may have handed out."""
+
 IN_HAND = 20_000
 """Messages in hand of one process at most."""
+
+IN_HAND_BYTES = 4_194_304
+"""Bytes that one prepare hands out at most, unless its first message alone is larger."""
 
 HEADS = 1024
 """Slots asked for by one slow-poll script."""
@@ -52,36 +71,59 @@ TURN = 512
 
 
 class Place:
-    """One owned slot as the dispatcher sees it."""
+    """One slot as the dispatcher sees it: ours, or no longer ours while something of it is in hand."""
 
     __slots__ = (
+        "acquired",
         "batches",
-        "blocked",
+        "blocked_by",
+        "cursor",
         "due",
         "entry",
         "epoch",
+        "fenced",
         "not_before",
         "owned",
+        "shut_until",
         "slot",
+        "thread",
         "topic",
         "uncertain",
+        "untaken_since",
     )
 
-    def __init__(self, topic: Topic, slot: int) -> None:
+    def __init__(self, topic: Topic, slot: int, thread: int) -> None:
         self.topic = topic
         self.slot = slot
+        self.thread = thread
+        """Serial topics: the index of the one thread that works this slot."""
+        self.owned = True
+        self.acquired = False
+        """Its epoch is ours. Without it nothing is prepared."""
         self.epoch: int | None = None
+        self.uncertain = False
+        """A prepare of ours may have run without our hearing of it."""
+        self.fenced = False
+        """Another owner has acquired it since."""
+        self.untaken_since: float | None = None
+        """Fenced: since when (monotonic) messages are due that nobody takes."""
         self.due = 0.0
         """Server time in ms at which to prepare; infinity: nothing is known to wait."""
-        self.not_before = 0.0
-        """Local monotonic time before which a busy, paused or failing slot is left alone."""
-        self.batches = 0
-        self.owned = True
-        self.blocked = False
-        """A listener of this slot exceeded MAX_RUNTIME and has not returned."""
-        self.uncertain = True
-        """A prepare of this owner may have run without our hearing of it."""
         self.entry = 0
+        """The number of its valid entry in the heap; 0: none."""
+        self.not_before = 0.0
+        """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
+        self.shut_until = 0.0
+        """Monotonic time before which a failing slot is left alone."""
+        self.batches = 0
+        self.blocked_by: Batch | None = None
+        """A batch whose listener exceeded MAX_RUNTIME and has not returned."""
+        self.cursor: tuple[str, bytes] | None = None
+        """Where prepare goes on behind members that are in flight."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.topic.name, self.slot
 
 
 class Pace:
@@ -93,10 +135,35 @@ class Pace:
         self.seconds = 0.002
 
     def note(self, seconds: float, messages: int) -> None:
-        if messages:
-            sample = seconds / messages
-            weight = 0.5 if sample > self.seconds else 0.2
-            self.seconds += (sample - self.seconds) * weight
+        sample = seconds / messages
+        weight = 0.5 if sample > self.seconds else 0.2
+        self.seconds += (sample - self.seconds) * weight
+
+
+class ServerClock:
+    """Redis' clock as seen from here: each look bounds the difference, and looks that agree narrow it."""
+
+    def __init__(self) -> None:
+        self._low = self._high = 0.0
+
+    def note(self, before: float, server_ms: int, after: float) -> None:
+        """Note what TIME answered (cut to ms) between two instants of ``time.monotonic``."""
+        low, high = server_ms - after * 1000, server_ms + 1 - before * 1000
+        self._low, self._high = max(self._low, low), min(self._high, high)
+        if self._low > self._high:
+            # The first look, or one of the clocks was set or has drifted since.
+            self._low, self._high = low, high
+
+    def ms(self) -> float:
+        return time.monotonic() * 1000 + (self._low + self._high) / 2
+
+
+class _Own(NamedTuple):
+    slots: list[tuple[str, int]]
+
+
+class _Disown(NamedTuple):
+    slots: list[tuple[str, int]]
 
 
 class _Wake(NamedTuple):
@@ -119,12 +186,17 @@ class _Stop(NamedTuple):
 class _Settlement:
     """What is still to be told to Redis of one delivery of one slot."""
 
-    __slots__ = ("committed", "failures", "released")
+    __slots__ = ("committed", "failures", "released", "repeated")
 
     def __init__(self) -> None:
         self.committed: list[bytes] = []
         self.failures: list[Failure] = []
         self.released: list[bytes] = []
+        self.repeated = False
+        """It has been told before, and the answer was lost."""
+
+
+_Settling = tuple[Place, int, str, list[Any], bool]
 
 
 class Dispatcher:
@@ -132,7 +204,8 @@ class Dispatcher:
 
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` say which slots are ours; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
-    all is settled, or, with ``burst``, when nothing can be taken any more.
+    all is settled, or, with ``burst``, when nothing can be taken any more. It raises ``SlotMoved``
+    where a topic has got another slot count, after it has settled what was in hand.
     """
 
     def __init__(
@@ -142,7 +215,7 @@ class Dispatcher:
         listeners: Mapping[str, ListenerLike],
         *,
         threads: int = 4,
-        hooks: Hooks = Hooks(),
+        hooks: Hooks = NO_HOOKS,
         burst: bool = False,
         shutdown_timeout: float = 30.0,
         poll_seconds: float = POLL_SECONDS,
@@ -155,11 +228,11 @@ class Dispatcher:
         self.topics = {topic.name: topic for topic in topics}
         self.listeners = dict(listeners)
         self.processed = 0
-        """Deliveries settled so far."""
+        """Deliveries committed or rolled back so far."""
         self.forced = False
-        """The shutdown time-out ended a listener's chance to finish."""
+        """The shutdown time-out ended a listener's chance to finish, or something could not be settled."""
         self.exit_asked = False
-        """A listener raised SystemExit."""
+        """A listener raised SystemExit or KeyboardInterrupt."""
         self._hooks = hooks
         self._burst = burst
         self._shutdown_timeout = shutdown_timeout
@@ -169,46 +242,70 @@ class Dispatcher:
         self._last_work = time.monotonic()
         self._beat = beat
         self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
         self._places: dict[tuple[str, int], Place] = {}
+        self._unacquired: dict[Place, None] = {}
+        """To be acquired, or asked what a lost reply handed out."""
         self._heap: list[tuple[float, int, Place]] = []
         self._entries = count(1)
         self._waiting: dict[Place, None] = {}
+        """Due, and to be prepared as soon as their thread has room."""
         self._threads = [ExecutorThread(i, self._inbox, hooks) for i in range(max(1, threads))]
         self._load = [0.0] * len(self._threads)
+        """Seconds of work in hand of each thread, as reckoned."""
+        self._slots_of_thread = [0] * len(self._threads)
         self._batches: dict[int, Batch] = {}
         self._in_hand = 0
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._settlements: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
-        self._cursors: dict[Place, tuple[str, bytes]] = {}
-        self._offset_ms = 0.0
+        self._clock = ServerClock()
         self._stopping = False
+        self._moved: SlotMoved | None = None
         self._next_poll = 0.0
+        self._has_priorities = any(topic.is_priority for topic in self.topics.values())
+        self._next_refresh = 0.0
         self._quarrels: dict[str, float] = {}
-        self._lock = threading.Lock()
 
     # --- ownership
 
     def own(self, slots: Iterable[tuple[str, int]]) -> None:
         """Add slots to those that are ours."""
-        with self._lock:
-            for name, slot in slots:
-                place = self._places.get((name, slot))
-                if place is None or not place.owned:
-                    self._places[name, slot] = Place(self.topics[name], slot)
-        self._inbox.put(_Resubscribed())
+        self._inbox.put(_Own(list(slots)))
 
     def disown(self, slots: Iterable[tuple[str, int]]) -> None:
         """Take no more from these slots; what has not begun is given back."""
-        with self._lock:
-            for key in slots:
-                place = self._places.pop(key, None)
-                if place is not None:
-                    place.owned = False
-        self._inbox.put(_Resubscribed())
+        self._inbox.put(_Disown(list(slots)))
 
     def stop(self) -> None:
         """Take nothing more, let listeners finish, give the rest back. Safe in signal handlers."""
         self._inbox.put(_Stop())
+
+    def _own(self, topic: str, slot: int) -> None:
+        place = self._places.get((topic, slot))
+        if place is None:
+            thread = min(range(len(self._threads)), key=self._slots_of_thread.__getitem__)
+            self._slots_of_thread[thread] += 1
+            place = self._places[topic, slot] = Place(self.topics[topic], slot, thread)
+        elif place.owned:
+            return
+        place.owned, place.acquired, place.fenced = True, False, False
+        place.due = place.not_before = place.shut_until = 0.0
+        self._unacquired[place] = None
+
+    def _disown(self, place: Place) -> None:
+        place.owned = place.acquired = False
+        place.entry = 0
+        self._waiting.pop(place, None)
+        if not place.uncertain:
+            self._unacquired.pop(place, None)
+        self._give_back_slot(place)
+        self._forget(place)
+
+    def _forget(self, place: Place) -> None:
+        """Drop a slot that is no longer ours once nothing of it is in hand: its thread is its own till then."""
+        if not (place.owned or place.batches or place.uncertain) and place.key in self._places:
+            del self._places[place.key]
+            self._slots_of_thread[place.thread] -= 1
 
     # --- the loop
 
@@ -217,23 +314,41 @@ class Dispatcher:
         for thread in self._threads:
             thread.start()
         heartbeat = Heartbeat(
-            self.broker, lambda: self._batches.copy().values(), self._overran, self._thread_of
+            self.broker,
+            self.topics.values(),
+            lambda: self._batches.copy().values(),
+            lambda batch: self._inbox.put(_Overrun(batch)),
+            self._thread_of,
         )
         heartbeat.start()
-        listening = _Listening(self.broker, list(self.topics.values()), self._inbox)
-        listening.start()
+        self._listening.start()
+        trouble: Exception | None = None
         try:
-            listening.subscribed.wait(5.0)
-            self._work()
+            self._listening.subscribed.wait(5.0)
+            try:
+                self._work()
+            except Exception as error:
+                logger.exception("The dispatcher failed: it gives back what it can")
+                trouble = error
             self._shut_down()
         finally:
             heartbeat.stop()
-            listening.stop()
+            self._listening.stop()
+            for batch in self._batches.values():
+                batch.halted = True
             for thread in self._threads:
                 thread.stop()
+            for ending in (heartbeat, self._listening, *self._threads):
+                if not (isinstance(ending, ExecutorThread) and ending.current):
+                    ending.join(2.0)
+        if trouble is not None:
+            raise trouble
+        if self._moved is not None:
+            raise self._moved
 
     def _work(self) -> None:
         trouble = 0
+        self._read_inbox(0.0)
         while not self._stopping and (self._max_messages is None or self.processed < self._max_messages):
             self._beat()
             try:
@@ -242,16 +357,20 @@ class Dispatcher:
             except ServerTrouble as error:
                 trouble += 1
                 self._complain("redis", "Redis is away (%s); trying again", error)
+                # What broke our connection may have broken the subscription unnoticed.
+                self._listening.renew()
                 self._pause(min(1.0, 0.02 * 2 ** min(trouble, 6)))
                 continue
             if busy:
                 self._read_inbox(0.0)
                 continue
-            if self._in_hand or self._settlements:
-                self._last_work = time.monotonic()
-            elif self._burst and self._drained() or self._idle_too_long():
+            if self._is_idle() and ((self._burst and self._drained()) or self._idle_too_long()):
                 return
             self._read_inbox(self._sleep_seconds())
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is in hand, but for what Redis refuses to settle."""
+        return not self._in_hand and all(place.shut_until for place, _ in self._settlements)
 
     def _idle_too_long(self) -> bool:
         return self._max_idle_time is not None and time.monotonic() - self._last_work >= self._max_idle_time
@@ -263,9 +382,14 @@ class Dispatcher:
 
     def _turn(self) -> bool:
         """Do one round trip if there is anything to do; return whether there was."""
-        self._recover()
-        if time.monotonic() >= self._next_poll:
+        self._collect_due()
+        self._acquire()
+        now = time.monotonic()
+        if now >= self._next_poll:
             self._poll()
+        if self._has_priorities and now >= self._next_refresh:
+            self._next_refresh = now + REFRESH_SECONDS
+            self._refresh()
         pipeline = self.broker.pipeline()
         settling = self._queue_settlements(pipeline)
         asked = self._queue_prepares(pipeline)
@@ -275,30 +399,37 @@ class Dispatcher:
         try:
             replies = pipeline.execute()
         except ServerTrouble:
-            for place, _ in asked:
-                place.uncertain = True
-                self._schedule(place, 0.0)
+            for place in asked:
+                self._doubt(place)
+            for settlement in self._settlements.values():
+                settlement.repeated = True
             raise
-        self._settled(settling, replies)
-        for (place, limit), reply in zip(asked, replies[len(replies) - len(asked) :], strict=True):
-            self._prepared(place, limit, reply, at)
+        trouble = self._settled(settling, replies)
+        for place, reply in zip(asked, replies[len(settling) :], strict=True):
+            trouble = self._prepared(place, reply, at) or trouble
+        if trouble is not None:
+            raise trouble
         return True
 
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
         wake = self._next_poll
-        if self._max_idle_time is not None:
+        if self._max_idle_time is not None and not self._in_hand:
             wake = min(wake, self._last_work + self._max_idle_time)
+        while self._heap and self._heap[0][1] != self._heap[0][2].entry:
+            heapq.heappop(self._heap)
         if self._heap:
-            wake = min(wake, now + (self._heap[0][0] - self._server_ms()) / 1000)
+            wake = min(wake, now + (self._heap[0][0] - self._clock.ms()) / 1000)
+        if self._has_priorities and self._in_hand:
+            wake = min(wake, self._next_refresh)
         return max(0.0, wake - now)
 
-    def _server_ms(self) -> float:
-        return time.monotonic() * 1000 + self._offset_ms
-
     def _drained(self) -> bool:
-        now = self._server_ms()
-        return all(place.due > now or place.blocked for place in self._places.values())
+        now = self._clock.ms()
+        return all(
+            place.due > now or place.blocked_by or place.fenced or not place.owned
+            for place in self._places.values()
+        )
 
     # --- what others tell us
 
@@ -318,17 +449,23 @@ class Dispatcher:
             place = self._places.get((item.topic, item.slot))
             if place is not None:
                 place.not_before = 0.0
-                self._schedule(place, 0.0)
+                self._ready(place)
+        elif isinstance(item, _Own):
+            for topic, slot in item.slots:
+                self._own(topic, slot)
+        elif isinstance(item, _Disown):
+            for key in item.slots:
+                if key in self._places:
+                    self._disown(self._places[key])
         elif isinstance(item, _Resubscribed):
+            # Wake-ups were missed until now: whoever rests until one is asked at once.
             self._next_poll = 0.0
-            with self._lock:
-                places = list(self._places.values())
-            for place in places:
-                if place.uncertain:
-                    self._schedule(place, 0.0)
+            for place in self._places.values():
+                place.not_before = 0.0
         elif isinstance(item, _Overrun):
             self._replace_thread(item.batch)
         elif isinstance(item, Exited):
+            logger.error("A listener of topic %s asked the process to exit", item.batch.topic.name)
             self.exit_asked = self._stopping = True
         elif isinstance(item, _Stop):
             self._stopping = True
@@ -336,69 +473,76 @@ class Dispatcher:
     def _finished(self, report: Slice) -> None:
         batch = report.batch
         place: Place = batch.place
-        settlement = self._settlements[place, batch.receipt]
-        settlement.committed += report.committed
-        settlement.failures += report.failures
-        settlement.released += report.released
+        released = report.released
+        if released and (batch.cut or batch.stale):
+            released = [m for m in released if m not in batch.cut and m not in batch.stale]
+        if report.committed or report.failures or released:
+            settlement = self._settlements[place, batch.receipt]
+            settlement.committed += report.committed
+            settlement.failures += report.failures
+            settlement.released += released
         done = len(report.committed) + len(report.failures)
-        self._paces[place.topic.name].note(report.seconds, done)
+        if done:
+            self._last_work = time.monotonic()
+            self._paces[place.topic.name].note(report.seconds, done)
         if report.last and self._batches.pop(id(batch), None) is not None:
             place.batches -= 1
             self._in_hand -= len(batch.messages)
-            place.blocked = place.blocked and not batch.abandoned
             if batch.thread is not None:
                 self._load[batch.thread] -= batch.cost
+            if place.blocked_by is batch:
+                place.blocked_by = None
             # In the same round trip that settles it: a prepare that finds nothing says so to the senders.
-            self._waiting.pop(place, None)
-            self._schedule(place, 0.0)
+            self._ready(place)
+            self._forget(place)
 
-    # --- the heap
+    # --- when a slot is asked
+
+    def _ready(self, place: Place) -> None:
+        """Prepare ``place`` as soon as may be.
+
+        Left out is what will be ready again by itself: when it is acquired, when a batch ends.
+        """
+        place.due = 0.0
+        place.entry = 0
+        if not (place.owned and place.acquired) or place.blocked_by or place.batches >= self._depth(place):
+            return
+        rest = max(place.not_before, place.shut_until)
+        if rest and rest > (now := time.monotonic()):
+            self._waiting.pop(place, None)
+            self._schedule(place, self._clock.ms() + (rest - now) * 1000)
+        else:
+            self._waiting[place] = None
 
     def _schedule(self, place: Place, due: float | None) -> None:
         """Look at ``place`` when the server's clock shows ``due`` (None: nothing waits)."""
-        place.due = float("inf") if due is None else due
         if due is None or not place.owned:
-            place.entry = 0
+            place.due, place.entry = float("inf"), 0
             return
-        place.entry = next(self._entries)
+        place.due, place.entry = due, next(self._entries)
         heapq.heappush(self._heap, (due, place.entry, place))
+        if len(self._heap) > 2 * len(self._places) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
+            heapq.heapify(self._heap)
 
-    def _due_places(self) -> Iterator[Place]:
-        """Yield places whose time has come, each once."""
-        now, local = self._server_ms(), time.monotonic()
-        later: list[Place] = []
+    def _collect_due(self) -> None:
+        """Make those places ready whose time has come."""
+        now = self._clock.ms()
         while self._heap and self._heap[0][0] <= now:
             _, entry, place = heapq.heappop(self._heap)
-            if entry != place.entry or not place.owned:
-                continue
-            place.entry = 0
-            if place.not_before > local:
-                place.due = now + (place.not_before - local) * 1000
-                later.append(place)
-                continue
-            yield place
-        for place in later:
-            self._schedule(place, place.due)
+            if entry == place.entry:
+                self._ready(place)
 
     # --- asking
 
     def _depth(self, place: Place) -> int:
         """How many batches of a slot may be in hand: one runs, the next is ready."""
-        return 2 if place.topic.serial else 2 * len(self._threads)
+        if not place.topic.serial:
+            return 2 * len(self._threads)
+        return 1 if place.topic.is_priority and self._paces[place.topic.name].seconds > QUICK_SECONDS else 2
 
-    def _thread_for(self, place: Place) -> int:
-        if place.topic.serial:
-            return place.slot % len(self._threads)
-        return min(range(len(self._threads)), key=self._load.__getitem__)
-
-    def _has_room(self, place: Place, load: list[float]) -> bool:
-        """Whether more of a slot's messages may be taken in hand now.
-
-        A thread takes the highest head among its priority slots, so each of these has a batch ready.
-        """
-        if self._in_hand >= IN_HAND or place.batches >= self._depth(place):
-            return False
-        return place.topic.is_priority or load[self._thread_for(place)] <= 2 * WORK_SECONDS
+    def _thread_for(self, place: Place, load: list[float]) -> int:
+        return place.thread if place.topic.serial else min(range(len(load)), key=load.__getitem__)
 
     def _limit(self, place: Place) -> int:
         topic = place.topic
@@ -407,79 +551,79 @@ class Dispatcher:
         limit = max(size, min(int(wanted), max(topic.prefetch, size)))
         return max(1, min(limit - limit % size if limit > size else limit, BATCH))
 
-    def _queue_prepares(self, pipeline: Any) -> list[tuple[Place, int]]:
-        asked: list[tuple[Place, int]] = []
-        for place in [place for place in self._waiting if self._has_room(place, self._load)]:
-            del self._waiting[place]
-            self._schedule(place, 0.0)
-        expected = self._load.copy()
+    def _queue_prepares(self, pipeline: Any) -> list[Place]:
+        asked: list[Place] = []
+        load = self._load.copy()
         room = IN_HAND - self._in_hand
-        for place in self._due_places():
-            if place.blocked:
+        for place in self._waiting:
+            topic, thread = place.topic, self._thread_for(place, load)
+            # A thread takes the highest head among its priority slots, so each of these has a batch ready.
+            if load[thread] > 2 * WORK_SECONDS and not topic.is_priority:
+                if not self._has_priorities and min(load) > 2 * WORK_SECONDS:
+                    break
                 continue
-            if room <= 0 or not self._has_room(place, expected):
-                self._waiting[place] = None
-                continue
-            thread = self._thread_for(place)
             limit = self._limit(place)
+            if room < limit:
+                break
             pipeline.prepare(
-                place.topic,
-                place.slot,
-                self.owner,
-                place.epoch,
-                limit,
-                after=self._cursors.pop(place, None),
+                topic, place.slot, self.owner, place.epoch, limit, IN_HAND_BYTES, after=place.cursor
             )
-            asked.append((place, limit))
+            place.cursor = None
+            asked.append(place)
             # What a slot will hand out is not known; half the limit keeps many slots from flooding one thread.
-            expected[thread] += limit / 2 * self._paces[place.topic.name].seconds
+            load[thread] += limit / 2 * self._paces[topic.name].seconds
             room -= limit
             if len(asked) >= TURN:
                 break
+        for place in asked:
+            del self._waiting[place]
         return asked
 
-    def _prepared(self, place: Place, limit: int, reply: Prepared | RmqError, at: float) -> None:
-        if isinstance(reply, ServerTrouble) and not isinstance(reply, ServerRefused):
-            place.uncertain = True
-            self._schedule(place, 0.0)
-            raise reply
+    def _prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
+        """Go on with what prepare answered; return trouble that concerns more than this slot."""
         if isinstance(reply, RmqError):
-            self._trip(place, reply)
-            return
+            trouble = self._trouble_of(place, reply)
+            if trouble is not None:
+                self._doubt(place)
+            return trouble
+        place.shut_until = 0.0
         if reply.status == "ok":
-            self._hand_out(place, reply, at)
-            self._schedule(place, reply.next_due)
+            messages = [
+                Message(place.topic, place.slot, reply.receipt, delivery, self._extend)
+                for delivery in reply.deliveries
+            ]
+            self._start(place, reply.receipt, messages, at)
+            if place.topic.serial:
+                self._schedule(place, reply.next_due)
+            else:
+                # Only a prepare that finds nothing makes senders wake us, and other threads are free.
+                self._ready(place)
         elif reply.status == "more":
-            assert reply.cursor is not None
-            self._cursors[place] = reply.cursor
-            self._schedule(place, 0.0)
+            place.cursor = reply.cursor
+            self._ready(place)
         elif reply.status in ("busy", "paused"):
             # A wake-up tells when it is over; should that be lost, the slow poll asks again.
-            place.not_before = time.monotonic() + self._poll_seconds
+            patience = self._poll_seconds * (10 if reply.status == "paused" else 1)
+            place.not_before = time.monotonic() + patience
             self._schedule(place, reply.next_due)
         elif reply.status == "fenced":
             self._fenced(place)
         elif reply.status == "moved":
-            raise SlotMoved(
+            self._moved = SlotMoved(
                 f"topic {place.topic.name} has another slot count than {place.topic.slots} by now; "
                 "start again with its present definition"
             )
+            self._stopping = True
         else:
             self._schedule(place, reply.next_due)
-
-    def _hand_out(self, place: Place, prepared: Prepared, at: float) -> None:
-        topic = place.topic
-        messages = [
-            Message(topic, place.slot, prepared.receipt, delivery, self._extend)
-            for delivery in prepared.deliveries
-        ]
-        self._start(place, prepared.receipt, messages, at)
+        return None
 
     def _start(self, place: Place, receipt: int, messages: list[Message], at: float) -> None:
         batch = Batch(place, self.listeners[place.topic.name], receipt, messages, at)
-        thread = self._thread_for(place)
+        thread = self._thread_for(place, self._load)
         self._batches[id(batch)] = batch
         self._in_hand += len(messages)
+        self._last_work = time.monotonic()
         place.batches += 1
         batch.cost = len(messages) * self._paces[place.topic.name].seconds
         self._load[thread] += batch.cost
@@ -489,32 +633,79 @@ class Dispatcher:
         member = message.delivery.member
         return self.broker.extend(message.topic, message.slot, message.receipt, [member]) == ["ok"]
 
-    def _trip(self, place: Place, error: RmqError) -> None:
-        """Leave a slot alone for a while: a foreign key type or a refusal concerns it alone."""
+    # --- slots that are not to be taken from
+
+    def _trouble_of(self, place: Place, error: RmqError) -> ServerTrouble | None:
+        """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
+        if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
+            return error
         self._complain(
             f"{place.topic.name}/{type(error).__name__}",
-            f"Cannot take from topic {place.topic.name} slot {place.slot}: %s",
+            f"Cannot work on topic {place.topic.name} slot {place.slot}: %s",
             error,
         )
-        place.not_before = time.monotonic() + 5.0
-        self._schedule(place, 0.0)
+        place.shut_until = time.monotonic() + REST_SECONDS
+        self._waiting.pop(place, None)
+        self._schedule(place, self._clock.ms() + REST_SECONDS * 1000)
+        return None
+
+    def _doubt(self, place: Place) -> None:
+        """Ask what Redis handed out before anything more is taken: a reply was lost."""
+        if place.topic.serial:
+            place.uncertain, place.acquired = True, False
+            self._unacquired[place] = None
+            place.due, place.entry = 0.0, 0
+        else:
+            self._ready(place)
 
     def _fenced(self, place: Place) -> None:
-        """Another owner has acquired the slot: give back what has not begun, and ask again later."""
-        logger.warning("Slot %s of topic %s has a new owner", place.slot, place.topic.name)
-        for batch in self._batches.copy().values():
+        """Another owner has acquired the slot: give back what has not begun, and stay away from it."""
+        self._complain(
+            f"{place.topic.name}/fenced",
+            f"Topic {place.topic.name} slot {place.slot}: %s",
+            LostRace("another worker has acquired it"),
+        )
+        place.fenced, place.acquired, place.epoch, place.untaken_since = True, False, None, None
+        place.due, place.entry = float("inf"), 0
+        self._give_back_slot(place)
+
+    def _give_back_slot(self, place: Place) -> None:
+        for batch in list(self._batches.values()):
             if batch.place is place:
-                batch.abandoned = True
-        place.epoch = None
-        place.uncertain = True
-        place.not_before = time.monotonic() + 5.0
-        self._schedule(place, 0.0)
+                self._give_back(batch)
+
+    def _give_back(self, batch: Batch) -> None:
+        """Begin nothing more of a batch, and release what has not begun, whatever its thread is doing."""
+        batch.halted = True
+        if batch.thread is not None and self._threads[batch.thread].withdraw(batch):
+            members = [message.delivery.member for message in batch.messages]
+            self._finished(Slice(batch, [], [], members, 0.0, True))
+            return
+        rest = [message.delivery.member for message in batch.messages[batch.begun :]]
+        released = [member for member in rest if member not in batch.cut and member not in batch.stale]
+        if released:
+            batch.cut |= frozenset(released)
+            self._settlements[batch.place, batch.receipt].released += released
+
+    def _refresh(self) -> None:
+        """Take anew what has long waited for its thread: a higher priority may have come to its slot."""
+        oldest = uptime() - REFRESH_SECONDS
+        stale = (
+            b for b in self._batches.values() if b.topic.is_priority and b.queued < oldest and not b.begun
+        )
+        for batch in list(islice(stale, REFRESHED)):
+            self._give_back(batch)
 
     # --- telling
 
-    def _queue_settlements(self, pipeline: Any) -> list[tuple[Place, int, str, list[Any]]]:
-        settling: list[tuple[Place, int, str, list[Any]]] = []
+    def _queue_settlements(self, pipeline: Any) -> list[_Settling]:
+        settling: list[_Settling] = []
+        now = 0.0
         for (place, receipt), settlement in self._settlements.items():
+            if place.shut_until:
+                now = now or time.monotonic()
+                if place.shut_until > now and not self._stopping:
+                    continue
             for verb in ("committed", "failures", "released"):
                 items = getattr(settlement, verb)
                 for start in range(0, len(items), BATCH):
@@ -525,30 +716,34 @@ class Dispatcher:
                         pipeline.rollback(place.topic, place.slot, receipt, part)
                     else:
                         pipeline.release(place.topic, place.slot, receipt, part)
-                    settling.append((place, receipt, verb, part))
+                    settling.append((place, receipt, verb, part, settlement.repeated))
         return settling
 
-    def _settled(self, settling: list[tuple[Place, int, str, list[Any]]], replies: list[Any]) -> None:
-        """Forget what Redis confirmed; what met trouble is told again, for telling twice is harmless."""
+    def _settled(self, settling: list[_Settling], replies: list[Any]) -> ServerTrouble | None:
+        """Forget what Redis confirmed; the rest is told again, for telling twice is harmless.
+
+        Returns trouble that concerns more than one slot.
+        """
         trouble: ServerTrouble | None = None
+        told = {(place, receipt) for place, receipt, *_ in settling}
         keep: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
-        for (place, receipt, verb, part), words in zip(settling, replies, strict=False):
-            if isinstance(words, ServerTrouble) and not isinstance(words, ServerRefused):
-                getattr(keep[place, receipt], verb).extend(part)
-                trouble = words
-                continue
+        for key, settlement in self._settlements.items():
+            if key not in told:
+                keep[key] = settlement
+        for (place, receipt, verb, part, repeated), words in zip(settling, replies, strict=False):
             if isinstance(words, RmqError):
-                self._complain(
-                    f"settle/{place.topic.name}",
-                    f"Cannot settle {len(part)} messages of topic {place.topic.name} slot {place.slot}, "
-                    "they are left to time out: %s",
-                    words,
-                )
+                kept = keep[place, receipt]
+                getattr(kept, verb).extend(part)
+                kept.repeated = True
+                trouble = self._trouble_of(place, words) or trouble
                 continue
-            self.processed += len(part)
+            place.shut_until = 0.0
+            if verb != "released":
+                self.processed += len(part)
             stale = words.count("stale")
             if stale:
-                logger.warning(
+                logger.log(
+                    logging.INFO if repeated else logging.WARNING,
                     "%d %s of topic %s slot %s came too late: the delivery had ended already",
                     stale,
                     verb,
@@ -557,102 +752,169 @@ class Dispatcher:
                     extra={"rmq_event": "stale", "rmq_topic": place.topic.name, "rmq_slot": place.slot},
                 )
         self._settlements = keep
+        return trouble
+
+    # --- acquiring, and recovery of lost replies
+
+    def _acquire(self) -> None:
+        """Acquire what is newly ours, and go on with what a prepare handed out whose reply was lost."""
+        if self._unacquired:
+            local = time.monotonic()
+            rested = [place for place in self._unacquired if place.shut_until <= local]
+            for start in range(0, len(rested), TURN):
+                self._acquire_some(rested[start : start + TURN])
+
+    def _acquire_some(self, places: list[Place]) -> None:
+        pipeline = self.broker.pipeline()
+        for place in places:
+            if place.owned and place.topic.serial:
+                pipeline.acquire(place.topic, place.slot)
+            if place.uncertain:
+                pipeline.held(place.topic, place.slot, self.owner, 0, BATCH)
+        at = uptime()
+        replies = iter(pipeline.execute())
+        trouble: ServerTrouble | None = None
+        lost: list[tuple[Place, int, list[Held]]] = []
+        for place in places:
+            epoch = next(replies) if place.owned and place.topic.serial else None
+            held = next(replies) if place.uncertain else []
+            error = epoch if isinstance(epoch, RmqError) else held if isinstance(held, RmqError) else None
+            if error is None:
+                try:
+                    found = self._unknown(place, self._all_held(place, held or []))
+                except RmqError as failed:
+                    error = failed
+            if error is not None:
+                trouble = self._trouble_of(place, error) or trouble
+                continue
+            place.epoch = epoch
+            if found:
+                lost += [(place, receipt, things) for receipt, things in found.items()]
+            else:
+                self._acquired(place)
+        if lost:
+            trouble = self._adopt(lost, at) or trouble
         if trouble is not None:
             raise trouble
 
-    # --- recovery and the slow poll
+    def _acquired(self, place: Place) -> None:
+        self._unacquired.pop(place, None)
+        place.uncertain = False
+        place.acquired = place.owned
+        self._ready(place)
+        self._forget(place)
 
-    def _recover(self) -> None:
-        """Acquire what is newly ours, or ours without our knowing what a lost prepare handed out."""
-        uncertain = [place for place in self._places.values() if place.uncertain]
-        if not uncertain:
-            return
-        local = time.monotonic()
-        for start in range(0, len(uncertain), TURN):
-            part = [place for place in uncertain[start : start + TURN] if place.not_before <= local]
-            pipeline = self.broker.pipeline()
-            for place in part:
-                if place.topic.serial:
-                    pipeline.acquire(place.topic, place.slot)
-                    pipeline.held(place.topic, place.slot, self.owner)
-            at = uptime()
-            replies = iter(pipeline.execute())
-            for place in part:
-                if not place.topic.serial:
-                    place.uncertain = False
-                    self._schedule(place, 0.0)
-                    continue
-                epoch, held = next(replies), next(replies)
-                for reply in (epoch, held):
-                    if isinstance(reply, ServerTrouble) and not isinstance(reply, ServerRefused):
-                        raise reply
-                if isinstance(epoch, RmqError) or isinstance(held, RmqError):
-                    self._trip(place, epoch if isinstance(epoch, RmqError) else held)
-                    continue
-                place.epoch = epoch
-                place.uncertain = False
-                self._adopt(place, held or [], at)
-                self._schedule(place, 0.0)
+    def _all_held(self, place: Place, held: list[Held]) -> list[Held]:
+        page = held
+        while len(page) == BATCH:
+            page = self.broker.held(place.topic, place.slot, self.owner, len(held), BATCH) or []
+            held = [*held, *page]
+        return held
 
-    def _adopt(self, place: Place, held: list[Any], at: float) -> None:
-        """Go on with deliveries of a prepare whose reply was lost."""
-        known = {batch.receipt for batch in self._batches.values() if batch.place is place}
-        known |= {receipt for other, receipt in self._settlements if other is place}
-        lost: defaultdict[int, list[Delivery]] = defaultdict(list)
+    def _unknown(self, place: Place, held: list[Held]) -> dict[int, list[Held]]:
+        """Return, by receipt, what Redis handed out to us without our hearing of it."""
+        known = {batch.receipt for batch in self._batches.values() if batch.place.key == place.key}
+        known |= {receipt for other, receipt in self._settlements if other.key == place.key}
+        lost: defaultdict[int, list[Held]] = defaultdict(list)
         for thing in held:
             if thing.receipt and thing.receipt not in known:
-                lost[thing.receipt].append(thing.delivery)
-        if not lost:
-            return
+                lost[thing.receipt].append(thing)
+        return lost
+
+    def _adopt(self, lost: list[tuple[Place, int, list[Held]]], at: float) -> ServerTrouble | None:
+        """Go on with deliveries of a prepare whose reply was lost; give them back where nothing may begin."""
         # Their time-out began at an instant we do not know: extend before anything starts.
         pipeline = self.broker.pipeline()
-        for receipt, deliveries in lost.items():
-            pipeline.extend(place.topic, place.slot, receipt, [delivery.member for delivery in deliveries])
-        for (receipt, deliveries), words in zip(lost.items(), pipeline.execute(), strict=True):
+        for place, receipt, things in lost:
+            pipeline.extend(place.topic, place.slot, receipt, [thing.delivery.member for thing in things])
+        trouble: ServerTrouble | None = None
+        refused: set[Place] = set()
+        for (place, receipt, things), words in zip(lost, pipeline.execute(), strict=True):
             if isinstance(words, RmqError):
-                place.uncertain = True
-                raise words
-            ours = [delivery for delivery, word in zip(deliveries, words, strict=True) if word == "ok"]
-            messages = [Message(place.topic, place.slot, receipt, d, self._extend) for d in ours]
-            if messages:
-                logger.info("Going on with %d messages whose hand-out was lost", len(messages))
+                refused.add(place)
+                trouble = self._trouble_of(place, words) or trouble
+                continue
+            ours = [thing for thing, word in zip(things, words, strict=True) if word == "ok"]
+            begin = [thing.delivery for thing in ours if place.owned and not thing.marked]
+            back = [thing.delivery.member for thing in ours if not place.owned or thing.marked]
+            if place.topic.is_priority:
+                begin.sort(key=lambda delivery: -delivery.score)
+            logger.info("The hand-out of %d messages was lost; going on with them", len(ours))
+            if begin:
+                messages = [Message(place.topic, place.slot, receipt, each, self._extend) for each in begin]
                 self._start(place, receipt, messages, at)
+            if back:
+                self._settlements[place, receipt].released += back
+        for place in {place for place, _, _ in lost} - refused:
+            self._acquired(place)
+        return trouble
+
+    # --- the slow poll
 
     def _poll(self) -> None:
-        """Ask for the next due times of all slots: foreign sends and lost wake-ups show here."""
-        self._next_poll = time.monotonic() + self._poll_seconds
+        """Ask for the next due times of what sleeps: foreign sends and lost wake-ups show here."""
         before = time.monotonic()
         server = self.broker.now_ms()
-        self._offset_ms = server - (before + time.monotonic()) / 2 * 1000
+        self._clock.note(before, server, time.monotonic())
         by_topic: defaultdict[str, list[Place]] = defaultdict(list)
+        blocked: list[Place] = []
         for place in self._places.values():
-            if place.blocked:
-                self.broker.expire(place.topic, place.slot)
-            elif not place.uncertain and place.entry == 0 and place not in self._waiting:
-                by_topic[place.topic.name].append(place)
-            elif place.entry and place.due > server:
+            if place.blocked_by is not None:
+                blocked.append(place)
+            elif place.fenced or (place.acquired and place.due > server):
                 by_topic[place.topic.name].append(place)
         pipeline = self.broker.pipeline()
         asked: list[list[Place]] = []
         for name, places in by_topic.items():
             for start in range(0, len(places), HEADS):
-                part = places[start : start + HEADS]
-                pipeline.heads(self.topics[name], [place.slot for place in part])
-                asked.append(part)
-        for part, heads in zip(asked, pipeline.execute(), strict=True):
+                asked.append(places[start : start + HEADS])
+                pipeline.heads(self.topics[name], [place.slot for place in asked[-1]])
+        for place in blocked:
+            # Nothing is prepared here until its listener returns, so nothing else would time it out.
+            pipeline.expire(place.topic, place.slot)
+        replies = pipeline.execute()
+        untaken: list[Place] = []
+        trouble: ServerTrouble | None = None
+        for part, heads in zip(asked, replies, strict=False):
             if isinstance(heads, RmqError):
-                if isinstance(heads, ServerTrouble):
-                    raise heads
                 self._complain("heads", "The slow poll failed: %s", heads)
+                if isinstance(heads, ServerTrouble) and not isinstance(heads, ServerRefused):
+                    trouble = heads
                 continue
             for place, due in zip(part, heads, strict=True):
-                if due is not None and due < place.due:
-                    self._schedule(place, float(due))
+                if place.fenced:
+                    if due is not None and due <= server:
+                        untaken.append(place)
+                    else:
+                        place.untaken_since = None
+                elif due is not None and due < place.due:
+                    # Even if that is later than now: prepare tells the senders anew until when we sleep.
+                    self._ready(place)
+        for place, expired in zip(blocked, replies[len(asked) :], strict=True):
+            if isinstance(expired, RmqError):
+                trouble = self._trouble_of(place, expired) or trouble
+        if untaken:
+            self._look_after(untaken)
+        if trouble is not None:
+            raise trouble
+        self._next_poll = time.monotonic() + self._poll_seconds
+
+    def _look_after(self, untaken: list[Place]) -> None:
+        """Acquire again what another owner took from us and has left alone for longer than a time-out."""
+        pipeline = self.broker.pipeline()
+        for place in untaken:
+            pipeline.held(place.topic, place.slot, self.owner, 0, 1)
+        now = time.monotonic()
+        for place, held in zip(untaken, pipeline.execute(), strict=True):
+            if held != []:
+                place.untaken_since = None
+            elif place.untaken_since is None:
+                place.untaken_since = now
+            elif now - place.untaken_since > place.topic.timeout:
+                place.fenced, place.due = False, 0.0
+                self._unacquired[place] = None
 
     # --- listeners that do not return
-
-    def _overran(self, batch: Batch) -> None:
-        self._inbox.put(_Overrun(batch))
 
     def _thread_of(self, batch: Batch) -> threading.Thread | None:
         for thread in threading.enumerate():
@@ -662,45 +924,67 @@ class Dispatcher:
 
     def _replace_thread(self, batch: Batch) -> None:
         """Give the other slots of a hung thread to a new one; its own slot stays shut in this process."""
+        self._give_back(batch)
         index = batch.thread
         if index is None or self._threads[index].current is not batch:
             return
-        hung = self._threads[index]
-        batch.place.blocked = True
+        place, hung = batch.place, self._threads[index]
+        if place.topic.serial:
+            place.blocked_by = batch
+            self._waiting.pop(place, None)
         batch.thread = None
-        fresh = ExecutorThread(index, self._inbox, self._hooks)
-        self._threads[index] = fresh
-        self._load[index] = 0.0
-        fresh.start()
-        for other in hung.take_queue():
-            if other.place is batch.place:
-                other.abandoned = True
+        queue = hung.take_queue()
+        fresh = self._threads[index] = ExecutorThread(index, self._inbox, self._hooks)
+        self._load[index] = sum(other.cost for other in queue)
+        for other in queue:
             fresh.put(other)
+            if place.blocked_by and other.place is place:
+                self._give_back(other)
+        fresh.start()
 
     # --- the end
 
     def _shut_down(self) -> None:
         """Let running listeners end, give back what has not begun, settle everything."""
-        for thread in self._threads:
-            thread.drain()
-        end = time.monotonic() + self._shutdown_timeout
-        while time.monotonic() < end:
+        self._stopping = True
+        begun = time.monotonic()
+        for place in list(self._places.values()):
+            self._disown(place)
+        while True:
             self._beat()
+            shut = False
             try:
+                self._acquire()
                 pipeline = self.broker.pipeline()
                 settling = self._queue_settlements(pipeline)
                 if settling:
-                    self._settled(settling, pipeline.execute())
-                elif not self._batches:
-                    return
+                    try:
+                        trouble = self._settled(settling, pipeline.execute())
+                    except ServerTrouble:
+                        for settlement in self._settlements.values():
+                            settlement.repeated = True
+                        raise
+                    if trouble is not None:
+                        raise trouble
+                    shut = bool(self._settlements)
             except ServerTrouble as error:
                 self._complain("redis", "Redis is away (%s) while shutting down; trying again", error)
                 self._read_inbox(0.1)
-            self._read_inbox(min(0.1, max(0.0, end - time.monotonic())))
-        if self._batches or self._settlements:
-            self.forced = True
+            spent = time.monotonic() - begun
+            if not self._batches:
+                if not self._settlements and (not self._unacquired or spent > UNCERTAIN_SECONDS):
+                    return
+                if shut:
+                    break
+            if spent >= self._shutdown_timeout:
+                break
+            self._read_inbox(min(0.1, self._shutdown_timeout - spent))
+        self.forced = bool(self._batches or self._settlements)
+        if self.forced:
             logger.error(
-                "Shutdown time-out: %d batches are still in hand and are left to time out", len(self._batches)
+                "Shutdown: %d batches still run and %d are not settled; they are left to time out",
+                len(self._batches),
+                len(self._settlements),
             )
 
     def _complain(self, about: str, text: str, error: Exception) -> None:
@@ -722,19 +1006,26 @@ class _Listening(threading.Thread):
         self._topics = topics
         self._inbox = inbox
         self._stopped = threading.Event()
+        self._renewed = threading.Event()
 
     def stop(self) -> None:
+        """End soon."""
         self._stopped.set()
+
+    def renew(self) -> None:
+        """Subscribe anew: the connection may be dead without having said so."""
+        self._renewed.set()
 
     def run(self) -> None:
         while not self._stopped.is_set():
             wakeups = None
             try:
+                self._renewed.clear()
                 wakeups = self._broker.wakeups(self._topics)
                 self.subscribed.set()
                 self._inbox.put(_Resubscribed())
-                while not self._stopped.is_set():
-                    for topic, slot in wakeups.get(timeout=0.5):
+                while not (self._stopped.is_set() or self._renewed.is_set()):
+                    for topic, slot in wakeups.get(timeout=0.1):
                         self._inbox.put(_Wake(topic, slot))
             except RmqError:
                 self._stopped.wait(0.2)

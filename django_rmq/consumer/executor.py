@@ -7,10 +7,14 @@ and report what became of them in slices, so that a slow listener's work is comm
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from inspect import isasyncgen, isawaitable, isgenerator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +25,13 @@ logger = logging.getLogger("django_rmq.consumer")
 
 FLUSH_SECONDS = 0.1
 """How long results of a batch under way may wait before they are reported."""
+
+PATIENCE_SECONDS = 0.2
+"""How long a thread keeps the rest of a batch for which something better may turn up: a higher
+priority, or another thread that is free."""
+
+LONGEST_DELAY_MS = 1 << 42
+"""139 years: what a listener may ask for."""
 
 
 class ListenerLike(Protocol):
@@ -45,6 +56,9 @@ class Hooks(NamedTuple):
     """When a thread ends."""
 
 
+NO_HOOKS = Hooks()
+
+
 def uptime() -> float:
     """Return seconds of a clock that also counts while the machine is suspended."""
     return time.clock_gettime(_UPTIME_CLOCK)
@@ -57,32 +71,87 @@ class Undecodable(ValueError):
     """The body is not what the topic's BODY says."""
 
 
+Outcome = tuple[Message, Failure | None]
+"""What became of a message; None: commit it."""
+
+
+class Interrupted(Exception):
+    """A listener raised SystemExit or KeyboardInterrupt: what it had failed, and the process shall stop."""
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        super().__init__("a listener asked the process to exit")
+        self.outcomes = outcomes
+
+
 def describe(error: BaseException) -> str:
     """Return the error's class and message, then the end of its traceback, within 1 KB."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        head = cut_error(f"{name}: {error}", 400).decode()
-    except Exception:  # an exception whose own text fails must not hide that the listener failed
-        head = name
-    tail = "".join(traceback.format_tb(error.__traceback__)).encode("utf-8", "backslashreplace")
+    head = cut_error(f"{name}: {_text_of(error)}", 400).decode()
+    frames = traceback.format_tb(error.__traceback__, limit=-8)
+    tail = "".join(frames).encode("utf-8", "backslashreplace")
     return f"{head}\n{tail[-600:].decode('utf-8', 'ignore')}"
 
 
+def _text_of(thing: object) -> str:
+    try:
+        return str(thing)
+    except BaseException:  # noqa: BLE001 - an error whose own text fails must not hide that the listener failed
+        return "(its text cannot be shown)"
+
+
+def _delay_ms(seconds: Any) -> int:
+    """Return a listener's delay in ms within bounds. Raises ``TypeError`` or ``ValueError`` for what is none."""
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    ms = min(float(seconds) * 1000, LONGEST_DELAY_MS)
+    if math.isnan(ms):
+        raise ValueError("a delay cannot be NaN")
+    return round(max(ms, 0.0))
+
+
 def _failure(message: Message, error: BaseException) -> Failure:
+    """Return what a listener's error means for its message, and log it."""
     member = message.delivery.member
     if isinstance(error, Reject):
-        failure = Failure(member, "rejected", None, f"Reject: {error.reason}")
+        failure = Failure(member, "rejected", None, f"Reject: {_text_of(error.reason)}")
     elif isinstance(error, Retry):
-        delay = None if error.delay is None else max(0, round(error.delay * 1000))
-        failure = Failure(member, "failed", delay, f"Retry: {error}")
-    elif isinstance(error, Undecodable):
-        failure = Failure(member, "undecodable", None, describe(error))
+        failure = Failure(member, "failed", None, f"Retry: {_text_of(error)}")
+        if error.delay is not None:
+            try:
+                failure = failure._replace(delay_ms=_delay_ms(error.delay))
+            except Exception:
+                logger.exception("Retry(delay=...) of topic %s is no delay", message.topic.name)
     else:
-        failure = Failure(member, "failed", None, describe(error))
-    if failure.delay_ms is None and failure.kind != "rejected":
-        failure = failure._replace(delay_ms=_chosen_delay(message))
-    _log(message, failure, error)
+        kind = "undecodable" if isinstance(error, Undecodable) else "failed"
+        failure = Failure(member, kind, None, describe(error))
+    return _judged(message, failure, error)
+
+
+def _judged(message: Message, failure: Failure, error: BaseException | None = None) -> Failure:
+    """Log a failure and give it the delay that the topic's own back-off function chooses."""
+    if failure.kind != "rejected":
+        if failure.delay_ms is None:
+            failure = failure._replace(delay_ms=_chosen_delay(message))
+        elif failure.delay_ms < 0:
+            failure = failure._replace(delay_ms=0)
+    expected = error is None or isinstance(error, (Retry, Reject))
+    logger.log(
+        logging.WARNING if expected else logging.ERROR,
+        "Message of topic %s %s (slot %s, %s retries left)",
+        message.topic.name,
+        failure.kind,
+        message.slot,
+        message.retries_left,
+        exc_info=None if expected else error,
+        extra={
+            "rmq_event": failure.kind,
+            "rmq_topic": message.topic.name,
+            "rmq_slot": message.slot,
+            "rmq_message": message.id,
+            "rmq_retries_left": message.retries_left,
+        },
+    )
     return failure
 
 
@@ -93,104 +162,77 @@ def _chosen_delay(message: Message) -> int | None:
         return None
     failures = message.topic.max_retries - message.retries_left + 1
     try:
-        return max(0, round(function(failures) * 1000))
+        return _delay_ms(function(failures))
     except Exception:
         logger.exception("BACKOFF of topic %s failed; the exponential one is used", message.topic.name)
         return None
 
 
-def _log(message: Message, failure: Failure, error: BaseException | None) -> None:
-    expected = isinstance(error, (Retry, Reject))
-    logger.log(
-        logging.WARNING if expected or error is None else logging.ERROR,
-        "Message of topic %s %s (slot %s, %s retries left)",
-        message.topic.name,
-        failure.kind,
-        message.slot,
-        message.retries_left,
-        exc_info=None if expected or error is None else error,
-        extra={
-            "rmq_event": failure.kind,
-            "rmq_topic": message.topic.name,
-            "rmq_slot": message.slot,
-            "rmq_message": message.id,
-            "rmq_retries_left": message.retries_left,
-        },
-    )
+def _check_returned(returned: Any) -> None:
+    """Raise ``TypeError`` for what would have run later: committing it would lose the message."""
+    if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
+        if hasattr(returned, "close"):
+            returned.close()
+        raise TypeError(f"the listener returned a {type(returned).__name__}, which nobody runs")
 
 
-def _returned_false(message: Message) -> Failure:
-    failure = Failure(message.delivery.member, "failed", _chosen_delay(message), "the listener returned False")
-    _log(message, failure, None)
-    return failure
-
-
-def _call_one(function: Callable[[Any], Any], message: Message) -> Failure | None:
+def _call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:
+    """Call a listener with ``argument``, which is ``message`` or a list of it alone."""
     try:
         try:
             message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
-        except Exception as error:
-            raise Undecodable(f"body is not {message.topic.body}: {error}") from None
-        if function(message) is False:
-            return _returned_false(message)
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+            raise Undecodable(f"body is not {message.topic.body}: {_text_of(error)}") from None
+        returned = function(argument)
+        if returned is not None:
+            if returned is False:
+                failure = Failure(message.delivery.member, "failed", None, "the listener returned False")
+                return _judged(message, failure)
+            _check_returned(returned)
     except BaseException as error:
         failure = _failure(message, error)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise Interrupted(failure) from error
+            raise Interrupted([(message, failure)]) from error
         return failure
-    return message.outcome
+    return None if message.outcome is None else _judged(message, message.outcome)
 
 
-class Interrupted(Exception):
-    """A listener raised SystemExit or KeyboardInterrupt: its message failed, and the process shall stop."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__("a listener asked the process to exit")
-        self.failure = failure
-
-
-def _call_many(function: Callable[[Any], Any], messages: list[Message]) -> list[Failure | None]:
-    """Call a batch listener; a batch that fails as a whole is handed out again one by one."""
+def call_group(function: Callable[[Any], Any], group: list[Message]) -> list[Outcome] | None:
+    """Call a batch listener; None: it failed as a whole, and nobody knows by whose fault."""
+    if len(group) == 1:
+        return [(group[0], _call_one(function, group[0], group))]
     readable: list[Message] = []
-    outcomes: dict[int, Failure | None] = {}
-    for i, message in enumerate(messages):
+    outcomes: list[Outcome] = []
+    unreadable: list[tuple[Message, Undecodable]] = []
+    for message in group:
         try:
             message.body  # noqa: B018
             readable.append(message)
-        except Exception as error:
-            outcomes[i] = _failure(message, Undecodable(f"body is not {message.topic.body}: {error}"))
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+            unreadable.append((message, Undecodable(f"body is not {message.topic.body}: {_text_of(error)}")))
     if readable:
+        why: object = "returned False"
         try:
-            fine = function(readable) is not False
+            returned = function(readable)
+            if returned is not None and returned is not False:
+                _check_returned(returned)
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise Interrupted(_failure(readable[0], error)) from error
-            fine = False
-            if len(readable) == 1:
-                failures = [_failure(readable[0], error)]
-            else:
-                logger.warning(
-                    "A batch of %d of topic %s failed (%s); its messages are handed out one by one",
-                    len(readable),
-                    readable[0].topic.name,
-                    type(error).__name__,
-                )
-        else:
-            failures = [] if fine or len(readable) > 1 else [_returned_false(readable[0])]
-        if fine:
-            results: list[Failure | None] = [message.outcome for message in readable]
-        elif len(readable) == 1:
-            results = list(failures)
-        else:
-            results = []
+                failed = [*((message, error) for message in readable), *unreadable]
+                raise Interrupted([(message, _failure(message, each)) for message, each in failed]) from error
+            why, returned = type(error).__name__, False
+        if returned is False:
+            logger.warning(
+                "A batch of %d of topic %s failed (%s); its messages are handed out one by one",
+                len(readable),
+                readable[0].topic.name,
+                why,
+            )
             for message in readable:
                 message.outcome = None
-                results += _call_many(function, [message])
-        remaining = iter(results)
-        for i in range(len(messages)):
-            if i not in outcomes:
-                outcomes[i] = next(remaining)
-    return [outcomes[i] for i in range(len(messages))]
+            return None
+        outcomes = [(m, None if m.outcome is None else _judged(m, m.outcome)) for m in readable]
+    return outcomes + [(message, _failure(message, error)) for message, error in unreadable]
 
 
 def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
@@ -206,13 +248,24 @@ def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
 
 
 def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | None]:
-    """Call ``listener`` for ``messages``; return None (commit) or a ``Failure`` for each, in order."""
-    if not listener.batch_size:
-        return [_call_one(listener.function, message) for message in messages]
-    outcomes: dict[int, Failure | None] = {}
-    for group in groups(messages, listener.batch_size):
-        for message, outcome in zip(group, _call_many(listener.function, group), strict=True):
-            outcomes[id(message)] = outcome
+    """Call ``listener`` for ``messages``; return None (commit) or a ``Failure`` for each, in order.
+
+    What would end the process (SystemExit, KeyboardInterrupt) is raised.
+    """
+    try:
+        if not listener.batch_size:
+            return [_call_one(listener.function, message, message) for message in messages]
+        outcomes: dict[int, Failure | None] = {}
+        lists = deque(groups(messages, listener.batch_size))
+        while lists:
+            group = lists.popleft()
+            found = call_group(listener.function, group)
+            if found is None:
+                lists.extendleft([message] for message in reversed(group))
+            else:
+                outcomes.update((id(message), outcome) for message, outcome in found)
+    except Interrupted as interrupted:
+        raise (interrupted.__cause__ or interrupted) from None
     return [outcomes[id(message)] for message in messages]
 
 
@@ -221,13 +274,17 @@ class Batch:
 
     __slots__ = (
         "abandoned",
+        "begun",
         "confirmed",
         "cost",
+        "cut",
+        "halted",
         "listener",
         "messages",
-        "open",
         "place",
+        "queued",
         "receipt",
+        "reported",
         "running_since",
         "stale",
         "thread",
@@ -241,13 +298,22 @@ class Batch:
         self.listener = listener
         self.receipt = receipt
         self.messages = messages
-        self.open = len(messages)
-        """How many are not settled yet."""
+        """In the order of their calls, once these have begun."""
         self.confirmed = confirmed
         """``uptime`` when Redis last confirmed that the batch is ours (at the sending of that call)."""
+        self.queued = confirmed
+        self.begun = 0
+        """How many of ``messages`` the thread has begun. It writes this, then reads ``halted``; the
+        dispatcher writes ``halted``, then reads this: so nothing is both given back and begun."""
+        self.reported = 0
+        """How many of ``messages`` the thread has reported."""
         self.stale: set[bytes] = set()
         """Members that are no longer ours."""
         self.running_since: float | None = None
+        self.halted = False
+        """Nothing more of it may begin."""
+        self.cut: frozenset[bytes] = frozenset()
+        """Members that the dispatcher has given back by itself."""
         self.abandoned = False
         """The listener exceeded MAX_RUNTIME: nothing more is extended."""
         self.thread: int | None = None
@@ -262,6 +328,11 @@ class Batch:
     def head(self) -> float:
         """The highest score, where the topic has priorities."""
         return self.messages[0].score
+
+    def in_flight(self) -> list[bytes]:
+        """Return the members that the heartbeat has to keep: neither reported nor given back."""
+        end = self.begun if self.halted else None
+        return [message.delivery.member for message in self.messages[self.reported : end]]
 
 
 class Slice(NamedTuple):
@@ -295,7 +366,6 @@ class ExecutorThread(threading.Thread):
         self._queue: list[Batch] = []
         self._ready = threading.Condition()
         self._stopping = False
-        self._draining = False
 
     def put(self, batch: Batch) -> None:
         """Queue a batch."""
@@ -304,9 +374,13 @@ class ExecutorThread(threading.Thread):
             self._queue.append(batch)
             self._ready.notify()
 
-    def drain(self) -> None:
-        """Start no further message: report what has not begun as released."""
-        self._draining = True
+    def withdraw(self, batch: Batch) -> bool:
+        """Take a batch out of the queue; False: the thread has it already."""
+        with self._ready:
+            if batch not in self._queue:
+                return False
+            self._queue.remove(batch)
+            return True
 
     def stop(self) -> None:
         """End when the queue is empty."""
@@ -333,109 +407,128 @@ class ExecutorThread(threading.Thread):
                 for i, batch in enumerate(self._queue):
                     if batch.topic.is_priority and batch.head > self._queue[chosen].head:
                         chosen = i
-            return self._queue.pop(chosen)
+            self.current = self._queue.pop(chosen)
+            return self.current
 
     def run(self) -> None:
         try:
             while (batch := self._next()) is not None:
                 self._run_batch(batch)
         finally:
-            self._hooks.end()
+            self._surround(self._hooks.end)
+
+    def _surround(self, hook: Callable[[], None]) -> None:
+        """Run a hook; should it fail, the listeners run all the same, and fail by themselves if they must."""
+        try:
+            hook()
+        except Exception:
+            logger.exception("A hook around the listeners failed")
 
     def _run_batch(self, batch: Batch) -> None:
-        self.current = batch
         try:
-            self._work(batch)
-        except Interrupted:
-            self._inbox.put(Exited(batch))
-        except BaseException:
-            # A hook failed, before or after the listeners: what was not reported is left to its time-out.
-            logger.exception("An executor thread failed outside a listener")
-            self._inbox.put(Slice(batch, [], [], [], 0.0, True))
-        finally:
-            self.current = None
-
-    def _work(self, batch: Batch) -> None:
-        self._hooks.before()
-        try:
+            self._surround(self._hooks.before)
             if batch.listener.batch_size:
                 self._work_groups(batch)
             else:
                 self._work_each(batch)
+        except Interrupted:
+            self._inbox.put(Exited(batch))
+        except BaseException:
+            logger.exception("An executor thread failed outside a listener; its batch is left to time out")
+            self._inbox.put(Slice(batch, [], [], [], 0.0, True))
         finally:
             batch.running_since = None
-            self._hooks.after()
+            self._surround(self._hooks.after)
+            self.current = None
 
-    def _startable(self, batch: Batch, now: float) -> bool:
-        return not self._draining and not batch.abandoned and now <= batch.confirmed + batch.topic.timeout / 2
+    def _patience(self, batch: Batch) -> float:
+        """Return until when (``uptime``) more messages of this batch are begun."""
+        waits_for_better = batch.topic.is_priority or not batch.topic.serial
+        return uptime() + PATIENCE_SECONDS if waits_for_better else float("inf")
 
     def _work_each(self, batch: Batch) -> None:
-        function = batch.listener.function
-        half = batch.topic.timeout / 2
+        function, messages = batch.listener.function, batch.messages
+        half, patience = batch.topic.timeout / 2, self._patience(batch)
         committed: list[bytes] = []
         failures: list[Failure] = []
         begun, flushed = time.monotonic(), uptime()
-        for i, message in enumerate(batch.messages):
+        for i, message in enumerate(messages, 1):
+            batch.begun = i
             now = uptime()
-            if self._draining or batch.abandoned or now > batch.confirmed + half:
-                rest = [later.delivery.member for later in batch.messages[i:]]
-                self._report(batch, committed, failures, rest, begun, True)
-                return
+            if batch.halted or now > batch.confirmed + half or (now > patience and i > 1):
+                break
             member = message.delivery.member
             if batch.stale and member in batch.stale:
                 continue
             batch.running_since = now
             try:
-                outcome = _call_one(function, message)
+                outcome = _call_one(function, message, message)
             except Interrupted as error:
-                rest = [later.delivery.member for later in batch.messages[i + 1 :]]
-                self._report(batch, committed, [*failures, error.failure], rest, begun, True)
+                failures += [failure for _, failure in error.outcomes if failure is not None]
+                self._report(batch, committed, failures, messages[i:], begun)
                 raise
             if outcome is None:
                 committed.append(member)
             else:
                 failures.append(outcome)
-                self._hooks.after()
-            if now - flushed > FLUSH_SECONDS and i + 1 < len(batch.messages):
-                self._report(batch, committed, failures, [], begun, False)
+                self._surround(self._hooks.after)
+            if now - flushed > FLUSH_SECONDS and i < len(messages):
+                self._report(batch, committed, failures, None, begun)
+                batch.reported = i
                 committed, failures = [], []
                 begun = time.monotonic()
                 flushed = now
-        self._report(batch, committed, failures, [], begun, True)
+        else:
+            i = len(messages) + 1
+        self._report(batch, committed, failures, messages[i - 1 :], begun)
 
     def _work_groups(self, batch: Batch) -> None:
-        lists = groups(batch.messages, batch.listener.batch_size or 1)
-        for i, group in enumerate(lists):
+        function, patience = batch.listener.function, self._patience(batch)
+        lists = deque(groups(batch.messages, batch.listener.batch_size or 1))
+        batch.messages = [message for group in lists for message in group]
+        at = 0
+        while lists:
+            group = lists.popleft()
             begun, now = time.monotonic(), uptime()
-            if not self._startable(batch, now):
-                rest = [message.delivery.member for later in lists[i:] for message in later]
-                self._report(batch, [], [], rest, begun, True)
-                return
-            ours = [message for message in group if message.delivery.member not in batch.stale]
+            batch.begun = at + len(group)
+            late = now > batch.confirmed + batch.topic.timeout / 2
+            if batch.halted or late or (now > patience and at):
+                break
             batch.running_since = now
+            ours = [message for message in group if message.delivery.member not in batch.stale]
             try:
-                outcomes = _call_many(batch.listener.function, ours) if ours else []
+                outcomes = call_group(function, ours) if ours else []
             except Interrupted as error:
-                rest = [message.delivery.member for later in lists[i:] for message in later]
-                rest.remove(error.failure.member)
-                self._report(batch, [], [error.failure], rest, begun, True)
+                self._report_outcomes(batch, error.outcomes, batch.messages[at + len(group) :], begun)
                 raise
-            committed = [m.delivery.member for m, outcome in zip(ours, outcomes, strict=True) if outcome is None]
-            failures = [outcome for outcome in outcomes if outcome is not None]
-            if failures:
-                self._hooks.after()
-            self._report(batch, committed, failures, [], begun, i + 1 == len(lists))
-        if not lists:
-            self._report(batch, [], [], [], time.monotonic(), True)
+            if outcomes is None:
+                self._surround(self._hooks.after)
+                lists.extendleft([message] for message in reversed(group))
+                continue
+            at += len(group)
+            self._report_outcomes(batch, outcomes, None if lists else [], begun)
+            batch.reported = at
+            if any(failure for _, failure in outcomes):
+                self._surround(self._hooks.after)
+        if at < len(batch.messages):
+            self._report(batch, [], [], batch.messages[at:], time.monotonic())
+
+    def _report_outcomes(
+        self, batch: Batch, outcomes: list[Outcome], rest: list[Message] | None, begun: float
+    ) -> None:
+        committed = [message.delivery.member for message, failure in outcomes if failure is None]
+        failures = [failure for _, failure in outcomes if failure is not None]
+        self._report(batch, committed, failures, rest, begun)
 
     def _report(
         self,
         batch: Batch,
         committed: list[bytes],
         failures: list[Failure],
-        released: list[bytes],
+        rest: list[Message] | None,
         begun: float,
-        last: bool,
     ) -> None:
+        """Tell the dispatcher; ``rest`` is what will not begin, None: the batch goes on."""
+        released = [message.delivery.member for message in rest or ()]
         seconds = time.monotonic() - begun
-        self._inbox.put(Slice(batch, committed, failures, released, seconds, last))
+        self._inbox.put(Slice(batch, committed, failures, released, seconds, rest is not None))

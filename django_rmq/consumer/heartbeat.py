@@ -12,23 +12,25 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 
-from django_rmq.broker import BATCH, Broker
+from django_rmq.broker import Broker
 from django_rmq.consumer.executor import Batch, uptime
 from django_rmq.exceptions import RmqError
+from django_rmq.messages import Topic
 
 logger = logging.getLogger("django_rmq.consumer")
 
 
 class Heartbeat(threading.Thread):
-    """Extends every batch in hand before a third of its time-out has passed.
+    """Extends every batch in hand when a third of its time-out has passed.
 
     ``in_hand`` returns the batches of this process; ``overrun`` is called once for a batch whose
-    listener has run longer than MAX_RUNTIME; ``stack_of`` gives the identifier of a batch's thread.
+    listener has run longer than MAX_RUNTIME; ``thread_of`` gives the thread that works on a batch.
     """
 
     def __init__(
         self,
         broker: Broker,
+        topics: Iterable[Topic],
         in_hand: Callable[[], Iterable[Batch]],
         overrun: Callable[[Batch], None],
         thread_of: Callable[[Batch], threading.Thread | None],
@@ -38,6 +40,8 @@ class Heartbeat(threading.Thread):
         self._in_hand = in_hand
         self._overrun = overrun
         self._thread_of = thread_of
+        # A batch may come right after a look: looks are as close as the shortest time-out needs them.
+        self._pause = min([1.0, *(topic.timeout / 12 for topic in topics)])
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -45,54 +49,51 @@ class Heartbeat(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
-        while not self._stopped.wait(self.beat()):
-            pass
+        while not self._stopped.wait(self._pause):
+            try:
+                self.beat()
+            except Exception:
+                logger.exception("A heartbeat failed; the next one follows")
 
-    def beat(self) -> float:
-        """Extend what needs it; return seconds until the next look."""
-        now, pause = uptime(), 1.0
+    def beat(self) -> None:
+        """Extend what needs it, and abandon what runs too long."""
+        now = uptime()
         due: list[Batch] = []
-        for batch in list(self._in_hand()):
+        for batch in self._in_hand():
             if batch.abandoned:
                 continue
-            topic = batch.topic
-            if batch.running_since is not None and now - batch.running_since > topic.max_runtime:
-                self._abandon(batch, now - batch.running_since)
-                continue
-            third = topic.timeout / 3
-            if now - batch.confirmed >= third:
+            since = batch.running_since
+            if since is not None and now - since > batch.topic.max_runtime:
+                self._abandon(batch, now - since)
+            elif now - batch.confirmed >= batch.topic.timeout / 3:
                 due.append(batch)
-            pause = min(pause, third / 4)
         if due:
             try:
                 self._extend(due)
             except RmqError as error:
                 logger.warning("The heartbeat of %d batches failed: %s", len(due), error)
-        return pause
 
     def _extend(self, due: list[Batch]) -> None:
         pipeline = self._broker.pipeline()
-        sent: list[tuple[Batch, list[bytes], float]] = []
+        sent: list[tuple[Batch, list[bytes]]] = []
+        at = uptime()
         for batch in due:
-            at = uptime()
-            members = [message.delivery.member for message in batch.messages]
-            for start in range(0, len(members), BATCH):
-                part = members[start : start + BATCH]
-                pipeline.extend(batch.topic, batch.place.slot, batch.receipt, part)
-                sent.append((batch, part, at))
-        failed: set[int] = set()
-        for (batch, part, at), words in zip(sent, pipeline.execute(), strict=True):
+            members = batch.in_flight()
+            if members:
+                pipeline.extend(batch.topic, batch.place.slot, batch.receipt, members)
+                sent.append((batch, members))
+        for (batch, members), words in zip(sent, pipeline.execute(), strict=True):
             if isinstance(words, RmqError):
-                failed.add(id(batch))
-                logger.warning("Cannot extend topic %s slot %s: %s", batch.topic.name, batch.place.slot, words)
+                logger.warning(
+                    "Cannot extend topic %s slot %s: %s", batch.topic.name, batch.place.slot, words
+                )
                 continue
-            # Members already committed answer stale as well; they are not started again anyway.
-            batch.stale.update(member for member, word in zip(part, words, strict=True) if word == "stale")
-            if id(batch) not in failed:
-                batch.confirmed = at
+            # What was settled meanwhile is stale as well; it is not begun again anyway.
+            batch.stale.update(member for member, word in zip(members, words, strict=True) if word == "stale")
+            batch.confirmed = at
 
     def _abandon(self, batch: Batch, seconds: float) -> None:
-        batch.abandoned = True
+        batch.abandoned = batch.halted = True
         thread = self._thread_of(batch)
         frame = sys._current_frames().get(thread.ident or 0) if thread else None
         stack = "".join(traceback.format_stack(frame)) if frame else "(its thread is gone)"

@@ -34,9 +34,12 @@ from django_rmq.keys import (
     slot_keys,
     topics_key,
     wake_channel,
+    worker_keys,
+    workers_channel,
 )
 from django_rmq.messages import (
     BATCH,
+    Beat,
     Counts,
     Delivery,
     Entry,
@@ -45,7 +48,9 @@ from django_rmq.messages import (
     Ledger,
     Page,
     Prepared,
+    Roster,
     Sent,
+    Session,
     Topic,
     TopicType,
     cut_error,
@@ -180,6 +185,44 @@ def _heads(reply: list[bytes]) -> list[int | None]:
 
 def _word(reply: bytes) -> str:
     return reply.decode()
+
+
+def _text(raw: bytes) -> str:
+    """Read a worker's id; what is none of ours stays recognisable."""
+    return raw.decode(errors="backslashreplace")
+
+
+def _beat(known_members: str, known_number: str) -> Callable[[list[Any]], Beat]:
+    def parse(reply: list[Any]) -> Beat:
+        status = reply[0].decode()
+        if status != "ok":
+            return Beat(status, rival=reply[1] if len(reply) > 1 else b"")
+        members, number = _text(reply[1]), _text(reply[2])
+        workers = {_text(worker): record or b"" for worker, record in zip(reply[6], reply[7], strict=True)}
+        return Beat(
+            status,
+            members,
+            number,
+            int(reply[3]),
+            _text(reply[4]),
+            reply[5] if number != known_number else None,
+            workers if members != known_members else None,
+        )
+
+    return parse
+
+
+def _assigned(reply: list[bytes]) -> str | None:
+    return reply[1].decode() if reply[0] == b"ok" else None
+
+
+def _roster(reply: list[Any]) -> Roster:
+    now, members, number, basis, plan, rows, records = reply
+    sessions = [
+        Session(_text(worker), float(ends), record or b"")
+        for worker, ends, record in zip(rows[::2], rows[1::2], records, strict=True)
+    ]
+    return Roster(int(now), _text(members), _text(number), _text(basis), plan, sessions)
 
 
 def _number(value: float) -> str:
@@ -674,6 +717,17 @@ _UNAVAILABLE_ERRORS = (
 )
 
 
+_WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
+"""How Redis 6 shows the code of an error that a command met inside a script."""
+
+_UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
+_UNAVAILABLE_ERRORS = (
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.ClusterDownError,  # MASTERDOWN as well
+    redis.exceptions.TryAgainError,
+)
+
+
 def translate(error: RedisError) -> RmqError:
     """Return our own error for one of the driver's.
 
@@ -795,6 +849,67 @@ class Broker(Transitions):
     def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
         """Subscribe to the wake-ups of ``topics``."""
         return Wakeups(self.client, {self._channel(topic): topic.name for topic in topics})
+
+    # --- workers and what is assigned to them
+
+    def beat(
+        self,
+        worker: str,
+        token: str,
+        session_ms: int,
+        *,
+        record: str = "",
+        known_members: str = "",
+        known_number: str = "",
+    ) -> Beat:
+        """Renew the session of ``worker``, or join with a ``record`` that begins with ``token``."""
+        return self._run(
+            Call(
+                "workers/beat",
+                worker_keys(self.prefix),
+                (
+                    workers_channel(self.prefix),
+                    worker,
+                    token,
+                    record,
+                    session_ms,
+                    known_members,
+                    known_number,
+                ),
+                _beat(known_members, known_number),
+            )
+        )
+
+    def leave(self, worker: str, token: str) -> str:
+        """End the session of ``worker``. Answers left or absent."""
+        return self._run(
+            Call(
+                "workers/leave",
+                worker_keys(self.prefix),
+                (workers_channel(self.prefix), worker, token),
+                _word,
+            )
+        )
+
+    def assign(self, members: str, number: str, plan: str) -> str | None:
+        """Write ``plan`` if ``members`` and ``number`` are still current; return its number, else None."""
+        keys = worker_keys(self.prefix)
+        return self._run(
+            Call(
+                "workers/assign",
+                (keys.assignment,),
+                (workers_channel(self.prefix), members, number, plan),
+                _assigned,
+            )
+        )
+
+    def roster(self) -> Roster:
+        """Return all workers and what is assigned to them, without being one."""
+        return self._run(Call("workers/roster", worker_keys(self.prefix), (), _roster))
+
+    def worker_changes(self) -> Wakeups:
+        """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
+        return Wakeups(self.client, {workers_channel(self.prefix): ""})
 
 
 class Pipeline(Transitions):

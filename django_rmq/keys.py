@@ -22,6 +22,11 @@ key                  type    member -> score, or field -> value
 ``P rmq:topics``     hash    topic -> its definition as JSON
 ``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=`` of its own
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier
+``sessions_{W}``     zset    worker -> ms when its session ends; ``W = P + "rmq:workers"``
+``workers_{W}``      hash    worker -> its token, and what it says of itself as JSON
+``assignment_{W}``   hash    members: version of the membership; plan: who owns what, as JSON;
+                             number: the plan's own; basis: the membership that it was made for
+``W``                channel a version or number, when membership or assignment changed
 ===================  ======  ====================================================================
 
 Source of the layout: the article, sections StoreQueue, PrepareQueue and DeadQueue.
@@ -57,6 +62,14 @@ class SlotKeys(NamedTuple):
     claimants: bytes
 
 
+class WorkerKeys(NamedTuple):
+    """All keys of workers and what is assigned to them, on one node of a Redis Cluster."""
+
+    sessions: bytes
+    workers: bytes
+    assignment: bytes
+
+
 @lru_cache(maxsize=1 << 14)
 def slot_keys(prefix: str, topic: str, slot: int) -> SlotKeys:
     """Return the keys of slot ``slot`` of ``topic`` under ``prefix``."""
@@ -73,6 +86,17 @@ def topics_key(prefix: str) -> bytes:
 def explicit_basis_key(prefix: str) -> bytes:
     """Return the hash of topics that hold messages whose slot cannot be computed again."""
     return topics_key(prefix) + b":explicit_basis"
+
+
+def worker_keys(prefix: str) -> WorkerKeys:
+    """Return the keys of workers and assignment under ``prefix``."""
+    tag = workers_channel(prefix)
+    return WorkerKeys(*(b"%s_{%s}" % (kind.encode(), tag) for kind in WorkerKeys._fields))
+
+
+def workers_channel(prefix: str) -> bytes:
+    """Return the channel on which scripts say that membership or assignment changed."""
+    return f"{prefix}rmq:workers".encode()
 
 
 def wake_channel(prefix: str, topic: str) -> bytes:

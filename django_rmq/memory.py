@@ -21,13 +21,22 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Self, TypeVar
 
 from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
-from django_rmq.keys import SlotKeys, check_prefix, slot_keys, topics_key, wake_channel
+from django_rmq.keys import (
+    SlotKeys,
+    check_prefix,
+    slot_keys,
+    topics_key,
+    wake_channel,
+    worker_keys,
+    workers_channel,
+)
 from django_rmq.messages import (
     BATCH,
     GATE,
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     NEVER,
+    Beat,
     Counts,
     Death,
     Delivery,
@@ -38,7 +47,9 @@ from django_rmq.messages import (
     Ledger,
     Page,
     Prepared,
+    Roster,
     Sent,
+    Session,
     Topic,
     TopicType,
     cut_error,
@@ -1107,6 +1118,125 @@ class InMemoryBroker:
     def _forget(self, wakeups: Wakeups) -> None:
         with self._lock:
             self._listening = [other for other in self._listening if other is not wakeups]
+
+    # --- workers and what is assigned to them
+
+    def beat(
+        self,
+        worker: str,
+        token: str,
+        session_ms: int,
+        *,
+        record: str = "",
+        known_members: str = "",
+        known_number: str = "",
+    ) -> Beat:
+        """Renew the session of ``worker``, or join with a ``record`` that begins with ``token``."""
+        with self._workers() as (sessions, workers, assignment):
+            micros = self._clock()
+            now_ms, name = micros // 1000, worker.encode()
+            found, ends = workers.get(name), sessions.get(name)
+            ours = found is not None and found.startswith(token.encode())
+            if found is not None and not ours and ends is not None and ends > now_ms:
+                return Beat("duplicate", rival=found)
+            if not record and not (ours and ends is not None):
+                return Beat("expired")
+            if ends is None and len(sessions) >= 2000:
+                return Beat("full")
+            over = [other for other, end in sessions.rows() if end <= now_ms][:100]
+            changed = ends is None or not ours
+            for other in over:
+                if other != name:
+                    del sessions[other]
+                    workers.pop(other, None)
+                    changed = True
+            # A session that ends in more than an hour: the clock was set back since.
+            for other in [other for other, end in sessions.rows() if end >= now_ms + 3_600_000][:100]:
+                sessions[other] = now_ms + session_ms
+            sessions[name] = now_ms + session_ms
+            if record and found != record.encode():
+                workers[name] = record.encode()
+                changed = True
+            if changed or b"members" not in assignment:
+                self._change(assignment, b"members", micros)
+            members, number = assignment[b"members"].decode(), assignment.get(b"number", b"").decode()
+            return Beat(
+                "ok",
+                members,
+                number,
+                int(max(0, min(*sessions.values(), now_ms + session_ms) - now_ms)),
+                assignment.get(b"basis", b"").decode() if number != known_number else "",
+                assignment.get(b"plan", b"") if number != known_number else None,
+                {other.decode(): workers.get(other, b"") for other, _ in sessions.rows()[:2000]}
+                if members != known_members
+                else None,
+            )
+
+    def leave(self, worker: str, token: str) -> str:
+        """End the session of ``worker``. Answers left or absent."""
+        with self._workers() as (sessions, workers, assignment):
+            found = workers.get(worker.encode())
+            if found is None or not found.startswith(token.encode()):
+                return "absent"
+            sessions.pop(worker.encode(), None)
+            del workers[worker.encode()]
+            self._change(assignment, b"members", self._clock())
+            return "left"
+
+    def assign(self, members: str, number: str, plan: str) -> str | None:
+        """Write ``plan`` if ``members`` and ``number`` are still current; return its number, else None."""
+        with self._workers() as (_, _, assignment):
+            known = (assignment.get(b"members", b"").decode(), assignment.get(b"number", b"").decode())
+            if known != (members, number):
+                return None
+            assignment[b"basis"], assignment[b"plan"] = members.encode(), plan.encode()
+            return self._change(assignment, b"number", self._clock())
+
+    def roster(self) -> Roster:
+        """Return all workers and what is assigned to them, without being one."""
+        with self._workers() as (sessions, workers, assignment):
+            members, number, basis = (
+                assignment.get(name, b"").decode() for name in (b"members", b"number", b"basis")
+            )
+            rows = [
+                Session(worker.decode(), ends, workers.get(worker, b""))
+                for worker, ends in sessions.rows()[:2000]
+            ]
+            return Roster(
+                self._clock() // 1000, members, number, basis, assignment.get(b"plan", b""), rows
+            )
+
+    def worker_changes(self) -> Wakeups:
+        """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
+        with self._lock:
+            changes = Wakeups({workers_channel(self.prefix)}, self._forget)
+            self._listening.append(changes)
+        return changes
+
+    @contextmanager
+    def _workers(self) -> Iterator[tuple[SortedSet, Hash, Hash]]:
+        """Open what is known of workers and assignment."""
+        with self._lock:
+            keys = worker_keys(self.prefix)
+            opened = (
+                self._open(keys.sessions, SortedSet),
+                self._open(keys.workers, Hash),
+                self._open(keys.assignment, Hash),
+            )
+            yield opened
+            for key, value in zip(keys, opened, strict=True):
+                self._keep(key, value)
+
+    def _change(self, assignment: Hash, field: bytes, micros: int) -> str:
+        """Give ``field`` a version that it never had, not even before all was wiped, and tell everybody."""
+        try:
+            version = max(micros, int(assignment.get(field, b"0")) + 1)
+        except ValueError:
+            version = micros
+        assignment[field] = b"%d" % (version if version < 1 << 53 else micros)
+        for listening in self._listening:
+            listening.put(workers_channel(self.prefix), ("", int(assignment[field])))
+        return assignment[field].decode()
 
 
 # --- what several transitions ask -------------------------------------------------------------------

@@ -639,3 +639,43 @@ class Ledger:
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self.counters.items())
+
+
+class Beat(NamedTuple):
+    """What a worker hears when it renews its session."""
+
+    status: str
+    """ok, expired, duplicate or full."""
+    members: str = ""
+    """The version of the membership."""
+    number: str = ""
+    """The number of the assignment; empty: there is none."""
+    first_end_ms: int = 0
+    """ms until the first session ends, if nobody renews it."""
+    basis: str = ""
+    """Only with ``plan``: the version of the membership that it was made for."""
+    plan: bytes | None = None
+    """None: the one that the worker knows."""
+    workers: dict[str, bytes] | None = None
+    """Worker -> record. None: those that the worker knows."""
+    rival: bytes = b""
+    """duplicate: the record of the worker that has this id."""
+
+
+class Session(NamedTuple):
+    """One worker as Redis knows it."""
+
+    worker: str
+    ends_ms: float
+    record: bytes
+
+
+class Roster(NamedTuple):
+    """Everything about workers and assignment, read in one instant."""
+
+    now_ms: int
+    members: str
+    number: str
+    basis: str
+    plan: bytes
+    sessions: list[Session]

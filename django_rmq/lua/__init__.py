@@ -2,6 +2,8 @@
 
 A file whose name begins with an underscore is a fragment; ``-- include: _name`` on a line of its own
 is replaced by its text, one level deep. Every other file is a script named like its ``Broker`` method.
+Those of this folder are the transitions of a slot; those in ``workers/`` are about workers and what is
+assigned to them, and are loaded as ``"workers/beat"``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def load(name: str) -> Script:
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names of all scripts."""
+    """Return the names of the transitions of a slot."""
     found = (entry.name for entry in files(__name__).iterdir())
     return tuple(
         sorted(name[:-4] for name in found if name.endswith(".lua") and not name.startswith("_"))

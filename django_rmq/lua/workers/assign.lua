@@ -1,0 +1,27 @@
+-- Write a new assignment, if membership and assignment are still those that it was made from.
+--
+-- KEYS[1] assignment  HASH  field -> value
+--
+-- ARGV[1] channel
+-- ARGV[2] members  the version of the membership that the plan was made for
+-- ARGV[3] number   the assignment that it was made from; empty: none
+-- ARGV[4] plan
+-- ARGV[5] now
+--
+-- Returns {ok, new number} | {changed}
+local assignment = KEYS[1]
+local channel, members, number, plan, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+-- include: _types
+local wrong = mistyped('hash', assignment)
+if wrong then return wrong end
+-- include: _now
+local known = redis.call('HMGET', assignment, 'members', 'number')
+if (known[1] or '') ~= members or (known[2] or '') ~= number then return { 'changed' } end
+-- A write of nothing first, so that a full server lets the rest pass: who owns can drain.
+redis.call('HDEL', assignment, '')
+local version = math.max(now_us, (tonumber(number) or 0) + 1)
+if not (version < 9007199254740992) then version = now_us end
+local new = string.format('%.0f', version)
+redis.call('HSET', assignment, 'number', new, 'basis', members, 'plan', plan)
+redis.pcall('PUBLISH', channel, new)
+return { 'ok', new }

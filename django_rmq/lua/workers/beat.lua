@@ -1,0 +1,73 @@
+-- Join, or renew a worker's session; end the sessions that ran out; answer what changed since the worker last asked.
+--
+-- KEYS[1] sessions    ZSET  worker -> ms when its session ends
+-- KEYS[2] workers     HASH  worker -> its token, and what it says of itself
+-- KEYS[3] assignment  HASH  field -> value
+--
+-- ARGV[1] channel
+-- ARGV[2] worker
+-- ARGV[3] token          drawn by whoever calls itself `worker`
+-- ARGV[4] record         begins with the token: joins, or says something new of the worker; empty: only renews
+-- ARGV[5] session_ms
+-- ARGV[6] known_members  the version of the membership that the worker knows
+-- ARGV[7] known_number   the number of the assignment that the worker knows
+-- ARGV[8] now
+--
+-- Returns {ok, members, number, ms until the first session ends, basis, plan, workers, records}: basis and plan are empty
+-- and the lists are empty where the worker knows them | {expired} | {duplicate, record} | {full}
+local sessions, workers, assignment = KEYS[1], KEYS[2], KEYS[3]
+local channel, worker, token, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local session_ms, known_members, known_number, now = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+-- include: _types
+local wrong = mistyped('zset', sessions) or mistyped('hash', workers, assignment)
+if wrong then return wrong end
+-- include: _now
+local found, ends = redis.call('HGET', workers, worker), redis.call('ZSCORE', sessions, worker)
+local ours = found and string.sub(found, 1, #token) == token
+if found and not ours and ends and tonumber(ends) > now_ms then return { 'duplicate', found } end
+if record == '' and not (ours and ends) then return { 'expired' } end
+if not ends and redis.call('ZCARD', sessions) >= 2000 then return { 'full' } end
+
+-- A write of nothing first, so that a full server lets the rest pass: who beats can drain.
+redis.call('ZREM', sessions, '')
+local changed = not ends or not ours
+for _, other in ipairs(redis.call('ZRANGEBYSCORE', sessions, '-inf', now_ms, 'LIMIT', 0, 100)) do
+  if other ~= worker then
+    redis.call('ZREM', sessions, other)
+    redis.call('HDEL', workers, other)
+    changed = true
+  end
+end
+-- A session that ends in more than an hour: the clock was set back since.
+for _, other in ipairs(redis.call('ZRANGEBYSCORE', sessions, now_ms + 3600000, '+inf', 'LIMIT', 0, 100)) do
+  redis.call('ZADD', sessions, now_ms + session_ms, other)
+end
+redis.call('ZADD', sessions, now_ms + session_ms, worker)
+if record ~= '' and found ~= record then
+  redis.call('HSET', workers, worker, record)
+  changed = true
+end
+
+local known = redis.call('HMGET', assignment, 'members', 'number')
+local members, number = known[1] or '', known[2] or ''
+if changed or members == '' then
+  -- Never the same twice, not even after all was wiped.
+  local version = math.max(now_us, (tonumber(members) or 0) + 1)
+  if not (version < 9007199254740992) then version = now_us end
+  members = string.format('%.0f', version)
+  redis.call('HSET', assignment, 'members', members)
+  redis.pcall('PUBLISH', channel, members)
+end
+
+local first = redis.call('ZRANGE', sessions, 0, 0, 'WITHSCORES')
+local first_end = math.max(0, math.min(tonumber(first[2]) - now_ms, session_ms))
+local reply = { 'ok', members, number, string.format('%.0f', first_end), '', '', {}, {} }
+if number ~= known_number then
+  local plan = redis.call('HMGET', assignment, 'basis', 'plan')
+  reply[5], reply[6] = plan[1] or '', plan[2] or ''
+end
+if members ~= known_members then
+  reply[7] = redis.call('ZRANGE', sessions, 0, 1999)
+  reply[8] = redis.call('HMGET', workers, unpack(reply[7]))
+end
+return reply

@@ -1,0 +1,28 @@
+-- End a worker's session at once, so that others take over what it owned.
+--
+-- KEYS[1] sessions    ZSET  worker -> ms when its session ends
+-- KEYS[2] workers     HASH  worker -> its token, and what it says of itself
+-- KEYS[3] assignment  HASH  field -> value
+--
+-- ARGV[1] channel
+-- ARGV[2] worker
+-- ARGV[3] token
+-- ARGV[4] now
+--
+-- Returns left | absent
+local sessions, workers, assignment = KEYS[1], KEYS[2], KEYS[3]
+local channel, worker, token, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- include: _types
+local wrong = mistyped('zset', sessions) or mistyped('hash', workers, assignment)
+if wrong then return wrong end
+-- include: _now
+local found = redis.call('HGET', workers, worker)
+if not found or string.sub(found, 1, #token) ~= token then return 'absent' end
+redis.call('ZREM', sessions, worker)
+redis.call('HDEL', workers, worker)
+local version = math.max(now_us, (tonumber(redis.call('HGET', assignment, 'members') or '') or 0) + 1)
+if not (version < 9007199254740992) then version = now_us end
+local members = string.format('%.0f', version)
+redis.call('HSET', assignment, 'members', members)
+redis.pcall('PUBLISH', channel, members)
+return 'left'

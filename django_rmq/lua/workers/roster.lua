@@ -1,0 +1,23 @@
+-- Who is a worker, since when and until when, and what was assigned: read in one instant, changing nothing.
+--
+-- KEYS[1] sessions    ZSET  worker -> ms when its session ends
+-- KEYS[2] workers     HASH  worker -> its token, and what it says of itself
+-- KEYS[3] assignment  HASH  field -> value
+--
+-- ARGV[1] now
+--
+-- Returns {ms now, members, number, basis, plan, workers with ms when their sessions end, records}
+local sessions, workers, assignment = KEYS[1], KEYS[2], KEYS[3]
+local now = ARGV[1]
+-- include: _types
+local wrong = mistyped('zset', sessions) or mistyped('hash', workers, assignment)
+if wrong then return wrong end
+-- include: _now
+local fields = redis.call('HMGET', assignment, 'members', 'number', 'basis', 'plan')
+local rows, ids = redis.call('ZRANGE', sessions, 0, 1999, 'WITHSCORES'), {}
+for i = 1, #rows, 2 do ids[#ids + 1] = rows[i] end
+local records = {}
+if #ids > 0 then records = redis.call('HMGET', workers, unpack(ids)) end
+return {
+  string.format('%.0f', now_ms), fields[1] or '', fields[2] or '', fields[3] or '', fields[4] or '', rows, records,
+}

@@ -64,10 +64,12 @@ class RedisKeyspace:
         self.prefix = prefix
 
     def zset(self, key: bytes) -> dict[bytes, float]:
-        return dict(self.client.zrange(key, 0, -1, withscores=True))
+        rows: Any = self.client.zrange(key, 0, -1, withscores=True)
+        return dict(rows)
 
     def hash(self, key: bytes) -> dict[bytes, bytes]:
-        return self.client.hgetall(key)
+        found: Any = self.client.hgetall(key)
+        return found
 
     def zadd(self, key: bytes, member: bytes, score: float) -> bool:
         return bool(self.client.execute_command("ZADD", key, f"{score:.17g}", member))
@@ -79,7 +81,7 @@ class RedisKeyspace:
         self.client.delete(key)
 
     def dump(self) -> Dump:
-        keys = sorted(self.client.keys(f"*{self.prefix}*"))
+        keys: list[Any] = sorted(self.client.keys(f"*{self.prefix}*"))
         pipeline = self.client.pipeline(transaction=False)
         for key in keys:
             pipeline.type(key)

@@ -125,7 +125,7 @@ def test_a_retry_without_back_off_waits_with_the_articles_scores_16_to_1(
 ) -> None:
     slot = make_slot(kind, backoff=NO_BACKOFF)
     slot.send(b"a")
-    seen = []
+    seen: list[float] = []
     while slot.where(b"a") != "D":
         receipt, _ = slot.take_one()
         slot.fail(receipt, b"a")

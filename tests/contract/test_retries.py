@@ -22,7 +22,7 @@ KINDS = [
 
 def fail_to_death(slot: Slot, member: bytes) -> list[int]:
     """Fail every delivery until the member is dead; return the retries left to each."""
-    lefts = []
+    lefts: list[int] = []
     while member not in slot.zset("dead"):
         assert len(lefts) < 1_001, "this never ends"
         receipt, delivery = slot.take_one()

@@ -193,7 +193,7 @@ def test_any_score_is_served_or_waits_and_never_costs_more_than_a_full_budget(
         assert slot.take().status == "empty"
         assert slot.purge("store") == 1
         return
-    lefts = []
+    lefts: list[int] = []
     while slot.where(b"a") != "D":
         receipt, delivery = slot.take_one()
         assert delivery.score == score or lefts

@@ -94,9 +94,11 @@ def test_only_what_is_due_earlier_wakes(
 
     send(b"a", 5_000)
     assert slot.take().next_due == slot.now_ms + 5_000 == sleeping_until(slot)
-    send(b"b", 5_000), send(b"c", 9_000)
+    send(b"b", 5_000)
+    send(b"c", 9_000)
     assert ear.heard() == 0
-    send(b"d", 4_999), send(b"e", 10)
+    send(b"d", 4_999)
+    send(b"e", 10)
     assert ear.heard() == 1
 
 

@@ -386,11 +386,10 @@ class _Slot:
             del self.control[b"sleeping_until"]
             self._publish()
 
-    def wake_at_gate(self, due: float) -> None:
-        """Wake for ``due``, or at once where somebody waits at a gate that is open by now."""
-        if self.control.get(b"sleeping_until") == b"%d" % GATE and len(self.prepare) < self.room:
-            due = 0
-        self.wake(due)
+    def wake_at_gate(self, due: float, *, ended: bool) -> None:
+        """Wake for ``due``; at once where a delivery has ended and somebody waits at a gate that is open now."""
+        waits = self.control.get(b"sleeping_until") == b"%d" % GATE
+        self.wake(0 if ended and waits and len(self.prepare) < self.room else due)
 
     # --- sending
 
@@ -705,7 +704,7 @@ class InMemoryBroker:
                     del s.inflight[member]
                     s.count("committed", int(s.prepare.pop(member, None) is not None))
                     s.forget(member)
-            s.wake_at_gate(math.inf)
+            s.wake_at_gate(math.inf, ended=bool(ending))
             return words
 
     def rollback(self, topic: Topic, slot: int, receipt: int, failures: Sequence[Failure]) -> list[str]:
@@ -725,7 +724,7 @@ class InMemoryBroker:
                 else:
                     words.append("stale")
                     s.count("stale")
-            s.wake_at_gate(earliest)
+            s.wake_at_gate(earliest, ended="ok" in words)
             return words
 
     def release(self, topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> list[str]:
@@ -756,7 +755,7 @@ class InMemoryBroker:
                 if comes_back:
                     s.store[member] = record.score
                     earliest = min(earliest, 0 if topic.is_priority else record.score)
-            s.wake_at_gate(earliest)
+            s.wake_at_gate(earliest, ended="ok" in words)
             return words
 
     def extend(self, topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> list[str]:
@@ -777,7 +776,7 @@ class InMemoryBroker:
         """Time out deliveries whose heartbeat stopped; return how many."""
         with self._slot(topic, slot, *_ENDING) as s:
             expired, earliest = s.expire_due(min(limit, BATCH))
-            s.wake_at_gate(math.inf if earliest is None else earliest)
+            s.wake_at_gate(math.inf if earliest is None else earliest, ended=expired > 0)
             return expired
 
     def promote(self, topic: Topic, slot: int, limit: int = 1000) -> int:
@@ -1202,9 +1201,7 @@ class InMemoryBroker:
                 Session(worker.decode(), ends, workers.get(worker, b""))
                 for worker, ends in sessions.rows()[:2000]
             ]
-            return Roster(
-                self._clock() // 1000, members, number, basis, assignment.get(b"plan", b""), rows
-            )
+            return Roster(self._clock() // 1000, members, number, basis, assignment.get(b"plan", b""), rows)
 
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""

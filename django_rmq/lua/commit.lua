@@ -77,7 +77,7 @@ for _, i in ipairs(marked) do
   local record = redis.call('HGET', inflight, member)
   if record then end_failed(member, 0, record, 'failed', '', nil, i) end
 end
-if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then wake(0) end
+if #done + #marked > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then wake(0) end
 keep_counts()
 if #done == #records then return { 'ok' } end
 return words

@@ -43,7 +43,7 @@ local sleeping_until, timeout, max_retries = known[1], tonumber(known[2] or ARGV
 -- A write of nothing first, so that a full server lets the rest pass.
 redis.call('HDEL', control, '')
 local expired, earliest = expire_due(limit)
-if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if expired > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
 if earliest then wake(earliest) end
 keep_counts()
 return expired

@@ -36,7 +36,7 @@ local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _ledger
 -- include: _wake
 -- include: _failures
-local prefix, words, earliest = receipt .. ' ', {}, math.huge
+local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last do
   local member = ARGV[i]
   local record = redis.call('HGET', inflight, member)
@@ -44,10 +44,10 @@ for i = first, last do
     words[#words + 1] = 'stale'
     count('stale')
   elseif string.find(record, ' ', #prefix + 1, true) then
-    words[#words + 1] = 'ok'
+    words[#words + 1], ended = 'ok', true
     end_failed(member, 0, record, 'failed', '', nil, i)
   else
-    words[#words + 1] = 'ok'
+    words[#words + 1], ended = 'ok', true
     local score = string.sub(record, #prefix + 1)
     local number, waiting = tonumber(score), tonumber(redis.call('ZSCORE', store, member))
     redis.call('ZREM', prepare, member)
@@ -61,7 +61,7 @@ for i = first, last do
     if waiting or resting then count('dropped') end
   end
 end
-if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
 wake(earliest)
 keep_counts()
 return words

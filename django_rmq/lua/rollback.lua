@@ -39,7 +39,7 @@ local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _ledger
 -- include: _wake
 -- include: _failures
-local prefix, words, earliest = receipt .. ' ', {}, math.huge
+local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last, 4 do
   local member, what, delay, text = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
   local record, score = redis.call('HGET', inflight, member), redis.call('ZSCORE', prepare, member)
@@ -48,13 +48,13 @@ for i = first, last, 4 do
     -- 139 years: the score in Retry must have room for the budget.
     if delay then delay = bounded(math.floor(delay), 0, 4398046511104) end
     earliest = math.min(earliest, end_failed(member, left, record, what, text, delay, #words) or math.huge)
-    words[#words + 1] = 'ok'
+    words[#words + 1], ended = 'ok', true
   else
     words[#words + 1] = 'stale'
     count('stale')
   end
 end
-if tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
 wake(earliest)
 keep_counts()
 return words

@@ -263,3 +263,24 @@ def test_several_topics_are_heard_by_one_subscription(make_slot: MakeSlot) -> No
         heard += more
     assert heard == [("topic0", 0), ("topic1", 5)]
     wakeups.close()
+
+
+@kinds
+@pytest.mark.parametrize("end", ["commit", "fail", "release", "expire"])
+def test_a_call_that_ends_nothing_wakes_nobody(
+    make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear], end: str
+) -> None:
+    slot = make_slot(kind, serial=False)
+    ear = listen(slot)
+    slot.send(b"a")
+    slot.take_one()
+    slot.send(b"a")
+    assert slot.take().status == "busy"
+    before = slot.snapshot("stale")
+    if end == "expire":
+        assert slot.expire() == 0
+    else:
+        words = slot.fail(77, b"a") if end == "fail" else getattr(slot, end)(77, [b"a"])
+        assert words == ["stale"]
+    assert slot.snapshot("stale") == before
+    assert ear.heard() == 0

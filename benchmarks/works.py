@@ -114,7 +114,11 @@ class Bench:
         self.producer.send_bodies(TOPIC, self.dicts)
         time.sleep(0.01)
         dispatcher = Dispatcher(
-            self.broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, function, batch_size)}, threads=1, burst=True
+            self.broker,
+            [TOPIC],
+            {TOPIC.name: Listener(TOPIC.name, function, batch_size)},
+            threads=1,
+            burst=True,
         )
         dispatcher.own((TOPIC.name, slot) for slot in range(SLOTS))
         rate = self._timed(len(self.dicts), dispatcher.run)

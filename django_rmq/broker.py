@@ -9,6 +9,7 @@ NOSCRIPT, which says that nothing ran.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
@@ -91,7 +92,7 @@ def _moved(reply: list[Any]) -> None:
         raise SlotMoved(f"the topic has {reply[1].decode()} slots by now")
 
 
-def _sent(scores: Sequence[float | None]) -> Callable[[Any], list[Sent]]:
+def _sent(scores: Sequence[float]) -> Callable[[Any], list[Sent]]:
     def parse(reply: list[Any]) -> list[Sent]:
         _moved(reply)
         if reply[0] == b"stored":
@@ -99,7 +100,7 @@ def _sent(scores: Sequence[float | None]) -> Callable[[Any], list[Sent]]:
                 return [Sent("stored", float(reply[1]))] * len(scores)
             return list(map(Sent, repeat("stored"), scores))
         return [
-            Sent(word.decode(), float(score) if score else float("nan"))
+            Sent(word.decode(), float(score) if score else math.nan)
             for word, score in zip(reply[1], reply[2], strict=True)
         ]
 
@@ -292,7 +293,7 @@ class Transitions:
                     *members,
                     *envelopes,
                 ),
-                _sent([None] * len(members)),
+                _sent([math.nan] * len(members)),
             )
         )
 
@@ -353,7 +354,7 @@ class Transitions:
                     *pairs,
                     *envelopes,
                 ),
-                _sent([float("nan")] * len(members) if merge else scores),
+                _sent([math.nan] * len(members) if merge else scores),
             )
         )
 
@@ -939,7 +940,7 @@ class Pipeline(Transitions):
         connection = None
         try:
             connection = pool.get_connection()
-            packed = connection.pack_commands([self._broker._command(call) for call in self._calls])
+            packed = connection.pack_commands([self._broker._command(call) for call in self._calls])  # noqa: SLF001 - a pipeline is its broker's other half
             connection.send_packed_command(packed)
         except RedisError as error:
             self._give_back(connection, broken=True)
@@ -984,7 +985,7 @@ class Pipeline(Transitions):
     def _result(self, call: Call, reply: Any) -> Any:
         try:
             if isinstance(reply, NoScriptError):
-                return self._broker._run(call)
+                return self._broker._run(call)  # noqa: SLF001 - a pipeline is its broker's other half
             if isinstance(reply, RedisError):
                 return translate(reply)
             return call.parse(reply)
@@ -1009,7 +1010,7 @@ class Wakeups:
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for ``select``."""
-        return int(self._pubsub.connection._sock.fileno())
+        return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
 
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
         """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first."""

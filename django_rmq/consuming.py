@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from django.db import close_old_connections, connections as databases
+from django.db import close_old_connections
+from django.db import connections as databases
 
 from django_rmq import connections, registry
 from django_rmq.conf import get_config
@@ -93,5 +94,3 @@ def ready_line(topics: Iterable[Topic], threads: int) -> str:
     """Return one line that says what is being consumed."""
     parts = ", ".join(f"{topic.name} ({topic.slots} slots)" for topic in topics)
     return f"Consuming {parts} with {threads} threads"
-
-

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NamedTuple, overload
 from uuid import UUID
 
@@ -42,7 +42,7 @@ GATE = 1 << 53
 """``sleeping_until`` of a caller that was answered busy: it waits for the gate to open."""
 
 
-class TopicType(str, Enum):
+class TopicType(StrEnum):
     """How a topic's Store is ordered (article, section "three kinds of messages")."""
 
     RANGE_MERGE = "range_merge"
@@ -224,7 +224,7 @@ def encode_body(topic: Topic, body: object) -> bytes:
     return raw
 
 
-_scan_json = json.JSONDecoder().scan_once
+_scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 def decode_body(topic: Topic, raw: bytes) -> Any:

@@ -198,9 +198,7 @@ def send_messages(
     return results
 
 
-def remove_message(
-    topic: str, body: Any = None, *, key: str | None = None, slot_basis: object = None
-) -> str:
+def remove_message(topic: str, body: Any = None, *, key: str | None = None, slot_basis: object = None) -> str:
     """Take a message back, at once: it is named by its body, or by its ``key`` where the topic is keyed.
 
     Returns what it was found as: ``waiting`` and ``retry`` are gone; ``in_flight`` ends with the delivery that

@@ -279,7 +279,7 @@ class Demo:
             f"\nShop:   {address}\nOrders: {address}orders/\nAdmin:  {address}admin/   login {LOGIN}, password {PASSWORD}\n"
             f"\nProduct {SLOW_DISK_SKU} fails twice each time it is rendered, then succeeds: a retry.\n"
             f"Product {MISSING_SKU} has no photo: its message is in Dead. Give it one in the admin "
-            f"({address}admin/prices/product/{MISSING_SKU}/change/), then replay it.\n"
+            f"({address}admin/prices/product/{MISSING_SKU}/change/) and change its price.\n"
             f"Logs:   {data}/\n" + ("Ctrl-C ends it.\n" if self.options.seconds is None else ""),
             flush=True,
         )

@@ -53,4 +53,4 @@ def test_every_public_name_resolves(name: str) -> None:
 
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
-        django_rmq.no_such_name  # noqa: B018
+        django_rmq.no_such_name  # type: ignore[attr-defined]  # noqa: B018

@@ -1221,7 +1221,8 @@ class InMemoryBroker:
                 self._open(keys.assignment, Hash),
             )
             yield opened
-            for key, value in zip(keys, opened, strict=True):
+            values: tuple[SortedSet | Hash, ...] = opened
+            for key, value in zip(keys, values, strict=True):
                 self._keep(key, value)
 
     def _change(self, assignment: Hash, field: bytes, micros: int) -> str:

@@ -1,0 +1,458 @@
+"""The default coordinator: workers heartbeat in Redis, and one of them assigns the slots.
+
+Each worker renews its session with one small script about once a second, by Redis' clock, and hears what
+changed: the membership has a version, the assignment a number. The worker with the smallest id makes the
+assignment and writes it on condition that both are still what it saw, so two that believe to be the first cannot
+both write. If the first does not, the next one does after a session, and so on. All others only read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from uuid import uuid4
+
+from django_rmq.broker import Broker
+from django_rmq.coordination import (
+    Coordinator,
+    Holding,
+    Member,
+    Owned,
+    Slots,
+    TopicSlots,
+    Worker,
+    announced,
+    assign,
+)
+from django_rmq.coordination.ownership import Ownership, uptime
+from django_rmq.coordination.plan import Plan
+from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
+from django_rmq.messages import Beat, Topic
+
+logger = logging.getLogger("django_rmq.coordination")
+
+SESSION_SECONDS = 4.0
+"""Without a beat for so long a worker counts as gone."""
+
+BEAT_SECONDS = 1.25
+"""Between two beats: with one look at the definitions per audit no worker sends more than a command per second."""
+
+AUDIT_SECONDS = 5.0
+"""Between two looks at everything, whatever was said to have changed."""
+
+SETTLE_SECONDS = 0.2
+"""How long a changed membership must stand before it is assigned to: many workers come at once."""
+
+RETRY_SECONDS = 0.25
+"""Between two attempts while Redis is away."""
+
+SHORTEST_SESSION, LONGEST_SESSION = 0.2, 600.0
+
+
+class RedisCoordinator(Coordinator):
+    """See ``Coordinator``. ``broker`` may be an ``InMemoryBroker``: workers are threads of one process then.
+
+    A worker that does not reach Redis for ``session_seconds`` gives up its slots, whatever its connection is stuck
+    in, and joins anew when Redis answers.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        worker: Worker,
+        own: Callable[[Slots], None],
+        disown: Callable[[Slots], None],
+        *,
+        session_seconds: float = SESSION_SECONDS,
+        audit_seconds: float = AUDIT_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
+        if not SHORTEST_SESSION <= session_seconds <= LONGEST_SESSION:
+            raise ConfigurationError(
+                f"a worker's session must last {SHORTEST_SESSION} to {LONGEST_SESSION} seconds, got {session_seconds}"
+            )
+        self.broker = broker
+        self.worker = worker
+        self.session_seconds = session_seconds
+        self._beat_seconds = min(BEAT_SECONDS, session_seconds / 3)
+        self._audit_seconds = audit_seconds
+        self._settle_seconds = settle_seconds
+        self._token = uuid4().hex
+        self._announced = worker
+        """What this worker shall be to the others; ``worker`` is what they have been told."""
+        self._joined = False
+        self._members = ""
+        self._crew: dict[str, Worker] = {}
+        self._number = ""
+        self._basis = ""
+        self._raw = b""
+        self._plan: Plan | None = None
+        self._last_plan = Plan({})
+        """The last assignment that could be read: if it is gone, the next one moves as little as it can."""
+        self._vetted: tuple[str, str] | None = None
+        """Membership and number that were recalculated and found right."""
+        self._changed_at = 0.0
+        self._stale_since: float | None = None
+        self._is_current = False
+        self._plan_flaw = ""
+        self._mine: tuple[Plan, Worker, Owned] | None = None
+        """Which slots are ours of which plan, and as which worker."""
+        self._sent = 0.0
+        """When the last answered beat was sent, by ``uptime``: our session runs from then at least."""
+        self._stop_seconds = 1.0
+        self._next_audit = 0.0
+        self._quarrels: dict[str, float] = {}
+        self._stopped = threading.Event()
+        self._poked = threading.Event()
+        self._ownership = Ownership(own, disown)
+        self._changed = self._ownership.changed
+        self._thread = threading.Thread(target=self._run, name="rmq-coordinator", daemon=True)
+        self._listening = threading.Thread(target=self._listen, name="rmq-coordinator-news", daemon=True)
+
+    # --- what a worker asks of it
+
+    def start(self) -> None:
+        """Join; the first slots come soon after."""
+        sent = uptime()
+        beat = self._send_beat(full=True)
+        if beat.status == "duplicate":
+            raise ConfigurationError(
+                f"a worker with the id {self.worker.id} is there already ({_shown(beat.rival)}): every start of a "
+                "process needs an id of its own"
+            )
+        if beat.status != "ok":
+            raise ConfigurationError("there are 2000 workers already: no more are taken")
+        self._heard(beat, sent)
+        logger.info("Joined as worker %s", self.worker.id, extra={"rmq_event": "joined"})
+        self._ownership.start()
+        self._listening.start()
+        self._thread.start()
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Disown everything and leave. Where Redis does not answer, the end of the session says the same later."""
+        end = time.monotonic() + timeout
+        self._stop_seconds = timeout / 2
+        self._stopped.set()
+        self._poked.set()
+        self._ownership.end(timeout / 2)
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, end - time.monotonic()))
+
+    def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
+        """Tell the others what this worker is from now on."""
+        with self._changed:
+            self._announced = announced(self._announced, threads, topics)
+            self._is_current = False
+        self._poked.set()
+
+    def wait_settled(self, timeout: float) -> bool:
+        """Return whether all that is known here has been assigned and told, waiting for it if need be."""
+
+        def is_settled() -> bool:
+            return self._is_current and self._ownership.is_settled()
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped.is_set() or is_settled(), timeout)
+            return not self._stopped.is_set() and is_settled()
+
+    def owned(self) -> Owned:
+        """Return what ``own`` was told and ``disown`` not yet."""
+        return self._ownership.owned()
+
+    def members(self) -> list[Member]:
+        """Ask Redis for all workers."""
+        return members(self.broker)
+
+    def describe(self) -> list[Holding]:
+        """Ask Redis who owns what since when."""
+        return describe(self.broker)
+
+    # --- the thread that beats
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                wait = self._turn()
+            except ServerTrouble as error:
+                self._complain("redis", "Redis is away (%s); trying again", error)
+                wait = min(RETRY_SECONDS, self._beat_seconds)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next beat may be better
+                self._complain("beat", "A heartbeat failed: %s", error, exc_info=True)
+                wait = self._beat_seconds
+            if self._poked.wait(wait) and not self._stopped.is_set():
+                # Many workers that come at once are one change.
+                self._stopped.wait(random.uniform(0.03, 0.08))
+            self._poked.clear()
+        self._ownership.end(self._stop_seconds)
+        try:
+            if self._joined:
+                self.broker.leave(self.worker.id, self._token)
+                logger.info("Left", extra={"rmq_event": "left"})
+        except RmqError as error:
+            logger.warning("Could not leave (%s): the session ends by itself", error)
+
+    def _turn(self) -> float:
+        """Beat once, do what follows from the answer, and return after how many seconds to beat again."""
+        sent = uptime()
+        audit = sent >= self._next_audit
+        beat = self._send_beat(full=audit)
+        if beat.status == "expired":
+            logger.warning("The session ran out; joining anew", extra={"rmq_event": "expired"})
+            self._joined = False
+            self._ownership.lose()
+            beat = self._send_beat(full=True)
+        if beat.status != "ok":
+            self._joined = False
+            self._ownership.lose()
+            self._complain(
+                beat.status,
+                "Redis does not take this worker any more (%s)",
+                ConfigurationError(f"{beat.status}: {_shown(beat.rival)}" if beat.rival else beat.status),
+            )
+            return self.session_seconds
+        self._heard(beat, sent)
+        if audit:
+            self._next_audit = sent + self._audit_seconds * random.uniform(0.9, 1.0)
+            self._vetted = None
+        due = self._lead(sent, audit)
+        ends = sent + beat.first_end_ms / 1000 + 0.005
+        return max(0.0, min(sent + self._beat_seconds * random.uniform(0.9, 1.0), ends, due) - uptime())
+
+    def _send_beat(self, *, full: bool) -> Beat:
+        with self._changed:
+            worker, record = self._announced, ""
+            if not self._joined or worker is not self.worker:
+                record = f"{self._token} {_encode(worker)}"
+        beat = self.broker.beat(
+            worker.id,
+            self._token,
+            int(self.session_seconds * 1000),
+            record=record,
+            known_members="" if full else self._members,
+            known_number="" if full else self._number,
+        )
+        if beat.status == "ok":
+            self._joined = True
+            self.worker = worker
+        return beat
+
+    def _heard(self, beat: Beat, sent: float) -> None:
+        """Take note of what others are and of what is ours."""
+        if beat.workers is not None:
+            if beat.members != self._members:
+                self._changed_at = uptime()
+            self._crew = {}
+            for worker, record in beat.workers.items():
+                try:
+                    self._crew[worker] = _decode(worker, record)
+                except ValueError as error:
+                    self._complain(f"worker/{worker}", "A worker cannot be read and gets no slots: %s", error)
+        if beat.plan is not None:
+            self._number, self._basis = beat.number, beat.basis
+            if beat.plan != self._raw or self._plan is None:
+                self._raw, self._plan = beat.plan, self._read(beat.plan)
+        self._members = beat.members
+        if self._plan is not None and (beat.workers is not None or beat.plan is not None):
+            self._plan_flaw = self._plan.flaw(self._crew)
+        self._sent = sent
+        self._tell()
+
+    def _read(self, raw: bytes) -> Plan | None:
+        if not raw:
+            return None
+        try:
+            self._last_plan = Plan.decode(raw)
+        except ValueError as error:
+            self._complain("plan", "The assignment cannot be read and is made anew: %s", error)
+            return None
+        return self._last_plan
+
+    def _tell(self) -> None:
+        """Let the worker own what the plan says, as far as it says anything, until its session ends."""
+        plan, worker = self._last_plan, self.worker
+        if self._mine is None or self._mine[0] is not plan or self._mine[1] is not worker:
+            self._mine = (plan, worker, plan.owned_by(worker))
+        shared: Owned = {topic.name: (range(topic.slots),) for topic in worker.topics if not topic.serial}
+        self._ownership.want(self._mine[2], shared, self._sent + self.session_seconds)
+        with self._changed:
+            self._is_current = not self._flaw() and self._announced is worker
+            self._changed.notify_all()
+
+    # --- the assignment
+
+    def _flaw(self) -> str:
+        """Return why there must be another assignment; empty: there need not."""
+        if self._plan is None:
+            return "there is no assignment"
+        if self._basis != self._members:
+            return "workers changed"
+        return "" if self._vetted == (self._members, self._number) else self._plan_flaw
+
+    def _lead(self, now: float, audit: bool) -> float:
+        """Assign if it is our turn to; return when it will be."""
+        never = float("inf")
+        if self.worker.id not in self._crew:
+            return never
+        rank = sorted(self._crew).index(self.worker.id)
+        flaw = self._flaw()
+        if not flaw:
+            self._stale_since = None
+            if audit and rank == 0:
+                self._assign("the audit")
+            return never
+        if self._stale_since is None:
+            self._stale_since = now
+        settled = min(self._changed_at + self._settle_seconds, self._stale_since + 3 * self._settle_seconds)
+        due = max(settled, self._stale_since) + rank * self.session_seconds
+        if now < due:
+            return due
+        self._stale_since = None
+        self._assign(flaw)
+        return never
+
+    def _assign(self, why: str) -> None:
+        """Recalculate, and write what is new if nobody else was first."""
+        topics = self._topics()
+        crew = [worker.capacity for worker in self._crew.values()]
+        assignment = assign(topics, crew, self._last_plan.runs())
+        is_new = self._plan is None or self._basis != self._members or assignment != self._plan.runs()
+        if is_new:
+            plan = self._last_plan.renewed(assignment, self.broker.now_ms() // 1000)
+            text = plan.encode()
+            number = self.broker.assign(self._members, self._number, text)
+            if number is None:
+                self._poked.set()
+                return
+            logger.info(
+                "Assigned %d topics to %d workers (%s)",
+                len(assignment),
+                len(crew),
+                why,
+                extra={"rmq_event": "assigned"},
+            )
+            self._number, self._basis, self._raw = number, self._members, text.encode()
+            self._plan = self._last_plan = plan
+        self._vetted = (self._members, self._number)
+        self._tell()
+
+    def _topics(self) -> list[TopicSlots]:
+        """Return the topics that workers serve: as they are registered, else as the first worker has them."""
+        said: dict[str, TopicSlots] = {}
+        for _, worker in sorted(self._crew.items()):
+            for topic in worker.topics:
+                said.setdefault(topic.name, topic)
+        registered = self.broker.definitions()
+        for name, topic in said.items():
+            found = registered.get(name, {})
+            slots, serial = found.get("slots", topic.slots), found.get("serial", topic.serial)
+            if isinstance(slots, int) and slots > 0:
+                said[name] = TopicSlots(name, slots, bool(serial))
+        return list(said.values())
+
+    # --- news
+
+    def _listen(self) -> None:
+        """Beat at once when others say that something changed; without it the next beat notices."""
+        while not self._stopped.is_set():
+            changes = None
+            try:
+                changes = self.broker.worker_changes()
+                self._poked.set()
+                while not self._stopped.is_set():
+                    known = {self._members, self._number}
+                    if any(str(version) not in known for _, version in changes.get(timeout=1.0)):
+                        self._poked.set()
+            except RmqError:
+                self._stopped.wait(RETRY_SECONDS)
+            except Exception as error:  # noqa: BLE001 - beats go on without news
+                self._complain("news", "The subscription failed; the heartbeat goes on: %s", error)
+                self._stopped.wait(1.0)
+            finally:
+                if changes is not None:
+                    changes.close()
+
+    def _complain(self, about: str, text: str, error: Exception, *, exc_info: bool = False) -> None:
+        """Log one line per kind of trouble and ten seconds."""
+        now = time.monotonic()
+        if now - self._quarrels.get(about, float("-inf")) >= 10.0:
+            self._quarrels[about] = now
+            level = logging.WARNING if isinstance(error, ServerTrouble) else logging.ERROR
+            logger.log(level, text, error, exc_info=exc_info, extra={"rmq_event": "trouble"})
+
+
+# --- looking from outside ---------------------------------------------------------------------------
+
+
+def members(broker: Broker) -> list[Member]:
+    """Return all workers whose sessions go on, by id; needs no worker of its own."""
+    roster = broker.roster()
+    found = []
+    for worker, ends_ms, record in roster.sessions:
+        try:
+            found.append(Member(_decode(worker, record), (ends_ms - roster.now_ms) / 1000))
+        except ValueError:
+            continue
+    return sorted((one for one in found if one.session_left > 0), key=lambda one: one.worker.id)
+
+
+def describe(broker: Broker) -> list[Holding]:
+    """Return who owns what since when, by topic and slot; needs no worker of its own.
+
+    Topics that are not serial are shared and not in it.
+    """
+    raw = broker.roster().plan
+    try:
+        topics = Plan.decode(raw).topics if raw else {}
+    except ValueError:
+        return []
+    return [Holding(name, *span) for name, spans in sorted(topics.items()) for span in spans]
+
+
+def _encode(worker: Worker) -> str:
+    return json.dumps(
+        {
+            "host": worker.host,
+            "pid": worker.pid,
+            "started": worker.started,
+            "threads": worker.threads,
+            "topics": {topic.name: [topic.slots, int(topic.serial)] for topic in worker.topics},
+        },
+        separators=(",", ":"),
+    )
+
+
+def _decode(worker: str, record: bytes) -> Worker:
+    """Read what a worker says of itself. Raises ``ValueError`` for what is none."""
+    try:
+        found = json.loads(record.partition(b" ")[2])
+        return Worker(
+            worker,
+            str(found["host"]),
+            int(found["pid"]),
+            float(found["started"]),
+            max(1, int(found["threads"])),
+            tuple(
+                sorted(
+                    TopicSlots(name, max(1, int(slots)), bool(serial))
+                    for name, (slots, serial) in found["topics"].items()
+                )
+            ),
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"worker {worker} says {record[:100]!r}") from error
+
+
+def _shown(record: bytes) -> str:
+    """Return host and pid of a worker, as far as its record tells."""
+    try:
+        worker = _decode("", record)
+    except ValueError:
+        return "of an unknown kind"
+    return f"process {worker.pid} on {worker.host}"
+
+
+__all__ = ["RedisCoordinator", "describe", "members"]

@@ -46,7 +46,7 @@ QUICK_SECONDS = 0.005
 """A priority slot whose messages take longer has one batch in hand, not a second one behind it."""
 
 REFRESH_SECONDS = 1.0
-"""A priority batch that waits longer for its thread is given back and taken anew: better may have come."""
+"""What waits longer for its thread is given back and taken anew, where that may find something better."""
 
 REFRESHED = 128
 """Batches refreshed at once at most."""
@@ -263,6 +263,7 @@ class Dispatcher:
         self._moved: SlotMoved | None = None
         self._next_poll = 0.0
         self._has_priorities = any(topic.is_priority for topic in self.topics.values())
+        self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
         self._quarrels: dict[str, float] = {}
 
@@ -387,7 +388,7 @@ class Dispatcher:
         now = time.monotonic()
         if now >= self._next_poll:
             self._poll()
-        if self._has_priorities and now >= self._next_refresh:
+        if self._refreshes and now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
         pipeline = self.broker.pipeline()
@@ -420,7 +421,7 @@ class Dispatcher:
             heapq.heappop(self._heap)
         if self._heap:
             wake = min(wake, now + (self._heap[0][0] - self._clock.ms()) / 1000)
-        if self._has_priorities and self._in_hand:
+        if self._refreshes and self._in_hand:
             wake = min(wake, self._next_refresh)
         return max(0.0, wake - now)
 
@@ -492,6 +493,9 @@ class Dispatcher:
                 self._load[batch.thread] -= batch.cost
             if place.blocked_by is batch:
                 place.blocked_by = None
+            if released and place.topic.is_priority:
+                # It took longer than reckoned: what is queued behind it was taken too early as well.
+                self._give_back_slot(place)
             # In the same round trip that settles it: a prepare that finds nothing says so to the senders.
             self._ready(place)
             self._forget(place)
@@ -562,9 +566,9 @@ class Dispatcher:
                 if not self._has_priorities and min(load) > 2 * WORK_SECONDS:
                     break
                 continue
-            limit = self._limit(place)
-            if room < limit:
+            if room <= 0:
                 break
+            limit = min(self._limit(place), room)
             pipeline.prepare(
                 topic, place.slot, self.owner, place.epoch, limit, IN_HAND_BYTES, after=place.cursor
             )
@@ -592,19 +596,25 @@ class Dispatcher:
                 Message(place.topic, place.slot, reply.receipt, delivery, self._extend)
                 for delivery in reply.deliveries
             ]
-            self._start(place, reply.receipt, messages, at)
             if place.topic.serial:
+                self._start(place, reply.receipt, messages, at)
                 self._schedule(place, reply.next_due)
             else:
+                size = self.listeners[place.topic.name].batch_size or 1
+                share = -(-len(messages) // (size * len(self._threads))) * size
+                for start in range(0, len(messages), share):
+                    self._start(place, reply.receipt, messages[start : start + share], at)
                 # Only a prepare that finds nothing makes senders wake us, and other threads are free.
                 self._ready(place)
         elif reply.status == "more":
             place.cursor = reply.cursor
             self._ready(place)
         elif reply.status in ("busy", "paused"):
-            # A wake-up tells when it is over; should that be lost, the slow poll asks again.
-            patience = self._poll_seconds * (10 if reply.status == "paused" else 1)
-            place.not_before = time.monotonic() + patience
+            # A wake-up tells when it is over, or a time-out; should they be lost, the slow poll asks again.
+            if reply.status == "paused":
+                place.not_before = time.monotonic() + 10 * self._poll_seconds
+            elif reply.next_due is None or reply.next_due <= self._clock.ms():
+                place.not_before = time.monotonic() + self._poll_seconds
             self._schedule(place, reply.next_due)
         elif reply.status == "fenced":
             self._fenced(place)
@@ -688,12 +698,19 @@ class Dispatcher:
             self._settlements[batch.place, batch.receipt].released += released
 
     def _refresh(self) -> None:
-        """Take anew what has long waited for its thread: a higher priority may have come to its slot."""
+        """Take anew what has long waited for its thread.
+
+        A higher priority may have come to its slot; without ``SERIAL`` another thread may be free.
+        """
         oldest = uptime() - REFRESH_SECONDS
-        stale = (
-            b for b in self._batches.values() if b.topic.is_priority and b.queued < oldest and not b.begun
+        late = (
+            batch
+            for batch in self._batches.values()
+            if batch.queued < oldest
+            and not batch.halted
+            and (batch.topic.is_priority if not batch.begun else not batch.topic.serial)
         )
-        for batch in list(islice(stale, REFRESHED)):
+        for batch in list(islice(late, REFRESHED)):
             self._give_back(batch)
 
     # --- telling

@@ -1,0 +1,889 @@
+"""A dispatcher at work, on a real Redis and on the broker in memory: outcomes, order, time, ownership."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from django_rmq.consumer import dispatcher as module
+from django_rmq.consumer.heartbeat import Heartbeat
+from django_rmq.exceptions import Reject, Retry, SlotMoved
+from django_rmq.keys import slot_keys
+from django_rmq.memory import Hash, InMemoryBroker, SortedSet
+from django_rmq.messages import BackOff, Message, Topic, TopicType
+from django_rmq.producer import Producer
+from tests.workers import (
+    LONG,
+    Broker,
+    Heard,
+    Worker,
+    audit,
+    client_of,
+    eventually,
+    live,
+    send,
+    total,
+)
+
+MERGE = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
+PRIORITY = Topic("renders", TopicType.PRIORITY, slots=1)
+FIXED = Topic("orders", TopicType.FIXED_TIME, slots=4)
+AT_ONCE = BackOff(0, 0)
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "memory":
+        yield InMemoryBroker("m:")
+        return
+    client = client_of(request.getfixturevalue("redis_url"))
+    yield Broker(client, request.getfixturevalue("prefix"))
+    client.close()
+
+
+@pytest.fixture
+def redis_broker(redis_url: str, prefix: str) -> Iterator[Broker]:
+    client = client_of(redis_url)
+    yield Broker(client, prefix)
+    client.close()
+
+
+def dead(broker: Any, topic: Topic) -> dict[bytes, tuple[str, bytes]]:
+    """Member → reason and error of all that died."""
+    found = {}
+    for slot in range(topic.slots):
+        for entry in broker.peek(topic, slot, "dead").entries:
+            head, _, rest = entry.record.partition(b"\n")
+            found[entry.member] = (head.split(b" ")[0].decode(), rest)
+    return found
+
+
+def foreign_send(broker: Any, topic: Topic, slot: int, member: bytes, score: float) -> None:
+    """A plain ZADD, as a stranger does it: nobody is woken."""
+    key = slot_keys(broker.prefix, topic.name, slot).store
+    if isinstance(broker, InMemoryBroker):
+        with broker._lock:
+            store = broker._open(key, SortedSet)
+            store[member] = score
+            broker._keep(key, store)
+    else:
+        broker.client.zadd(key, {member: score})
+
+
+# --- outcomes
+
+
+def test_what_returns_is_committed_and_leaves_nothing(broker: Any) -> None:
+    heard = Heard()
+    send(broker, MERGE, range(500))
+    with Worker(broker, MERGE, heard, burst=True) as worker:
+        worker.join()
+    assert sorted(heard.bodies) == list(range(500))
+    assert worker.dispatcher.processed == total(broker, MERGE, "committed") == 500
+    assert live(broker, MERGE) == 0
+
+
+def test_failures_are_kept_with_kind_and_text_and_retried_until_they_are_dead(broker: Any) -> None:
+    topic = replace(MERGE, max_retries=2, backoff=AT_ONCE)
+    tries: Counter[str] = Counter()
+
+    def listener(message: Message) -> Any:
+        tries[message.body] += 1
+        if message.body == "false":
+            return False
+        if message.body == "error":
+            raise LookupError("no such product")
+        if message.body == "reject":
+            raise Reject("never")
+        return None
+
+    send(broker, topic, ["false", "error", "reject", "fine"])
+    foreign_send(broker, topic, 0, b"{", 1.0 + time.time() * 1000)
+    with Worker(broker, topic, listener, burst=False):
+        eventually(lambda: len(dead(broker, topic)) == 4, "four deaths")
+    assert tries == {"false": 3, "error": 3, "reject": 1, "fine": 1}
+    deaths = dead(broker, topic)
+    assert deaths[b'"false"'][0] == "failed"
+    assert b"the listener returned False" in deaths[b'"false"'][1]
+    assert deaths[b'"error"'][0] == "failed"
+    assert b"LookupError: no such product" in deaths[b'"error"'][1]
+    assert deaths[b'"reject"'][0] == "rejected"
+    assert b"Reject: never" in deaths[b'"reject"'][1]
+    assert deaths[b"{"][0] == "undecodable"
+
+
+def test_a_retry_rests_as_long_as_the_listener_says_and_wakes_the_sleeping_worker(broker: Any) -> None:
+    heard = Heard()
+
+    def listener(message: Message) -> None:
+        heard(message)
+        if message.retries_left == message.topic.max_retries:
+            raise Retry(delay=0.3)
+
+    send(broker, MERGE, ["x"])
+    with Worker(broker, MERGE, listener, poll_seconds=30):
+        heard.wait(2)
+    first, second = heard.times
+    assert second >= first + 300 - 2
+    assert second < first + 300 + 1000
+
+
+def test_a_retry_counts_down_and_a_receipt_rises(broker: Any) -> None:
+    seen: list[tuple[int, int]] = []
+    topic = replace(MERGE, slots=1, max_retries=3, backoff=AT_ONCE)
+
+    def listener(message: Message) -> bool:
+        seen.append((message.retries_left, message.receipt))
+        return False
+
+    send(broker, topic, ["x"])
+    with Worker(broker, topic, listener):
+        eventually(lambda: dead(broker, topic), "death")
+    assert [left for left, _ in seen] == [3, 2, 1, 0]
+    assert [receipt for _, receipt in seen] == sorted({receipt for _, receipt in seen})
+
+
+def test_a_batch_listener_gets_batches_and_each_message_its_own_fate(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, max_retries=1, backoff=AT_ONCE)
+    calls: list[list[int]] = []
+
+    def listener(many: list[Message]) -> None:
+        calls.append([message.body for message in many])
+        for message in many:
+            if message.body == 3:
+                message.retry(delay=0)
+            if message.body == 4:
+                message.reject("four")
+
+    send(broker, topic, range(10))
+    with Worker(broker, topic, listener, batch_size=5):
+        eventually(lambda: len(dead(broker, topic)) == 2, "two deaths")
+        eventually(lambda: live(broker, topic) == 0, "the end of the others")
+    assert sorted(map(len, calls)) == [1, 5, 5]
+    assert [3] in calls, "a retry is handed out alone"
+    assert dead(broker, topic)[b"4"][0] == "rejected"
+
+
+def test_a_batch_that_raises_costs_only_the_message_that_is_at_fault(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, max_retries=0)
+    calls: list[list[int]] = []
+
+    def listener(many: list[Message]) -> None:
+        calls.append([message.body for message in many])
+        if any(message.body == 2 for message in many):
+            raise ValueError("two")
+
+    send(broker, topic, range(5))
+    with Worker(broker, topic, listener, batch_size=5, burst=True) as worker:
+        worker.join()
+    assert sorted(calls.pop(0)) == [0, 1, 2, 3, 4]
+    assert sorted(calls) == [[0], [1], [2], [3], [4]]
+    assert set(dead(broker, topic)) == {b"2"}
+    assert total(broker, topic, "committed") == 4
+
+
+def test_an_error_text_of_ten_megabytes_reaches_redis_cut(broker: Any) -> None:
+    topic = replace(MERGE, max_retries=0)
+
+    def listener(_: Message) -> None:
+        raise ValueError("x" * 10_000_000)
+
+    send(broker, topic, ["x"])
+    with Worker(broker, topic, listener, burst=True) as worker:
+        worker.join()
+    [(reason, error)] = dead(broker, topic).values()
+    assert reason == "failed"
+    assert error.startswith(b"ValueError: xxx")
+    assert len(error) <= 1024
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
+def test_a_listener_that_ends_the_process_drains_the_worker(broker: Any, error: BaseException) -> None:
+    topic = replace(MERGE, slots=1)
+    tries: list[int] = []
+
+    def listener(message: Message) -> None:
+        tries.append(message.body)
+        raise error
+
+    send(broker, topic, range(20))
+    with Worker(broker, topic, listener) as worker:
+        worker.join()
+    assert worker.dispatcher.exit_asked
+    assert not worker.dispatcher.forced
+    assert total(broker, topic, "failed") == len(tries) >= 1
+    assert total(broker, topic, "prepared") == len(tries) + total(broker, topic, "released")
+    assert live(broker, topic) == 20
+
+
+def test_message_extend_begins_the_time_out_anew_and_says_when_it_is_too_late(broker: Any) -> None:
+    topic = replace(MERGE, slots=1)
+    answers: list[bool] = []
+
+    def listener(message: Message) -> None:
+        answers.append(message.extend())
+        broker.release(topic, message.slot, message.receipt, [message.delivery.member])
+        answers.append(message.extend())
+        raise Reject
+
+    send(broker, topic, ["x"])
+    with Worker(broker, topic, listener, max_messages=1) as worker:
+        worker.join()
+    assert answers[:2] == [True, False]
+
+
+# --- one at a time, and several at once
+
+
+def test_messages_of_one_slot_never_overlap_and_slots_run_in_parallel(broker: Any) -> None:
+    topic = replace(MERGE, slots=8)
+    running: set[int] = set()
+    overlaps: list[int] = []
+    together: list[int] = []
+    threads: defaultdict[int, set[int]] = defaultdict(set)
+    lock = threading.Lock()
+    both = threading.Barrier(2)
+
+    def listener(message: Message) -> None:
+        with lock:
+            if message.slot in running:
+                overlaps.append(message.slot)
+            running.add(message.slot)
+            together.append(len(running))
+            threads[message.slot].add(threading.get_ident())
+        if not both.broken and len(together) < 3:
+            both.wait(LONG)
+        with lock:
+            running.discard(message.slot)
+
+    send(broker, topic, range(400))
+    with Worker(broker, topic, listener, threads=4, burst=True) as worker:
+        worker.join()
+    assert overlaps == []
+    assert max(together) > 1, "slots on different threads run in parallel"
+    assert all(len(idents) == 1 for idents in threads.values()), "a slot belongs to one thread"
+    assert len(set.union(*threads.values())) == 4
+    assert total(broker, topic, "committed") == 400
+
+
+def test_without_serial_one_slot_keeps_all_threads_busy(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, serial=False)
+    meeting = threading.Barrier(4)
+    heard = Heard()
+
+    def listener(message: Message) -> None:
+        meeting.wait(LONG)
+        heard(message)
+
+    send(broker, topic, range(4))
+    with Worker(broker, topic, listener, threads=4, poll_seconds=30) as worker:
+        heard.wait(4, 2)
+        worker.asleep()
+        for body in range(4, 8):
+            send(broker, topic, [body])
+        heard.wait(8, 2)
+    assert sorted(heard.bodies) == list(range(8))
+
+
+def test_without_serial_what_waits_behind_a_long_listener_goes_to_another_thread(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.1)
+    topic = replace(MERGE, slots=1, serial=False)
+    heard, go = Heard(), threading.Event()
+
+    def listener(message: Message) -> None:
+        if message.body == 0:
+            assert go.wait(LONG)
+        heard(message)
+
+    send(broker, topic, range(20))
+    with Worker(broker, topic, listener, threads=2, poll_seconds=30):
+        heard.wait(19, 3)
+        go.set()
+        heard.wait(20)
+    assert total(broker, topic, "committed") == 20
+
+
+def test_a_thread_takes_the_highest_head_of_its_slots_first(broker: Any) -> None:
+    topic = replace(PRIORITY, slots=8, prefetch=1)
+    order: list[int] = []
+    for priority in range(100, 180):
+        send(broker, topic, [priority], priority=priority)
+    heads = {}
+    for slot in range(8):
+        entries = broker.peek(topic, slot, "store", descending=True).entries
+        heads[slot] = [int(entry.score) for entry in entries]
+
+    def listener(message: Message) -> None:
+        order.append(message.body)
+
+    with Worker(broker, topic, listener, threads=1, burst=True) as worker:
+        worker.join()
+    assert sorted(order) == list(range(100, 180))
+    for slot in range(8):
+        assert [body for body in order if body in heads[slot]] == heads[slot], "each slot in its order"
+    early = [position for position, body in enumerate(order) if body >= 160]
+    late = [position for position, body in enumerate(order) if body < 120]
+    assert sum(early) / len(early) < sum(late) / len(late)
+
+
+@pytest.mark.parametrize("where", ["in the same slot", "in another slot"])
+def test_a_late_high_priority_is_not_stuck_behind_what_was_prefetched(broker: Any, where: str) -> None:
+    topic = replace(PRIORITY, slots=2)
+    order: list[str] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(message: Message) -> None:
+        order.append(message.body["name"])
+        if len(order) == 1:
+            begun.set()
+            assert go.wait(LONG)
+        # Ten times what the dispatcher takes an unknown listener to need.
+        threading.Event().wait(0.02)
+
+    send(broker, topic, ({"name": f"low {i}"} for i in range(200)), priority=100)
+    with Worker(broker, topic, listener, threads=1) as worker:
+        assert begun.wait(LONG)
+        running = slot_of(broker, topic, {"name": order[0]}, priority=100)
+        slot = running if where == "in the same slot" else 1 - running
+        eventually(lambda: audit(broker, topic)[slot].prepare > 1, "a prefetch")
+        names = (f"urgent {i}" for i in range(100))
+        urgent = next(n for n in names if slot_of(broker, topic, {"name": n}, priority=100) == slot)
+        send(broker, topic, [{"name": urgent}], priority=9000)
+        go.set()
+        eventually(lambda: urgent in order, "the urgent one")
+        worker.dispatcher.stop()
+    assert order.index(urgent) <= 30
+
+
+def test_what_waits_long_for_its_thread_is_taken_anew_by_priority(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.1)
+    topic = replace(PRIORITY, slots=2)
+    order: list[str] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(message: Message) -> None:
+        order.append(message.body)
+        if len(order) == 1:
+            begun.set()
+            assert go.wait(LONG)
+
+    names = [f"low {i}" for i in range(20)]
+    send(broker, topic, names, priority=100)
+    with Worker(broker, topic, listener, threads=1):
+        assert begun.wait(LONG)
+        slot = 1 - slot_of(broker, topic, order[0], priority=100)
+        eventually(lambda: audit(broker, topic)[slot].prepare > 1, "a prefetch")
+        urgent = next(n for n in map(str, range(100)) if slot_of(broker, topic, n, priority=100) == slot)
+        send(broker, topic, [urgent], priority=9000)
+        eventually(
+            lambda: any(
+                entry.member == b'"%s"' % urgent.encode()
+                for entry in broker.peek(topic, slot, "prepare").entries
+            ),
+            "the urgent one being taken while the thread is held up",
+        )
+        go.set()
+        eventually(lambda: len(order) == 21, "the others")
+    own = [name for name in names if slot_of(broker, topic, name, priority=100) == slot]
+    assert order.index(urgent) < min(map(order.index, own)), "before what was taken before it"
+
+
+def slot_of(broker: Any, topic: Topic, body: Any, **options: Any) -> int:
+    return Producer(broker).build(topic, body, **options).slot
+
+
+# --- time
+
+
+def test_timed_messages_are_never_early_and_hardly_late(broker: Any) -> None:
+    heard = Heard()
+    start = broker.now_ms() + 150
+    due = {i: start + i * 7 for i in range(60)}
+    with Worker(broker, FIXED, lambda m: heard.note((m.body, broker.now_ms())), poll_seconds=30) as worker:
+        worker.asleep()
+        for i, instant in due.items():
+            send(broker, FIXED, [i], fixed_time=instant)
+        heard.wait(60)
+    lateness = sorted(at - due[body] for body, at in heard.bodies)
+    assert lateness[0] >= 0
+    assert lateness[len(lateness) // 2] <= 5 * 3
+    assert lateness[-2] <= 5 * 15
+
+
+def test_a_send_wakes_a_sleeping_worker_again_and_again(broker: Any) -> None:
+    heard = Heard()
+    with Worker(broker, MERGE, heard, poll_seconds=30) as worker:
+        worker.asleep()
+        for i in range(20):
+            sent = time.time() * 1000
+            send(broker, MERGE, [i])
+            heard.wait(i + 1)
+            assert heard.times[-1] - sent < 1000
+            worker.asleep()
+    assert heard.bodies == list(range(20))
+
+
+def test_an_earlier_time_wakes_a_worker_that_sleeps_until_a_later_one(broker: Any) -> None:
+    heard = Heard()
+    topic = replace(FIXED, slots=1)
+    send(broker, topic, ["later"], fixed_time=broker.now_ms() + 600_000)
+    with Worker(broker, topic, heard, poll_seconds=30) as worker:
+        worker.asleep()
+        due = broker.now_ms() + 120
+        send(broker, topic, ["sooner"], fixed_time=due)
+        heard.wait(1)
+        assert heard.bodies == ["sooner"]
+        assert 0 <= heard.times[0] - due < 1000
+
+
+def test_the_slow_poll_finds_what_nobody_announced(broker: Any) -> None:
+    heard = Heard()
+    with Worker(broker, MERGE, heard, poll_seconds=0.2) as worker:
+        worker.asleep()
+        foreign_send(broker, MERGE, 1, b'"foreign"', time.time() * 1000)
+        heard.wait(1, 2)
+        worker.asleep()
+        # The next announced send wakes as ever.
+        send(broker, MERGE, ["known"])
+        heard.wait(2, 2)
+
+
+def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> None:
+    heard = Heard()
+    for slot in range(MERGE.slots):
+        broker.pause(MERGE, slot)
+    send(broker, MERGE, range(8))
+    with Worker(broker, MERGE, heard, poll_seconds=30) as worker:
+        eventually(
+            lambda: (
+                len(worker.dispatcher._places) == MERGE.slots
+                and all(place.not_before for place in worker.dispatcher._places.values())
+            ),
+            "every slot answering paused",
+        )
+        assert heard.bodies == []
+        for slot in range(MERGE.slots):
+            broker.pause(MERGE, slot, paused=False)
+        heard.wait(8, 2)
+
+
+def test_what_a_dead_owner_left_in_prepare_is_taken_over_after_its_time_out(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, timeout=1, backoff=AT_ONCE)
+    heard = Heard()
+    send(broker, topic, ["x"])
+    eventually(lambda: broker.prepare(topic, 0, "a dead owner", None, 10).status == "ok", "a prepare")
+    with Worker(broker, topic, heard, poll_seconds=30):
+        assert heard.wait(1, 5) == ["x"]
+    [ledger] = audit(broker, topic)
+    assert (ledger["expired"], ledger["committed"]) == (1, 1)
+
+
+def test_an_idle_worker_with_1024_slots_sends_few_commands(redis_broker: Broker) -> None:
+    topic = replace(MERGE, slots=1024)
+
+    def sent() -> int:
+        # Other commands are those that scripts call.
+        stats = redis_broker.client.info("commandstats")
+        names = ("evalsha", "time", "ping", "script", "subscribe")
+        return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
+
+    with Worker(redis_broker, topic, Heard(), poll_seconds=1) as worker:
+        worker.asleep()
+        before = sent()
+        threading.Event().wait(3)
+        seen = sent() - before
+    assert 3 <= seen <= 5 * 3
+
+
+# --- listeners that take long
+
+
+def test_a_long_listener_keeps_its_message_by_the_heartbeat(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, timeout=1)
+    runs: list[int] = []
+    pause = threading.Event()
+
+    def listener(message: Message) -> None:
+        runs.append(message.receipt)
+        pause.wait(2.8)
+
+    send(broker, topic, ["x"])
+    with Worker(broker, topic, listener, burst=True) as worker:
+        worker.join()
+    [ledger] = audit(broker, topic)
+    assert len(runs) == 1
+    assert (ledger["committed"], ledger["expired"], ledger["stale"]) == (1, 0, 0)
+
+
+def test_what_waits_behind_a_long_listener_is_kept_too(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, timeout=1)
+    heard = Heard()
+    pause = threading.Event()
+
+    def listener(message: Message) -> None:
+        heard(message)
+        if len(heard.bodies) == 1:
+            pause.wait(2.3)
+
+    send(broker, topic, range(5))
+    with Worker(broker, topic, listener, burst=True) as worker:
+        worker.join()
+    [ledger] = audit(broker, topic)
+    assert sorted(heard.bodies) == [0, 1, 2, 3, 4]
+    assert (ledger["committed"], ledger["expired"]) == (5, 0)
+
+
+def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
+    broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = replace(MERGE, slots=4, timeout=1, max_runtime=0.3, backoff=AT_ONCE)
+    release, hung = threading.Event(), threading.Event()
+    heard = Heard()
+    slots: list[int] = []
+    running: list[int] = []
+    overlapped: list[bool] = []
+
+    def listener(message: Message) -> None:
+        if message.slot == slots[0] and not hung.is_set():
+            running.append(message.slot)
+            hung.set()
+            release.wait(LONG)
+            running.clear()
+        overlapped.append(message.slot in running)
+        heard(message)
+
+    slots.append(slot_of(broker, topic, 0))
+    sibling = next(i for i in range(1, 100) if slot_of(broker, topic, i) == slots[0])
+    others = [i for i in range(100) if slot_of(broker, topic, i) != slots[0]]
+    with (
+        caplog.at_level(logging.ERROR),
+        Worker(broker, topic, listener, threads=1, poll_seconds=0.2) as worker,
+    ):
+        send(broker, topic, [0, sibling])
+        assert hung.wait(LONG)
+        send(broker, topic, others)
+        heard.wait(len(others), 5)
+        assert not release.is_set()
+        assert set(heard.bodies) == set(others), "its own slot stays shut"
+        eventually(lambda: total(broker, topic, "expired") == 1, "the time-out")
+        assert set(heard.bodies) == set(others)
+        release.set()
+        heard.wait(len(others) + 3)
+        worker.asleep()
+    assert not any(overlapped)
+    assert "longer than MAX_RUNTIME" in caplog.text
+    assert "release.wait(LONG)" in caplog.text, "the stack of the listener"
+    assert total(broker, topic, "stale") >= 1
+    assert total(broker, topic, "expired") == 1
+    assert live(broker, topic) == 0
+    assert Counter(heard.bodies)[sibling] == 1, "what had not begun was given back, not timed out"
+
+
+def test_what_was_confirmed_too_long_ago_is_given_back_and_not_begun(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = replace(MERGE, slots=1, timeout=1)
+    monkeypatch.setattr(Heartbeat, "_extend", lambda *_: None)  # a heartbeat that reaches nobody
+    heard = Heard()
+    pause = threading.Event()
+
+    def listener(message: Message) -> None:
+        heard(message)
+        if len(heard.bodies) == 1:
+            pause.wait(0.7)
+
+    send(broker, topic, range(5))
+    with Worker(broker, topic, listener, burst=True) as worker:
+        worker.join()
+    [ledger] = audit(broker, topic)
+    assert sorted(heard.bodies) == [0, 1, 2, 3, 4]
+    assert ledger["released"] >= 1
+    assert (ledger["committed"], ledger["expired"]) == (5, 0)
+
+
+def test_members_that_a_heartbeat_finds_stale_are_not_begun(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, timeout=1)
+    heard = Heard()
+    pause = threading.Event()
+
+    def listener(message: Message) -> None:
+        heard(message)
+        if len(heard.bodies) == 1:
+            # Somebody else ends the deliveries behind this one.
+            rest = [b"%d" % i for i in range(4) if i != message.body]
+            assert broker.commit(topic, 0, message.receipt, rest) == ["ok"] * 3
+            pause.wait(0.9)
+
+    send(broker, topic, range(4))
+    with Worker(broker, topic, listener, burst=True) as worker:
+        worker.join()
+    assert len(heard.bodies) == 1
+    assert total(broker, topic, "committed") == 4
+
+
+# --- ownership
+
+
+def test_a_disowned_slot_gives_back_what_has_not_begun_and_may_be_owned_again(broker: Any) -> None:
+    topic = replace(MERGE, slots=1)
+    begun, go = threading.Event(), threading.Event()
+    heard = Heard()
+
+    def listener(message: Message) -> None:
+        heard(message)
+        begun.set()
+        assert go.wait(LONG)
+
+    send(broker, topic, range(10))
+    with Worker(broker, topic, listener, poll_seconds=30) as worker:
+        assert begun.wait(LONG)
+        worker.dispatcher.disown([(topic.name, 0)])
+        eventually(lambda: audit(broker, topic)[0].prepare == 1, "the others being given back")
+        assert audit(broker, topic)[0].store == 9
+        worker.dispatcher.own([(topic.name, 0)])
+        go.set()
+        heard.wait(10)
+        worker.asleep()
+        worker.dispatcher.disown([(topic.name, 0)])
+        eventually(lambda: not worker.dispatcher._places, "the slot being forgotten")
+        send(broker, topic, ["later"])
+        worker.dispatcher.own([(topic.name, 0)])
+        heard.wait(11)
+    assert sorted(map(str, heard.bodies)) == sorted(map(str, [*range(10), "later"]))
+    [ledger] = audit(broker, topic)
+    assert (ledger["committed"], ledger["failed"], ledger["expired"]) == (11, 0, 0)
+
+
+def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
+    broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = replace(MERGE, slots=4)
+    running: set[int] = set()
+    overlaps: list[int] = []
+    lock = threading.Lock()
+    heard = Heard()
+    pause = threading.Event()
+
+    def listener(message: Message) -> None:
+        with lock:
+            if message.slot in running:
+                overlaps.append(message.slot)
+            running.add(message.slot)
+        pause.wait(0.002)
+        with lock:
+            running.discard(message.slot)
+        heard(message)
+
+    send(broker, topic, range(200))
+    with (
+        Worker(broker, topic, listener, poll_seconds=0.1) as first,
+        Worker(broker, topic, listener, poll_seconds=0.1) as second,
+    ):
+        for i in range(200, 260):
+            send(broker, topic, [i])
+            pause.wait(0.005)
+        heard.wait(260)
+        pause.wait(0.3)
+        places = [*first.dispatcher._places.values(), *second.dispatcher._places.values()]
+        assert sum(place.fenced for place in places) <= topic.slots
+    assert overlaps == []
+    assert Counter(heard.bodies) == Counter(range(260))
+    epochs = [control_of(broker, topic, slot)[b"epoch"] for slot in range(topic.slots)]
+    assert all(int(epoch) <= 3 for epoch in epochs), "nobody fights over slots"
+
+
+def control_of(broker: Any, topic: Topic, slot: int) -> dict[bytes, bytes]:
+    key = slot_keys(broker.prefix, topic.name, slot).control
+    if isinstance(broker, InMemoryBroker):
+        control = broker.keyspace[key]
+        assert isinstance(control, Hash)
+        return dict(control)
+    return dict(broker.client.hgetall(key))
+
+
+def test_a_fenced_worker_takes_over_again_when_nobody_takes_for_a_time_out(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, timeout=1)
+    heard = Heard()
+    with Worker(broker, topic, heard, poll_seconds=0.1) as worker:
+        send(broker, topic, ["before"])
+        heard.wait(1)
+        worker.asleep()
+        broker.acquire(topic, 0)  # a worker that is gone at once
+        sent = time.monotonic()
+        send(broker, topic, ["after"])
+        heard.wait(2)
+        assert time.monotonic() - sent >= topic.timeout
+
+
+def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, prefetch=4)
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(_: Message) -> None:
+        begun.set()
+        assert go.wait(LONG)
+
+    send(broker, topic, range(4))
+    with Worker(broker, topic, listener, poll_seconds=0.1) as worker:
+        assert begun.wait(LONG)
+        broker.acquire(topic, 0)
+        send(broker, topic, range(4, 8))  # the second batch is prepared now, and answered fenced
+        eventually(lambda: audit(broker, topic)[0].prepare == 1, "the rest being given back")
+        assert all(place.fenced for place in worker.dispatcher._places.values())
+        go.set()
+    [ledger] = audit(broker, topic)
+    assert (ledger["committed"], ledger.store) == (1, 7)
+
+
+def test_another_slot_count_ends_the_worker_after_it_has_settled(broker: Any) -> None:
+    topic = replace(MERGE, slots=4)
+    heard = Heard()
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(message: Message) -> None:
+        heard(message)
+        begun.set()
+        assert go.wait(LONG)
+
+    send(broker, topic, ["x"])
+    with Worker(broker, topic, listener) as worker:
+        assert begun.wait(LONG)
+        for slot in range(4):
+            broker.configure(replace(topic, slots=8), slot)
+        go.set()
+        with pytest.raises(SlotMoved, match="another slot count than 4"):
+            worker.join()
+        worker.error = None
+    assert total(broker, topic, "committed") == 1
+
+
+# --- ends
+
+
+def test_burst_ends_when_nothing_can_be_taken_any_more(broker: Any) -> None:
+    heard = Heard()
+    send(broker, MERGE, range(50))
+    send(broker, replace(FIXED, name="prices2"), ["later"], fixed_time=broker.now_ms() + 600_000)
+    with Worker(broker, [MERGE, replace(FIXED, name="prices2")], heard, burst=True) as worker:
+        worker.join()
+    assert sorted(heard.bodies) == list(range(50))
+
+
+def test_max_messages_ends_the_worker_and_gives_the_rest_back(broker: Any) -> None:
+    topic = replace(MERGE, prefetch=2)
+    send(broker, topic, range(1000))
+    with Worker(broker, topic, lambda _: None, max_messages=100) as worker:
+        worker.join()
+    assert 100 <= worker.dispatcher.processed < 1000
+    assert live(broker, topic) == 1000 - worker.dispatcher.processed
+    assert all(ledger.prepare == 0 for ledger in audit(broker, topic))
+
+
+def test_max_idle_time_ends_the_worker_some_time_after_its_last_message(broker: Any) -> None:
+    heard = Heard()
+    with Worker(broker, MERGE, heard, max_idle_time=0.4) as worker:
+        worker.asleep()
+        send(broker, MERGE, ["x"])
+        heard.wait(1)
+        worker.join()
+    assert time.time() * 1000 - heard.times[0] >= 390
+
+
+def test_stop_gives_back_what_has_not_begun_even_while_its_thread_is_held_up(broker: Any) -> None:
+    topic = replace(MERGE, slots=2)
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(_: Message) -> None:
+        begun.set()
+        assert go.wait(LONG)
+
+    send(broker, topic, range(20))
+    with Worker(broker, topic, listener, threads=1) as worker:
+        assert begun.wait(LONG)
+        worker.dispatcher.stop()
+        eventually(lambda: sum(ledger.prepare for ledger in audit(broker, topic)) == 1, "giving back")
+        go.set()
+        worker.join()
+    assert total(broker, topic, "committed") == 1
+    assert live(broker, topic) == 19
+    assert total(broker, topic, "failed") == total(broker, topic, "expired") == 0
+
+
+def test_a_listener_longer_than_the_shutdown_time_out_is_left_to_time_out(
+    broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = replace(MERGE, slots=1)
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(_: Message) -> None:
+        begun.set()
+        go.wait(LONG)
+
+    send(broker, topic, range(3))
+    with Worker(broker, topic, listener, shutdown_timeout=0.2) as worker:
+        assert begun.wait(LONG)
+        worker.dispatcher.stop()
+        worker.join()
+    assert worker.dispatcher.forced
+    assert "left to time out" in caplog.text
+    [ledger] = audit(broker, topic)
+    assert (ledger.prepare, ledger.store) == (1, 2)
+    go.set()
+
+
+def test_all_threads_end_with_the_worker(broker: Any) -> None:
+    before = set(threading.enumerate())
+    send(broker, MERGE, range(10))
+    with Worker(broker, MERGE, lambda _: None, burst=True, threads=8) as worker:
+        worker.join()
+    assert {thread for thread in threading.enumerate() if thread.name.startswith("rmq-")} <= before
+
+
+# --- what a worker holds
+
+
+def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IN_HAND", 64)
+    topic = replace(PRIORITY, slots=16)
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(_: Message) -> None:
+        begun.set()
+        assert go.wait(LONG)
+
+    send(broker, topic, range(1000), priority=100)
+    with Worker(broker, topic, listener, threads=1, poll_seconds=0.05) as worker:
+        assert begun.wait(LONG)
+        eventually(lambda: worker.dispatcher._in_hand > 32, "a prefetch")
+        threading.Event().wait(0.2)
+        assert worker.dispatcher._in_hand <= 64
+        assert sum(ledger.prepare for ledger in audit(broker, topic)) <= 64
+        go.set()
+        eventually(lambda: total(broker, topic, "committed") == 1000, "the end")
+
+
+def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
+    topic = replace(FIXED, slots=2)
+    heard = Heard()
+    far = broker.now_ms() + 86_400_000
+    send(broker, topic, ["far"], fixed_time=far)
+    with Worker(broker, topic, heard, poll_seconds=30) as worker:
+        worker.asleep()
+        for i in range(1000):
+            worker.dispatcher._inbox.put(module._Wake(topic.name, i % 2))
+            if i % 10 == 0:
+                worker.asleep()
+        worker.asleep()
+        assert len(worker.dispatcher._heap) <= 2 * topic.slots + 65
+        assert worker.dispatcher._batches == {}

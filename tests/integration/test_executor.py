@@ -1,0 +1,495 @@
+"""Running listeners, without a server: what returns, errors, batches and odd listeners do to their messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from django_rmq import registry
+from django_rmq.consumer.executor import (
+    NO_HOOKS,
+    Batch,
+    ExecutorThread,
+    Exited,
+    Hooks,
+    Slice,
+    describe,
+    groups,
+    run,
+    uptime,
+)
+from django_rmq.exceptions import Reject, Retry
+from django_rmq.messages import BackOff, Delivery, Failure, Message, Topic, TopicType
+
+TOPIC = Topic("prices", TopicType.RANGE_MERGE, max_retries=16)
+
+
+@dataclass
+class Listener:
+    function: Callable[[Any], Any]
+    batch_size: int | None = None
+    topic: str = "prices"
+
+
+def message(raw: bytes = b"{}", topic: Topic = TOPIC, *, left: int | None = None) -> Message:
+    return Message(topic, 3, 7, Delivery(raw, 1.0, topic.max_retries if left is None else left))
+
+
+def numbered(count: int, topic: Topic = TOPIC) -> list[Message]:
+    return [message(b"%d" % i, topic) for i in range(count)]
+
+
+def outcome(function: Callable[[Any], Any], raw: bytes = b"{}", topic: Topic = TOPIC) -> Failure | None:
+    [found] = run(Listener(function), [message(raw, topic)])
+    return found
+
+
+def raising(error: BaseException) -> Callable[[Any], Any]:
+    def listener(_: Any) -> Any:
+        raise error
+
+    return listener
+
+
+# --- one message
+
+
+@pytest.mark.parametrize("returned", [None, True, 0, "", "false", [], object()])
+def test_whatever_a_listener_returns_but_false_commits(returned: object) -> None:
+    assert outcome(lambda _: returned) is None
+
+
+def test_false_rolls_back_with_a_text_that_says_so() -> None:
+    assert outcome(lambda _: False) == Failure(b"{}", "failed", None, "the listener returned False")
+
+
+def test_an_exception_rolls_back_with_its_class_text_and_traceback() -> None:
+    def sell(_: Any) -> None:
+        raise LookupError("no such product")
+
+    failure = outcome(sell)
+
+    assert failure is not None
+    assert (failure.kind, failure.delay_ms) == ("failed", None)
+    assert failure.error.startswith("LookupError: no such product\n")
+    assert "in sell" in failure.error
+
+
+def test_what_a_listener_would_have_run_later_is_a_failure_and_not_a_commit() -> None:
+    async def later(_: Any) -> None: ...
+
+    def generator(_: Any) -> Any:
+        yield 1
+
+    for function in (later, generator):
+        failure = outcome(function)
+        assert failure is not None
+        assert "which nobody runs" in failure.error
+        [one, two] = run(Listener(function, 10), [message(b"1"), message(b"2")])
+        assert one is not None
+        assert two is not None
+
+
+@pytest.mark.parametrize(
+    ("delay", "delay_ms"),
+    [(1.5, 1500), (0, 0), (-3, 0), (timedelta(seconds=2), 2000), (math.inf, 1 << 42), (1e300, 1 << 42)],
+)
+def test_retry_chooses_its_delay_within_bounds(delay: Any, delay_ms: int) -> None:
+    failure = outcome(raising(Retry("rate limit", delay=delay)))
+    assert failure == Failure(b"{}", "failed", delay_ms, "Retry: rate limit")
+
+
+@pytest.mark.parametrize("delay", [math.nan, "soon", object()])
+def test_a_delay_that_is_none_leaves_the_choice_to_the_topic(delay: Any) -> None:
+    failure = outcome(raising(Retry(delay=delay)))
+    assert failure == Failure(b"{}", "failed", None, "Retry: ")
+
+
+def test_reject_sends_to_dead_with_its_reason() -> None:
+    assert outcome(raising(Reject("no such shop"))) == Failure(
+        b"{}", "rejected", None, "Reject: no such shop"
+    )
+
+
+@pytest.mark.parametrize("raw", [b"{", b"\xff", b"", b"[" * 100_000, b"nonsense"])
+def test_a_body_that_cannot_be_decoded_has_a_kind_of_its_own_and_reaches_no_listener(raw: bytes) -> None:
+    called: list[Any] = []
+    failure = outcome(called.append, raw)
+    assert failure is not None
+    assert failure.kind == "undecodable"
+    assert failure.error.startswith("django_rmq.consumer.executor.Undecodable: body is not json: ")
+    assert called == []
+
+
+def test_a_body_that_is_not_text_is_undecodable_where_text_is_wanted_and_fine_as_bytes() -> None:
+    text = outcome(lambda _: None, b"\xff", replace(TOPIC, body="text"))
+    assert text is not None
+    assert text.kind == "undecodable"
+    assert outcome(lambda _: None, b"\xff", replace(TOPIC, body="bytes")) is None
+
+
+def test_the_topics_own_back_off_is_told_how_often_the_message_has_failed() -> None:
+    told: list[int] = []
+
+    def backoff(failures: int) -> float:
+        told.append(failures)
+        return failures * 10
+
+    topic = replace(TOPIC, backoff=BackOff(function=backoff))
+    found = run(
+        Listener(raising(ValueError())), [message(b"1", topic, left=16), message(b"2", topic, left=0)]
+    )
+    assert [failure and failure.delay_ms for failure in found] == [10_000, 170_000]
+    assert told == [1, 17]
+    assert outcome(raising(Retry(delay=1)), topic=topic) == Failure(b"{}", "failed", 1000, "Retry: ")
+
+
+@pytest.mark.parametrize("returned", [math.nan, "soon", None])
+def test_a_back_off_that_fails_or_makes_no_sense_leaves_the_exponential_one(
+    returned: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def backoff(_: int) -> Any:
+        if returned is None:
+            raise ZeroDivisionError
+        return returned
+
+    failure = outcome(lambda _: False, topic=replace(TOPIC, backoff=BackOff(function=backoff)))
+    assert failure is not None
+    assert failure.delay_ms is None
+    assert "BACKOFF of topic prices failed" in caplog.text
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+@pytest.mark.parametrize("error", [Unspeakable(), Retry(Unspeakable()), Reject(Unspeakable())])  # type: ignore[arg-type]
+def test_an_error_whose_own_text_fails_is_still_a_failure(error: Exception) -> None:
+    failure = outcome(raising(error))
+    assert failure is not None
+    assert "(its text cannot be shown)" in failure.error
+
+
+def test_a_huge_error_is_cut_and_keeps_its_beginning() -> None:
+    failure = outcome(raising(ValueError("é" * 10_000_000)))
+    assert failure is not None
+    assert failure.error.startswith("ValueError: éé")
+    assert len(failure.error.encode()) <= 1024
+
+
+def test_endless_recursion_is_a_failure_like_any_other() -> None:
+    def listener(m: Any) -> Any:
+        return listener(m)
+
+    failure = outcome(listener)
+    assert failure is not None
+    assert failure.error.startswith("RecursionError: ")
+
+
+def test_a_cancelled_coroutine_is_a_failure() -> None:
+    failure = outcome(raising(asyncio.CancelledError()))
+    assert failure is not None
+    assert failure.error.startswith("asyncio.exceptions.CancelledError")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_ends_a_process_is_raised_to_who_runs_listeners_by_hand(error: BaseException) -> None:
+    for batch_size in (None, 10):
+        with pytest.raises(type(error)):
+            run(Listener(raising(error), batch_size), numbered(2))
+
+
+def test_an_async_listener_is_run_to_its_end() -> None:
+    seen: list[Any] = []
+
+    async def listener(m: Message) -> bool:
+        await asyncio.sleep(0)
+        seen.append(m.body)
+        return m.body != 2
+
+    with registry.isolated():
+        found = run(registry.add("prices", listener), [message(b"1"), message(b"2")])
+    assert seen == [1, 2]
+    assert found == [None, Failure(b"2", "failed", None, "the listener returned False")]
+
+
+def test_a_failure_is_logged_with_what_finds_the_message_again(caplog: pytest.LogCaptureFixture) -> None:
+    error = LookupError("gone")
+    given = message(b'{"sku":1}', left=4)
+    run(Listener(raising(error)), [given])
+    [record] = caplog.records
+    assert (record.levelno, record.exc_info and record.exc_info[1]) == (logging.ERROR, error)
+    assert vars(record)["rmq_message"] == given.id
+    assert (vars(record)["rmq_topic"], vars(record)["rmq_slot"]) == ("prices", 3)
+    assert vars(record)["rmq_retries_left"] == 4
+
+
+def test_a_retry_or_reject_is_a_warning_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    outcome(raising(Retry()))
+    outcome(raising(Reject()))
+    assert [(record.levelno, record.exc_info) for record in caplog.records] == [(logging.WARNING, None)] * 2
+
+
+def test_describe_keeps_the_end_of_a_long_traceback() -> None:
+    def fall(depth: int) -> None:
+        if depth:
+            fall(depth - 1)
+        raise ValueError("bottom")
+
+    try:
+        fall(200)
+    except ValueError as error:
+        text = describe(error)
+    assert text.startswith("ValueError: bottom\n")
+    assert text.rstrip().endswith('raise ValueError("bottom")')
+
+
+# --- batches
+
+
+def test_groups_hold_fresh_messages_together_and_each_retry_alone() -> None:
+    fresh = numbered(5)
+    retried = [message(b"r1", left=3), message(b"r2", left=0)]
+    mixed = [fresh[0], retried[0], *fresh[1:], retried[1]]
+    assert groups(mixed, 3) == [fresh[:3], fresh[3:], [retried[0]], [retried[1]]]
+    assert groups([], 3) == []
+
+
+def test_a_batch_listener_gets_lists_and_commits_them() -> None:
+    sizes: list[int] = []
+    assert run(Listener(lambda many: sizes.append(len(many)), 4), numbered(10)) == [None] * 10
+    assert sizes == [4, 4, 2]
+
+
+def test_messages_of_a_batch_may_have_fates_of_their_own() -> None:
+    def listener(many: list[Message]) -> None:
+        many[0].retry(delay=2, reason="later")
+        many[1].reject("never")
+        many[2].retry()
+        many[3].retry(delay=-5)
+
+    topic = replace(TOPIC, backoff=BackOff(function=lambda _: 7))
+    assert run(Listener(listener, 10), numbered(5, topic)) == [
+        Failure(b"0", "failed", 2000, "later"),
+        Failure(b"1", "rejected", None, "never"),
+        Failure(b"2", "failed", 7000, "retry"),
+        Failure(b"3", "failed", 0, "retry"),
+        None,
+    ]
+
+
+@pytest.mark.parametrize("how", ["raises", "returns False"])
+def test_a_batch_that_fails_is_handed_out_one_by_one(how: str) -> None:
+    calls: list[list[int]] = []
+
+    def listener(many: list[Message]) -> bool:
+        calls.append([m.body for m in many])
+        many[0].reject("of a call that failed: it does not count")
+        if 2 in calls[-1]:
+            if how == "raises":
+                raise LookupError("two")
+            return False
+        many[0].outcome = None
+        return True
+
+    found = run(Listener(listener, 10), numbered(4))
+
+    assert calls == [[0, 1, 2, 3], [0], [1], [2], [3]]
+    assert [failure and failure.kind for failure in found] == [None, None, "failed", None]
+
+
+def test_undecodable_messages_are_left_out_of_a_batch() -> None:
+    seen: list[int] = []
+    found = run(
+        Listener(lambda many: seen.extend(m.body for m in many), 10),
+        [message(b"1"), message(b"{"), message(b"2"), message(b"\xff")],
+    )
+    assert seen == [1, 2]
+    assert [failure and failure.kind for failure in found] == [None, "undecodable", None, "undecodable"]
+
+
+def test_a_batch_of_undecodable_messages_calls_nobody() -> None:
+    seen: list[Any] = []
+    found = run(Listener(seen.append, 10), [message(b"{"), message(b"[")])
+    assert [failure and failure.kind for failure in found] == ["undecodable"] * 2
+    assert seen == []
+
+
+# --- the thread
+
+
+def reports(
+    messages: list[Message],
+    listener: Listener,
+    *,
+    hooks: Hooks = NO_HOOKS,
+    before: Callable[[Batch], None] = lambda _: None,
+) -> list[Slice | Exited]:
+    """What a thread reports of one batch."""
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    thread = ExecutorThread(0, inbox, hooks)
+    batch = Batch(SimpleNamespace(slot=3), listener, 7, messages, uptime())
+    before(batch)
+    thread.put(batch)
+    thread.stop()
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    found: list[Slice | Exited] = []
+    while not inbox.empty():
+        found.append(inbox.get_nowait())
+    return found
+
+
+def told(found: list[Slice | Exited]) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """All that was committed, failed and released; the last slice is marked as such."""
+    slices = [each for each in found if isinstance(each, Slice)]
+    assert [each.last for each in slices] == [False] * (len(slices) - 1) + [True]
+    return (
+        [member for each in slices for member in each.committed],
+        [failure.member for each in slices for failure in each.failures],
+        [member for each in slices for member in each.released],
+    )
+
+
+@pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt()])
+def test_a_listener_that_ends_the_process_fails_its_message_and_gives_back_the_rest(
+    error: BaseException,
+) -> None:
+    def listener(m: Message) -> None:
+        if m.body == 2:
+            raise error
+
+    found = reports(numbered(4), Listener(listener))
+    assert told(found) == ([b"0", b"1"], [b"2"], [b"3"])
+    assert isinstance(found[-1], Exited)
+
+
+def test_a_batch_whose_listener_ends_the_process_fails_as_a_whole() -> None:
+    found = reports([*numbered(3), message(b"r", left=1)], Listener(raising(SystemExit()), 10))
+    assert told(found) == ([], [b"0", b"1", b"2"], [b"r"])
+
+
+def test_an_exit_among_messages_handed_out_one_by_one_spares_those_before_it() -> None:
+    def listener(many: list[Message]) -> None:
+        if len(many) > 1:
+            raise ValueError
+        if many[0].body == 2:
+            raise SystemExit
+
+    assert told(reports(numbered(4), Listener(listener, 10))) == ([b"0", b"1"], [b"2"], [b"3"])
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin(batch_size: int | None) -> None:
+    called: list[Any] = []
+
+    def long_ago(batch: Batch) -> None:
+        batch.confirmed = uptime() - TOPIC.timeout / 2 - 0.1
+
+    found = reports(numbered(3), Listener(called.append, batch_size), before=long_ago)
+    assert told(found) == ([], [], [b"0", b"1", b"2"])
+    assert called == []
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_halted_batch_does_not_begin(batch_size: int | None) -> None:
+    called: list[Any] = []
+
+    def halt(batch: Batch) -> None:
+        batch.halted = True
+
+    assert told(reports(numbered(3), Listener(called.append, batch_size), before=halt))[2] == [
+        b"0",
+        b"1",
+        b"2",
+    ]
+    assert called == []
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_a_batch_halted_on_the_way_ends_behind_its_running_message(batch_size: int | None) -> None:
+    batches: list[Batch] = []
+
+    def listener(_: Any) -> None:
+        batches[0].halted = True
+        assert batches[0].in_flight() == [b"0"]
+
+    found = reports(numbered(3), Listener(listener, batch_size), before=batches.append)
+    assert told(found) == ([b"0"], [], [b"1", b"2"])
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_members_that_are_no_longer_ours_are_left_out(batch_size: int | None) -> None:
+    def stale(batch: Batch) -> None:
+        batch.stale = {b"1"}
+
+    assert told(reports(numbered(3), Listener(lambda _: None, batch_size), before=stale)) == (
+        [b"0", b"2"],
+        [],
+        [],
+    )
+
+
+def test_hooks_surround_a_batch_and_follow_each_failure() -> None:
+    order: list[str] = []
+
+    def listener(m: Message) -> None:
+        order.append(f"listener {m.body}")
+        if m.body == 0:
+            raise ValueError
+
+    hooks = Hooks(
+        before=lambda: order.append("before"),
+        after=lambda: order.append("after"),
+        end=lambda: order.append("end"),
+    )
+    reports(numbered(2), Listener(listener), hooks=hooks)
+    assert order == ["before", "listener 0", "after", "listener 1", "after", "end"]
+
+
+def test_a_hook_that_fails_stops_no_listener(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> None:
+        raise ConnectionError("the database is away")
+
+    found = reports(numbered(2), Listener(lambda _: None), hooks=Hooks(broken, broken, broken))
+    assert told(found) == ([b"0", b"1"], [], [])
+    assert caplog.text.count("A hook around the listeners failed") == 3
+
+
+def test_of_waiting_priority_batches_the_highest_head_runs_first() -> None:
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    thread = ExecutorThread(0, inbox, NO_HOOKS)
+    topic = replace(TOPIC, type=TopicType.PRIORITY)
+    order: list[float] = []
+    for priority in (100.0, 300.0, 200.0):
+        given = Message(topic, 0, 1, Delivery(b"1", priority, 16))
+        listener = Listener(lambda m: order.append(m.score))
+        thread.put(Batch(SimpleNamespace(slot=0), listener, 1, [given], uptime()))
+    thread.stop()
+    thread.start()
+    thread.join(10)
+    assert order == [300.0, 200.0, 100.0]
+
+
+def test_a_withdrawn_batch_does_not_run() -> None:
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    thread = ExecutorThread(0, inbox, NO_HOOKS)
+    batch = Batch(SimpleNamespace(slot=0), Listener(raising(ValueError())), 1, numbered(1), uptime())
+    thread.put(batch)
+    assert thread.withdraw(batch)
+    assert not thread.withdraw(batch)
+    thread.stop()
+    thread.start()
+    thread.join(10)
+    assert inbox.empty()

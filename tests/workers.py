@@ -1,0 +1,183 @@
+"""A dispatcher in a thread of the test, and a listener that remembers what it heard."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_rmq.broker import Broker
+from django_rmq.consumer import Dispatcher
+from django_rmq.messages import Ledger, Message, Topic
+from django_rmq.producer import Producer
+
+LONG = 10.0
+"""Seconds after which a test gives up waiting."""
+
+
+@dataclass
+class Listener:
+    """What a registry would hand to the dispatcher."""
+
+    topic: str
+    function: Callable[[Any], Any]
+    batch_size: int | None = None
+
+
+def client_of(url: str, socket_timeout: float = 5.0) -> redis.Redis:
+    """A client as workers have it: it repeats nothing by itself."""
+    return redis.Redis.from_url(
+        url,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+        socket_timeout=socket_timeout,
+        socket_connect_timeout=socket_timeout,
+    )
+
+
+def eventually(condition: Callable[[], object], what: str = "the condition", seconds: float = LONG) -> None:
+    """Return as soon as `condition()` holds; an assertion fails after so many seconds."""
+    end = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not hold within {seconds} s"
+        pause.wait(0.005)
+
+
+class Heard:
+    """What listeners have been called with, in order; `wait` returns when there is enough."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+        self.times: list[float] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, message: Message) -> None:
+        self.note(message.body)
+
+    def note(self, body: Any) -> None:
+        with self._changed:
+            self.bodies.append(body)
+            self.times.append(time.time() * 1000)
+            self._changed.notify_all()
+
+    def wait(self, count: int = 1, seconds: float = LONG) -> list[Any]:
+        with self._changed:
+            enough = self._changed.wait_for(lambda: len(self.bodies) >= count, seconds)
+            assert enough, f"heard {len(self.bodies)} of {count} messages within {seconds} s"
+            return list(self.bodies)
+
+
+class Worker:
+    """A dispatcher that owns all slots of its topics and runs while the block does."""
+
+    def __init__(
+        self,
+        broker: Any,
+        topics: Topic | Iterable[Topic],
+        listener: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]],
+        *,
+        batch_size: int | None = None,
+        slots: Iterable[tuple[str, int]] | None = None,
+        **options: Any,
+    ) -> None:
+        chosen = [topics] if isinstance(topics, Topic) else list(topics)
+        functions = listener if isinstance(listener, Mapping) else {topic.name: listener for topic in chosen}
+        options = {"threads": 2, "shutdown_timeout": LONG, **options}
+        self.dispatcher = Dispatcher(
+            broker,
+            chosen,
+            {name: Listener(name, function, batch_size) for name, function in functions.items()},
+            **options,
+        )
+        self.dispatcher.own(
+            [(topic.name, slot) for topic in chosen for slot in range(topic.slots)]
+            if slots is None
+            else slots
+        )
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="test-worker", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.dispatcher.run()
+        except BaseException as error:  # noqa: BLE001 - raised in the test's thread
+            self.error = error
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def join(self, seconds: float = LONG + 5) -> None:
+        """Wait for the end, and raise what the dispatcher raised."""
+        self.thread.join(seconds)
+        assert not self.thread.is_alive(), "the dispatcher did not end"
+        if self.error is not None:
+            raise self.error
+
+    def asleep(self) -> None:
+        """Return when the dispatcher has acquired its slots, asked all of them, and nothing is to do."""
+        dispatcher = self.dispatcher
+        eventually(
+            lambda: (
+                dispatcher._places
+                and not dispatcher._unacquired
+                and not dispatcher._in_hand
+                and not dispatcher._settlements
+                and not dispatcher._waiting
+                and all(place.due > 0 for place in list(dispatcher._places.values()))
+            ),
+            "falling asleep",
+        )
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.dispatcher.stop()
+        if exc_info[0] is None:
+            self.join()
+        else:
+            self.thread.join(LONG + 5)
+
+
+def send(broker: Any, topic: Topic, bodies: Iterable[Any], **options: Any) -> None:
+    """Send bodies as an application would."""
+    producer = Producer(broker)
+    results = producer.send([producer.build(topic, body, **options) for body in bodies])
+    assert all(result.ok for result in results)
+
+
+def audit(broker: Any, topic: Topic) -> list[Ledger]:
+    """The ledger of each slot; an assertion fails where one does not balance."""
+    ledgers = [broker.audit(topic, slot) for slot in range(topic.slots)]
+    for ledger in ledgers:
+        assert ledger.balanced, ledger
+    return ledgers
+
+
+def total(broker: Any, topic: Topic, counter: str) -> int:
+    """The sum of a counter over all slots, whose ledgers balance."""
+    return sum(ledger[counter] for ledger in audit(broker, topic))
+
+
+def live(broker: Any, topic: Topic) -> int:
+    """How many messages wait, run or rest."""
+    return sum(ledger.store + ledger.prepare + ledger.retry for ledger in audit(broker, topic))
+
+
+__all__ = [
+    "Broker",
+    "Heard",
+    "Listener",
+    "Worker",
+    "audit",
+    "client_of",
+    "eventually",
+    "live",
+    "send",
+    "total",
+]

@@ -320,11 +320,16 @@ FOUND_AS = {
 }
 
 
+def assert_body_is_kept_for(slot: Slot, alive: bool) -> None:
+    assert slot.hash("body") == ({A: slot.envelope()} if alive and slot.topic.keyed else {})
+
+
 @states
 def test_bury(slot: Slot, state: str) -> None:
     receipt = bring(slot, state)
     assert slot.bury([A], "by hand") == [FOUND_AS[state]]
     assert slot.where(A) == {"-": "-", "F": "F", "FW": "FD"}.get(state, "D")
+    assert_body_is_kept_for(slot, "F" in state)
     if "F" in state:
         assert slot.fail(receipt, A, delay_ms=0) == ["ok"]
         assert slot.where(A) == "D"
@@ -336,6 +341,7 @@ def test_remove(slot: Slot, state: str) -> None:
     receipt = bring(slot, state)
     assert slot.remove([A]) == [FOUND_AS[state]]
     assert slot.where(A) == ("F" if "F" in state else "-")
+    assert_body_is_kept_for(slot, "F" in state)
     if "F" in state:
         assert slot.fail(receipt, A, delay_ms=0) == ["ok"]
         assert slot.where(A) == "-"
@@ -387,6 +393,8 @@ def test_purge(slot: Slot, state: str, emptied: str) -> None:
     assert slot.where(A) == (left if gone else state)
     if gone and left == "-":
         assert not slot.hash("body") and not slot.hash("failures")
+    elif slot.topic.keyed and state != "-":
+        assert slot.hash("body") == {A: slot.envelope()}
 
 
 @states

@@ -24,11 +24,14 @@ logger = logging.getLogger("django_rmq.consumer")
 def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
     """Return the topics to serve: those named, or all that have a listener, less the excluded ones.
 
-    Imports the listeners. Raises ``ConfigurationError`` for a named topic without a listener, and
-    ``UnknownTopic`` for a name that is not declared.
+    Imports the listeners. Raises ``ConfigurationError`` for listeners that cannot be imported and for a
+    named topic without one, and ``UnknownTopic`` for a name that is not declared.
     """
     config = get_config()
-    registry.autodiscover()
+    failed = registry.discover()
+    if failed:
+        reasons = "; ".join(f"{module}: {type(error).__name__}: {error}" for module, error in failed)
+        raise ConfigurationError(f"listeners cannot be imported: {reasons}") from failed[0].error
     listeners = registry.listeners()
     for name in listeners:
         config.topic(name)

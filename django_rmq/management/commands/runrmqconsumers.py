@@ -19,6 +19,7 @@ from django.core.management.base import CommandError
 
 from django_rmq import consuming
 from django_rmq.conf import get_config
+from django_rmq.consumer import Dispatcher
 from django_rmq.management import RmqCommand
 
 _LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
@@ -51,14 +52,15 @@ class Command(RmqCommand):
         parser.add_argument(
             "-t", "--threads", type=_at_least(1, int), help="listeners that run at once in this process"
         )
-        parser.add_argument(
-            "--burst", action="store_true", help="end when nothing can be taken any more"
-        )
+        parser.add_argument("--burst", action="store_true", help="end when nothing can be taken any more")
         parser.add_argument(
             "--max-messages", type=_at_least(1, int), metavar="N", help="end after about so many messages"
         )
         parser.add_argument(
-            "--max-idle-time", type=_at_least(0, float), metavar="SECONDS", help="end after so long without one"
+            "--max-idle-time",
+            type=_at_least(0, float),
+            metavar="SECONDS",
+            help="end after so long without one",
         )
         parser.add_argument(
             "--shutdown-timeout",
@@ -69,6 +71,38 @@ class Command(RmqCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         _log_to_stderr(options["verbosity"])
+        asked: list[int] = []
+        running: list[Dispatcher] = []
+
+        def ask(number: int, frame: object) -> None:
+            if asked:
+                os._exit(1)
+            asked.append(number)
+            if not running:
+                sys.exit(0)  # nothing has been taken yet
+            running[0].stop()
+
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            dispatcher = self._dispatcher(options)
+            running.append(dispatcher)
+            dispatcher.run()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        if options["verbosity"]:
+            self.stdout.write(f"Settled {dispatcher.processed} deliveries")
+            self.stdout.flush()
+        if dispatcher.forced:
+            error = "not all messages could be settled in time; they are left to time out"
+            if getattr(self, "_called_from_command_line", False):
+                # Listeners still run: neither they nor the event loops of async ones may hold up the end.
+                self.stderr.write(f"CommandError: {error}")
+                self.stderr.flush()
+                os._exit(1)
+            raise CommandError(error, returncode=1)
+
+    def _dispatcher(self, options: dict[str, Any]) -> Dispatcher:
         config = get_config()
         topics = consuming.chosen_topics(options["topics"], options["exclude"])
         threads = options["threads"] or config.consumer.threads
@@ -79,34 +113,15 @@ class Command(RmqCommand):
             shutdown_timeout=options["shutdown_timeout"],
             max_messages=options["max_messages"] or config.consumer.max_messages,
             max_idle_time=(
-                config.consumer.max_idle_time if options["max_idle_time"] is None else options["max_idle_time"]
+                config.consumer.max_idle_time
+                if options["max_idle_time"] is None
+                else options["max_idle_time"]
             ),
         )
-        asked = False
-
-        def ask(number: int, frame: object) -> None:
-            nonlocal asked
-            if asked:
-                os._exit(1)
-            asked = True
-            dispatcher.stop()
-
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
         if options["verbosity"]:
             self.stdout.write(consuming.ready_line(topics, threads))
             self.stdout.flush()
-        try:
-            dispatcher.run()
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-        if options["verbosity"]:
-            self.stdout.write(f"Settled {dispatcher.processed} deliveries")
-            self.stdout.flush()
-        if dispatcher.forced:
-            # Listeners still run in daemon threads: nothing may wait for them now.
-            sys.stdout.flush()
-            raise CommandError("listeners did not end in time; their messages are left to time out", returncode=1)
+        return dispatcher
 
 
 def _log_to_stderr(verbosity: int) -> None:

@@ -1,0 +1,1 @@
+"""A project with a few listeners for tests of real worker processes."""

@@ -1,0 +1,59 @@
+"""Listeners that do what their message says, and write down that they did."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from django.db import connection
+
+from django_rmq import Message, listener
+from tests.e2e.worker_project.settings import WORKER_DATA
+
+
+def write_down(word: str, body: Any) -> None:
+    """Append a line to the list of what happened; one write, so that a crash leaves whole lines."""
+    line = f"{word} {body['name']} {os.getpid()} {threading.get_ident()}\n"
+    descriptor = os.open(WORKER_DATA / "happened", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def wait_for_the_test(seconds: float = 30) -> None:
+    """Return when the test has made the file `go`."""
+    end = time.monotonic() + seconds
+    while not (WORKER_DATA / "go").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+@listener("work")
+@listener("one-slot")
+@listener("brief")
+def work(message: Message) -> None:
+    body = message.body
+    write_down("begun", body)
+    do = body.get("do")
+    if do == "wait":
+        wait_for_the_test()
+    elif do == "exit":
+        sys.exit(1)
+    elif do == "abort":
+        os.abort()
+    elif do == "insert":
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO inserted VALUES (%s, %s)", [body["name"], threading.get_ident()])
+        time.sleep(0.005)
+    write_down("done", body)
+
+
+@listener("later")
+async def later(message: Message) -> None:
+    write_down("begun", message.body)
+    await asyncio.get_running_loop().run_in_executor(None, wait_for_the_test)
+    write_down("done", message.body)

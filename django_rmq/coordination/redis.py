@@ -38,7 +38,7 @@ logger = logging.getLogger("django_rmq.coordination")
 SESSION_SECONDS = 4.0
 """Without a beat for so long a worker counts as gone."""
 
-BEAT_SECONDS = 1.25
+BEAT_SECONDS = 1.3
 """Between two beats: with one look at the definitions per audit no worker sends more than a command per second."""
 
 AUDIT_SECONDS = 5.0
@@ -153,7 +153,8 @@ class RedisCoordinator(Coordinator):
         """Return whether all that is known here has been assigned and told, waiting for it if need be."""
 
         def is_settled() -> bool:
-            return self._is_current and self._ownership.is_settled()
+            in_session = uptime() < self._sent + self.session_seconds
+            return in_session and self._is_current and self._ownership.is_settled()
 
         with self._changed:
             self._changed.wait_for(lambda: self._stopped.is_set() or is_settled(), timeout)
@@ -202,12 +203,10 @@ class RedisCoordinator(Coordinator):
         beat = self._send_beat(full=audit)
         if beat.status == "expired":
             logger.warning("The session ran out; joining anew", extra={"rmq_event": "expired"})
-            self._joined = False
-            self._ownership.lose()
+            self._lose()
             beat = self._send_beat(full=True)
         if beat.status != "ok":
-            self._joined = False
-            self._ownership.lose()
+            self._lose()
             self._complain(
                 beat.status,
                 "Redis does not take this worker any more (%s)",
@@ -220,7 +219,12 @@ class RedisCoordinator(Coordinator):
             self._vetted = None
         due = self._lead(sent, audit)
         ends = sent + beat.first_end_ms / 1000 + 0.005
-        return max(0.0, min(sent + self._beat_seconds * random.uniform(0.9, 1.0), ends, due) - uptime())
+        return max(0.0, min(sent + self._beat_seconds * random.uniform(0.95, 1.05), ends, due) - uptime())
+
+    def _lose(self) -> None:
+        with self._changed:
+            self._joined = self._is_current = False
+            self._ownership.lose()
 
     def _send_beat(self, *, full: bool) -> Beat:
         with self._changed:

@@ -1,0 +1,789 @@
+"""Several workers and one Redis: who owns which slots when workers come, go, die, hang, are cut off or find all gone.
+
+Workers are coordinators in threads with short sessions. What they own is what their callbacks were told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_rmq.broker import Broker
+from django_rmq.coordination import StaticCoordinator, Worker, topic_slots
+from django_rmq.coordination.redis import RedisCoordinator, describe, members
+from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongType
+from django_rmq.keys import worker_keys
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.messages import Topic, TopicType
+from tests.contract.keyspaces import RedisKeyspace
+from tests.servers import RedisServer, TcpProxy
+
+SESSION = 1.0
+PATIENCE = 5
+"""Tests bound liveness by so many times the goal."""
+
+TAKE_OVER = SESSION + 1.5
+"""The goal: seconds from the last sign of a worker until others own its slots."""
+
+SERIAL = Topic("serial", TopicType.PRIORITY, slots=64)
+SHARED = Topic("shared", TopicType.PRIORITY, slots=4, serial=False)
+Slot = tuple[str, int]
+
+
+class Killed:
+    """The broker of a process that is no more: nothing arrives."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ServerUnavailable("killed")
+
+
+class Member:
+    """A worker of the party and what it was told."""
+
+    def __init__(self, party: Party, broker: Any, topics: Iterable[Topic], **options: Any) -> None:
+        self.party = party
+        self.slots: set[Slot] = set()
+        self.lost: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.silent = False
+        """Killed: what it believes to own concerns nobody."""
+        threads = options.pop("threads", 4)
+        identity = options.pop("identity", uuid.uuid4().hex)
+        worker = Worker(identity, "host", os.getpid(), time.time(), threads, topic_slots(topics))
+        options = {"session_seconds": SESSION, "audit_seconds": 0.5, **options}
+        self.coordinator = RedisCoordinator(broker, worker, self.own, self.disown, **options)
+
+    @property
+    def id(self) -> str:
+        return self.coordinator.worker.id
+
+    def own(self, slots: Iterable[Slot]) -> None:
+        with self.party.changed:
+            for slot in slots:
+                if slot in self.slots:
+                    self.wrong.append(f"owns {slot} twice")
+                self.slots.add(slot)
+            self.party.changed.notify_all()
+
+    def disown(self, slots: Iterable[Slot]) -> None:
+        with self.party.changed:
+            for slot in slots:
+                if slot not in self.slots:
+                    self.wrong.append(f"loses {slot} that it had not")
+                self.slots.discard(slot)
+                self.lost[slot[0]] += 1
+            self.party.changed.notify_all()
+
+    def serial(self) -> set[int]:
+        return {slot for topic, slot in self.slots if topic == SERIAL.name}
+
+    def kill(self) -> None:
+        """Be heard of no more."""
+        self.silent = True
+        broker: Any = Killed()
+        self.coordinator.broker = broker
+
+    def leave(self) -> None:
+        self.coordinator.stop()
+        with self.party.changed:
+            self.silent = True
+
+
+class Party:
+    """Workers under one prefix."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self.connect = connect
+        self.all: list[Member] = []
+        self.changed = threading.Condition()
+
+    def add(self, topics: Iterable[Topic] = (SERIAL, SHARED), broker: Any = None, **options: Any) -> Member:
+        member = Member(self, broker or self.connect(), topics, **options)
+        self.all.append(member)
+        member.coordinator.start()
+        return member
+
+    def live(self) -> list[Member]:
+        return [member for member in self.all if not member.silent]
+
+    def wait_for(self, fact: Callable[[], bool], seconds: float, what: str) -> float:
+        """Return how long it took until ``fact``, which is looked at whenever a worker is told something."""
+        started = time.monotonic()
+        with self.changed:
+            assert self.changed.wait_for(fact, seconds), f"not within {seconds} s: {what}; {self.shown()}"
+        return time.monotonic() - started
+
+    def shown(self) -> str:
+        return "; ".join(f"{member.id[:6]} {sorted(member.serial())}" for member in self.live())
+
+    def is_shared_out(self, slots: int = SERIAL.slots) -> bool:
+        """Every slot is owned once, and each worker has its share."""
+        live = self.live()
+        owned = [member.serial() for member in live]
+        if Counter(slot for each in owned for slot in each) != Counter(range(slots)):
+            return False
+        threads = sum(member.coordinator.worker.threads for member in live)
+        quotas = [slots * member.coordinator.worker.threads / threads for member in live]
+        return all(abs(len(each) - quota) < 1 for each, quota in zip(owned, quotas, strict=True))
+
+    def wait_until_shared_out(self, seconds: float = TAKE_OVER * PATIENCE) -> float:
+        return self.wait_for(self.is_shared_out, seconds, "every slot owned once, in fair shares")
+
+    def end(self) -> None:
+        for member in self.all:
+            member.coordinator.stop(0.2 if member.silent else 2.0)
+        assert [member.wrong for member in self.all] == [[] for _ in self.all]
+
+
+def connect(url: str, prefix: str, seconds: float = 2.0) -> Broker:
+    return Broker(redis.Redis.from_url(url, socket_timeout=seconds, retry=Retry(NoBackoff(), 0)), prefix)
+
+
+@pytest.fixture
+def party(redis_url: str, prefix: str) -> Iterator[Party]:
+    party = Party(lambda: connect(redis_url, prefix))
+    yield party
+    party.end()
+
+
+@pytest.fixture(params=["redis", "memory"])
+def any_party(request: pytest.FixtureRequest) -> Iterator[Party]:
+    if request.param == "memory":
+        memory = InMemoryBroker()
+        party = Party(lambda: memory)
+    else:
+        url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("prefix")
+        party = Party(lambda: connect(url, prefix))
+    yield party
+    party.end()
+
+
+@contextmanager
+def server_of_its_own(**options: Any) -> Iterator[tuple[RedisServer, Party]]:
+    with RedisServer(**options) as server:
+        party = Party(lambda: connect(server.url, "own:"))
+        try:
+            yield server, party
+        finally:
+            party.end()
+
+
+# --- coming and going
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_workers_share_out_all_slots(any_party: Party, count: int) -> None:
+    for threads in range(1, count + 1):
+        any_party.add(threads=threads)
+    any_party.wait_until_shared_out()
+    for member in any_party.live():
+        assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        assert {slot for topic, slot in member.slots if topic == "shared"} == set(range(4))
+        owned = member.coordinator.owned()
+        assert {(topic, slot) for topic, parts in owned.items() for part in parts for slot in part} == (
+            member.slots
+        )
+
+
+def test_when_a_worker_leaves_the_others_take_over_at_once_and_keep_what_they_have(any_party: Party) -> None:
+    first, second, third = (any_party.add() for _ in range(3))
+    any_party.wait_until_shared_out()
+    second.lost.clear()
+    for member in (first, third):
+        member.lost.clear()
+    second.leave()
+    assert second.slots == set()
+    any_party.wait_until_shared_out(1.0 * PATIENCE)
+    assert [member.lost for member in (first, third)] == [Counter(), Counter()]
+
+
+def test_when_a_worker_joins_the_others_give_only_what_it_gets(any_party: Party) -> None:
+    first, second = any_party.add(), any_party.add()
+    any_party.wait_until_shared_out()
+    first.lost.clear()
+    second.lost.clear()
+    third = any_party.add()
+    any_party.wait_until_shared_out()
+    assert first.lost + second.lost == Counter({"serial": len(third.serial())})
+    assert third.lost == Counter()
+
+
+def test_when_a_worker_dies_the_others_take_over_after_its_session(any_party: Party) -> None:
+    workers = [any_party.add() for _ in range(3)]
+    any_party.wait_until_shared_out()
+    workers[1].kill()
+    any_party.wait_until_shared_out(TAKE_OVER * PATIENCE)
+    assert len(members(any_party.connect())) == 2
+
+
+def test_the_worker_that_assigns_can_die_as_well(party: Party) -> None:
+    workers = sorted((party.add() for _ in range(3)), key=lambda member: member.id)
+    party.wait_until_shared_out()
+    workers[0].kill()
+    party.wait_until_shared_out()
+    workers[1].kill()
+    party.wait_until_shared_out()
+
+
+def test_if_the_first_worker_does_not_assign_the_next_one_does(party: Party) -> None:
+    first = party.add(identity="0" * 32, session_seconds=0.3)
+    party.wait_until_shared_out()
+    coordinator: Any = first.coordinator
+    coordinator._assign = lambda why: None
+    party.add(session_seconds=0.3)
+    party.wait_until_shared_out()
+
+
+def test_with_the_usual_session_a_dead_worker_is_replaced_in_time(party: Party) -> None:
+    """The goal is 5.5 s; the figure is that of this run."""
+    workers = [party.add(session_seconds=4.0, audit_seconds=5.0) for _ in range(3)]
+    party.wait_until_shared_out()
+    workers[0].kill()
+    seconds = party.wait_until_shared_out(5.5 * PATIENCE)
+    print(f"taken over after {seconds:.2f} s")
+
+
+def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
+    chance = random.Random(20)
+    for _ in range(2):
+        party.add()
+    for step in range(16):
+        live = party.live()
+        if len(live) > 1 and chance.random() < 0.5:
+            one = chance.choice(live)
+            one.leave() if chance.random() < 0.5 else one.kill()
+        else:
+            party.add(threads=chance.randint(1, 4))
+        if step % 4 == 3:
+            party.wait_until_shared_out()
+    party.wait_until_shared_out()
+    owners = {
+        (holding.topic, slot): holding.worker
+        for holding in describe(party.connect())
+        for slot in range(holding.start, holding.stop)
+    }
+    for member in party.live():
+        assert {slot for (_, slot), owner in owners.items() if owner == member.id} == member.serial()
+
+
+def test_more_threads_get_more_slots_and_a_topic_that_is_served_no_more_goes_to_others(party: Party) -> None:
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    first.coordinator.announce(threads=12)
+    party.wait_for(lambda: len(first.serial()) == 48, TAKE_OVER * PATIENCE, "three quarters for the first")
+    assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    first.coordinator.announce(topics=[SHARED])
+    party.wait_for(
+        lambda: not first.serial() and len(second.serial()) == 64, TAKE_OVER * PATIENCE, "all for the second"
+    )
+    assert ("shared", 3) in first.slots
+
+
+def test_workers_of_different_topics_get_their_own_only(party: Party) -> None:
+    other = Topic("other", TopicType.PRIORITY, slots=8)
+    first, second = party.add([SERIAL]), party.add([other])
+    party.wait_for(
+        lambda: len(first.slots) == 64 and len(second.slots) == 8, TAKE_OVER * PATIENCE, "each its own topic"
+    )
+    assert {topic for topic, _ in second.slots} == {"other"}
+
+
+# --- ids
+
+
+def test_a_second_worker_with_the_same_id_is_refused(any_party: Party) -> None:
+    first = any_party.add()
+    any_party.wait_until_shared_out()
+    with pytest.raises(
+        ConfigurationError, match=rf"{first.id} is there already \(process {os.getpid()} on host\)"
+    ):
+        any_party.add(identity=first.id)
+    any_party.all.pop().coordinator.stop()
+    assert len(first.serial()) == 64
+    assert [member.worker.id for member in members(any_party.connect())] == [first.id]
+
+
+def test_who_lost_the_reply_to_its_joining_may_start_again(
+    party: Party, redis_client: redis.Redis, prefix: str
+) -> None:
+    with TcpProxy(redis_client.connection_pool.connection_kwargs["port"]) as proxy:
+        member = Member(party, connect(proxy.url, prefix), [SERIAL])
+        party.all.append(member)
+        member.coordinator.broker.ping()
+        proxy.drop_reply(containing=member.id.encode())
+        with pytest.raises(ServerUnavailable):
+            member.coordinator.start()
+        member.coordinator.start()
+        party.wait_until_shared_out()
+        member.leave()
+
+
+def test_nobody_starts_without_redis(redis_client: redis.Redis, prefix: str, party: Party) -> None:
+    with TcpProxy(redis_client.connection_pool.connection_kwargs["port"]) as proxy:
+        proxy.cut()
+        member = Member(party, connect(proxy.url, prefix), [SERIAL])
+        with pytest.raises(ServerUnavailable):
+            member.coordinator.start()
+        member.coordinator.stop()
+
+
+def test_whose_id_was_taken_while_it_was_away_gives_up_its_slots(
+    party: Party, redis_client: redis.Redis
+) -> None:
+    first = party.add()
+    party.wait_until_shared_out()
+    redis_client.hset(worker_keys(party.connect().prefix).workers.decode(), first.id, "another {}")
+    party.wait_for(lambda: not first.serial(), TAKE_OVER * PATIENCE, "the first gives up")
+    assert not first.coordinator.wait_settled(0)
+
+
+# --- Redis away
+
+
+def test_who_is_cut_off_longer_than_its_session_gives_up_and_comes_back(
+    party: Party, redis_client: redis.Redis, prefix: str
+) -> None:
+    with TcpProxy(redis_client.connection_pool.connection_kwargs["port"]) as proxy:
+        near = party.add()
+        far = party.add(broker=connect(proxy.url, prefix))
+        party.wait_until_shared_out()
+        proxy.cut()
+        gave_up = party.wait_for(lambda: not far.serial(), SESSION * PATIENCE, "the far one gives up")
+        assert gave_up <= SESSION + 0.5
+        assert ("shared", 0) in far.slots, "what has no gate needs no coordinator"
+        party.wait_for(lambda: len(near.serial()) == 64, TAKE_OVER * PATIENCE, "the near one takes over")
+        proxy.mend()
+        party.wait_until_shared_out()
+        assert len(far.serial()) == 32
+        far.leave()
+
+
+def test_a_cut_shorter_than_a_session_moves_nothing(
+    party: Party, redis_client: redis.Redis, prefix: str
+) -> None:
+    with TcpProxy(redis_client.connection_pool.connection_kwargs["port"]) as proxy:
+        near = party.add(session_seconds=6.0)
+        far = party.add(broker=connect(proxy.url, prefix), session_seconds=6.0)
+        party.wait_until_shared_out()
+        near.lost.clear()
+        far.lost.clear()
+        proxy.cut()
+        heard = heartbeats(party, far)
+        proxy.mend()
+        heard.wait_for_next(6.0)
+        assert near.lost + far.lost == Counter()
+        assert party.is_shared_out()
+        far.leave()
+
+
+class heartbeats:  # noqa: N801 - reads as a question
+    """Waits for the session of a worker to be renewed."""
+
+    def __init__(self, party: Party, member: Member) -> None:
+        self.ask, self.id = party.connect(), member.id
+        self.before = self.ends()
+
+    def ends(self) -> float:
+        sessions = self.ask.roster().sessions
+        return next((session.ends_ms for session in sessions if session.worker == self.id), 0.0)
+
+    def wait_for_next(self, seconds: float) -> None:
+        poll, end = threading.Event(), time.monotonic() + seconds
+        while self.ends() <= self.before:
+            assert time.monotonic() < end, "no heartbeat"
+            poll.wait(0.05)
+
+
+def test_who_is_stuck_in_a_call_to_a_frozen_redis_gives_up_after_its_session_all_the_same() -> None:
+    with server_of_its_own() as (server, party):
+        party.connect = lambda: connect(server.url, "own:", seconds=30)
+        first, second = party.add(), party.add()
+        party.wait_until_shared_out()
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            party.wait_for(
+                lambda: not first.serial() and not second.serial(), SESSION * PATIENCE, "both give up"
+            )
+            started = time.monotonic()
+            first.coordinator.stop(0.5)
+            assert time.monotonic() - started < 0.5 + 1.0
+            assert first.slots == set()
+            first.silent = True
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        party.wait_until_shared_out()
+
+
+def test_workers_go_on_after_redis_was_killed_and_came_back() -> None:
+    with server_of_its_own(appendonly="yes", appendfsync="always") as (server, party):
+        workers = [party.add() for _ in range(3)]
+        party.wait_until_shared_out()
+        had = [member.serial() for member in workers]
+        os.kill(server.pid, signal.SIGKILL)
+        party.wait_for(
+            lambda: not any(member.serial() for member in workers), SESSION * PATIENCE, "all give up"
+        )
+        server.stop()
+        server.start()
+        party.wait_until_shared_out(2.0 * PATIENCE)
+        assert [member.serial() for member in workers] == had
+
+
+def test_after_all_was_wiped_everybody_is_back_with_what_it_had(
+    party: Party, redis_client: redis.Redis
+) -> None:
+    workers = [party.add() for _ in range(3)]
+    party.wait_until_shared_out()
+    had = [member.serial() for member in workers]
+    number = party.connect().roster().number
+    redis_client.delete(*worker_keys(party.connect().prefix))
+    for member in workers:
+        wait_for_assignment(
+            party, member, lambda roster: roster.number > number and len(roster.sessions) == 3
+        )
+    party.wait_until_shared_out()
+    assert [member.serial() for member in workers] == had
+
+
+def wait_for_assignment(party: Party, member: Member, fact: Callable[[Any], bool]) -> None:
+    """Wait until Redis and the worker agree about an assignment of which ``fact`` is true."""
+    ask, poll, end = party.connect(), threading.Event(), time.monotonic() + 10 * PATIENCE
+    while not (fact(ask.roster()) and member.coordinator.wait_settled(0)):
+        assert time.monotonic() < end, ask.roster()
+        poll.wait(0.02)
+
+
+def test_a_worker_that_was_taken_for_dead_joins_again(party: Party, redis_client: redis.Redis) -> None:
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    keys = worker_keys(party.connect().prefix)
+    redis_client.zadd(keys.sessions.decode(), {first.id: 1})
+    heartbeats(party, first).wait_for_next(TAKE_OVER * PATIENCE)
+    party.wait_until_shared_out()
+    assert {member.worker.id for member in members(party.connect())} == {first.id, second.id}
+
+
+def test_a_full_redis_keeps_its_workers_and_takes_new_ones() -> None:
+    with server_of_its_own() as (server, party):
+        first = party.add()
+        party.wait_until_shared_out()
+        client = redis.Redis(port=server.port)
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", 1)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("x", "y")
+        heartbeats(party, first).wait_for_next(SESSION * PATIENCE)
+        second = party.add()
+        party.wait_until_shared_out()
+        second.leave()
+        party.wait_until_shared_out()
+        assert first.coordinator.wait_settled(SESSION * PATIENCE)
+        client.close()
+
+
+# --- the audit
+
+
+def spoiled_plans() -> dict[str, Callable[[Party], bytes]]:
+    def owner(party: Party, worker: str, slots: int = 64) -> bytes:
+        plan = {"workers": [worker], "times": [1], "topics": {"serial": [slots, 0, 0]}}
+        return json.dumps(plan).encode()
+
+    return {
+        "no plan": lambda party: b"{",
+        "empty": lambda party: b"",
+        "owned by the dead": lambda party: owner(party, "f" * 32),
+        "owned by one": lambda party: owner(party, party.all[0].id),
+        "owned in part": lambda party: owner(party, party.all[0].id, 60),
+        "owned beyond the end": lambda party: owner(party, party.all[1].id, 128),
+    }
+
+
+@pytest.mark.parametrize("how", spoiled_plans())
+def test_an_assignment_that_was_spoiled_is_healed(party: Party, redis_client: redis.Redis, how: str) -> None:
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    number = party.connect().roster().number
+    key = worker_keys(party.connect().prefix).assignment.decode()
+    redis_client.hset(key, "plan", spoiled_plans()[how](party))
+    for member in (first, second):
+        wait_for_assignment(party, member, lambda roster: roster.number > number)
+    party.wait_until_shared_out()
+
+
+@pytest.mark.parametrize("field", ["members", "number", "basis", "plan"])
+@pytest.mark.parametrize("value", [None, b"", b"junk", b"1e300", b"-1"])
+def test_a_field_that_a_stranger_spoiled_is_healed(
+    party: Party, redis_client: redis.Redis, field: str, value: bytes | None
+) -> None:
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    key = worker_keys(party.connect().prefix).assignment.decode()
+    if value is None:
+        redis_client.hdel(key, field)
+    else:
+        redis_client.hset(key, field, value)
+    for member in (first, second):
+        wait_for_assignment(
+            party, member, lambda roster: roster.basis == roster.members and roster.plan.startswith(b"{")
+        )
+    party.wait_until_shared_out()
+    party.add()
+    party.wait_until_shared_out()
+
+
+def test_strange_workers_get_no_slots_and_go(party: Party, redis_client: redis.Redis) -> None:
+    keys = worker_keys(party.connect().prefix)
+    now = party.connect().now_ms()
+    strange = {b"\xff": now + 60_000.0, b"": now + 500.0, b"far": now + 1e12, b"far too": float("inf")}
+    redis_client.zadd(keys.sessions.decode(), strange)
+    redis_client.zadd(keys.sessions.decode(), {b"\xfe": float("-inf")})
+    redis_client.hset(keys.workers.decode(), "0", '0 {"host":"x","threads":"many"}')
+    redis_client.zadd(keys.sessions.decode(), {"0": now + 60_000})
+    first = party.add()
+    party.wait_until_shared_out()
+    assert [member.worker.id for member in members(party.connect())] == [first.id]
+    poll, end = threading.Event(), time.monotonic() + TAKE_OVER * PATIENCE
+    while (left := {s.worker for s in party.connect().roster().sessions}) != {first.id, "0", "\\xff"}:
+        assert time.monotonic() < end, left
+        poll.wait(0.05)
+
+
+def test_a_key_of_a_foreign_type_ends_the_session_and_nothing_else(
+    party: Party, redis_client: redis.Redis
+) -> None:
+    first = party.add()
+    party.wait_until_shared_out()
+    key = worker_keys(party.connect().prefix).sessions
+    redis_client.set("x" + key.decode(), "string")
+    redis_client.rename("x" + key.decode(), key.decode())
+    party.wait_for(lambda: not first.serial(), TAKE_OVER * PATIENCE, "given up")
+    with pytest.raises(WrongType):
+        first.coordinator.members()
+    redis_client.delete(key)
+    party.wait_until_shared_out()
+
+
+def test_a_registered_definition_decides_how_many_slots_there_are(party: Party) -> None:
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    wider = Topic("serial", TopicType.PRIORITY, slots=128)
+    party.connect().define(wider, replace=True)
+    party.wait_for(lambda: party.is_shared_out(128), 5.0 * PATIENCE, "all of the new slots")
+    assert len(first.serial()) == len(second.serial()) == 64
+
+
+def test_a_callback_that_raises_stops_nothing(party: Party, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[int] = []
+
+    def own(slots: Iterable[Slot]) -> None:
+        told.append(len(list(slots)))
+        raise RuntimeError("not today")
+
+    worker = Worker(uuid.uuid4().hex, "host", 1, 0.0, 4, topic_slots([SERIAL]))
+    coordinator = RedisCoordinator(party.connect(), worker, own, lambda slots: None, session_seconds=SESSION)
+    coordinator.start()
+    try:
+        assert coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        assert told == [64]
+        assert "could not be told which slots it gains" in caplog.text
+    finally:
+        coordinator.stop()
+
+
+# --- what it costs
+
+
+def test_idle_workers_send_a_command_per_second_each() -> None:
+    with server_of_its_own() as (server, party):
+        workers = [party.add(session_seconds=4.0, audit_seconds=5.0) for _ in range(3)]
+        party.wait_until_shared_out()
+        for member in workers:
+            assert member.coordinator.wait_settled(5.0)
+        client = redis.Redis(port=server.port)
+        client.config_resetstat()
+        window = 6.0
+        threading.Event().wait(window)
+        stats: Any = client.info("commandstats")
+        sent = sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_evalsha", "cmdstat_hgetall"))
+        client.close()
+        assert sent >= 3 * window / 2, "or nothing was measured"
+        assert sent <= 3 * (window + 1)
+
+
+def test_a_million_slots_find_their_owners(redis_url: str, prefix: str) -> None:
+    """Told in parts, so that sessions go on meanwhile."""
+    topic = Topic("million", TopicType.PRIORITY, slots=1 << 20)
+    counts = [0, 0]
+    parts: list[int] = []
+    done = threading.Condition()
+
+    def count(which: int, sign: int) -> Callable[[Iterable[Slot]], None]:
+        def told(slots: Iterable[Slot]) -> None:
+            number = sum(1 for _ in slots)
+            with done:
+                parts.append(number)
+                counts[which] += sign * number
+                done.notify_all()
+
+        return told
+
+    coordinators = [
+        RedisCoordinator(
+            connect(redis_url, prefix),
+            Worker(uuid.uuid4().hex, "host", 1, 0.0, 4, topic_slots([topic])),
+            count(which, 1),
+            count(which, -1),
+            session_seconds=SESSION,
+        )
+        for which in range(2)
+    ]
+    started = time.monotonic()
+    for coordinator in coordinators:
+        coordinator.start()
+    try:
+        with done:
+            assert done.wait_for(lambda: counts == [1 << 19, 1 << 19], 60)
+        print(f"2^20 slots shared out after {time.monotonic() - started:.2f} s")
+        assert max(parts) <= 8192
+    finally:
+        for coordinator in coordinators:
+            coordinator.stop(10)
+    assert counts == [0, 0]
+
+
+# --- what is shown to people
+
+
+def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
+    first = party.add(identity="1" * 32, threads=3)
+    party.wait_until_shared_out()
+    assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    (holding,) = first.coordinator.describe()
+    assert (holding.topic, holding.start, holding.stop, holding.worker) == ("serial", 0, 64, "1" * 32)
+    assert abs(holding.since - time.time()) < 60
+    (member,) = first.coordinator.members()
+    assert member.worker == first.coordinator.worker
+    assert 0 < member.session_left <= SESSION
+    first.leave()
+    assert members(party.connect()) == []
+
+
+# --- one worker, no others
+
+
+def test_a_static_coordinator_gives_all_to_one() -> None:
+    slots: set[Slot] = set()
+    worker = Worker("w", "host", 1, 0.0, 4, topic_slots([SERIAL, SHARED]))
+    coordinator = StaticCoordinator(worker, slots.update, slots.difference_update)
+    assert not coordinator.wait_settled(0)
+    coordinator.start()
+    assert coordinator.wait_settled(0)
+    assert len(slots) == 68
+    assert coordinator.owned() == {"serial": (range(64),), "shared": (range(4),)}
+    assert [(h.topic, h.start, h.stop, h.worker) for h in coordinator.describe()] == [
+        ("serial", 0, 64, "w"),
+        ("shared", 0, 4, "w"),
+    ]
+    coordinator.announce(topics=[SHARED], threads=1)
+    assert {topic for topic, _ in slots} == {"shared"}
+    assert [member.worker.threads for member in coordinator.members()] == [1]
+    coordinator.stop()
+    assert slots == set()
+
+
+# --- the scripts and their Python
+
+
+STEP = st.one_of(
+    st.tuples(
+        st.just("beat"),
+        st.sampled_from("uvw"),
+        st.sampled_from(["t1", "t2"]),
+        st.sampled_from(["", " {}", " {1}"]),
+        st.booleans(),
+    ),
+    st.tuples(st.just("leave"), st.sampled_from("uvw"), st.sampled_from(["t1", "t2"])),
+    st.tuples(st.just("assign"), st.booleans(), st.booleans()),
+    st.tuples(st.just("pass"), st.integers(0, 3000)),
+    st.tuples(st.just("back"), st.just(7_200)),
+    st.tuples(st.just("roster")),
+)
+
+
+@given(st.lists(STEP, max_size=30))
+def test_scripts_and_memory_answer_and_keep_the_same(
+    redis_client: redis.Redis, steps: list[tuple[Any, ...]]
+) -> None:
+    clock = Clock()
+    prefix = f"t{uuid.uuid4().hex[:12]}:"
+    both: list[Any] = [Broker(redis_client, prefix, clock), InMemoryBroker(prefix, clock)]
+    known = ("", "")
+    try:
+        for step in steps:
+            clock.advance(ms=1)
+            answers = []
+            for broker in both:
+                match step:
+                    case ("beat", worker, token, record, knows):
+                        seen = known if knows else ("", "")
+                        answers.append(
+                            broker.beat(
+                                worker,
+                                token,
+                                1000,
+                                record=record and token + record,
+                                known_members=seen[0],
+                                known_number=seen[1],
+                            )
+                        )
+                    case ("leave", worker, token):
+                        answers.append(broker.leave(worker, token))
+                    case ("assign", same_members, same_number):
+                        now = broker.roster()
+                        answers.append(
+                            broker.assign(
+                                now.members if same_members else "0", now.number if same_number else "0", "{}"
+                            )
+                        )
+                    case ("roster",):
+                        answers.append(broker.roster())
+                    case _:
+                        answers.append(None)
+            if step[0] == "pass":
+                clock.advance(ms=step[1])
+            if step[0] == "back":
+                clock.advance(seconds=-step[1])
+            assert answers[0] == answers[1]
+            assert RedisKeyspace(redis_client, prefix).dump() == {
+                key: dict(value) for key, value in both[1].keyspace.items()
+            }
+            now = both[1].roster()
+            known = (now.members, now.number)
+    finally:
+        redis_client.delete(*worker_keys(prefix))
+
+
+def test_of_two_who_assign_from_the_same_knowledge_one_wins(party: Party) -> None:
+    broker = party.connect()
+    broker.beat("w", "t", 1000, record="t {}")
+    roster = broker.roster()
+    assert broker.assign(roster.members, roster.number, "first") is not None
+    assert broker.assign(roster.members, roster.number, "second") is None
+    assert broker.roster().plan == b"first"

@@ -67,13 +67,15 @@ if not (known_slots and known[6] and known[7]) then
 end
 local expired = expire_due(limit)
 local promoted = promote_due(limit)
+-- Read here, for `limit` may become less: there may be more upkeep to do.
+local behind = expired >= limit or promoted >= limit
 local in_flight = redis.call('ZCARD', prepare)
 
 local NEVER = 9007199254740991
 -- The earliest instant at which asking again can help; `more`: something can be taken even now.
 local function next_due(more)
   local due = math.huge
-  if more or expired >= limit or promoted >= limit then due = now_ms end
+  if more or behind then due = now_ms end
   if kind ~= 'priority' then
     local head = redis.call('ZRANGEBYSCORE', store, '(' .. text_of(now_ms), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if head[1] then due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) end

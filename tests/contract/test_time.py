@@ -300,3 +300,16 @@ def test_neither_retries_nor_fresh_messages_leave_room_unused(
     if fresh:
         slot.send(*(b"f%d" % n for n in range(fresh)))
     assert len(slot.take(6).deliveries) == 6 or retries + fresh < 6
+
+
+@kinds
+@pytest.mark.parametrize(("limit", "again"), [(1, True), (2, True), (3, False)])
+def test_upkeep_that_reached_its_limit_is_asked_for_again_at_once_and_other_upkeep_is_not(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock, limit: int, again: bool
+) -> None:
+    slot = make_slot(kind, serial=False, max_prepared=2, max_retries=0)
+    slot.send(b"a", b"b")
+    slot.take()
+    clock.advance(seconds=31)
+    answer = slot.take(limit)
+    assert (answer.status, answer.next_due == slot.now_ms) == ("empty", again)

@@ -662,7 +662,8 @@ def test_a_disowned_slot_gives_back_what_has_not_begun_and_may_be_owned_again(br
         heard.wait(11)
     assert sorted(map(str, heard.bodies)) == sorted(map(str, [*range(10), "later"]))
     [ledger] = audit(broker, topic)
-    assert (ledger["committed"], ledger["failed"], ledger["expired"]) == (11, 0, 0)
+    assert (ledger["committed"], ledger["released"], ledger["failed"], ledger["expired"]) == (11, 9, 0, 0)
+    assert ledger["stale"] == 0, "each was given back once"
 
 
 def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
@@ -724,6 +725,23 @@ def test_a_fenced_worker_takes_over_again_when_nobody_takes_for_a_time_out(broke
         send(broker, topic, ["after"])
         heard.wait(2)
         assert time.monotonic() - sent >= topic.timeout
+
+
+def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any) -> None:
+    topic = replace(MERGE, slots=1, timeout=1)
+    pause = threading.Event()
+    with Worker(broker, topic, Heard(), poll_seconds=0.1) as worker:
+        worker.asleep()
+        broker.acquire(topic, 0)
+        send(broker, topic, ["first"])
+        eventually(lambda: all(place.fenced for place in worker.dispatcher._places.values()), "being fenced")
+        taken = broker.prepare(topic, 0, "another worker", 2, 1)
+        send(broker, topic, ["second"])
+        for _ in range(8):
+            pause.wait(0.3)
+            assert broker.extend(topic, 0, taken.receipt, [b'"first"']) == ["ok"]
+        assert control_of(broker, topic, 0)[b"epoch"] == b"2"
+        assert all(place.fenced for place in worker.dispatcher._places.values())
 
 
 def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
@@ -818,6 +836,7 @@ def test_stop_gives_back_what_has_not_begun_even_while_its_thread_is_held_up(bro
     assert total(broker, topic, "committed") == 1
     assert live(broker, topic) == 19
     assert total(broker, topic, "failed") == total(broker, topic, "expired") == 0
+    assert total(broker, topic, "stale") == 0
 
 
 def test_a_listener_longer_than_the_shutdown_time_out_is_left_to_time_out(
@@ -876,14 +895,15 @@ def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.Monkey
 def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
     topic = replace(FIXED, slots=2)
     heard = Heard()
-    far = broker.now_ms() + 86_400_000
-    send(broker, topic, ["far"], fixed_time=far)
+    send(broker, topic, range(10), fixed_time=broker.now_ms() + 86_400_000)
     with Worker(broker, topic, heard, poll_seconds=30) as worker:
         worker.asleep()
-        for i in range(1000):
+        sizes = []
+        for i in range(300):
             worker.dispatcher._inbox.put(module._Wake(topic.name, i % 2))
-            if i % 10 == 0:
-                worker.asleep()
-        worker.asleep()
-        assert len(worker.dispatcher._heap) <= 2 * topic.slots + 65
+            eventually(worker.dispatcher._inbox.empty, "being heard")
+            worker.asleep()
+            sizes.append(len(worker.dispatcher._heap))
+        assert max(sizes) <= 2 * topic.slots + 65
+        assert len(set(sizes)) > 1, "each wake-up leaves an entry, for a while"
         assert worker.dispatcher._batches == {}

@@ -476,6 +476,17 @@ def test_on_a_full_server_what_a_stranger_sent_into_an_unused_slot_is_handed_out
     assert slot.hash("control")[b"timeout"] == b"30"
 
 
+def test_on_a_full_server_a_record_dated_ahead_is_dated_now(small_server: redis.Redis, prefix: str) -> None:
+    slot = slot_of(small_server, prefix, identity="body")
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    small_server.zadd(slot.keys.prepare, {b"a": (slot.now_ms // 1000 + 86_400) * 1000 + 16})
+    with memory_full(small_server):
+        assert slot.expire() == 0
+    assert slot.zset("prepare") == {b"a": slot.now_ms // 1000 * 1000 + 16}
+    assert slot.commit(receipt, [b"a"]) == ["ok"]
+
+
 # --- servers that refuse
 
 

@@ -1,0 +1,59 @@
+"""What comes back is as fresh as it was: released retries, and what is replayed of a stranger's score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from django_rmq.memory import Clock
+from django_rmq.messages import TopicType
+from tests.contract.slots import NO_BACKOFF, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_released_retry_gives_way_to_the_fresh_copy_that_waits(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a")
+    receipt, _ = slot.take_one()
+    slot.send(b"a")
+    fresh = slot.zset("store")
+    assert slot.release(receipt, [b"a"]) == ["ok"]
+    assert slot.zset("store") == fresh
+    assert slot.counted("dropped") == 1
+    assert slot.take_one()[1].retries_left == 16
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_released_retry_that_nothing_replaces_has_the_budget_it_had(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=NO_BACKOFF)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a")
+    for _ in range(3):
+        receipt, delivery = slot.take_one()
+        assert delivery.retries_left == 15
+        assert slot.extend(receipt, [b"a"]) == ["ok"]
+        assert [held.delivery.retries_left for held in slot.held("A")] == [15]
+        assert slot.release(receipt, [b"a"]) == ["ok"]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("score", [7, 16, 0, -5])
+def test_what_died_with_a_strangers_retry_score_is_replayed_fresh(
+    make_slot: MakeSlot, kind: TopicType, score: float
+) -> None:
+    slot = make_slot(kind)
+    slot.zadd(b"a", score)
+    slot.kill(b"a")
+    assert slot.replay([b"a"]) == ["replayed"]
+    assert slot.where(b"a") == "W"
+    assert slot.take_one()[1].retries_left == 16

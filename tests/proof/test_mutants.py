@@ -1,0 +1,166 @@
+"""Each rule of the scripts, switched off, is noticed by a suite; a mutant that survives is a test that is missing.
+
+Two processes work ahead, each with a Redis of its own; a test waits for the verdict on its mutant.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import pytest
+
+from django_rmq import lua
+from tests.proof.mutants import MUTANTS, Mutant
+from tests.servers import RedisServer
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = 2
+
+CONTRACT = "tests/contract"
+SUITES: dict[str, list[str]] = {
+    "contract": [CONTRACT, "-k", "redis"],
+    "lockstep": ["tests/stateful/test_lockstep.py", "--hypothesis-profile=mutants"],
+    "faults": ["tests/integration/test_faults.py"],
+    "fairness": ["tests/integration/test_fairness.py"],
+}
+"""Whom to ask when the suite that a mutant names does not see it, the cheapest first."""
+
+KILLED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+::\S+)", re.MULTILINE)
+"""A test that failed, or one whose books did not balance at its end."""
+
+
+class Verdict(NamedTuple):
+    killer: str
+    """The first test that failed; empty: the mutant survives."""
+    trouble: str = ""
+    """What came of a run that ended otherwise than by failed or passed tests."""
+
+
+class Runner:
+    """A process that runs pytest against mutants, with its own Redis."""
+
+    def __init__(self, url: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.proof.mutants"],
+            cwd=ROOT,
+            env={**os.environ, "REDIS_URL": url},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, name: str, arguments: list[str]) -> tuple[int, str]:
+        """Return pytest's exit code and output; ``name`` empty: the scripts as they are."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self.process.stdin.flush()
+        code, output = json.loads(self.process.stdout.readline())
+        return code, output
+
+    def verdict(self, name: str) -> Verdict:
+        for arguments in asked(MUTANTS[name]):
+            code, output = self.run(name, arguments)
+            killer = KILLED.search(output)
+            if code == pytest.ExitCode.TESTS_FAILED and killer:
+                return Verdict(killer[1])
+            if code != pytest.ExitCode.OK:
+                return Verdict("", output[-4_000:])
+        return Verdict("")
+
+    def close(self) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.close()
+        self.process.wait(60)
+        self.process.stdout.close()
+
+
+def asked(mutant: Mutant) -> list[list[str]]:
+    """Return the suites to ask in their order."""
+    file, colons, test = mutant.caught_by.partition("::")
+    first = SUITES.get(file, [f"{CONTRACT}/test_{file}.py{colons}{test}", "-k", "redis"])
+    return [first, *(suite for suite in SUITES.values() if suite != first)]
+
+
+@pytest.fixture(scope="module")
+def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]:
+    """The verdicts to come on the mutants that were asked for; under "", what the suites say of the scripts."""
+    chosen = {
+        item.callspec.params["name"]  # type: ignore[attr-defined]
+        for item in request.session.items
+        if "name" in getattr(getattr(item, "callspec", None), "params", {}) and item.module is request.module  # type: ignore[attr-defined]
+    }
+    idle: SimpleQueue[Runner] = SimpleQueue()
+    servers = [RedisServer() for _ in range(PROCESSES)]
+    runners: list[Runner] = []
+
+    def judge(name: str) -> Verdict:
+        runner = idle.get()
+        try:
+            return runner.verdict(name)
+        finally:
+            idle.put(runner)
+
+    try:
+        for server in servers:
+            server.__enter__()
+            runners.append(Runner(server.url))
+            idle.put(runners[-1])
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            yield {name: pool.submit(judge, name) for name in MUTANTS if name in chosen}
+            pool.shutdown(cancel_futures=True)
+    finally:
+        for runner in runners:
+            runner.close()
+        for server in servers:
+            if server.running:
+                server.__exit__()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_rule_that_is_switched_off_is_noticed(name: str, verdicts: dict[str, Future[Verdict]]) -> None:
+    verdict = verdicts[name].result(timeout=600)
+    assert not verdict.trouble, verdict.trouble
+    assert verdict.killer, f"nothing notices: {MUTANTS[name].rule}"
+    print(f"\n{name}: {verdict.killer}", end="")
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("suite", SUITES)
+def test_the_suites_have_nothing_against_the_scripts_as_they_are(suite: str, redis_url: str) -> None:
+    runner = Runner(redis_url)
+    try:
+        code, output = runner.run("", SUITES[suite])
+    finally:
+        runner.close()
+    assert code == pytest.ExitCode.OK, output[-4_000:]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_changes_one_place_of_its_file(name: str) -> None:
+    mutant = MUTANTS[name]
+    text = lua._read(mutant.file)
+    assert mutant.applied_to(text) != text
+    assert re.fullmatch(r"[A-Za-z].*\.", mutant.rule)
+
+
+def test_every_file_has_a_mutant() -> None:
+    files = {path.stem for path in Path(lua.__file__).parent.glob("*.lua")}
+    assert {mutant.file for mutant in MUTANTS.values()} == files
+
+
+def test_a_text_that_is_not_there_once_is_no_mutant() -> None:
+    mutant = Mutant("acquire", "local", "", "A rule.", "gate")
+    with pytest.raises(ValueError, match=r"acquire\.lua holds \d+ times, not once"):
+        mutant.applied_to(lua._read("acquire"))

@@ -985,6 +985,7 @@ class Pipeline(Transitions):
     def _result(self, call: Call, reply: Any) -> Any:
         try:
             if isinstance(reply, NoScriptError):
+                self._broker._loaded = False  # noqa: SLF001 - the next pipeline loads them all again
                 return self._broker._run(call)  # noqa: SLF001 - a pipeline is its broker's other half
             if isinstance(reply, RedisError):
                 return translate(reply)

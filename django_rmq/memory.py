@@ -61,6 +61,9 @@ LARGEST_WITH_RETRIES = (1 << 43) - 1
 LONGEST_DELAY_MS = 1 << 42
 """139 years: now plus this stays below ``LARGEST_WITH_RETRIES``."""
 
+UPKEEP = 500
+"""Deliveries that one prepare times out, and rested messages that it returns, at most."""
+
 
 class Clock:
     """A given time, for tests: microseconds since the epoch, moved by ``advance`` alone."""
@@ -613,8 +616,9 @@ class InMemoryBroker:
                     b"max_retries": b"%d" % s.max_retries,
                 }
             )
-            expired, promoted = s.expire_due(limit)[0], s.promote_due(limit)
-            behind = expired >= limit or promoted >= limit
+            share = min(limit, UPKEEP)
+            expired, promoted = s.expire_due(share)[0], s.promote_due(share)
+            behind = expired >= share or promoted >= share
 
             def idle(word: str, sleep: int | None, *, more: bool = False) -> Prepared:
                 if sleep is not None:
@@ -1051,13 +1055,14 @@ class InMemoryBroker:
         store, retry, prepare, control = (
             self.keyspace.get(key) for key in (keys.store, keys.retry, keys.prepare, keys.control)
         )
+        foreign = any(isinstance(key, Hash) for key in (store, retry, prepare)) or isinstance(control, SortedSet)
+        if foreign:
+            # A slot with a foreign type reads as due: its own prepare will name the key.
+            return 0
         dues: list[float] = []
         if isinstance(store, SortedSet):
             head = min(store.values())
             dues.append(0 if topic.is_priority else math.ceil(head) if math.isfinite(head) else head)
-        elif store is not None:
-            # A slot with a foreign type reads as due: its own prepare will name the key.
-            dues.append(0)
         if isinstance(retry, SortedSet):
             dues.append(_floor(min(retry.values())))
         if isinstance(prepare, SortedSet):

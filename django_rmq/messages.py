@@ -32,7 +32,7 @@ MAX_KEY_BYTES = 512
 MAX_ERROR_BYTES = 1024
 """What is kept of an error's text per message, in bytes of UTF-8."""
 
-BATCH = 3_000
+BATCH = 1_000
 """The most messages one script takes: it bounds what blocks Redis, and unpack takes 7,000 values."""
 
 NEVER = (1 << 53) - 1

@@ -23,7 +23,7 @@ from zlib import crc32
 
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError
-from django_rmq.messages import Topic
+from django_rmq.messages import BATCH, Topic
 
 logger = logging.getLogger("django_rmq.consumer")
 
@@ -113,7 +113,7 @@ def give_back(broker: Broker, topics: list[Topic], notes: Notes) -> int:
             slots = range(start, min(start + 512, topic.slots))
             asking = broker.pipeline()
             for slot in slots:
-                asking.held(topic, slot, owner, 0, 3000)
+                asking.held(topic, slot, owner, 0, BATCH)
             releasing = broker.pipeline()
             for slot, held in zip(slots, asking.execute(), strict=True):
                 if isinstance(held, RmqError) or not held:

@@ -26,7 +26,7 @@ local channel, retry_priority, backoff_base, backoff_cap = '', '', 0, 0
 local wrong = mistyped('zset', store, prepare, dead, retry)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
-if last - first >= 3000 then return redis.error_reply('ERR too many members') end
+if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local max_retries = tonumber(redis.call('HGET', control, 'max_retries') or ARGV[2])
 -- include: _now
 -- include: _retries

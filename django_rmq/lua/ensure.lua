@@ -24,7 +24,7 @@ local retry_priority = ''
 -- include: _types
 local wrong = mistyped('zset', store, retry, prepare) or mistyped('hash', body, stats, control)
 if wrong then return wrong end
-if not (n >= 1 and n <= 3000) then return redis.error_reply('ERR n is out of bounds') end
+if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
 local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries')
 local known_slots, sleeping_until = known[1], known[2]
 local max_retries, settled_retries = tonumber(known[3] or ARGV[5]), known[3] or kind ~= 'priority'

@@ -27,7 +27,7 @@ local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4
 local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local channel, room, kind, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local backoff_base, backoff_cap = tonumber(ARGV[5]), tonumber(ARGV[6])
-local limit, now = math.min(tonumber(ARGV[9]), 3000), ARGV[10]
+local limit, now = math.min(tonumber(ARGV[9]), 1000), ARGV[10]
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)

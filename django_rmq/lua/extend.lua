@@ -16,7 +16,7 @@ local receipt, first, last, now = ARGV[1], 2, #ARGV - 1, ARGV[#ARGV]
 local wrong = mistyped('zset', prepare) or mistyped('hash', inflight, stats, control)
 if wrong then return wrong end
 if last < first then return {} end
-if last - first >= 3000 then return redis.error_reply('ERR too many members') end
+if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 -- include: _now
 -- include: _ledger
 local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))

@@ -19,7 +19,7 @@
 local set, records, body = KEYS[1], KEYS[2], KEYS[3]
 local descending, lowest, highest = ARGV[1] == 'descending', ARGV[2], ARGV[3]
 local after_score, after_member, limit, max_bytes = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
-local scan, text, now = math.min(tonumber(ARGV[8]), 3000), ARGV[9], ARGV[10]
+local scan, text, now = math.min(tonumber(ARGV[8]), 1000), ARGV[9], ARGV[10]
 -- include: _types
 local wrong = mistyped('zset', set) or mistyped('hash', records, body)
 if wrong then return wrong end

@@ -14,20 +14,19 @@ local heads = {}
 for i = 1, #slots_keys, 4 do
   local due = math.huge
   -- A slot with a foreign type reads as due: its own prepare will name the key.
-  local head = redis.pcall('ZRANGE', slots_keys[i], 0, 0, 'WITHSCORES')
-  if head.err then
+  local waiting = redis.pcall('ZRANGE', slots_keys[i], 0, 0, 'WITHSCORES')
+  local resting = redis.pcall('ZRANGE', slots_keys[i + 1], 0, 0, 'WITHSCORES')
+  local running = redis.pcall('ZRANGE', slots_keys[i + 2], 0, 0, 'WITHSCORES')
+  local own = redis.pcall('HGET', slots_keys[i + 3], 'timeout')
+  if waiting.err or resting.err or running.err or type(own) == 'table' then
     due = 0
-  elseif head[1] then
-    due = kind == 'priority' and 0 or math.max(0, math.ceil(tonumber(head[2])))
+  else
+    if waiting[1] then due = kind == 'priority' and 0 or math.ceil(tonumber(waiting[2])) end
+    if resting[1] then due = math.min(due, math.floor(tonumber(resting[2]))) end
+    if running[1] then
+      due = math.min(due, (math.floor(tonumber(running[2]) / 1000) + (tonumber(own) or timeout) + 1) * 1000)
+    end
   end
-  head = redis.pcall('ZRANGE', slots_keys[i + 1], 0, 0, 'WITHSCORES')
-  if head[1] then due = math.min(due, math.max(0, math.floor(tonumber(head[2])))) end
-  head = redis.pcall('ZRANGE', slots_keys[i + 2], 0, 0, 'WITHSCORES')
-  if head[1] then
-    local own = redis.pcall('HGET', slots_keys[i + 3], 'timeout')
-    local seconds = type(own) == 'string' and tonumber(own) or timeout
-    due = math.min(due, math.max(0, (math.floor(tonumber(head[2]) / 1000) + seconds + 1) * 1000))
-  end
-  heads[#heads + 1] = due < 9007199254740992 and string.format('%.0f', due) or ''
+  heads[#heads + 1] = due < 9007199254740992 and string.format('%.0f', math.max(0, due)) or ''
 end
 return heads

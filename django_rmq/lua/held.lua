@@ -12,7 +12,7 @@
 --
 -- Returns {'busy'} | {'ok', {member, score in Prepare, record, envelope or nil, ...}}
 local prepare, inflight, body, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner, offset, limit, now = ARGV[1], tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), 3000), ARGV[4]
+local owner, offset, limit, now = ARGV[1], tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), 1000), ARGV[4]
 -- include: _types
 local wrong = mistyped('zset', prepare) or mistyped('hash', inflight, body, control)
 if wrong then return wrong end

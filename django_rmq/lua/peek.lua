@@ -16,7 +16,7 @@
 -- Returns {more | end, {member, score, envelope or nil, record or nil, ...}}; more: go on behind the last
 local set, records, body = KEYS[1], KEYS[2], KEYS[3]
 local descending, lowest, highest = ARGV[1] == 'descending', ARGV[2], ARGV[3]
-local after_score, after_member, limit, max_bytes = ARGV[4], ARGV[5], math.min(tonumber(ARGV[6]), 3000), tonumber(ARGV[7])
+local after_score, after_member, limit, max_bytes = ARGV[4], ARGV[5], math.min(tonumber(ARGV[6]), 1000), tonumber(ARGV[7])
 local now = ARGV[8]
 -- include: _types
 local wrong = mistyped('zset', set) or mistyped('hash', records, body)

@@ -51,7 +51,7 @@ local receipt = (tonumber(known[5]) or 0) + 1
 local timeout, max_retries, sleeping_until = tonumber(known[6] or ARGV[8]), tonumber(known[7] or ARGV[9]), known[8]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 if epoch and known_epoch and epoch < known_epoch then return { 'fenced' } end
-limit = math.max(1, math.min(limit, 3000))
+limit = math.max(1, math.min(limit, 1000))
 -- include: _now
 -- include: _retries
 -- include: _ledger
@@ -65,10 +65,11 @@ redis.call('HDEL', control, '')
 if not (known_slots and known[6] and known[7]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
-local expired = expire_due(limit)
-local promoted = promote_due(limit)
+local share = math.min(limit, 500)
+local expired = expire_due(share)
+local promoted = promote_due(share)
 -- Read here, for `limit` may become less: there may be more upkeep to do.
-local behind = expired >= limit or promoted >= limit
+local behind = expired >= share or promoted >= share
 local in_flight = redis.call('ZCARD', prepare)
 
 local NEVER = 9007199254740991

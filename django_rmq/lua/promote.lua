@@ -16,7 +16,7 @@
 -- Returns how many came back
 local store, retry, failures, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local channel, kind, retry_priority = ARGV[1], ARGV[2], ARGV[3]
-local limit, now = math.min(tonumber(ARGV[5]), 3000), ARGV[6]
+local limit, now = math.min(tonumber(ARGV[5]), 1000), ARGV[6]
 -- include: _types
 local wrong = mistyped('zset', store, retry) or mistyped('hash', failures, stats, control)
 if wrong then return wrong end

@@ -17,7 +17,7 @@
 -- Returns how many are gone
 local store, retry, dead, prepare = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local deaths, failures, body, stats = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local state, up_to, limit, now = ARGV[1], ARGV[2], math.min(tonumber(ARGV[3]), 3000), ARGV[4]
+local state, up_to, limit, now = ARGV[1], ARGV[2], math.min(tonumber(ARGV[3]), 1000), ARGV[4]
 -- include: _types
 local wrong = mistyped('zset', store, retry, dead, prepare) or mistyped('hash', deaths, failures, body, stats)
 if wrong then return wrong end

@@ -28,7 +28,7 @@ local retry_priority, backoff_base, backoff_cap = '', 0, 0
 local wrong = mistyped('zset', store, prepare, dead, retry)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
-if last - first >= 3000 then return redis.error_reply('ERR too many members') end
+if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
 local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _now

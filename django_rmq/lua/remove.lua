@@ -23,7 +23,7 @@ local which, first, last, now = ARGV[1], 2, #ARGV - 1, ARGV[#ARGV]
 local wrong = mistyped('zset', store, prepare, dead, retry)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
-if last - first >= 3000 then return redis.error_reply('ERR too many members') end
+if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 -- include: _ledger
 redis.call('HDEL', control, '')
 local words = {}

@@ -27,7 +27,7 @@ local retry_priority, backoff_base, backoff_cap = '', 0, 0
 local wrong = mistyped('zset', store, prepare, dead, retry)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
-if (last - first + 1) / 2 > 3000 then return redis.error_reply('ERR too many members') end
+if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'slots')
 local sleeping_until, max_retries, known_slots = known[1], tonumber(known[2] or ARGV[4]), known[3]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end

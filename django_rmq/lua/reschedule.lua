@@ -19,7 +19,7 @@ local retry_priority = ''
 -- include: _types
 local wrong = mistyped('zset', store, retry, prepare) or mistyped('hash', stats, control)
 if wrong then return wrong end
-if (last - first + 1) / 2 > 3000 then return redis.error_reply('ERR too many members') end
+if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
 local sleeping_until, max_retries = known[1], tonumber(known[2] or ARGV[3])
 -- include: _now

@@ -31,7 +31,7 @@ local first, last, now = 8, #ARGV - 1, ARGV[#ARGV]
 local wrong = mistyped('zset', store, prepare, dead, retry)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
-if (last - first + 1) / 4 > 3000 then return redis.error_reply('ERR too many members') end
+if (last - first + 1) / 4 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
 local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _now

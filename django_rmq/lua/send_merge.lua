@@ -22,7 +22,7 @@ local kind, max_retries, retry_priority, settled_retries = 'range_merge', 0, '',
 -- include: _types
 local wrong = mistyped('zset', store, retry) or mistyped('hash', body, stats, control)
 if wrong then return wrong end
-if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 3000) then
+if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
   return redis.error_reply('ERR range_ms or n is out of bounds')
 end
 local known = redis.call('HMGET', control, 'slots', 'sleeping_until')

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from django_rmq.keys import SlotKeys, slot_keys
 from django_rmq.memory import Clock
 from django_rmq.messages import (
+    BATCH,
     BackOff,
     Delivery,
     Envelope,
@@ -90,6 +91,10 @@ class Slot:
 
     def send(self, *members: bytes, score: int | None = None, body: bytes = b"body") -> list[Sent]:
         """Send members, takeable at once unless ``score`` says otherwise (range_merge: ms to wait)."""
+        if len(members) > BATCH:
+            return self.send(*members[:BATCH], score=score, body=body) + self.send(
+                *members[BATCH:], score=score, body=body
+            )
         envelopes = self.envelopes(len(members), body)
         if self.topic.type is TopicType.RANGE_MERGE:
             return self.send_merge(score or 0, list(members), envelopes)

@@ -14,7 +14,7 @@ import redis
 
 from django_rmq.broker import Broker
 from django_rmq.memory import Clock
-from django_rmq.messages import BackOff, Failure, Topic, TopicType
+from django_rmq.messages import BATCH, BackOff, Failure, Topic, TopicType
 
 ROUNDS = 3_000
 DEVIATIONS = 5
@@ -41,8 +41,8 @@ class Taker:
         self.topic = Topic("topic", TopicType.PRIORITY, slots=1, **options)  # type: ignore[arg-type]
 
     def send(self, members: list[bytes], score: int) -> None:
-        for start in range(0, len(members), 3_000):
-            part = members[start : start + 3_000]
+        for start in range(0, len(members), BATCH):
+            part = members[start : start + BATCH]
             self.broker.send_replace(self.topic, 0, [score] * len(part), part)
 
     def take(self, limit: int) -> tuple[int, list[bytes]]:

@@ -440,7 +440,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "no_upkeep": Mutant(
         "prepare",
-        "local expired = expire_due(limit)",
+        "local expired = expire_due(share)",
         "local expired = 0",
         "A prepare first ends what has timed out.",
         "gate",
@@ -828,7 +828,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "heads_without_timeouts": Mutant(
         "heads",
-        "due = math.min(due, math.max(0, (math.floor(tonumber(head[2]) / 1000) + seconds + 1) * 1000))",
+        "due = math.min(due, (math.floor(tonumber(running[2]) / 1000) + (tonumber(own) or timeout) + 1) * 1000)",
         "due = due",
         "The slow poll comes when a delivery times out.",
         "paging",

@@ -302,7 +302,7 @@ def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, A
         ({"BACKOFF": "math.pi"}, "a function (failures) -> seconds, and this one is 3.14"),
         ({"RETRY_PRIORITY": "highest"}, "'original' or 'lowest'"),
         ({"MAX_RUNTIME": 0}, "at least 1"),
-        ({"PREFETCH": 0}, "a whole number from 1 to 3000"),
+        ({"PREFETCH": 0}, "a whole number from 1 to 1000"),
         ({"MAX_BODY": 0}, "a whole number from 1"),
         ({"MAX_BACKLOG": 0}, "at least 1; or None"),
         ({"MAX_RATE": 0}, "messages per second, more than 0; or None"),

@@ -1055,7 +1055,9 @@ class InMemoryBroker:
         store, retry, prepare, control = (
             self.keyspace.get(key) for key in (keys.store, keys.retry, keys.prepare, keys.control)
         )
-        foreign = any(isinstance(key, Hash) for key in (store, retry, prepare)) or isinstance(control, SortedSet)
+        foreign = any(isinstance(key, Hash) for key in (store, retry, prepare)) or isinstance(
+            control, SortedSet
+        )
         if foreign:
             # A slot with a foreign type reads as due: its own prepare will name the key.
             return 0

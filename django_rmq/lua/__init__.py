@@ -40,6 +40,4 @@ def load(name: str) -> Script:
 def names() -> tuple[str, ...]:
     """Return the names of the transitions of a slot."""
     found = (entry.name for entry in files(__name__).iterdir())
-    return tuple(
-        sorted(name[:-4] for name in found if name.endswith(".lua") and not name.startswith("_"))
-    )
+    return tuple(sorted(name[:-4] for name in found if name.endswith(".lua") and not name.startswith("_")))

@@ -109,8 +109,12 @@ def test_a_call_takes_a_batch_and_no_more(make_slot: MakeSlot, kind: TopicType) 
     members = [b"%d" % n for n in range(BATCH)]
     assert {sent.status for sent in slot.send(*members, score=score)} == {"stored"}
     assert len(slot.hash("body")) == BATCH
+    many = [*members, b"one more"]
     with pytest.raises(ServerRefused):
-        slot.send(*members, b"one more", score=score)
+        if kind is TopicType.RANGE_MERGE:
+            slot.send_merge(0, many, slot.envelopes(len(many), b"body"))
+        else:
+            slot.send_replace([score] * len(many), many, slot.envelopes(len(many), b"body"))
     with pytest.raises(ServerRefused):
         slot.commit(1, [*members, b"one more"])
 

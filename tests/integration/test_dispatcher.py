@@ -903,7 +903,7 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
     with Worker(broker, topic, heard, poll_seconds=30) as worker:
         worker.asleep()
         sizes = []
-        for i in range(200):
+        for _ in range(200):
             worker.dispatcher._inbox.put(module._Wake(topic.name, 1))
             eventually(worker.dispatcher._inbox.empty, "being heard")
             worker.asleep()

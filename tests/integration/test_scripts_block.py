@@ -17,8 +17,7 @@ from redis.retry import Retry
 from django_rmq import lua
 from django_rmq.broker import Broker
 from django_rmq.exceptions import ServerRefused
-from django_rmq.memory import Clock
-from django_rmq.memory import UPKEEP
+from django_rmq.memory import UPKEEP, Clock
 from django_rmq.messages import BATCH, BackOff, Envelope, Failure, Topic, TopicType, encode_envelope
 from tests.servers import RedisServer
 

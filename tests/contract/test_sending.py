@@ -110,11 +110,10 @@ def test_a_call_takes_a_batch_and_no_more(make_slot: MakeSlot, kind: TopicType) 
     assert {sent.status for sent in slot.send(*members, score=score)} == {"stored"}
     assert len(slot.hash("body")) == BATCH
     many = [*members, b"one more"]
+    send = slot.send_merge if kind is TopicType.RANGE_MERGE else slot.send_replace
+    scores = 0 if kind is TopicType.RANGE_MERGE else [score] * len(many)
     with pytest.raises(ServerRefused):
-        if kind is TopicType.RANGE_MERGE:
-            slot.send_merge(0, many, slot.envelopes(len(many), b"body"))
-        else:
-            slot.send_replace([score] * len(many), many, slot.envelopes(len(many), b"body"))
+        send(scores, many, slot.envelopes(len(many), b"body"))
     with pytest.raises(ServerRefused):
         slot.commit(1, [*members, b"one more"])
 

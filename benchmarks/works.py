@@ -5,6 +5,7 @@ Every work runs on a database that was just emptied, and returns messages per se
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -121,7 +122,10 @@ class Bench:
             burst=True,
         )
         dispatcher.own((TOPIC.name, slot) for slot in range(SLOTS))
+        gc.collect()
+        gc.freeze()  # as runrmqconsumers does
         rate = self._timed(len(self.dicts), dispatcher.run)
+        gc.unfreeze()
         if dispatcher.processed != len(self.dicts):
             raise RuntimeError(f"settled {dispatcher.processed} of {len(self.dicts)} messages")
         return rate

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -119,20 +120,19 @@ def _due(raw: bytes) -> int | None:
     return int(raw) if raw else None
 
 
+# A named tuple's own constructor is Python; this makes the same without a frame for each message.
+_new_delivery: Callable[[tuple[Any, ...]], Delivery] = partial(tuple.__new__, Delivery)
+
+
 def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
     def parse(reply: list[Any]) -> Prepared:
         word = reply[0]
         if word == b"ok":
             rows, lefts, envelopes = reply[3], reply[4], reply[5]
             members, scores = rows[::2], map(float, rows[1::2])
-            count = len(members)
-            bodies = [envelope or None for envelope in envelopes] if envelopes else [None] * count
-            return Prepared(
-                "ok",
-                _due(reply[1]),
-                int(reply[2]),
-                list(map(Delivery, members, scores, lefts or [max_retries] * count, bodies)),
-            )
+            bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
+            rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
+            return Prepared("ok", _due(reply[1]), int(reply[2]), list(map(_new_delivery, rows)))
         if word == b"more":
             return Prepared("more", _due(reply[1]), cursor=(reply[2].decode(), reply[3]))
         if word in (b"fenced", b"moved"):

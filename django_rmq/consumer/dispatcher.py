@@ -69,6 +69,9 @@ HEADS = 1024
 TURN = 512
 """Slots prepared in one round trip at most."""
 
+TURN_MESSAGES = 1_500
+"""Messages that one round trip is expected to bring: while it lasts, the threads work on what the last one brought."""
+
 
 class Place:
     """One slot as the dispatcher sees it: ours, or no longer ours while something of it is in hand."""
@@ -90,6 +93,7 @@ class Place:
         "topic",
         "uncertain",
         "untaken_since",
+        "yielded",
     )
 
     def __init__(self, topic: Topic, slot: int, thread: int) -> None:
@@ -103,6 +107,8 @@ class Place:
         self.epoch: int | None = None
         self.uncertain = False
         """A prepare of ours may have run without our hearing of it."""
+        self.yielded = 0
+        """How many messages the last prepare handed out."""
         self.fenced = False
         """Another owner has acquired it since."""
         self.untaken_since: float | None = None
@@ -558,7 +564,7 @@ class Dispatcher:
     def _queue_prepares(self, pipeline: Any) -> list[Place]:
         asked: list[Place] = []
         load = self._load.copy()
-        room = IN_HAND - self._in_hand
+        room, expected = IN_HAND - self._in_hand, 0
         for place in self._waiting:
             topic, thread = place.topic, self._thread_for(place, load)
             # A thread takes the highest head among its priority slots, so each of these has a batch ready.
@@ -577,7 +583,8 @@ class Dispatcher:
             # What a slot will hand out is not known; half the limit keeps many slots from flooding one thread.
             load[thread] += limit / 2 * self._paces[topic.name].seconds
             room -= limit
-            if len(asked) >= TURN:
+            expected += min(limit, 2 * place.yielded + 16)
+            if len(asked) >= TURN or expected >= TURN_MESSAGES:
                 break
         for place in asked:
             del self._waiting[place]
@@ -591,6 +598,7 @@ class Dispatcher:
                 self._doubt(place)
             return trouble
         place.shut_until = 0.0
+        place.yielded = len(reply.deliveries)
         if reply.status == "ok":
             messages = [
                 Message(place.topic, place.slot, reply.receipt, delivery, self._extend)

@@ -8,7 +8,7 @@ local function place(members, scores, envelope, met, overwrite, taken)
   local found = waiting > 0 and redis.call('ZMSCORE', store, unpack(members)) or {}
   local rested = resting > 0 and redis.call('ZMSCORE', retry, unpack(members)) or {}
   local room = limit > 0 and limit - waiting - resting or math.huge
-  local clean, flat, words, kept = room >= n, {}, {}, {}
+  local clean, flat, words, kept = room >= n, {}, nil, nil
   for i = 1, n do
     if found[i] or rested[i] or taken[i] then
       clean = false
@@ -21,7 +21,7 @@ local function place(members, scores, envelope, met, overwrite, taken)
     count('sent', n)
     count('stored', n)
   else
-    clean, flat = false, {}
+    clean, flat, words, kept = false, {}, {}, {}
     local earlier, leave = {}, {}
     for i = 1, n do
       local member, word, set = members[i], 'stored', true
@@ -61,7 +61,7 @@ local function place(members, scores, envelope, met, overwrite, taken)
   if envelope then
     local bodies = {}
     for i = 1, n do
-      if words[i] ~= 'refused' and words[i] ~= 'present' then
+      if clean or (words[i] ~= 'refused' and words[i] ~= 'present') then
         bodies[#bodies + 1], bodies[#bodies + 2] = members[i], ARGV[envelope + i - 1]
       end
     end

@@ -1,8 +1,15 @@
 -- Redis does not roll back a script that fails half way: look at every key before the first write.
 local function mistyped(wanted, ...)
-  for _, key in ipairs({ ... }) do
-    local kind = redis.call('TYPE', key).ok
-    if kind ~= wanted and kind ~= 'none' then
+  local keys = { ... }
+  for i = 1, #keys do
+    local key, size = keys[i], nil
+    if wanted == 'zset' then
+      size = redis.pcall('ZCARD', key)
+    else
+      size = redis.pcall('HLEN', key)
+    end
+    if type(size) == 'table' then
+      local kind = redis.call('TYPE', key).ok
       return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. kind .. ', not a ' .. wanted)
     end
   end

@@ -7,6 +7,7 @@ the rest back; the second leaves at once.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -86,6 +87,9 @@ class Command(RmqCommand):
         try:
             dispatcher = self._dispatcher(options)
             running.append(dispatcher)
+            # What is loaded by now stays: the collector need not look at it again between messages.
+            gc.collect()
+            gc.freeze()
             dispatcher.run()
         finally:
             for number, handler in previous.items():

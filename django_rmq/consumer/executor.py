@@ -355,7 +355,7 @@ class Exited(NamedTuple):
 
 
 class ExecutorThread(threading.Thread):
-    """Runs batches one after the other: of its priority batches the one with the highest head first."""
+    """Runs batches one after the other: topics in turn, and the highest head first among priorities."""
 
     def __init__(self, index: int, inbox: SimpleQueue[Any], hooks: Hooks) -> None:
         super().__init__(name=f"rmq-executor-{index}", daemon=True)
@@ -364,6 +364,9 @@ class ExecutorThread(threading.Thread):
         self._inbox = inbox
         self._hooks = hooks
         self._queue: list[Batch] = []
+        self._turn = 0
+        self._served: dict[str, int] = {}
+        """Topic -> the turn it was last served at."""
         self._ready = threading.Condition()
         self._stopping = False
 
@@ -402,13 +405,17 @@ class ExecutorThread(threading.Thread):
                 if self._stopping:
                     return None
                 self._ready.wait()
-            chosen = 0
-            if self._queue[0].topic.is_priority:
-                for i, batch in enumerate(self._queue):
-                    if batch.topic.is_priority and batch.head > self._queue[chosen].head:
-                        chosen = i
-            self.current = self._queue.pop(chosen)
+            self.current = self._choose()
+            self._queue.remove(self.current)
+            self._turn += 1
+            self._served[self.current.topic.name] = self._turn
             return self.current
+
+    def _choose(self) -> Batch:
+        """Return the batch to run: topics take turns; among a topic's priority slots the highest head is first."""
+        topic = min((batch.topic for batch in self._queue), key=lambda t: self._served.get(t.name, 0))
+        batches = [batch for batch in self._queue if batch.topic.name == topic.name]
+        return max(batches, key=lambda batch: batch.head) if topic.is_priority else batches[0]
 
     def run(self) -> None:
         try:

@@ -482,6 +482,22 @@ def test_of_waiting_priority_batches_the_highest_head_runs_first() -> None:
     assert order == [300.0, 200.0, 100.0]
 
 
+def test_topics_take_turns_so_that_a_timed_one_does_not_wait_behind_a_row_of_others() -> None:
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    thread = ExecutorThread(0, inbox, NO_HOOKS)
+    renders = replace(TOPIC, name="renders", type=TopicType.PRIORITY)
+    orders = replace(TOPIC, name="orders", type=TopicType.FIXED_TIME)
+    order: list[str] = []
+    for topic in (renders, renders, renders, orders, orders):
+        given = Message(topic, 0, 1, Delivery(b"1", 100.0, 16))
+        listener = Listener(lambda m: order.append(m.topic.name))
+        thread.put(Batch(SimpleNamespace(slot=0), listener, 1, [given], uptime()))
+    thread.stop()
+    thread.start()
+    thread.join(10)
+    assert order == ["renders", "orders", "renders", "orders", "renders"]
+
+
 def test_a_withdrawn_batch_does_not_run() -> None:
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)

@@ -243,7 +243,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "types_unchecked": Mutant(
         "_types",
-        "if kind ~= wanted and kind ~= 'none' then",
+        "if type(size) == 'table' then",
         "if false then",
         "Every key's type is looked at before the first write.",
         "faults",

@@ -744,7 +744,11 @@ def translate(error: RedisError) -> RmqError:
     if word == "WRONGTYPE":
         return WrongType(text)
     if word in ("OOM", "MISCONF") or isinstance(error, redis.exceptions.OutOfMemoryError):
-        return ServerFull(f"Redis refuses writes: {text}")
+        if word == "MISCONF":
+            return ServerFull(f"Redis refuses writes: {text}")
+        return ServerFull(
+            "Redis is full: its used memory is above 'maxmemory'. What drains the queue still works"
+        )
     if word in ("NOPERM", "NOAUTH", "WRONGPASS") or isinstance(error, redis.exceptions.NoPermissionError):
         return ServerRefused(f"Redis refuses us: {text}")
     if word in _UNAVAILABLE or isinstance(error, _UNAVAILABLE_ERRORS):

@@ -69,7 +69,9 @@ def obstacles(broker: Broker, topic: Topic, different: list[Difference]) -> list
     changed = {difference.setting: difference for difference in different}
     if "SLOTS" in changed:
         # Nobody can say of the other slots' messages what holds for these: the rest has to wait.
-        return [f"SLOTS: `manage.py rmqreslot {topic.name}` moves the messages to their new slots"]
+        return [
+            "SLOTS: the slots of a topic cannot be changed yet; declare a new topic and let this one run empty"
+        ]
     needs_empty = [name for name in NEEDS_EMPTY if name in changed]
     if needs_empty:
         held = sum(

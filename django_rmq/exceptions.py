@@ -22,6 +22,8 @@
 they are outside the tree, so that ``except RmqError`` never swallows them.
 """
 
+from datetime import timedelta
+
 
 class RmqError(Exception):
     """Anything that RMQ raises on purpose."""
@@ -86,12 +88,18 @@ class ServerRefused(ServerTrouble):
 class Retry(Exception):
     """Raised by a listener: try this message again after ``delay`` seconds.
 
-    A retry is spent as with any failure. ``delay=None`` takes the topic's back-off.
+    A retry is spent as with any failure. ``delay`` may be a timedelta; None takes the topic's back-off.
+    Raises ``ValueError`` (so the message fails with that) for a delay that is negative or no duration.
     """
 
-    def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
+    def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
         super().__init__(reason)
-        self.delay = delay
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        given: object = seconds
+        number = isinstance(given, (int, float)) and not isinstance(given, bool)
+        if given is not None and not (number and seconds is not None and seconds >= 0):
+            raise ValueError(f"Retry(delay=) must be seconds from 0, a timedelta or None, got {delay!r}")
+        self.delay = seconds
 
 
 class Reject(Exception):

@@ -378,7 +378,7 @@ class Message:
         """Begin the time-out anew; False: the delivery is no longer ours, whatever we still do is in vain."""
         return self._extend is None or self._extend(self)
 
-    def retry(self, *, delay: float | None = None, reason: str = "retry") -> None:
+    def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:
         """In a batch: try this message again, after ``delay`` seconds or the topic's back-off."""
         delay_ms = None if delay is None else round(delay * 1000)
         self.outcome = Failure(self.delivery.member, "failed", delay_ms, reason)

@@ -219,6 +219,11 @@ class Producer:
 
     def _basis(self, topic: Topic, body: object, slot_basis: object) -> bytes | None:
         if slot_basis is not None:
+            if topic.slot_basis is not None:
+                raise InvalidMessage(
+                    f"topic {topic.name} has SLOT_BASIS {topic.slot_basis!r}, which chooses the slot: "
+                    f"slot_basis={slot_basis!r} would put messages of one {topic.slot_basis} into several slots"
+                )
             return basis_bytes(slot_basis)
         return None if topic.slot_basis is None else basis_bytes(self._basis_field(topic, body))
 

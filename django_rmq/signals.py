@@ -12,11 +12,6 @@ signal                arguments, beside ``topic``
 ``send_failed``       ``results``, ``error``: sends that were waiting for a database commit and did
                       not reach Redis then
 ``message_merged``    ``results``: those of ``message_sent`` that met a waiting message
-``message_started``   ``messages``: a list of ``Message``, about to be given to the listener
-``message_committed`` ``messages``: the listener succeeded and Redis has taken note
-``message_failed``    ``messages``, ``failures``: rolled back; a ``Failure`` for each
-``message_dead``      ``messages``, ``failures``: of the failed ones, those that went to Dead
-``message_replayed``  ``ids``, ``actor``: dead messages that a person or program sent again
 ====================  ===========================================================================
 """
 
@@ -27,8 +22,3 @@ from django.dispatch import Signal
 message_sent = Signal()
 send_failed = Signal()
 message_merged = Signal()
-message_started = Signal()
-message_committed = Signal()
-message_failed = Signal()
-message_dead = Signal()
-message_replayed = Signal()

@@ -185,13 +185,17 @@ def _listed(messages: CapturedMessages) -> str:
 # --- running listeners ------------------------------------------------------------------------------
 
 
-def drain(topic: str | None = None, *, raise_errors: bool = True, limit: int = 10_000) -> int:
+def drain(
+    topic: str | None = None, *, raise_errors: bool = True, limit: int = 10_000, live: bool = False
+) -> int:
     """Run the listeners on all that is due now, and on what they send meanwhile; return the deliveries.
 
     Works on the broker of the settings or of ``memory_broker()``, in this thread, and commits and rolls
     back as a consumer does. ``raise_errors``: what a listener raises (but ``Retry`` and ``Reject``) is
     raised here once its message was rolled back. Messages that rest until a later time stay; so do those
     that still wait for a database commit. More than ``limit`` deliveries raise ``RuntimeError``.
+
+    On a real Redis it would take messages from running consumers: that needs ``live=True``.
     """
     from django_rmq import connections, registry
     from django_rmq.conf import get_config
@@ -204,7 +208,13 @@ def drain(topic: str | None = None, *, raise_errors: bool = True, limit: int = 1
         if topic not in listeners:
             raise ConfigurationError(f"topic {topic!r} has no listener")
         listeners = {topic: listeners[topic]}
-    broker, owner = connections.get_broker("worker"), uuid4().hex
+    broker: Any = connections.get_broker("worker")
+    owner = uuid4().hex
+    if not live and not isinstance(broker, InMemoryBroker):
+        raise ConfigurationError(
+            "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
+            'RMQ["BROKER"] = "memory"; or say drain(live=True)'
+        )
     total = 0
     while True:
         handled = 0

@@ -360,6 +360,8 @@ class Dispatcher:
             self._beat()
             try:
                 busy = self._turn()
+                if trouble:
+                    logger.info("Redis answers again")
                 trouble = 0
             except ServerTrouble as error:
                 trouble += 1
@@ -475,6 +477,8 @@ class Dispatcher:
             logger.error("A listener of topic %s asked the process to exit", item.batch.topic.name)
             self.exit_asked = self._stopping = True
         elif isinstance(item, _Stop):
+            if not self._stopping:
+                logger.info("Stopping: running listeners may end, what has not begun is given back")
             self._stopping = True
 
     def _finished(self, report: Slice) -> None:

@@ -136,13 +136,19 @@ def _judged(message: Message, failure: Failure, error: BaseException | None = No
         elif failure.delay_ms < 0:
             failure = failure._replace(delay_ms=0)
     expected = error is None or isinstance(error, (Retry, Reject))
+    if failure.kind == "rejected" or message.retries_left <= 0:
+        then = "to Dead"
+    else:
+        rest = "" if failure.delay_ms is None else f" in {failure.delay_ms / 1000:g} s"
+        then = f"tried again{rest}, retries left: {message.retries_left}"
     logger.log(
         logging.WARNING if expected else logging.ERROR,
-        "Message of topic %s %s (slot %s, %s retries left)",
+        "Message %s of topic %s %s (%s); %s",
+        message.id[:60],
         message.topic.name,
         failure.kind,
-        message.slot,
-        message.retries_left,
+        failure.error.partition("\n")[0][:200],
+        then,
         exc_info=None if expected else error,
         extra={
             "rmq_event": failure.kind,

@@ -181,7 +181,9 @@ def test_drain_works_on_the_configured_redis_as_well() -> None:
         lambda messages: seen.append(sorted(message.body for message in messages))
     )
     send_messages("renders", [1, 2, 3], priority=50)
-    assert drain() == 3
+    with pytest.raises(ConfigurationError, match="drain\\(\\) would consume from a real Redis"):
+        drain()
+    assert drain(live=True) == 3
     assert sorted(body for batch in seen for body in batch) == [1, 2, 3]
     assert depth("renders") == {}
 

@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from django.db import close_old_connections
 from django.db import connections as databases
+from django.utils import autoreload
 
 from django_rmq import connections, registry
 from django_rmq.conf import get_config
@@ -38,7 +39,10 @@ LEAVE_SECONDS = 2.0
 """How long leaving the other workers may take; past that their session with us runs out."""
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the parent process and at the memory in use."""
+"""Between two looks at the parent process, at the memory in use and at the coordinator."""
+
+UNSETTLED_SECONDS = 10.0
+"""A worker that does not know its slots for so long is not ready."""
 
 
 def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
@@ -133,7 +137,7 @@ class WorkerProcess:
         self._max_memory = options.max_memory
         self._max_messages = options.max_messages
         self._next_look = 0.0
-        self._is_ready = False
+        self._settled_at = float("-inf")
         self._wants_successor = False
         self._leaving: threading.Thread | None = None
         self.dispatcher = Dispatcher(
@@ -199,11 +203,13 @@ class WorkerProcess:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        if not self._is_ready and now >= self._next_look:
-            self._is_ready = self.coordinator.wait_settled(0.0)
+        is_look = now >= self._next_look
+        if is_look and self.coordinator.wait_settled(0.0):
+            self._settled_at = now
         if self._notes is not None:
-            self._notes.beat(self.dispatcher.processed, self._is_ready)
-        if now < self._next_look:
+            # Slots move whenever a worker comes or goes; only who stays without them is not ready.
+            self._notes.beat(self.dispatcher.processed, now - self._settled_at < UNSETTLED_SECONDS)
+        if not is_look:
             return
         self._next_look = now + LOOK_SECONDS
         if self._parent is not None and os.getppid() != self._parent:
@@ -280,6 +286,49 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
         before_fork=before_fork,
         **how,
     )
+
+
+class SourceWatch:
+    """Says, when called, whether the Python files that this process has loaded have changed.
+
+    A change that cannot be compiled is logged and waits for the next one.
+    """
+
+    def __init__(self) -> None:
+        self._seen = self._look()
+
+    def __call__(self) -> bool:
+        now = self._look()
+        changed = [path for path, at in self._seen.items() if now.get(path) != at]
+        self._seen = {**now, **{path: None for path in changed if path not in now}}
+        for path in changed:
+            try:
+                compile(path.read_bytes(), str(path), "exec")
+            except OSError:
+                continue
+            except (SyntaxError, ValueError) as error:
+                logger.error("%s has changed and cannot be compiled: %s", path, error)  # noqa: TRY400 - one line says it
+                return False
+        if changed:
+            logger.info("%s has changed", changed[0], extra={"rmq_event": "reload"})
+        return bool(changed)
+
+    @staticmethod
+    def _look() -> dict[Path, int | None]:
+        found: dict[Path, int | None] = {}
+        for path in autoreload.iter_all_python_module_files():
+            try:
+                found[path] = path.stat().st_mtime_ns
+            except OSError:
+                continue
+        return found
+
+
+def begin_anew() -> NoReturn:
+    """Replace this process by one that runs the same command on the code of now."""
+    before_fork()
+    arguments = autoreload.get_child_arguments()
+    os.execv(arguments[0], arguments)  # noqa: S606 - the very command that runs
 
 
 def ready_line(topics: Iterable[Topic], threads: int, processes: int = 1) -> str:

@@ -396,6 +396,8 @@ class ExecutorThread(threading.Thread):
         with self._ready:
             queue, self._queue = self._queue, []
             self._stopping = True
+            # Who comes in its place notes where this thread did.
+            self._notes = None
             self._ready.notify()
             return queue
 

@@ -56,8 +56,10 @@ class HealthServer:
         """Accept, read and answer whatever can be without waiting."""
         assert self._selector is not None
         with contextlib.suppress(BlockingIOError, OSError):
-            while len(self._asking) < _MOST:
+            while True:
                 connection, _ = self._listening.accept()
+                if len(self._asking) >= _MOST:
+                    self._end(next(iter(self._asking)))
                 connection.setblocking(False)
                 self._asking[connection] = (time.monotonic() + _SECONDS, b"")
                 self._selector.register(connection, selectors.EVENT_READ)

@@ -79,16 +79,21 @@ class Supervisor:
     shutdown_timeout: float = 30.0
     watchdog: float | None = None
     """Seconds without a beat after which a child is ended."""
+    changed: Callable[[], bool] = lambda: False
+    """Asked about once a second whether everything shall end as after SIGTERM, to begin anew: the code has changed."""
     heartbeat_file: str | None = None
     health_address: str | None = None
     processed: int = field(default=0, init=False)
     """Deliveries settled by all children so far."""
+    begin_anew: bool = field(default=False, init=False)
+    """``changed`` has ended it, and nobody has asked for the end."""
     _children: list[_Child] = field(default_factory=list, init=False)
     _asked: list[int] = field(default_factory=list, init=False)
     _stopping_since: float | None = field(default=None, init=False)
     _worst: int = field(default=0, init=False)
     _looked: float = field(default=0.0, init=False)
     _touched: float = field(default=0.0, init=False)
+    _next_change: float = field(default=0.0, init=False)
     _health: HealthServer | None = field(default=None, init=False)
     _wakeup: tuple[int, int] = field(default=(-1, -1), init=False)
 
@@ -191,7 +196,8 @@ class Supervisor:
                         "Replacing %d worker processes", len(self.pids), extra={"rmq_event": "replacing"}
                     )
                     self._tell(signal.SIGTERM)
-            elif self._stopping_since is None:
+            elif self._stopping_since is None or self.begin_anew:
+                self.begin_anew = False
                 self._stop()
             else:
                 logger.warning("Leaving at once", extra={"rmq_event": "forced"})
@@ -354,6 +360,11 @@ class Supervisor:
                 )
                 _signal(child.pid, signal.SIGUSR1)
                 child.kill_at = now + DUMP_SECONDS
+        if self._stopping_since is None and now >= self._next_change:
+            self._next_change = now + 1.0
+            if self.changed():
+                self.begin_anew = True
+                self._stop()
         if self.heartbeat_file and now - self._touched >= 1.0 and self._is_alive():
             self._touched = now
             try:

@@ -13,7 +13,7 @@ import pytest
 
 from django_rmq.broker import Broker
 from django_rmq.messages import BackOff, Topic, TopicType
-from tests.e2e.processes import Happened, Start, WorkerProcess, named
+from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
 from tests.servers import RedisServer
 from tests.workers import client_of, eventually, live, send, total
 
@@ -183,6 +183,41 @@ def test_a_burst_of_several_processes_leaves_nothing(
     worker = start("work", "--burst", "-p", "3", "-t", "1")
     assert worker.wait() == 0
     assert Counter(happened.lines("done")) == Counter(map(str, range(200)))
+    assert live(broker, WORK) == 0
+
+
+def test_it_begins_anew_when_its_code_changes(
+    start: Start, broker: Broker, tmp_path: Path, happened: Happened
+) -> None:
+    app = tmp_path / "changing_app"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    code = """
+from django_rmq import listener
+from tests.e2e.worker_project.settings import WORKER_DATA
+
+
+@listener("work")
+def work(message):
+    with open(WORKER_DATA / "happened", "a") as file:
+        file.write(f"old {message.body['name']} 0 0\\n")
+"""
+    listeners = app / "listeners.py"
+    listeners.write_text(code)
+    send(broker, WORK, named("a"))
+    worker = start("--reload", WORKER_APP="changing_app", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    happened.wait("old", 1)
+    listeners.write_text("def work(:\n")
+    eventually(lambda: "cannot be compiled" in worker.output, "noticing the mistake", 20)
+    send(broker, WORK, named("b"))
+    happened.wait("old", 2)
+    listeners.write_text(code.replace("old", "new"))
+    eventually(lambda: worker.output.count("Consuming work") == 2, "beginning anew", 30)
+    send(broker, WORK, named("c"))
+    happened.wait("new", 1)
+    worker.signal()
+    assert worker.wait() == 0
+    assert happened.lines("old") == ["a", "b"]
     assert live(broker, WORK) == 0
 
 

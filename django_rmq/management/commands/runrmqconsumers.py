@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from argparse import Action, ArgumentParser, ArgumentTypeError
+from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import CommandError
 
 from django_rmq import connections, consuming
@@ -92,6 +93,11 @@ class Command(RmqCommand):
             metavar="PATH",
             help="a file that is touched while all processes make progress",
         )
+        add(
+            "--reload",
+            action=BooleanOptionalAction,
+            help="begin anew when the code changes (default: settings.DEBUG)",
+        )
         add("--health-addr", metavar="HOST:PORT", help="answer GET /live and /ready there")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -111,18 +117,24 @@ class Command(RmqCommand):
         if connections.in_memory():
             code, settled = self._run_here(topics, how, options["verbosity"])
         else:
+            reloads = _given(options["reload"], settings.DEBUG) and getattr(
+                self, "_called_from_command_line", False
+            )
             supervisor = consuming.supervise(
                 topics,
                 how,
                 processes=processes,
                 shutdown_timeout=how.shutdown_timeout,
                 watchdog=config.watchdog,
+                **({"changed": consuming.SourceWatch()} if reloads else {}),
                 heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
                 health_address=options["health_addr"] or config.health_address,
             )
             self._say(options["verbosity"], consuming.ready_line(topics, how.threads or 1, processes))
             code = supervisor.run()
             settled = supervisor.processed
+            if supervisor.begin_anew:
+                consuming.begin_anew()
         self._say(options["verbosity"], f"Settled {settled} deliveries")
         if code:
             raise CommandError(_REASONS.get(code, f"a worker process failed ({code})"), returncode=code)

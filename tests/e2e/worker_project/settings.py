@@ -8,7 +8,7 @@ from pathlib import Path
 WORKER_DATA = Path(os.environ["WORKER_DATA"])
 
 SECRET_KEY = "a-test-has-no-secrets"
-INSTALLED_APPS = ["django_rmq", "tests.e2e.worker_project"]
+INSTALLED_APPS = ["django_rmq", os.environ.get("WORKER_APP", "tests.e2e.worker_project")]
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",

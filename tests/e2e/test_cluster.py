@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 import urllib.error
@@ -93,19 +94,19 @@ def load(broker: Broker, tmp_path: Path) -> Load:
     return Load(broker, tmp_path)
 
 
-def shares(broker: Broker) -> dict[int, int]:
-    """Process id -> how many slots of the topic `ledger` it owns."""
+def shares(broker: Broker, topic: str = "ledger") -> dict[int, int]:
+    """Process id -> how many slots of the topic it owns."""
     by_worker: Counter[str] = Counter()
     for holding in describe(broker):
-        if holding.topic == "ledger":
+        if holding.topic == topic:
             by_worker[holding.worker] += holding.stop - holding.start
     return {member.worker.pid: by_worker[member.worker.id] for member in members(broker)}
 
 
-def owned_by(broker: Broker, worker: WorkerProcess) -> int:
-    """How many slots the processes of a command own."""
+def owned_by(broker: Broker, worker: WorkerProcess, topic: str = "ledger") -> int:
+    """How many slots of the topic the processes of a command own."""
     children = worker.children
-    return sum(count for pid, count in shares(broker).items() if pid in children)
+    return sum(count for pid, count in shares(broker, topic).items() if pid in children)
 
 
 def timed(condition: Callable[[], Any], what: str, seconds: float) -> float:
@@ -132,8 +133,11 @@ def test_what_a_killed_process_had_not_begun_is_handed_out_again_at_once(
     )
     free = sum(broker.audit(WORK, slot).store + broker.audit(WORK, slot).prepare for slot in range(4)) - 1
     free -= broker.audit(WORK, shut).store
-    os.kill(worker.child(), signal.SIGKILL)
-    # The time-out is 30 s.
+    dead = worker.child()
+    os.kill(dead, signal.SIGKILL)
+    # Its session would last 4 s, the time-out 30 s.
+    eventually(lambda: re.findall(r"Worker process \d+ started", worker.output)[1:], "a successor")
+    assert dead not in shares(broker, "work")
     spent = timed(lambda: len(happened.lines("done")) >= free, "being handed out again", 12)
     print(f"handed out again after {spent:.2f} s")
     assert "had not begun" in worker.output
@@ -285,6 +289,29 @@ def test_two_commands_share_the_slots_and_one_that_is_stopped_hands_over_at_once
     found = load.examine()
     assert not found.doubled, "nothing was handed out again"
     assert load.charged() == 0
+
+
+def test_slots_are_handed_over_while_a_listener_still_runs(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    send(broker, WORK, named("held", do="wait"))
+    first = start("work")
+    happened.wait("begun", 1)
+    second = start("work")
+    second.ready()
+    eventually(lambda: owned_by(broker, second, "work") == 2, "sharing the slots", 25)
+    first.signal()
+    eventually(lambda: owned_by(broker, second, "work") == 4, "taking over", 5)
+    assert first.children, "it waits for its listener"
+    send(broker, WORK, named(*range(20)))
+    eventually(lambda: happened.lines("done"), "the other one working")
+    happened.go()
+    assert first.wait() == 0
+    happened.wait("done", 21)
+    second.signal()
+    assert second.wait() == 0
+    assert Counter(happened.lines("begun")) == Counter(["held", *map(str, range(20))])
+    assert total(broker, WORK, "failed") == total(broker, WORK, "expired") == 0
 
 
 def test_what_a_killed_command_owned_is_taken_over_after_its_session(

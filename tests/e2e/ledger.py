@@ -1,7 +1,7 @@
 """What listeners wrote down, line by line, and what must be true of it.
 
 A listener appends `start` and `end` of each run; a message about to kill its own process appends `kill`; a test appends
-`killed` with a process's id right before it kills it. Times are those of the machine's monotonic clock, so
+`killed` with a process's id once it has killed it. Times are those of the machine's monotonic clock, so
 lines of several processes can be compared.
 """
 
@@ -42,7 +42,9 @@ def write(path: Path, word: str, pid: int = 0, *rest: object) -> None:
 def read(path: Path) -> list[Line]:
     """Return all lines by time."""
     found = []
-    for text in path.read_text().splitlines() if path.exists() else ():
+    whole = path.read_bytes() if path.exists() else b""
+    # The last line may be just being written.
+    for text in whole[: whole.rfind(b"\n") + 1].decode().splitlines():
         word, at, wall, pid, *rest = text.split(" ")
         line = Line(word, int(at), int(wall), int(pid))
         if rest:

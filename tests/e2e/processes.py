@@ -86,6 +86,14 @@ class WorkerProcess:
         return self.process.wait(seconds)
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 Start = Callable[..., WorkerProcess]
 
 

@@ -21,7 +21,7 @@ from django_rmq.coordination.redis import describe, members
 from django_rmq.messages import BackOff, Topic, TopicType
 from example_project.embedded_redis import free_port
 from tests.e2e.ledger import Findings, examine, read, write
-from tests.e2e.processes import Happened, Start, WorkerProcess, named
+from tests.e2e.processes import Happened, Start, WorkerProcess, is_gone, named
 from tests.workers import eventually, live, send, total
 
 LEDGER = Topic(
@@ -60,8 +60,13 @@ class Load:
 
     def kill(self, pid: int) -> None:
         """Kill a process with -9, and write it down."""
-        write(self.path, "killed", pid)
         os.kill(pid, signal.SIGKILL)
+        self.note_death(pid)
+
+    def note_death(self, pid: int) -> None:
+        """Write down that a process was killed: what it ran is shut to all others until its time-out."""
+        eventually(lambda: is_gone(pid), "dying")
+        write(self.path, "killed", pid)
 
     def ended(self) -> set[str]:
         return {line.name for line in read(self.path) if line.word == "end"}
@@ -324,9 +329,10 @@ def test_what_a_killed_command_owned_is_taken_over_after_its_session(
     assert max(shares(broker).values()) - min(shares(broker).values()) <= 1
     load.send(600)
     load.wait_for(50)
-    for pid in first.children:
-        write(load.path, "killed", pid)
+    dead = first.children
     first.kill()
+    for pid in dead:
+        load.note_death(pid)
     # Goal: the session of 4 s and 1.5 s.
     spent = timed(lambda: owned_by(broker, second) == 16, "taking over", 27)
     print(f"taken over {spent:.2f} s after kill -9")

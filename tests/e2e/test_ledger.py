@@ -92,6 +92,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read(path) == []
     write(path, "start", 7, 8, 9, 10, "name")
     write(path, "killed", 7)
+    with path.open("a") as file:
+        file.write("start 1 2 3 4")
     first, second = read(path)
     assert (first.word, first.pid, first.thread, first.slot, first.receipt, first.name) == (
         "start",

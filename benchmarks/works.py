@@ -16,6 +16,7 @@ import redis
 
 from django_rmq.broker import Broker
 from django_rmq.consumer import Dispatcher
+from django_rmq.consumer.notes import Notes
 from django_rmq.keys import slot_of
 from django_rmq.messages import Topic, TopicType, encode_json
 from django_rmq.producer import Producer
@@ -120,6 +121,7 @@ class Bench:
             {TOPIC.name: Listener(TOPIC.name, function, batch_size)},
             threads=1,
             burst=True,
+            notes=Notes(1, [TOPIC]),
         )
         dispatcher.own((TOPIC.name, slot) for slot in range(SLOTS))
         gc.collect()

@@ -83,6 +83,8 @@ class Consumer:
     poll_interval: float = 1.0
     watchdog: float | None = 300.0
     max_messages: int | None = None
+    max_memory: int | None = None
+    """MiB."""
     max_idle_time: float | None = None
     heartbeat_file: str | None = None
     health_address: str | None = None
@@ -398,6 +400,7 @@ CONSUMER_KEYS: _Keys = {
     "POLL_INTERVAL": ("poll_interval", _seconds(0.01)),
     "WATCHDOG": ("watchdog", _optional(_seconds(1.0))),
     "MAX_MESSAGES": ("max_messages", _optional(_whole(1))),
+    "MAX_MEMORY": ("max_memory", _optional(_whole(1))),
     "MAX_IDLE_TIME": ("max_idle_time", _optional(_seconds())),
     "HEARTBEAT_FILE": ("heartbeat_file", _optional(_text)),
     "HEALTH_ADDRESS": ("health_address", _optional(_address)),

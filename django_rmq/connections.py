@@ -8,27 +8,30 @@ nothing is shared with the parent.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import redis
+from django.utils.module_loading import import_string
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.broker import Broker
 from django_rmq.conf import Config, RedisServer, get_config
+from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
+from django_rmq.coordination.redis import RedisCoordinator
 from django_rmq.definitions import register_topics
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.messages import Topic
 from django_rmq.producer import Producer
 
-Purpose = Literal["web", "worker"]
+Purpose = Literal["web", "worker", "coordinator"]
 
-SOCKET_TIMEOUTS = {"web": 1.0, "worker": 5.0}
-"""Seconds that a purpose waits for Redis: a page must come, a worker would rather wait."""
+SOCKET_TIMEOUTS = {"web": 1.0, "worker": 5.0, "coordinator": 1.0}
+"""Seconds that a purpose waits for Redis: a page must come, a worker would rather wait, and a session is short."""
 
 
 @dataclass(slots=True)
@@ -83,6 +86,20 @@ def get_producer(purpose: Purpose = "web") -> Producer:
     if producer is None:
         producer = built.producers.setdefault(purpose, Producer(get_broker(purpose)))
     return producer
+
+
+def close() -> None:
+    """Close this process's connections; whoever asks again gets new ones. To be called before a fork."""
+    global _built
+    built, _built = _built, None
+    for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
+        if isinstance(broker, Broker):
+            broker.client.connection_pool.disconnect()
+
+
+def in_memory() -> bool:
+    """Return whether the broker lives in this process alone, so that no other process could use it."""
+    return not isinstance(get_broker(), Broker)
 
 
 @contextmanager
@@ -152,6 +169,45 @@ def _behind_sentinels(server: RedisServer, given: dict[str, Any], ours: dict[str
     return redis.Redis(connection_pool=pool)
 
 
+# --- coordinators ---------------------------------------------------------------------------------
+
+
+MakeCoordinator = Callable[[Worker, Callable[[Slots], None], Callable[[Slots], None], str], Coordinator]
+"""From a worker, its ``own`` and ``disown``, and a token that only its own process and its parent know."""
+
+
+def coordinator_maker() -> MakeCoordinator:
+    """Return what makes the coordinator that the settings name, once per process and after the last fork.
+
+    Raises ``ConfigurationError`` where there is none.
+    """
+    chosen = get_config().coordinator
+    if in_memory():
+        return lambda worker, own, disown, token: StaticCoordinator(worker, own, disown)
+    if chosen == "redis":
+        return lambda worker, own, disown, token: RedisCoordinator(
+            get_broker("coordinator"), worker, own, disown, token=token
+        )
+    if chosen == "zookeeper":
+        raise ConfigurationError(
+            'RMQ["COORDINATOR"] is "zookeeper" (also where only RMQ["ZOOKEEPER"] is given): workers cannot come '
+            'together through ZooKeeper yet; say "COORDINATOR": "redis"'
+        )
+    try:
+        found = import_string(chosen)
+    except ImportError as error:
+        raise ConfigurationError(f'RMQ["COORDINATOR"] is {chosen!r}: {error}') from error
+    return lambda worker, own, disown, token: cast(
+        "Coordinator", found(get_broker("coordinator"), worker, own, disown)
+    )
+
+
+def end_session(worker: str, token: str) -> None:
+    """Let others take over at once what a dead worker owned. Raises ``ServerTrouble``."""
+    if get_config().coordinator == "redis" and not in_memory():
+        get_broker("coordinator").leave(worker, token)
+
+
 # --- definitions ------------------------------------------------------------------------------------
 
 
@@ -180,9 +236,13 @@ __all__ = [
     "Purpose",
     "agree",
     "build_client",
+    "close",
+    "coordinator_maker",
+    "end_session",
     "forget",
     "get_broker",
     "get_producer",
+    "in_memory",
     "is_agreed",
     "register_topics",
     "replaced_broker",

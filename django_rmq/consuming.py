@@ -1,24 +1,49 @@
 """Consuming from Django: which topics a worker serves, and what surrounds its listeners.
 
-Builds the dispatcher from the settings and gives it its Django hooks; the consumer knows none.
+Builds worker processes from the settings and gives them their Django hooks; the consumer knows none.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Iterable
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import uuid4
 
 from django.db import close_old_connections
 from django.db import connections as databases
+from django.utils import autoreload
 
 from django_rmq import connections, registry
 from django_rmq.conf import get_config
 from django_rmq.consumer import Dispatcher, Hooks
+from django_rmq.consumer.notes import Notes, give_back
+from django_rmq.consumer.supervisor import RECYCLE, Supervisor
+from django_rmq.coordination import Worker, topic_slots
 from django_rmq.definitions import register_topics
-from django_rmq.exceptions import ConfigurationError
+from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
 from django_rmq.messages import Topic
 
 logger = logging.getLogger("django_rmq.consumer")
+
+LEAVE_SECONDS = 2.0
+"""How long leaving the other workers may take; past that their session with us runs out."""
+
+LOOK_SECONDS = 0.5
+"""Between two looks at the parent process, at the memory in use and at the coordinator."""
+
+UNSETTLED_SECONDS = 10.0
+"""A worker that does not know its slots for so long is not ready."""
 
 
 def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
@@ -57,43 +82,261 @@ def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> lis
     return chosen
 
 
-def build_dispatcher(
-    topics: Iterable[Topic],
-    *,
-    threads: int | None = None,
-    burst: bool = False,
-    shutdown_timeout: float | None = None,
-    max_messages: int | None = None,
-    max_idle_time: float | None = None,
-    beat: Callable[[], None] = lambda: None,
-) -> Dispatcher:
-    """Return a dispatcher that owns every slot of ``topics``.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a worker process consumes. Times in seconds; None: the settings', or never."""
 
-    Registers their definitions first: raises ``TopicMismatch`` where Redis knows another one, and
-    ``ServerTrouble`` where it does not answer.
+    threads: int | None = None
+    burst: bool = False
+    shutdown_timeout: float | None = None
+    max_messages: int | None = None
+    max_memory: int | None = None
+    """MiB of resident memory."""
+    max_idle_time: float | None = None
+
+
+def check_start(topics: Iterable[Topic]) -> None:
+    """Make sure, before any process is forked, that workers could start.
+
+    Raises ``ConfigurationError`` where the coordinator cannot be made, ``TopicMismatch`` where Redis knows
+    another definition, and ``ServerTrouble`` where it does not answer.
     """
-    config, chosen = get_config(), list(topics)
+    connections.coordinator_maker()
     broker = connections.get_broker("worker")
     broker.ping()
-    register_topics(broker, chosen)
-    dispatcher = Dispatcher(
-        broker,
-        chosen,
-        registry.listeners(),
-        threads=threads or config.consumer.threads,
-        hooks=Hooks(before=close_old_connections, after=close_old_connections, end=databases.close_all),
-        burst=burst,
-        shutdown_timeout=config.consumer.shutdown_timeout if shutdown_timeout is None else shutdown_timeout,
-        poll_seconds=config.consumer.poll_interval,
-        max_messages=max_messages,
-        max_idle_time=max_idle_time,
-        beat=beat,
+    register_topics(broker, topics)
+
+
+def before_fork() -> None:
+    """Close what no two processes may share."""
+    databases.close_all()
+    connections.close()
+
+
+class WorkerProcess:
+    """One worker in this process: a dispatcher, and the coordinator that says which slots are its own.
+
+    Make it after the last fork. ``parent`` is the process without which it shall not go on. ``notes`` is
+    memory that it shares with it.
+    """
+
+    def __init__(
+        self,
+        topics: Iterable[Topic],
+        options: Options,
+        *,
+        notes: Notes | None = None,
+        parent: int | None = None,
+    ) -> None:
+        config, chosen = get_config(), list(topics)
+        threads = options.threads or config.consumer.threads
+        shutdown_timeout = options.shutdown_timeout
+        if shutdown_timeout is None:
+            shutdown_timeout = config.consumer.shutdown_timeout
+        self._notes = notes
+        self._parent = parent
+        self._max_memory = options.max_memory
+        self._max_messages = options.max_messages
+        self._next_look = 0.0
+        self._settled_at = float("-inf")
+        self._wants_successor = False
+        self._leaving: threading.Thread | None = None
+        self.dispatcher = Dispatcher(
+            connections.get_broker("worker"),
+            chosen,
+            registry.listeners(),
+            threads=threads,
+            hooks=Hooks(before=close_old_connections, after=close_old_connections, end=databases.close_all),
+            burst=options.burst,
+            shutdown_timeout=shutdown_timeout,
+            poll_seconds=config.consumer.poll_interval,
+            max_messages=options.max_messages,
+            max_idle_time=options.max_idle_time,
+            beat=self._beat,
+            settled=lambda: self.coordinator.wait_settled(0.0),
+            leaving=self._leave,
+            notes=notes,
+        )
+        worker = Worker(
+            id=self.dispatcher.owner,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=time.time(),
+            threads=threads,
+            topics=topic_slots(chosen),
+        )
+        token = notes.token if notes is not None else uuid4().hex
+        self.coordinator = connections.coordinator_maker()(
+            worker, self.dispatcher.own, self.dispatcher.disown, token
+        )
+        if notes is not None:
+            notes.owner = worker.id
+
+    def run(self) -> int:
+        """Join, work until told to stop or done, leave; return 0, 1 (something had to be left behind) or ``RECYCLE``."""
+        self._beat()
+        # What is loaded by now stays: the collector need not look at it again between messages.
+        gc.collect()
+        gc.freeze()
+        self.coordinator.start()
+        try:
+            self.dispatcher.run()
+        finally:
+            self._leave()
+            if self._leaving is not None:
+                self._leaving.join(LEAVE_SECONDS + 0.5)
+            self._beat()
+        dispatcher = self.dispatcher
+        if dispatcher.forced or dispatcher.exit_asked:
+            return 1
+        enough = self._max_messages is not None and dispatcher.processed >= self._max_messages
+        return RECYCLE if self._wants_successor or enough else 0
+
+    def stop(self) -> None:
+        """Let running listeners end, and end with ``RECYCLE``. Safe in signal handlers."""
+        self._wants_successor = True
+        self.dispatcher.stop()
+
+    def _leave(self) -> None:
+        """Let others take our slots while we settle what is in hand."""
+        if self._leaving is None:
+            self._leaving = threading.Thread(
+                target=self.coordinator.stop, args=(LEAVE_SECONDS,), name="rmq-leaving", daemon=True
+            )
+            self._leaving.start()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        is_look = now >= self._next_look
+        if is_look and self.coordinator.wait_settled(0.0):
+            self._settled_at = now
+        if self._notes is not None:
+            # Slots move whenever a worker comes or goes; only who stays without them is not ready.
+            self._notes.beat(self.dispatcher.processed, now - self._settled_at < UNSETTLED_SECONDS)
+        if not is_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        if self._parent is not None and os.getppid() != self._parent:
+            logger.error("The parent process is gone: ending", extra={"rmq_event": "orphaned"})
+            self._parent = None
+            self.stop()
+        if self._max_memory is not None and (used := memory_mib()) > self._max_memory:
+            logger.info(
+                "%.0f MiB of memory are in use, more than %d: another process takes over",
+                used,
+                self._max_memory,
+                extra={"rmq_event": "max_memory"},
+            )
+            self._max_memory = None
+            self.stop()
+
+
+def memory_mib() -> float:
+    """Return the resident memory of this process; where the system does not tell, the most it ever had."""
+    try:
+        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1_048_576
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most / (1_048_576 if sys.platform == "darwin" else 1024)
+
+
+def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: int) -> int:
+    """Be a child of the supervisor: work until SIGTERM, or until the parent is gone; return the exit code."""
+    asked: list[int] = []
+    working: list[WorkerProcess] = []
+
+    def ask(number: int, frame: object) -> None:
+        # Asked twice is asked once: a group's signal comes from the system and from the parent.
+        asked.append(number)
+        if working:
+            working[0].stop()
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    try:
+        if asked:
+            return RECYCLE
+        worker = WorkerProcess(topics, options, notes=notes, parent=parent)
+        working.append(worker)
+        if asked:
+            return RECYCLE
+        return worker.run()
+    except ServerTrouble as error:
+        logger.error("A worker process cannot go on: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
+        return 3
+    except (ConfigurationError, SlotMoved) as error:
+        logger.error("A worker process cannot go on: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
+        return 2
+
+
+def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervisor:
+    """Return a supervisor of worker processes; ``how`` are its options."""
+    chosen, parent = list(topics), os.getpid()
+    threads = options.threads or get_config().consumer.threads
+
+    def died(notes: Notes) -> int:
+        if not notes.owner:
+            return 0
+        try:
+            return give_back(connections.get_broker("coordinator"), chosen, notes)
+        finally:
+            connections.end_session(notes.owner, notes.token)
+
+    return Supervisor(
+        child=lambda notes: run_child(chosen, options, notes, parent),
+        make_notes=lambda: Notes(threads, chosen),
+        died=died,
+        before_fork=before_fork,
+        **how,
     )
-    dispatcher.own((topic.name, slot) for topic in chosen for slot in range(topic.slots))
-    return dispatcher
 
 
-def ready_line(topics: Iterable[Topic], threads: int) -> str:
+class SourceWatch:
+    """Says, when called, whether the Python files that this process has loaded have changed.
+
+    A change that cannot be compiled is logged and waits for the next one.
+    """
+
+    def __init__(self) -> None:
+        self._seen = self._look()
+
+    def __call__(self) -> bool:
+        now = self._look()
+        changed = [path for path, at in self._seen.items() if now.get(path) != at]
+        self._seen = {**now, **{path: None for path in changed if path not in now}}
+        for path in changed:
+            try:
+                compile(path.read_bytes(), str(path), "exec")
+            except OSError:
+                continue
+            except (SyntaxError, ValueError) as error:
+                logger.error("%s has changed and cannot be compiled: %s", path, error)  # noqa: TRY400 - one line says it
+                return False
+        if changed:
+            logger.info("%s has changed", changed[0], extra={"rmq_event": "reload"})
+        return bool(changed)
+
+    @staticmethod
+    def _look() -> dict[Path, int | None]:
+        found: dict[Path, int | None] = {}
+        for path in autoreload.iter_all_python_module_files():
+            try:
+                found[path] = path.stat().st_mtime_ns
+            except OSError:
+                continue
+        return found
+
+
+def begin_anew() -> NoReturn:
+    """Replace this process by one that runs the same command on the code of now."""
+    before_fork()
+    arguments = autoreload.get_child_arguments()
+    os.execv(arguments[0], arguments)  # noqa: S606 - the very command that runs
+
+
+def ready_line(topics: Iterable[Topic], threads: int, processes: int = 1) -> str:
     """Return one line that says what is being consumed."""
     parts = ", ".join(f"{topic.name} ({topic.slots} slots)" for topic in topics)
-    return f"Consuming {parts} with {threads} threads"
+    several = f" in each of {processes} processes" if processes > 1 else ""
+    return f"Consuming {parts} with {threads} threads{several}"

@@ -31,6 +31,7 @@ from django_rmq.consumer.executor import (
     uptime,
 )
 from django_rmq.consumer.heartbeat import Heartbeat
+from django_rmq.consumer.notes import Notes
 from django_rmq.exceptions import LostRace, RmqError, ServerRefused, ServerTrouble, SlotMoved, WrongType
 from django_rmq.messages import Failure, Held, Message, Prepared, Topic
 
@@ -65,6 +66,9 @@ IN_HAND_BYTES = 4_194_304
 
 HEADS = 1024
 """Slots asked for by one slow-poll script."""
+
+SETTLING_SECONDS = 0.05
+"""Between two questions of a burst worker whether its slots are its own for good."""
 
 TURN = 512
 """Slots prepared in one round trip at most."""
@@ -212,6 +216,10 @@ class Dispatcher:
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
     all is settled, or, with ``burst``, when nothing can be taken any more. It raises ``SlotMoved``
     where a topic has got another slot count, after it has settled what was in hand.
+
+    ``settled`` says whether all slots that shall be ours have been told: before that no burst ends.
+    ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
+    where threads note what they run, for whoever comes after a sudden death.
     """
 
     def __init__(
@@ -228,6 +236,9 @@ class Dispatcher:
         max_messages: int | None = None,
         max_idle_time: float | None = None,
         beat: Callable[[], None] = lambda: None,
+        settled: Callable[[], bool] = lambda: True,
+        leaving: Callable[[], None] = lambda: None,
+        notes: Notes | None = None,
     ) -> None:
         self.owner = uuid4().hex
         self.broker = broker
@@ -247,6 +258,9 @@ class Dispatcher:
         self._max_idle_time = max_idle_time
         self._last_work = time.monotonic()
         self._beat = beat
+        self._settled_ownership = settled
+        self._leaving = leaving
+        self._notes = notes
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
         self._places: dict[tuple[str, int], Place] = {}
@@ -256,7 +270,7 @@ class Dispatcher:
         self._entries = count(1)
         self._waiting: dict[Place, None] = {}
         """Due, and to be prepared as soon as their thread has room."""
-        self._threads = [ExecutorThread(i, self._inbox, hooks) for i in range(max(1, threads))]
+        self._threads = [ExecutorThread(i, self._inbox, hooks, notes) for i in range(max(1, threads))]
         self._load = [0.0] * len(self._threads)
         """Seconds of work in hand of each thread, as reckoned."""
         self._slots_of_thread = [0] * len(self._threads)
@@ -373,7 +387,7 @@ class Dispatcher:
             if busy:
                 self._read_inbox(0.0)
                 continue
-            if self._is_idle() and ((self._burst and self._drained()) or self._idle_too_long()):
+            if self._is_idle() and ((self._burst and self._burst_is_over()) or self._idle_too_long()):
                 return
             self._read_inbox(self._sleep_seconds())
 
@@ -431,7 +445,16 @@ class Dispatcher:
             wake = min(wake, now + (self._heap[0][0] - self._clock.ms()) / 1000)
         if self._refreshes and self._in_hand:
             wake = min(wake, self._next_refresh)
+        if self._burst and not self._in_hand:
+            wake = min(wake, now + SETTLING_SECONDS)
         return max(0.0, wake - now)
+
+    def _burst_is_over(self) -> bool:
+        if not self._settled_ownership():
+            return False
+        # What was told until then may not have been read yet.
+        self._read_inbox(0.0)
+        return self._is_idle() and self._drained()
 
     def _drained(self) -> bool:
         now = self._clock.ms()
@@ -460,7 +483,8 @@ class Dispatcher:
                 place.not_before = 0.0
                 self._ready(place)
         elif isinstance(item, _Own):
-            for topic, slot in item.slots:
+            # Who is about to leave takes over nothing: it would only fence the one who does.
+            for topic, slot in () if self._stopping else item.slots:
                 self._own(topic, slot)
         elif isinstance(item, _Disown):
             for key in item.slots:
@@ -963,7 +987,7 @@ class Dispatcher:
             self._waiting.pop(place, None)
         batch.thread = None
         queue = hung.take_queue()
-        fresh = self._threads[index] = ExecutorThread(index, self._inbox, self._hooks)
+        fresh = self._threads[index] = ExecutorThread(index, self._inbox, self._hooks, self._notes)
         self._load[index] = sum(other.cost for other in queue)
         for other in queue:
             fresh.put(other)
@@ -977,6 +1001,7 @@ class Dispatcher:
         """Let running listeners end, give back what has not begun, settle everything."""
         self._stopping = True
         begun = time.monotonic()
+        self._leaving()
         for place in list(self._places.values()):
             self._disown(place)
         while True:

@@ -17,7 +17,9 @@ from datetime import timedelta
 from inspect import isasyncgen, isawaitable, isgenerator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
+from django_rmq.consumer.notes import Notes
 from django_rmq.exceptions import Reject, Retry
 from django_rmq.messages import Failure, Message, Topic, cut_error
 
@@ -363,8 +365,9 @@ class Exited(NamedTuple):
 class ExecutorThread(threading.Thread):
     """Runs batches one after the other: topics in turn, and the highest head first among priorities."""
 
-    def __init__(self, index: int, inbox: SimpleQueue[Any], hooks: Hooks) -> None:
+    def __init__(self, index: int, inbox: SimpleQueue[Any], hooks: Hooks, notes: Notes | None = None) -> None:
         super().__init__(name=f"rmq-executor-{index}", daemon=True)
+        self._notes = notes
         self.index = index
         self.current: Batch | None = None
         self._inbox = inbox
@@ -402,6 +405,8 @@ class ExecutorThread(threading.Thread):
         with self._ready:
             queue, self._queue = self._queue, []
             self._stopping = True
+            # Who comes in its place notes where this thread did.
+            self._notes = None
             self._ready.notify()
             return queue
 
@@ -440,6 +445,8 @@ class ExecutorThread(threading.Thread):
     def _run_batch(self, batch: Batch) -> None:
         try:
             self._surround(self._hooks.before)
+            if self._notes is not None:
+                self._notes.begin(self.index, batch.topic.name, batch.place.slot, batch.receipt)
             if batch.listener.batch_size:
                 self._work_groups(batch)
             else:
@@ -451,6 +458,8 @@ class ExecutorThread(threading.Thread):
             self._inbox.put(Slice(batch, [], [], [], 0.0, True))
         finally:
             batch.running_since = None
+            if self._notes is not None:
+                self._notes.end(self.index)
             self._surround(self._hooks.after)
             self.current = None
 
@@ -465,6 +474,7 @@ class ExecutorThread(threading.Thread):
         committed: list[bytes] = []
         failures: list[Failure] = []
         begun, flushed = time.monotonic(), uptime()
+        note = self._notes.running_of(self.index) if self._notes is not None else None
         for i, message in enumerate(messages, 1):
             batch.begun = i
             now = uptime()
@@ -473,6 +483,8 @@ class ExecutorThread(threading.Thread):
             member = message.delivery.member
             if batch.stale and member in batch.stale:
                 continue
+            if note is not None:
+                note[0] = crc32(member) + 1
             batch.running_since = now
             try:
                 outcome = _call_one(function, message, message)
@@ -509,6 +521,8 @@ class ExecutorThread(threading.Thread):
                 break
             batch.running_since = now
             ours = [message for message in group if message.delivery.member not in batch.stale]
+            if self._notes is not None:
+                self._notes.run(self.index, [message.delivery.member for message in ours])
             try:
                 outcomes = call_group(function, ours) if ours else []
             except Interrupted as error:

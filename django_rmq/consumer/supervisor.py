@@ -1,8 +1,7 @@
-"""The supervisor: the parent of worker processes. It forks them, replaces them, and gives back what a dead one held.
+"""The supervisor: the parent of worker processes. It forks them, replaces them, and watches that they live.
 
-It runs no listener, owns no slot and keeps no connection while it forks; what a child does is injected. A
-child notes in shared memory which message each of its threads runs, so that after its death all else it
-held is released at once and spends no retry; what ran is left to its time-out, for it may be the killer.
+It runs no listener, owns no slot, has no thread, and keeps no connection while it forks; what a child does is
+injected. A child notes in shared memory that it lives and what its threads run (``notes``).
 """
 
 from __future__ import annotations
@@ -10,25 +9,28 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
-import mmap
 import os
-import select
+import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-from zlib import crc32
+from pathlib import Path
+from typing import Any, NoReturn
 
-from django_rmq.broker import Broker
-from django_rmq.exceptions import RmqError
-from django_rmq.messages import BATCH, Topic
+from django_rmq.consumer.health import HealthServer
+from django_rmq.consumer.notes import Notes
+from django_rmq.exceptions import ConfigurationError, RmqError
 
 logger = logging.getLogger("django_rmq.consumer")
 
 RECYCLE = 75
-"""Exit code of a child that asks for a successor: --max-messages or --max-memory is reached."""
+"""Exit code of a child that asks for a successor: it was told to end, or has reached its share of messages or memory."""
+
+USAGE, WATCHDOG = 2, 4
+"""Exit codes: no successor would do better; and: the watchdog had to end the last process that could work."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds before a child that died is replaced; doubling while they die young."""
@@ -36,171 +38,138 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 OLD_ENOUGH = 30.0
 """Seconds after which a child's death says nothing of the next one's."""
 
-_OWNER = 32
-_WORDS = 4
-"""Per thread: topic + 1, slot, receipt, CRC-32 of the member."""
+FRESH_SECONDS = 15.0
+"""A child without a beat for so long does not count as alive: a call to Redis alone may take 5 s."""
 
-
-class Running(NamedTuple):
-    """A message that a thread had begun."""
-
-    topic: int
-    """The topic's index in the list that parent and child share."""
-    slot: int
-    receipt: int
-    crc: int
-
-
-class Notes:
-    """Memory that a child writes and its parent reads: who it is, and what each thread runs."""
-
-    def __init__(self, threads: int) -> None:
-        self._memory = mmap.mmap(-1, _OWNER + 8 * _WORDS * threads)
-        self._words = memoryview(self._memory)[_OWNER:].cast("Q")
-
-    @property
-    def owner(self) -> str:
-        """The owner id of the child's dispatcher; empty before it has one."""
-        return self._memory[:_OWNER].rstrip(b"\0").decode()
-
-    @owner.setter
-    def owner(self, owner: str) -> None:
-        self._memory[:_OWNER] = owner.encode().ljust(_OWNER, b"\0")
-
-    def begin(self, thread: int, topic: int, slot: int, receipt: int) -> None:
-        """Note that ``thread`` begins with a delivery; ``run`` says with which message."""
-        at = thread * _WORDS
-        self._words[at] = topic + 1
-        self._words[at + 1] = slot
-        self._words[at + 2] = receipt
-        self._words[at + 3] = 0
-
-    def run(self, thread: int, member: bytes) -> None:
-        """Note the message that is about to run."""
-        self._words[thread * _WORDS + 3] = crc32(member) + 1
-
-    def end(self, thread: int) -> None:
-        """Note that ``thread`` runs nothing."""
-        self._words[thread * _WORDS] = 0
-
-    def running(self) -> list[Running]:
-        """Return what was running when the last note was made."""
-        found = []
-        for at in range(0, len(self._words), _WORDS):
-            topic, slot, receipt, crc = self._words[at : at + _WORDS]
-            if topic and crc:
-                found.append(Running(topic - 1, slot, receipt, crc - 1))
-        return found
-
-    def clear(self) -> None:
-        """Forget everything: a new child begins."""
-        self._memory[:] = bytes(len(self._memory))
-
-
-def give_back(broker: Broker, topics: list[Topic], notes: Notes) -> int:
-    """Release what a dead worker held but had not begun; return how many messages.
-
-    Topics without a gate keep no record of who holds what: there the time-out does it.
-    """
-    owner, running = notes.owner, set(notes.running())
-    if not owner:
-        return 0
-    released = 0
-    for index, topic in enumerate(topics):
-        if not topic.serial:
-            continue
-        for start in range(0, topic.slots, 512):
-            slots = range(start, min(start + 512, topic.slots))
-            asking = broker.pipeline()
-            for slot in slots:
-                asking.held(topic, slot, owner, 0, BATCH)
-            releasing = broker.pipeline()
-            for slot, held in zip(slots, asking.execute(), strict=True):
-                if isinstance(held, RmqError) or not held:
-                    continue
-                by_receipt: dict[int, list[bytes]] = {}
-                for thing in held:
-                    member = thing.delivery.member
-                    if Running(index, slot, thing.receipt, crc32(member)) not in running:
-                        by_receipt.setdefault(thing.receipt, []).append(member)
-                for receipt, members in by_receipt.items():
-                    releasing.release(topic, slot, receipt, members)
-            for words in releasing.execute():
-                if not isinstance(words, RmqError):
-                    released += words.count("ok")
-    return released
+DUMP_SECONDS = 0.5
+"""How long a hung child has for writing down where it hangs."""
 
 
 @dataclass
 class _Child:
-    index: int
     notes: Notes
     pid: int = 0
     started: float = 0.0
+    beaten: int = 0
+    seen: float = 0.0
+    """When the parent saw a new beat last, or started the child."""
     deaths: int = 0
     """How many in a row died young."""
     not_before: float = 0.0
-    retiring: bool = False
-    """Told to end; its successor is to be started (SIGHUP), unless all is ending."""
+    kill_at: float | None = None
+    """The watchdog has found it hung."""
     done: bool = False
-    """Ended by itself and needs no successor."""
+    """Ended, and needs no successor."""
 
 
 @dataclass
 class Supervisor:
     """Keeps ``processes`` children running until told to stop.
 
-    ``child`` is called in the new process with its notes and returns its exit code. ``died`` is called in
-    the parent after a child's abnormal end, with its notes. ``beat`` is called about once a second.
+    ``child`` is called in the new process with its notes and returns its exit code: 0 ends it for good, ``RECYCLE``
+    asks for a successor, 2 ends everything. ``died`` is called in the parent after a child's abnormal end, with
+    its notes, and returns how many messages it gave back. ``before_fork`` closes what no child may inherit.
     """
 
     child: Callable[[Notes], int]
     processes: int
-    threads: int
-    died: Callable[[Notes], Any] = lambda notes: None
+    make_notes: Callable[[], Notes]
+    died: Callable[[Notes], int] = lambda notes: 0
     before_fork: Callable[[], None] = lambda: None
-    beat: Callable[[], None] = lambda: None
     shutdown_timeout: float = 30.0
-    _children: list[_Child] = field(default_factory=list)
-    _asked: list[int] = field(default_factory=list)
-    _stopping_since: float | None = None
-    _worst: int = 0
+    watchdog: float | None = None
+    """Seconds without a beat after which a child is ended."""
+    changed: Callable[[], bool] = lambda: False
+    """Asked about once a second whether everything shall end as after SIGTERM, to begin anew: the code has changed."""
+    heartbeat_file: str | None = None
+    health_address: str | None = None
+    processed: int = field(default=0, init=False)
+    """Deliveries settled by all children so far."""
+    begin_anew: bool = field(default=False, init=False)
+    """``changed`` has ended it, and nobody has asked for the end."""
+    _children: list[_Child] = field(default_factory=list, init=False)
+    _asked: list[int] = field(default_factory=list, init=False)
+    _stopping_since: float | None = field(default=None, init=False)
+    _worst: int = field(default=0, init=False)
+    _looked: float = field(default=0.0, init=False)
+    _touched: float = field(default=0.0, init=False)
+    _next_change: float = field(default=0.0, init=False)
+    _health: HealthServer | None = field(default=None, init=False)
+    _wakeup: tuple[int, int] = field(default=(-1, -1), init=False)
 
     def run(self) -> int:
-        """Run until every child has ended for good; return the exit code: 0 clean, 1 forced, or a child's own."""
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-        previous = {number: signal.signal(number, self._note) for number in handled}
-        faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-        try:
-            self._children = [_Child(i, Notes(self.threads)) for i in range(self.processes)]
-            while not all(child.done for child in self._children):
-                self._heed()
-                self._reap()
-                self._start_due()
-                self.beat()
-                ready, _, _ = select.select([reader], [], [], self._pause())
-                if ready:
-                    os.read(reader, 4096)
-            return self._worst
-        finally:
-            for child in self._children:
-                if child.pid:
-                    _signal(child.pid, signal.SIGKILL)
-                    os.waitpid(child.pid, 0)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(wakeup)
-            faulthandler.unregister(signal.SIGUSR1)
-            os.close(reader)
-            os.close(writer)
+        """Run until every child has ended for good; return the exit code: 0 clean, 1 forced, 2, 3 or 4 as everywhere."""
+        with self._signals(), selectors.DefaultSelector() as selector:
+            try:
+                selector.register(self._wakeup[0], selectors.EVENT_READ)
+                if self.health_address:
+                    self._health = HealthServer(self.health_address, self.health)
+                    self._health.join(selector)
+                if self.heartbeat_file:
+                    try:
+                        Path(self.heartbeat_file).touch()
+                    except OSError as error:
+                        raise ConfigurationError(f"the heartbeat file cannot be touched: {error}") from error
+                self._looked = time.monotonic()
+                self._children = [_Child(self.make_notes(), seen=self._looked) for _ in range(self.processes)]
+                while True:
+                    self._heed()
+                    self._reap()
+                    self._start_due()
+                    self._watch()
+                    if all(child.done for child in self._children):
+                        return self._worst
+                    for key, _ in selector.select(self._pause()):
+                        if key.fd == self._wakeup[0]:
+                            os.read(self._wakeup[0], 4096)
+                    if self._health is not None:
+                        self._health.serve()
+            finally:
+                for child in self._children:
+                    if child.pid:
+                        _signal(child.pid, signal.SIGKILL)
+                        os.waitpid(child.pid, 0)
+                if self._health is not None:
+                    self._health.close()
 
     @property
     def pids(self) -> list[int]:
         """The processes that run at present."""
         return [child.pid for child in self._children if child.pid]
+
+    def health(self, what: str) -> tuple[bool, dict[str, Any]]:
+        """Return whether all children are alive ("live"), or have slots to work on ("ready"), and which run."""
+        is_so = self._is_alive()
+        if what == "ready":
+            is_so = (
+                is_so
+                and self._stopping_since is None
+                and all(child.pid and child.notes.is_ready for child in self._children if not child.done)
+            )
+        return is_so, {"processes": self.pids, "settled": self._settled()}
+
+    def _settled(self) -> int:
+        return self.processed + sum(child.notes.processed for child in self._children if child.pid)
+
+    def _is_alive(self) -> bool:
+        now = time.monotonic()
+        return all(child.done or now - child.seen < FRESH_SECONDS for child in self._children)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup[1], False)
+        wakeup = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
+        previous = {number: signal.signal(number, self._note) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+            for descriptor in self._wakeup:
+                os.close(descriptor)
 
     def _note(self, number: int, frame: object) -> None:
         if number != signal.SIGCHLD:
@@ -208,45 +177,51 @@ class Supervisor:
 
     def _pause(self) -> float:
         now = time.monotonic()
-        waits = [child.not_before - now for child in self._children if not child.pid and not child.done]
-        return max(0.0, min([1.0, *waits]))
+        times = [child.not_before for child in self._children if not child.pid and not child.done]
+        times += [child.kill_at for child in self._children if child.kill_at is not None]
+        return max(0.0, min([1.0, *(at - now for at in times)]))
 
     # --- signals
 
     def _heed(self) -> None:
         while self._asked:
             number = self._asked.pop(0)
-            if number == signal.SIGHUP:
-                logger.info("Replacing %d worker processes", len(self.pids))
-                for child in self._children:
-                    if child.pid:
-                        child.retiring = True
-                        _signal(child.pid, signal.SIGTERM)
-            elif self._stopping_since is None:
+            if number == signal.SIGUSR1:
+                with contextlib.suppress(OSError, ValueError, RuntimeError):
+                    faulthandler.dump_traceback(all_threads=True)
+                self._tell(signal.SIGUSR1)
+            elif number == signal.SIGHUP:
+                if self._stopping_since is None:
+                    logger.info(
+                        "Replacing %d worker processes", len(self.pids), extra={"rmq_event": "replacing"}
+                    )
+                    self._tell(signal.SIGTERM)
+            elif self._stopping_since is None or self.begin_anew:
+                self.begin_anew = False
                 self._stop()
             else:
-                logger.warning("Leaving at once")
-                self._worst = 1
-                self._kill()
+                logger.warning("Leaving at once", extra={"rmq_event": "forced"})
+                self._worst = self._worst or 1
+                self._tell(signal.SIGKILL)
         # A child ends by itself within its own shutdown time-out; past that it hangs.
-        if self._stopping_since is not None and (
-            time.monotonic() - self._stopping_since > self.shutdown_timeout + 5.0
-        ):
-            self._worst = 1
-            self._kill()
+        if self._stopping_since is not None and self.pids:
+            over = time.monotonic() - self._stopping_since - self.shutdown_timeout
+            if over > 5.0:
+                self._worst = self._worst or 1
+                self._tell(signal.SIGKILL)
 
     def _stop(self) -> None:
-        self._stopping_since = time.monotonic()
+        if self._stopping_since is None:
+            self._stopping_since = time.monotonic()
+        self._tell(signal.SIGTERM)
         for child in self._children:
-            if child.pid:
-                _signal(child.pid, signal.SIGTERM)
-            else:
+            if not child.pid:
                 child.done = True
 
-    def _kill(self) -> None:
+    def _tell(self, number: int) -> None:
         for child in self._children:
             if child.pid:
-                _signal(child.pid, signal.SIGKILL)
+                _signal(child.pid, number)
 
     # --- children
 
@@ -257,22 +232,36 @@ class Supervisor:
 
     def _start(self, child: _Child) -> None:
         child.notes.clear()
-        child.retiring = False
         self.before_fork()
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            self._be_child(child)
-        child.pid, child.started = pid, time.monotonic()
+        # A signal that comes before the child has handlers of its own waits for them.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._be_child(child)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        child.pid, child.beaten, child.kill_at = pid, 0, None
+        child.started = time.monotonic()
         logger.info("Worker process %d started", pid, extra={"rmq_event": "process_started", "rmq_pid": pid})
 
-    def _be_child(self, child: _Child) -> None:
+    def _be_child(self, child: _Child) -> NoReturn:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
+            for descriptor in self._wakeup:
+                os.close(descriptor)
+            if self._health is not None:
+                self._health.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Ctrl-C and a lost terminal go to the whole group: what follows from them the parent decides. A handler
+            # that does nothing, unlike SIG_IGN, is not handed on to programs that listeners start.
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, _ignore)
+            with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+                faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
             code = self.child(child.notes)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
@@ -286,49 +275,115 @@ class Supervisor:
 
     def _reap(self) -> None:
         for child in self._children:
-            if not child.pid:
-                continue
-            pid, status = os.waitpid(child.pid, os.WNOHANG)
-            if pid:
-                child.pid = 0
-                self._ended(child, pid, os.waitstatus_to_exitcode(status))
+            if child.pid:
+                pid, status = os.waitpid(child.pid, os.WNOHANG)
+                if pid:
+                    self.processed += child.notes.processed
+                    child.pid = 0
+                    self._ended(child, pid, os.waitstatus_to_exitcode(status))
 
     def _ended(self, child: _Child, pid: int, code: int) -> None:
-        young = time.monotonic() - child.started < OLD_ENOUGH
-        clean = code in (0, RECYCLE)
+        is_clean = code in (0, RECYCLE)
         logger.log(
-            logging.INFO if clean else logging.ERROR,
+            logging.INFO if is_clean else logging.ERROR,
             "Worker process %d ended: %s",
             pid,
-            f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}",
+            f"killed by {_name(-code)}" if code < 0 else f"exit code {code}",
             extra={"rmq_event": "process_ended", "rmq_pid": pid, "rmq_exit_code": code},
         )
-        if not clean:
-            try:
-                given = self.died(child.notes)
-                if given:
-                    logger.info("Gave back %d messages that process %d had not begun", given, pid)
-            except RmqError as error:
-                logger.warning("What process %d held is left to time out: %s", pid, error)
+        if not is_clean:
+            self._give_back(child, pid)
+        was_hung, child.kill_at = child.kill_at is not None, None
+        if was_hung and not self._others_live(child):
+            self._worst = WATCHDOG
+            self._stop()
+        elif code == USAGE:
+            self._worst = self._worst or USAGE
+            self._stop()
         if self._stopping_since is not None:
             child.done = True
-            if code > 0 and code != RECYCLE:
-                self._worst = max(self._worst, code)
-            elif code < 0:
-                self._worst = max(self._worst, 1)
-        elif code == 0 and not child.retiring:
+            if not is_clean:
+                self._worst = self._worst or (code if code > 0 else 1)
+        elif code == 0:
             child.done = True
         else:
-            child.deaths = 0 if clean else child.deaths + 1 if young else 1
-            pause = 0.0 if clean else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (child.deaths - 1))
+            is_young = time.monotonic() - child.started < OLD_ENOUGH
+            child.deaths = 0 if is_clean else child.deaths + 1 if is_young else 1
+            pause = 0.0 if is_clean else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(child.deaths - 1, 20))
             child.not_before = time.monotonic() + pause
+
+    def _give_back(self, child: _Child, pid: int) -> None:
+        try:
+            given = self.died(child.notes)
+            if given:
+                logger.info(
+                    "Gave back %d messages that process %d had not begun",
+                    given,
+                    pid,
+                    extra={"rmq_event": "given_back", "rmq_pid": pid, "rmq_messages": given},
+                )
+        except RmqError as error:
+            logger.warning("What process %d held is left to time out: %s", pid, error)
+
+    def _others_live(self, hung: _Child) -> bool:
+        now = time.monotonic()
+        return any(
+            child.pid and child.kill_at is None and now - child.seen < FRESH_SECONDS
+            for child in self._children
+            if child is not hung
+        )
+
+    # --- whether they live
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        away = now - self._looked - 2.0
+        self._looked = now
+        for child in self._children:
+            if away > 0:
+                # We did not run ourselves (stopped, or giving back); nobody is to blame for that time.
+                child.seen = min(now, child.seen + away)
+            beaten = child.notes.beaten
+            if child.pid and beaten != child.beaten:
+                child.beaten, child.seen = beaten, now
+            if not child.pid or self.watchdog is None:
+                continue
+            if child.kill_at is not None:
+                if now >= child.kill_at:
+                    _signal(child.pid, signal.SIGKILL)
+            elif now - max(child.seen, child.started) > self.watchdog:
+                logger.error(
+                    "Worker process %d has made no progress for %.0f s and is ended",
+                    child.pid,
+                    self.watchdog,
+                    extra={"rmq_event": "watchdog", "rmq_pid": child.pid},
+                )
+                _signal(child.pid, signal.SIGUSR1)
+                child.kill_at = now + DUMP_SECONDS
+        if self._stopping_since is None and now >= self._next_change:
+            self._next_change = now + 1.0
+            if self.changed():
+                self.begin_anew = True
+                self._stop()
+        if self.heartbeat_file and now - self._touched >= 1.0 and self._is_alive():
+            self._touched = now
+            try:
+                Path(self.heartbeat_file).touch()
+            except OSError as error:
+                logger.warning("The heartbeat file cannot be touched: %s", error)
+
+
+def _ignore(number: int, frame: object) -> None:
+    pass
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def started_by(parent: int) -> Callable[[], bool]:
-    """Return a test that a child makes now and then: is the process that forked it still there?"""
-    return lambda: os.getppid() == parent

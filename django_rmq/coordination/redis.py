@@ -56,6 +56,7 @@ SHORTEST_SESSION, LONGEST_SESSION = 0.2, 600.0
 class RedisCoordinator(Coordinator):
     """See ``Coordinator``. ``broker`` may be an ``InMemoryBroker``: workers are threads of one process then.
 
+    ``token`` tells this worker from another one with its id; whoever knows it may end the session (``Broker.leave``).
     A worker that does not reach Redis for ``session_seconds`` gives up its slots, whatever its connection is stuck
     in, and joins anew when Redis answers.
     """
@@ -70,6 +71,7 @@ class RedisCoordinator(Coordinator):
         session_seconds: float = SESSION_SECONDS,
         audit_seconds: float = AUDIT_SECONDS,
         settle_seconds: float = SETTLE_SECONDS,
+        token: str = "",
     ) -> None:
         if not SHORTEST_SESSION <= session_seconds <= LONGEST_SESSION:
             raise ConfigurationError(
@@ -81,7 +83,7 @@ class RedisCoordinator(Coordinator):
         self._beat_seconds = min(BEAT_SECONDS, session_seconds / 3)
         self._audit_seconds = audit_seconds
         self._settle_seconds = settle_seconds
-        self._token = uuid4().hex
+        self._token = token or uuid4().hex
         self._announced = worker
         """What this worker shall be to the others; ``worker`` is what they have been told."""
         self._joined = False

@@ -2,127 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from django_rmq.broker import Broker
 from django_rmq.messages import BackOff, Topic, TopicType
+from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
 from tests.servers import RedisServer
 from tests.workers import client_of, eventually, live, send, total
 
-ROOT = Path(__file__).parents[2]
 WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
 ONE_SLOT = replace(WORK, name="one-slot", slots=1)
 BRIEF = replace(ONE_SLOT, name="brief", timeout=1, max_retries=1, backoff=BackOff(0, 0))
 LATER = replace(ONE_SLOT, name="later")
-
-
-class WorkerProcess:
-    """One `runrmqconsumers` and what it prints."""
-
-    def __init__(self, data: Path, url: str, prefix: str, *arguments: str, **environment: str) -> None:
-        self.data = data
-        self.output_path = data / f"output-{time.monotonic_ns()}"
-        with self.output_path.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-u", "manage.py", "runrmqconsumers", *arguments],
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
-                    "REDIS_URL": url,
-                    "RMQ_KEY_PREFIX": prefix,
-                    "WORKER_DATA": str(data),
-                    **environment,
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    @property
-    def output(self) -> str:
-        return self.output_path.read_text()
-
-    def ready(self) -> None:
-        """Return when the worker says that it consumes."""
-        eventually(lambda: "Consuming" in self.output or self.process.poll() is not None, "starting", 30)
-        assert self.process.poll() is None, self.output
-
-    def signal(self, number: int = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-
-    def wait(self, seconds: float = 30) -> int:
-        return self.process.wait(seconds)
-
-
-Start = Callable[..., WorkerProcess]
-
-
-@pytest.fixture
-def start(tmp_path: Path, redis_url: str, prefix: str) -> Iterator[Start]:
-    """Start workers; those that still run after the test are killed."""
-    started: list[WorkerProcess] = []
-
-    def start_one(*arguments: str, url: str = redis_url, **environment: str) -> WorkerProcess:
-        worker = WorkerProcess(tmp_path, url, prefix, *arguments, **environment)
-        started.append(worker)
-        return worker
-
-    yield start_one
-    for worker in started:
-        if worker.process.poll() is None:
-            worker.process.kill()
-            worker.process.wait()
-
-
-@pytest.fixture
-def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
-    client = client_of(redis_url)
-    yield Broker(client, prefix)
-    client.close()
-
-
-class Happened:
-    """What listeners have written down."""
-
-    def __init__(self, data: Path) -> None:
-        self.data = data
-
-    def lines(self, word: str) -> list[str]:
-        """The names of the messages of which `word` (begun, done) was written down, in order."""
-        path = self.data / "happened"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [line.split(" ")[1] for line in lines if line.startswith(f"{word} ")]
-
-    def wait(self, word: str, count: int) -> None:
-        """Return when `word` was written down so often."""
-        eventually(lambda: len(self.lines(word)) >= count, f"{count} x {word}", 20)
-
-    def go(self) -> None:
-        """Let waiting listeners return."""
-        (self.data / "go").touch()
-
-
-@pytest.fixture
-def happened(tmp_path: Path) -> Happened:
-    return Happened(tmp_path)
-
-
-def named(*names: object, do: str = "") -> list[dict[str, Any]]:
-    return [{"name": str(name), "do": do} for name in names]
 
 
 # --- signals
@@ -228,30 +126,99 @@ def test_burst_runs_what_there_is_and_ends(start: Start, broker: Broker, happene
     assert live(broker, WORK) == 0
 
 
-def test_max_messages_and_max_idle_time_end_the_worker(
+def test_max_messages_replaces_the_process_and_max_idle_time_ends_it(
     start: Start, broker: Broker, happened: Happened
 ) -> None:
-    send(broker, ONE_SLOT, named(*range(500)))
-    worker = start("one-slot", "--max-messages", "10")
-    assert worker.wait() == 0
-    done = len(happened.lines("done"))
-    assert 10 <= done < 500
-    assert live(broker, ONE_SLOT) == 500 - done
-    worker = start("one-slot", "--max-idle-time", "0.3", "-v", "0")
+    send(broker, ONE_SLOT, named(*range(300)))
+    worker = start("one-slot", "--max-messages", "100", "--max-idle-time", "1")
     assert worker.wait() == 0
     assert live(broker, ONE_SLOT) == 0
-    assert worker.output == ""
+    assert Counter(happened.lines("done")) == Counter(map(str, range(300)))
+    assert worker.output.count("exit code 75") >= 1
+    assert "Settled 300 deliveries" in worker.output
+    assert 2 <= len(happened.processes()) <= 4
+    quiet = start("one-slot", "--max-idle-time", "0.3", "-v", "0")
+    assert quiet.wait() == 0
+    assert quiet.output == ""
 
 
-def test_a_listener_that_exits_is_rolled_back_once_and_ends_the_worker(
+def test_a_process_that_uses_more_than_max_memory_is_replaced(start: Start, happened: Happened) -> None:
+    worker = start("one-slot", "--max-memory", "1")
+    eventually(lambda: worker.output.count("MiB of memory are in use") >= 2, "two replacements", 20)
+    worker.signal()
+    assert worker.wait() == 0
+
+
+def test_a_listener_that_exits_is_rolled_back_once_and_its_process_is_replaced(
     start: Start, broker: Broker, happened: Happened
 ) -> None:
     send(broker, ONE_SLOT, named("x", do="exit"))
     worker = start("one-slot")
+    eventually(lambda: "exit code 1" in worker.output, "the end of the first process", 20)
+    send(broker, ONE_SLOT, named("y"))
+    happened.wait("done", 1)
+    worker.signal()
     assert worker.wait() == 0
-    assert happened.lines("begun") == ["x"]
-    assert (total(broker, ONE_SLOT, "failed"), live(broker, ONE_SLOT)) == (1, 1)
+    assert total(broker, ONE_SLOT, "failed") == len([x for x in happened.lines("begun") if x == "x"])
+    assert len(happened.processes()) >= 2
     assert "asked the process to exit" in worker.output
+
+
+def test_flags_come_from_the_environment_too(start: Start, broker: Broker, happened: Happened) -> None:
+    send(broker, WORK, named(*range(5)))
+    worker = start(RMQ_CONSUMER_TOPICS="work", RMQ_CONSUMER_BURST="1", RMQ_CONSUMER_THREADS="3")
+    assert worker.wait() == 0
+    assert "Consuming work (4 slots) with 3 threads" in worker.output
+    assert len(happened.lines("done")) == 5
+    shown = start("--help")
+    assert shown.wait() == 0
+    for flag in ("PROCESSES", "THREADS", "MAX_MEMORY", "HEALTH_ADDR", "BURST", "TOPICS"):
+        assert f"[RMQ_CONSUMER_{flag}]" in " ".join(shown.output.split())
+
+
+def test_a_burst_of_several_processes_leaves_nothing(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    send(broker, WORK, named(*range(200)))
+    worker = start("work", "--burst", "-p", "3", "-t", "1")
+    assert worker.wait() == 0
+    assert Counter(happened.lines("done")) == Counter(map(str, range(200)))
+    assert live(broker, WORK) == 0
+
+
+def test_it_begins_anew_when_its_code_changes(
+    start: Start, broker: Broker, tmp_path: Path, happened: Happened
+) -> None:
+    app = tmp_path / "changing_app"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    code = """
+from django_rmq import listener
+from tests.e2e.worker_project.settings import WORKER_DATA
+
+
+@listener("work")
+def work(message):
+    with open(WORKER_DATA / "happened", "a") as file:
+        file.write(f"old {message.body['name']} 0 0\\n")
+"""
+    listeners = app / "listeners.py"
+    listeners.write_text(code)
+    send(broker, WORK, named("a"))
+    worker = start("--reload", WORKER_APP="changing_app", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    happened.wait("old", 1)
+    listeners.write_text("def work(:\n")
+    eventually(lambda: "cannot be compiled" in worker.output, "noticing the mistake", 20)
+    send(broker, WORK, named("b"))
+    happened.wait("old", 2)
+    listeners.write_text(code.replace("old", "new"))
+    eventually(lambda: worker.output.count("Consuming work") == 2, "beginning anew", 30)
+    send(broker, WORK, named("c"))
+    happened.wait("new", 1)
+    worker.signal()
+    assert worker.wait() == 0
+    assert happened.lines("old") == ["a", "b"]
+    assert live(broker, WORK) == 0
 
 
 # --- it cannot start
@@ -306,8 +273,7 @@ def test_what_a_killed_worker_ran_comes_back_after_its_time_out(
     send(broker, BRIEF, named("x", do="wait"))
     first = start("brief")
     happened.wait("begun", 1)
-    first.process.kill()
-    first.wait()
+    first.kill()
     happened.go()
     second = start("brief")
     happened.wait("done", 1)
@@ -319,21 +285,21 @@ def test_what_a_killed_worker_ran_comes_back_after_its_time_out(
     assert (ledger["expired"], ledger["committed"], live(broker, BRIEF)) == (1, 1, 0)
 
 
-def test_a_message_that_kills_its_worker_dies_and_takes_nobody_with_it(
+def test_a_message_that_kills_its_process_dies_and_takes_nobody_with_it(
     start: Start, broker: Broker, happened: Happened
 ) -> None:
     send(broker, BRIEF, named(*range(5)))
     send(broker, BRIEF, named("poison", do="abort"))
-    for _ in range(2):
-        worker = start("brief", "--max-idle-time", "5")
-        assert worker.wait() == -signal.SIGABRT
-    last = start("brief", "--max-idle-time", "2.5")
-    assert last.wait() == 0
+    worker = start("brief")
+    eventually(lambda: total(broker, BRIEF, "died") == 1 and live(broker, BRIEF) == 0, "dying", 30)
+    worker.signal()
+    assert worker.wait() == 0
     assert happened.lines("begun").count("poison") == 2, "1 + MAX_RETRIES"
     assert {str(i) for i in range(5)} == set(happened.lines("done"))
     ledger = broker.audit(BRIEF, 0)
     assert ledger.balanced
     assert (ledger["committed"], ledger["died"], live(broker, BRIEF)) == (5, 1, 0)
+    assert worker.output.count("killed by SIGABRT") == 2
 
 
 # --- the database
@@ -353,11 +319,12 @@ def test_listeners_use_the_database_on_several_threads_and_leave_no_connections(
 
     def open_databases() -> int:
         found = 0
-        for link in Path(f"/proc/{worker.process.pid}/fd").iterdir():
-            try:
-                found += "worker.sqlite3" in str(link.readlink())
-            except OSError:
-                continue
+        for pid in (worker.process.pid, worker.child()):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                try:
+                    found += "worker.sqlite3" in str(link.readlink())
+                except OSError:
+                    continue
         return found
 
     eventually(lambda: open_databases() == 0, "closing")

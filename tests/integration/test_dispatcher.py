@@ -911,3 +911,52 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
         assert max(sizes) <= 2 * topic.slots + 65
         assert len(set(sizes)) > 1, "each wake-up leaves an entry, for a while"
         assert worker.dispatcher._batches == {}
+
+
+# --- slots that are told while it runs
+
+
+def test_a_burst_does_not_end_before_all_its_slots_are_told(broker: Any) -> None:
+    heard, asked, is_settled = Heard(), threading.Event(), threading.Event()
+
+    def settled() -> bool:
+        asked.set()
+        return is_settled.is_set()
+
+    send(broker, MERGE, range(8))
+    worker = Worker(broker, MERGE, heard, slots=[], burst=True, settled=settled)
+    with worker:
+        assert asked.wait(LONG)
+        assert worker.thread.is_alive()
+        worker.dispatcher.own([(MERGE.name, slot) for slot in range(MERGE.slots)])
+        is_settled.set()
+        worker.join()
+    assert sorted(heard.bodies) == list(range(8))
+
+
+def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
+    begun, left = threading.Event(), threading.Event()
+
+    def listen(message: Message) -> None:
+        begun.set()
+        assert left.wait(LONG)
+
+    def leaving() -> None:
+        worker.dispatcher.own([("renders", 0)])
+        left.set()
+
+    send(broker, MERGE, ["x"])
+    worker = Worker(
+        broker,
+        [MERGE, PRIORITY],
+        listen,
+        slots=[(MERGE.name, slot) for slot in range(MERGE.slots)],
+        leaving=leaving,
+    )
+    with worker:
+        assert begun.wait(LONG)
+        worker.dispatcher.stop()
+        worker.join()
+    assert ("renders", 0) not in worker.dispatcher._places
+    assert broker.acquire(PRIORITY, 0) == 1, "nobody has acquired it before"
+    assert total(broker, MERGE, "committed") == 1

@@ -192,6 +192,7 @@ def test_the_sections_arrive() -> None:
             "POLL_INTERVAL": 0.5,
             "WATCHDOG": None,
             "MAX_MESSAGES": 6,
+            "MAX_MEMORY": 8,
             "MAX_IDLE_TIME": timedelta(seconds=7),
             "HEARTBEAT_FILE": "/run/rmq",
             "HEALTH_ADDRESS": "127.0.0.1:8001",
@@ -202,7 +203,18 @@ def test_the_sections_arrive() -> None:
     )
     assert (found.key_prefix, found.on_commit, found.autodiscover) == ("shop:", False, None)
     assert (found.durability, found.events) == ("strict", True)
-    assert dataclasses.astuple(found.consumer) == (2, 3, 4.0, 0.5, None, 6, 7.0, "/run/rmq", "127.0.0.1:8001")
+    assert dataclasses.astuple(found.consumer) == (
+        2,
+        3,
+        4.0,
+        0.5,
+        None,
+        6,
+        8,
+        7.0,
+        "/run/rmq",
+        "127.0.0.1:8001",
+    )
     assert found.history.hours == 48
     assert (found.admin.formatter, found.admin.page_size) == ("shop.rules.hide", 20)
     assert (found.api.permission, found.api.send_rate, found.api.max_bytes) == (

@@ -1,29 +1,33 @@
-"""``manage.py runrmqconsumers``: a worker process that runs the listeners.
+"""``manage.py runrmqconsumers``: worker processes that run the listeners.
 
-Exit codes: 0 clean, 1 forced (the shutdown time-out or a second signal), 2 usage or configuration,
-3 Redis does not answer at the start. The first SIGTERM or SIGINT lets running listeners end and gives
-the rest back; the second leaves at once.
+A parent forks and watches them. Exit codes: 0 clean, 1 forced (the shutdown time-out or a second signal), 2 usage or
+configuration, 3 Redis does not answer at the start, 4 the watchdog ended the last process that worked. The first
+SIGTERM or SIGINT lets running listeners end and gives the rest back; the second leaves at once. SIGHUP replaces all
+processes, SIGUSR1 writes down where every thread is.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
-import sys
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import CommandError
 
-from django_rmq import consuming
+from django_rmq import connections, consuming
 from django_rmq.conf import get_config
-from django_rmq.consumer import Dispatcher
+from django_rmq.consumer.supervisor import RECYCLE
 from django_rmq.management import RmqCommand
+from django_rmq.messages import Topic
 
 _LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
+
+ENVIRONMENT = "RMQ_CONSUMER_"
+"""Every flag may come from an environment variable too: RMQ_CONSUMER_MAX_MESSAGES for --max-messages."""
 
 
 def _at_least(low: float, kind: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -32,100 +36,145 @@ def _at_least(low: float, kind: Callable[[str], Any]) -> Callable[[str], Any]:
             value = kind(text)
         except ValueError:
             raise ArgumentTypeError(f"{text!r} is not a number") from None
-        if value < low:
+        if not value >= low:
             raise ArgumentTypeError(f"must be at least {low:g}, got {text}")
         return value
 
     return parse
 
 
+def _from_environment(parser: ArgumentParser, action: Action) -> None:
+    """Let an environment variable give the default of a flag, and say so in its help."""
+    name = f"{ENVIRONMENT}{action.dest.upper()}"
+    action.help = f"{action.help} [{name}]"
+    given = os.environ.get(name)
+    if not given:
+        return
+    if action.dest in ("topics", "exclude"):
+        action.default = given.replace(",", " ").split()
+    elif action.nargs == 0:
+        if given.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+            parser.error(f"{name} is {given!r}: it must be 1 or 0")
+        action.default = given.lower() in ("1", "true", "yes", "on")
+    else:
+        action.default = given  # argparse reads it as if it had been typed
+
+
 class Command(RmqCommand):
     """Consume topics until told to stop."""
 
     help = (
-        "Run the listeners of the named topics (default: of all topics that have one). Exit codes: "
-        "0 clean, 1 forced, 2 usage or configuration, 3 Redis away at the start."
+        "Run the listeners of the named topics (default: of all topics that have one). Exit codes: 0 clean, "
+        "1 forced, 2 usage or configuration, 3 Redis away at the start, 4 ended by the watchdog. Defaults of the "
+        'flags: RMQ["CONSUMER"], or the environment variable in brackets.'
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("topics", nargs="*", metavar="topic", help="only these topics")
-        parser.add_argument("--exclude", action="append", default=[], metavar="TOPIC", help="not this topic")
-        parser.add_argument(
-            "-t", "--threads", type=_at_least(1, int), help="listeners that run at once in this process"
-        )
-        parser.add_argument("--burst", action="store_true", help="end when nothing can be taken any more")
-        parser.add_argument(
-            "--max-messages", type=_at_least(1, int), metavar="N", help="end after about so many messages"
-        )
-        parser.add_argument(
-            "--max-idle-time",
-            type=_at_least(0, float),
-            metavar="SECONDS",
-            help="end after so long without one",
-        )
-        parser.add_argument(
+        def add(*names: str, **options: Any) -> None:
+            _from_environment(parser, parser.add_argument(*names, **options))
+
+        whole, seconds = _at_least(1, int), _at_least(0, float)
+        add("topics", nargs="*", metavar="topic", help="only these topics")
+        add("--exclude", action="append", default=[], metavar="TOPIC", help="not this topic")
+        add("-p", "--processes", type=whole, metavar="N", help="worker processes")
+        add("-t", "--threads", type=whole, metavar="N", help="listeners that run at once in each process")
+        add("--burst", action="store_true", help="end when nothing can be taken any more")
+        add("--max-messages", type=whole, metavar="N", help="replace a process after about so many messages")
+        add("--max-memory", type=whole, metavar="MB", help="replace a process that uses more memory")
+        add("--max-idle-time", type=seconds, metavar="SECONDS", help="end after so long without a message")
+        add(
             "--shutdown-timeout",
-            type=_at_least(0, float),
+            type=seconds,
             metavar="SECONDS",
             help="how long running listeners may take to end",
         )
+        add(
+            "--heartbeat-file",
+            metavar="PATH",
+            help="a file that is touched while all processes make progress",
+        )
+        add(
+            "--reload",
+            action=BooleanOptionalAction,
+            help="begin anew when the code changes (default: settings.DEBUG)",
+        )
+        add("--health-addr", metavar="HOST:PORT", help="answer GET /live and /ready there")
 
     def handle(self, *args: Any, **options: Any) -> None:
         _log_to_stderr(options["verbosity"])
+        config = get_config().consumer
+        topics = consuming.chosen_topics(options["topics"], options["exclude"])
+        how = consuming.Options(
+            threads=options["threads"] or config.threads,
+            burst=options["burst"],
+            shutdown_timeout=_given(options["shutdown_timeout"], config.shutdown_timeout),
+            max_messages=options["max_messages"] or config.max_messages,
+            max_memory=options["max_memory"] or config.max_memory,
+            max_idle_time=_given(options["max_idle_time"], config.max_idle_time),
+        )
+        consuming.check_start(topics)
+        processes = options["processes"] or config.processes
+        if connections.in_memory():
+            code, settled = self._run_here(topics, how, options["verbosity"])
+        else:
+            reloads = _given(options["reload"], settings.DEBUG) and getattr(
+                self, "_called_from_command_line", False
+            )
+            supervisor = consuming.supervise(
+                topics,
+                how,
+                processes=processes,
+                shutdown_timeout=how.shutdown_timeout,
+                watchdog=config.watchdog,
+                **({"changed": consuming.SourceWatch()} if reloads else {}),
+                heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
+                health_address=options["health_addr"] or config.health_address,
+            )
+            self._say(options["verbosity"], consuming.ready_line(topics, how.threads or 1, processes))
+            code = supervisor.run()
+            settled = supervisor.processed
+            if supervisor.begin_anew:
+                consuming.begin_anew()
+        self._say(options["verbosity"], f"Settled {settled} deliveries")
+        if code:
+            raise CommandError(_REASONS.get(code, f"a worker process failed ({code})"), returncode=code)
+
+    def _say(self, verbosity: int, text: str) -> None:
+        if verbosity:
+            self.stdout.write(text)
+            self.stdout.flush()
+
+    def _run_here(self, topics: list[Topic], how: consuming.Options, verbosity: int) -> tuple[int, int]:
+        """Be the one worker: a broker in memory is known to no other process."""
+        worker = consuming.WorkerProcess(topics, how)
         asked: list[int] = []
-        running: list[Dispatcher] = []
 
         def ask(number: int, frame: object) -> None:
             if asked:
                 os._exit(1)
             asked.append(number)
-            if not running:
-                sys.exit(0)  # nothing has been taken yet
-            running[0].stop()
+            worker.stop()
 
         previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            dispatcher = self._dispatcher(options)
-            running.append(dispatcher)
-            # What is loaded by now stays: the collector need not look at it again between messages.
-            gc.collect()
-            gc.freeze()
-            dispatcher.run()
+            self._say(verbosity, consuming.ready_line(topics, how.threads or 1))
+            code = worker.run()
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        if options["verbosity"]:
-            self.stdout.write(f"Settled {dispatcher.processed} deliveries")
-            self.stdout.flush()
-        if dispatcher.forced:
-            error = "not all messages could be settled in time; they are left to time out"
-            if getattr(self, "_called_from_command_line", False):
-                # Listeners still run: neither they nor the event loops of async ones may hold up the end.
-                self.stderr.write(f"CommandError: {error}")
-                self.stderr.flush()
-                os._exit(1)
-            raise CommandError(error, returncode=1)
+        return (0 if code == RECYCLE else code), worker.dispatcher.processed
 
-    def _dispatcher(self, options: dict[str, Any]) -> Dispatcher:
-        config = get_config()
-        topics = consuming.chosen_topics(options["topics"], options["exclude"])
-        threads = options["threads"] or config.consumer.threads
-        dispatcher = consuming.build_dispatcher(
-            topics,
-            threads=threads,
-            burst=options["burst"],
-            shutdown_timeout=options["shutdown_timeout"],
-            max_messages=options["max_messages"] or config.consumer.max_messages,
-            max_idle_time=(
-                config.consumer.max_idle_time
-                if options["max_idle_time"] is None
-                else options["max_idle_time"]
-            ),
-        )
-        if options["verbosity"]:
-            self.stdout.write(consuming.ready_line(topics, threads))
-            self.stdout.flush()
-        return dispatcher
+
+_REASONS = {
+    1: "not all messages could be settled in time; they are left to time out",
+    2: "a worker process could not be configured, see above",
+    3: "a worker process could not reach Redis",
+    4: "the watchdog ended the last process that worked",
+}
+
+
+def _given(option: Any, default: Any) -> Any:
+    return default if option is None else option
 
 
 def _log_to_stderr(verbosity: int) -> None:
@@ -136,3 +185,6 @@ def _log_to_stderr(verbosity: int) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         ours.addHandler(handler)
         ours.setLevel(_LEVELS[verbosity])
+
+
+__all__ = ["Command"]

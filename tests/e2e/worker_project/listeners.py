@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 from django.db import connection
 
 from django_rmq import Message, listener
+from tests.e2e import ledger
 from tests.e2e.worker_project.settings import WORKER_DATA
 
 
@@ -50,6 +52,18 @@ def work(message: Message) -> None:
             cursor.execute("INSERT INTO inserted VALUES (%s, %s)", [body["name"], threading.get_ident()])
         time.sleep(0.005)
     write_down("done", body)
+
+
+@listener("ledger")
+def entered(message: Message) -> None:
+    body = message.body
+    entry = (threading.get_ident(), message.slot, message.receipt, body["name"])
+    ledger.write(WORKER_DATA / "ledger", "start", 0, *entry)
+    time.sleep(body["ms"] / 1000)
+    if body.get("do") == "kill":
+        ledger.write(WORKER_DATA / "ledger", "kill", 0, *entry)
+        os.kill(os.getpid(), signal.SIGKILL)
+    ledger.write(WORKER_DATA / "ledger", "end", 0, *entry)
 
 
 @listener("later")

@@ -8,7 +8,7 @@ from pathlib import Path
 WORKER_DATA = Path(os.environ["WORKER_DATA"])
 
 SECRET_KEY = "a-test-has-no-secrets"
-INSTALLED_APPS = ["django_rmq", "tests.e2e.worker_project"]
+INSTALLED_APPS = ["django_rmq", os.environ.get("WORKER_APP", "tests.e2e.worker_project")]
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
@@ -33,7 +33,20 @@ RMQ = {
             "MAX_RETRIES": 1,
             "BACKOFF": 0,
         },
+        "ledger": {
+            "TYPE": "range_merge",
+            "SLOTS": 16,
+            "TIME_RANGE": 1,
+            "TIMEOUT": 2,
+            "MAX_RETRIES": 2,
+            "BACKOFF": 0,
+        },
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
     },
 }
+if "RMQ_TEST_COORDINATOR" in os.environ:
+    RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
+    RMQ["ZOOKEEPER"] = {"HOSTS": "127.0.0.1:2181"}
+if "RMQ_TEST_WATCHDOG" in os.environ:
+    RMQ["CONSUMER"] = {"WATCHDOG": int(os.environ["RMQ_TEST_WATCHDOG"])}

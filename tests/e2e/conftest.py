@@ -1,0 +1,39 @@
+"""Starting worker processes, and ending them after the test whatever happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from django_rmq.broker import Broker
+from tests.e2e.processes import Happened, Start, WorkerProcess
+from tests.workers import client_of
+
+
+@pytest.fixture
+def start(tmp_path: Path, redis_url: str, prefix: str) -> Iterator[Start]:
+    """Start workers; those that still run after the test are killed."""
+    started: list[WorkerProcess] = []
+
+    def start_one(*arguments: str, url: str = redis_url, **environment: str) -> WorkerProcess:
+        worker = WorkerProcess(tmp_path, url, prefix, *arguments, **environment)
+        started.append(worker)
+        return worker
+
+    yield start_one
+    for worker in started:
+        worker.kill()
+
+
+@pytest.fixture
+def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
+    client = client_of(redis_url)
+    yield Broker(client, prefix)
+    client.close()
+
+
+@pytest.fixture
+def happened(tmp_path: Path) -> Happened:
+    return Happened(tmp_path)

@@ -1,0 +1,128 @@
+"""Worker processes as an operator starts them, and what their listeners write down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.workers import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+class WorkerProcess:
+    """One `runrmqconsumers` with its children, and what they print."""
+
+    def __init__(self, data: Path, url: str, prefix: str, *arguments: str, **environment: str) -> None:
+        self.data = data
+        self.output_path = data / f"output-{time.monotonic_ns()}"
+        with self.output_path.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", "manage.py", "runrmqconsumers", *arguments],
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
+                    "REDIS_URL": url,
+                    "RMQ_KEY_PREFIX": prefix,
+                    "WORKER_DATA": str(data),
+                    **environment,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.output_path.read_text()
+
+    def ready(self) -> None:
+        """Return when the worker says that it consumes."""
+        eventually(lambda: "Consuming" in self.output or self.process.poll() is not None, "starting", 30)
+        assert self.process.poll() is None, self.output
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    @property
+    def children(self) -> list[int]:
+        """The worker processes that run at present."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            # State, parent, process group: after the death of the parent they are still in its group.
+            if (
+                fields[0] != "Z"
+                and int(fields[2]) == self.process.pid
+                and int(path.parent.name) != self.process.pid
+            ):
+                found.append(int(path.parent.name))
+        return sorted(found)
+
+    def child(self) -> int:
+        """The one worker process there is."""
+        eventually(lambda: len(self.children) == 1, "one child", 10)
+        return self.children[0]
+
+    def kill(self) -> None:
+        """Kill the parent and all its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def wait(self, seconds: float = 30) -> int:
+        return self.process.wait(seconds)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+Start = Callable[..., WorkerProcess]
+
+
+class Happened:
+    """What listeners have written down."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+
+    def lines(self, word: str) -> list[str]:
+        """The names of the messages of which `word` (begun, done) was written down, in order."""
+        path = self.data / "happened"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.split(" ")[1] for line in lines if line.startswith(f"{word} ")]
+
+    def processes(self) -> set[str]:
+        """The ids of the processes that have begun something."""
+        path = self.data / "happened"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {line.split(" ")[2] for line in lines}
+
+    def wait(self, word: str, count: int) -> None:
+        """Return when `word` was written down so often."""
+        eventually(lambda: len(self.lines(word)) >= count, f"{count} x {word}", 20)
+
+    def go(self) -> None:
+        """Let waiting listeners return."""
+        (self.data / "go").touch()
+
+
+def named(*names: object, do: str = "") -> list[dict[str, Any]]:
+    return [{"name": str(name), "do": do} for name in names]

@@ -1,0 +1,363 @@
+"""Several worker processes on one Redis: they share the slots, and die in every way without losing or overlapping anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_rmq.broker import Broker
+from django_rmq.coordination.redis import describe, members
+from django_rmq.messages import BackOff, Topic, TopicType
+from example_project.embedded_redis import free_port
+from tests.e2e.ledger import Findings, examine, read, write
+from tests.e2e.processes import Happened, Start, WorkerProcess, is_gone, named
+from tests.workers import eventually, live, send, total
+
+LEDGER = Topic(
+    "ledger",
+    TopicType.RANGE_MERGE,
+    slots=16,
+    time_range_ms=1,
+    timeout=2,
+    max_retries=2,
+    backoff=BackOff(0, 0),
+)
+WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
+
+
+class Load:
+    """Messages of the topic `ledger`, and what became of them."""
+
+    def __init__(self, broker: Broker, data: Path) -> None:
+        self.broker = broker
+        self.path = data / "ledger"
+        self.due: dict[str, int] = {}
+        self.poison: set[str] = set()
+
+    def send(self, count: int, ms: float = 5) -> None:
+        """Send so many messages of so many ms of work each."""
+        names = [f"m{len(self.due) + i}" for i in range(count)]
+        self.due |= dict.fromkeys(names, int(time.time() * 1000))
+        send(self.broker, LEDGER, [{"name": name, "ms": ms} for name in names])
+
+    def send_poison(self) -> None:
+        """Send one that kills its process."""
+        name = f"poison{len(self.poison)}"
+        self.poison.add(name)
+        self.due[name] = int(time.time() * 1000)
+        send(self.broker, LEDGER, [{"name": name, "ms": 0, "do": "kill"}])
+
+    def kill(self, pid: int) -> None:
+        """Kill a process with -9, and write it down."""
+        os.kill(pid, signal.SIGKILL)
+        self.note_death(pid)
+
+    def note_death(self, pid: int) -> None:
+        """Write down that a process was killed: what it ran is shut to all others until its time-out."""
+        eventually(lambda: is_gone(pid), "dying")
+        write(self.path, "killed", pid)
+
+    def ended(self) -> set[str]:
+        return {line.name for line in read(self.path) if line.word == "end"}
+
+    def wait_for(self, count: int, seconds: float = 30) -> None:
+        """Return when so many messages have run to their end."""
+        eventually(lambda: len(self.ended()) >= count, f"{count} messages ending", seconds)
+
+    def wait(self, seconds: float = 60) -> None:
+        """Return when nothing waits or runs any more."""
+        eventually(
+            lambda: len(self.ended()) >= len(self.due) - len(self.poison) and live(self.broker, LEDGER) == 0,
+            "finishing",
+            seconds,
+        )
+
+    def examine(self) -> Findings:
+        """Compare; an assertion fails where anything is wrong."""
+        found = examine(read(self.path), self.due, poison=self.poison)
+        assert found.clean(), found
+        return found
+
+    def charged(self) -> int:
+        """Deliveries that cost a retry."""
+        return total(self.broker, LEDGER, "expired") + total(self.broker, LEDGER, "failed")
+
+
+@pytest.fixture
+def load(broker: Broker, tmp_path: Path) -> Load:
+    return Load(broker, tmp_path)
+
+
+def shares(broker: Broker, topic: str = "ledger") -> dict[int, int]:
+    """Process id -> how many slots of the topic it owns."""
+    by_worker: Counter[str] = Counter()
+    for holding in describe(broker):
+        if holding.topic == topic:
+            by_worker[holding.worker] += holding.stop - holding.start
+    return {member.worker.pid: by_worker[member.worker.id] for member in members(broker)}
+
+
+def owned_by(broker: Broker, worker: WorkerProcess, topic: str = "ledger") -> int:
+    """How many slots of the topic the processes of a command own."""
+    children = worker.children
+    return sum(count for pid, count in shares(broker, topic).items() if pid in children)
+
+
+def timed(condition: Callable[[], Any], what: str, seconds: float) -> float:
+    """Wait for a condition; return how long that took."""
+    began = time.monotonic()
+    eventually(condition, what, seconds)
+    return time.monotonic() - began
+
+
+# --- one command
+
+
+def test_what_a_killed_process_had_not_begun_is_handed_out_again_at_once(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    send(broker, WORK, named("held", do="wait"))
+    worker = start("work", "-t", "1")
+    happened.wait("begun", 1)
+    shut = next(slot for slot in range(WORK.slots) if broker.audit(WORK, slot).prepare)
+    send(broker, WORK, named(*range(60)))
+    eventually(
+        lambda: any(broker.audit(WORK, slot).prepare for slot in range(WORK.slots) if slot != shut),
+        "more in hand",
+    )
+    free = sum(broker.audit(WORK, slot).store + broker.audit(WORK, slot).prepare for slot in range(4)) - 1
+    free -= broker.audit(WORK, shut).store
+    dead = worker.child()
+    os.kill(dead, signal.SIGKILL)
+    # Its session would last 4 s, the time-out 30 s.
+    eventually(lambda: re.findall(r"Worker process \d+ started", worker.output)[1:], "a successor")
+    assert dead not in shares(broker, "work")
+    spent = timed(lambda: len(happened.lines("done")) >= free, "being handed out again", 12)
+    print(f"handed out again after {spent:.2f} s")
+    assert "had not begun" in worker.output
+    assert total(broker, WORK, "expired") == 0
+    assert broker.audit(WORK, shut).prepare == 1, "what ran is left to its time-out"
+    assert happened.lines("begun").count("held") == 1
+    worker.signal()
+    assert worker.wait() == 0
+
+
+def test_killed_processes_lose_nothing_and_nothing_overlaps(start: Start, load: Load) -> None:
+    load.send(500)
+    worker = start("ledger", "-p", "2", "-t", "2")
+    for done in (50, 150, 250, 350):
+        load.wait_for(done)
+        eventually(lambda: len(worker.children) == 2, "two children")
+        load.kill(worker.children[done % 2])
+    load.wait()
+    worker.signal()
+    assert worker.wait() == 0
+    load.examine()
+    assert load.charged() <= 4 * 2, "only what ran was charged"
+    assert worker.output.count("killed by SIGKILL") == 4
+
+
+def test_a_poison_that_kills_its_process_dies_after_its_retries_and_takes_no_neighbour_with_it(
+    start: Start, broker: Broker, load: Load
+) -> None:
+    load.send(60, ms=1)
+    load.send_poison()
+    load.send(60, ms=1)
+    worker = start("ledger", "-t", "1")
+    load.wait()
+    worker.signal()
+    assert worker.wait() == 0
+    found = load.examine()
+    assert found.runs["poison0"] == 1 + LEDGER.max_retries
+    assert total(broker, LEDGER, "died") == 1
+    assert total(broker, LEDGER, "committed") == 120
+    assert load.charged() == 1 + LEDGER.max_retries, "nobody else was charged"
+
+
+def test_the_children_of_a_killed_parent_end_by_themselves(start: Start, load: Load) -> None:
+    load.send(400)
+    worker = start("ledger", "-p", "2", "-t", "2")
+    load.wait_for(20)
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.wait()
+    spent = timed(lambda: not worker.children, "the end of the children", 10)
+    print(f"the children ended after {spent:.2f} s")
+    rest = start("ledger", "--burst", "-t", "4")
+    assert rest.wait() == 0
+    load.wait()
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
+def test_replacing_all_processes_under_load_loses_nothing(start: Start, load: Load) -> None:
+    load.send(500)
+    worker = start("ledger", "-p", "2", "-t", "2")
+    load.wait_for(30)
+    before = set(worker.children)
+    worker.signal(signal.SIGHUP)
+    eventually(lambda: len(set(worker.children) - before) == 2, "the successors", 20)
+    worker.signal(signal.SIGHUP)
+    load.wait()
+    worker.signal()
+    assert worker.wait() == 0
+    found = load.examine()
+    assert not found.doubled
+    assert load.charged() == 0
+    assert not before & set(worker.children)
+
+
+def test_sigusr1_writes_down_where_parent_and_children_are(start: Start, load: Load) -> None:
+    worker = start("ledger")
+    worker.ready()
+    load.send(1)
+    load.wait()
+    worker.signal(signal.SIGUSR1)
+    eventually(lambda: "in _read_inbox" in worker.output and "in run" in worker.output, "the stacks")
+    worker.signal()
+    assert worker.wait() == 0
+
+
+def test_health_is_answered_and_the_heartbeat_file_touched(start: Start, load: Load, tmp_path: Path) -> None:
+    port, beat = free_port(), tmp_path / "beat"
+
+    def ask(path: str) -> tuple[int, dict[str, Any]]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    worker = start("ledger", "-p", "2", "--health-addr", f"127.0.0.1:{port}", "--heartbeat-file", str(beat))
+    worker.ready()
+    eventually(lambda: len(worker.children) == 2, "the children")
+    eventually(lambda: ask("ready")[0] == 200, "being ready", 20)
+    status, said = ask("live")
+    assert (status, said["live"], sorted(said["processes"])) == (200, True, worker.children)
+    assert ask("nowhere")[0] == 404
+    touched = beat.stat().st_mtime_ns
+    eventually(lambda: beat.stat().st_mtime_ns > touched, "another touch")
+    worker.signal()
+    assert worker.wait() == 0
+
+
+def test_a_hung_process_is_ended_by_the_watchdog(start: Start, load: Load) -> None:
+    worker = start("ledger", RMQ_TEST_WATCHDOG="2")
+    worker.ready()
+    load.send(1)
+    load.wait()
+    os.kill(worker.child(), signal.SIGSTOP)
+    assert worker.wait() == 4
+    assert "has made no progress for 2 s" in worker.output
+    assert "the watchdog ended the last process that worked" in worker.output
+
+
+# --- two commands
+
+
+def both_share(broker: Broker, first: WorkerProcess, second: WorkerProcess) -> None:
+    eventually(
+        lambda: owned_by(broker, first) + owned_by(broker, second) == 16 and owned_by(broker, second) == 8,
+        "sharing the slots",
+        25,
+    )
+
+
+def test_two_commands_share_the_slots_and_one_that_is_stopped_hands_over_at_once(
+    start: Start, broker: Broker, load: Load
+) -> None:
+    first, second = start("ledger", "-p", "2", "-t", "2"), start("ledger", "-p", "2", "-t", "2")
+    first.ready()
+    second.ready()
+    both_share(broker, first, second)
+    eventually(lambda: sorted(shares(broker).values()) == [4, 4, 4, 4], "sharing equally", 25)
+    load.send(800)
+    load.wait_for(50)
+    first.signal()
+    spent = timed(lambda: owned_by(broker, second) == 16, "taking over", 5)
+    print(f"taken over {spent:.2f} s after SIGTERM")
+    assert first.wait() == 0
+    load.wait()
+    second.signal()
+    assert second.wait() == 0
+    found = load.examine()
+    assert not found.doubled, "nothing was handed out again"
+    assert load.charged() == 0
+
+
+def test_slots_are_handed_over_while_a_listener_still_runs(
+    start: Start, broker: Broker, happened: Happened
+) -> None:
+    send(broker, WORK, named("held", do="wait"))
+    first = start("work")
+    happened.wait("begun", 1)
+    second = start("work")
+    second.ready()
+    eventually(lambda: owned_by(broker, second, "work") == 2, "sharing the slots", 25)
+    first.signal()
+    eventually(lambda: owned_by(broker, second, "work") == 4, "taking over", 5)
+    assert first.children, "it waits for its listener"
+    send(broker, WORK, named(*range(20)))
+    eventually(lambda: happened.lines("done"), "the other one working")
+    happened.go()
+    assert first.wait() == 0
+    happened.wait("done", 21)
+    second.signal()
+    assert second.wait() == 0
+    assert Counter(happened.lines("begun")) == Counter(["held", *map(str, range(20))])
+    assert total(broker, WORK, "failed") == total(broker, WORK, "expired") == 0
+
+
+def test_what_a_killed_command_owned_is_taken_over_after_its_session(
+    start: Start, broker: Broker, load: Load
+) -> None:
+    first, second = start("ledger", "-p", "2", "-t", "2"), start("ledger", "-t", "2")
+    first.ready()
+    second.ready()
+    eventually(lambda: len(shares(broker)) == 3 and sum(shares(broker).values()) == 16, "sharing", 25)
+    assert max(shares(broker).values()) - min(shares(broker).values()) <= 1
+    load.send(600)
+    load.wait_for(50)
+    dead = first.children
+    first.kill()
+    for pid in dead:
+        load.note_death(pid)
+    # Goal: the session of 4 s and 1.5 s.
+    spent = timed(lambda: owned_by(broker, second) == 16, "taking over", 27)
+    print(f"taken over {spent:.2f} s after kill -9")
+    load.wait()
+    second.signal()
+    assert second.wait() == 0
+    load.examine()
+    assert 0 < load.charged() < 600, "what was in hand timed out: nobody was left to give it back"
+    assert total(broker, LEDGER, "died") == 0
+
+
+def test_workers_come_together_as_a_dotted_path_says(start: Start, load: Load) -> None:
+    load.send(20)
+    worker = start("ledger", "--burst", RMQ_TEST_COORDINATOR="tests.e2e.worker_project.coordinators.alone")
+    assert worker.wait() == 0
+    load.wait()
+    assert "alone" in worker.output
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "says"),
+    [("zookeeper", "ZooKeeper yet"), ("tests.e2e.worker_project.coordinators.nobody", "nobody")],
+)
+def test_a_coordinator_that_is_not_there_ends_with_2(start: Start, coordinator: str, says: str) -> None:
+    worker = start("ledger", RMQ_TEST_COORDINATOR=coordinator)
+    assert worker.wait() == 2
+    assert says in worker.output
+    assert "Traceback" not in worker.output

@@ -1,0 +1,16 @@
+"""A coordinator of the project's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
+
+
+def alone(
+    broker: Any, worker: Worker, own: Callable[[Slots], None], disown: Callable[[Slots], None]
+) -> Coordinator:
+    """Own everything, and say so."""
+    print("alone", flush=True)
+    return StaticCoordinator(worker, own, disown)

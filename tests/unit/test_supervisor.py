@@ -1,0 +1,324 @@
+"""The parent of worker processes, with children that do next to nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_rmq.consumer import supervisor as module
+from django_rmq.consumer.notes import Notes
+from django_rmq.consumer.supervisor import RECYCLE, Supervisor
+from django_rmq.exceptions import ConfigurationError, ServerUnavailable
+from example_project.embedded_redis import free_port
+
+
+@pytest.fixture(autouse=True)
+def no_hang() -> Iterator[None]:
+    """End a test that hangs; children end with their parent, or after a minute."""
+
+    def complain(number: int, frame: object) -> None:
+        raise AssertionError("the supervisor did not end")
+
+    previous = signal.signal(signal.SIGALRM, complain)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+class Diary:
+    """A file to which children write a letter each time they start."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, letter: str = "s") -> int:
+        """Append; return how often that was done before."""
+        with self.path.open("a") as file:
+            file.write(letter)
+        return self.text.count(letter) - 1
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text() if self.path.exists() else ""
+
+
+@pytest.fixture
+def diary(tmp_path: Path) -> Diary:
+    return Diary(tmp_path / "diary")
+
+
+def until_sigterm(code: int = RECYCLE) -> int:
+    """Wait for SIGTERM as a worker would."""
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    for _ in range(600):
+        if asked.wait(0.1):
+            return code
+    return 1
+
+
+def supervise(child: Callable[[Notes], int], processes: int = 1, **options: Any) -> Supervisor:
+    return Supervisor(child, processes, lambda: Notes(1, []), **options)
+
+
+def test_it_ends_when_all_children_have_ended_for_good(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        notes.beat(5, True)
+        diary.write()
+        return 0
+
+    parent = supervise(child, 3)
+    assert parent.run() == 0
+    assert diary.text == "sss"
+    assert parent.processed == 15
+    assert parent.pids == []
+
+
+def test_a_child_that_dies_is_replaced_and_its_notes_are_shown(diary: Diary) -> None:
+    shown: list[str] = []
+
+    def child(notes: Notes) -> int:
+        assert notes.owner == ""
+        notes.owner = f"owner-{diary.text}"
+        if diary.write() < 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    def died(notes: Notes) -> int:
+        shown.append(notes.owner)
+        return 1
+
+    began = time.monotonic()
+    assert supervise(child, died=died).run() == 0
+    assert shown == ["owner-", "owner-s"]
+    assert time.monotonic() - began >= 0.3, "0.1 s and 0.2 s"
+
+
+def test_a_child_that_raises_or_fails_is_replaced(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        if diary.write() == 0:
+            raise ValueError("no")
+        if diary.text.count("s") == 2:
+            raise SystemExit(3)
+        return 0
+
+    assert supervise(child).run() == 0
+    assert diary.text == "sss"
+
+
+def test_a_child_that_asks_for_a_successor_gets_it_at_once(diary: Diary) -> None:
+    died = []
+
+    def note(notes: Notes) -> int:
+        died.append(notes)
+        return 0
+
+    def child(notes: Notes) -> int:
+        return RECYCLE if diary.write() < 20 else 0
+
+    began = time.monotonic()
+    assert supervise(child, died=note).run() == 0
+    assert diary.text == "s" * 21
+    assert not died
+    assert time.monotonic() - began < 5
+
+
+def test_redis_being_away_while_giving_back_does_not_end_the_parent(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        return 0 if diary.write() else 1
+
+    def died(notes: Notes) -> int:
+        raise ServerUnavailable("away")
+
+    assert supervise(child, died=died).run() == 0
+    assert diary.text == "ss"
+
+
+def test_a_child_that_cannot_be_configured_ends_everything(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        return 2 if diary.write() == 0 else until_sigterm()
+
+    assert supervise(child, 2).run() == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_all_children_end(diary: Diary, number: int) -> None:
+    def child(notes: Notes) -> int:
+        if diary.write() == 1:
+            os.kill(os.getppid(), number)
+        return until_sigterm()
+
+    assert supervise(child, 2).run() == 0
+    assert diary.text == "ss"
+
+
+def test_a_second_signal_kills_them(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        def ignore(number: int, frame: object) -> None:
+            os.kill(os.getppid(), signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, ignore)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+        return 0
+
+    assert supervise(child).run() == 1
+
+
+def test_a_child_that_does_not_end_in_time_is_killed(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
+    def child(notes: Notes) -> int:
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+        return 0
+
+    assert supervise(child, shutdown_timeout=-4.5).run() == 1
+
+
+def test_a_child_that_fails_while_all_are_ending_gives_its_exit_code(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        os.kill(os.getppid(), signal.SIGTERM)
+        return until_sigterm(3)
+
+    assert supervise(child).run() == 3
+
+
+def test_sighup_replaces_all_children(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        seen = diary.write()
+        if seen == 1:
+            os.kill(os.getppid(), signal.SIGHUP)
+        if seen == 3:
+            os.kill(os.getppid(), signal.SIGTERM)
+        return until_sigterm()
+
+    assert supervise(child, 2).run() == 0
+    assert diary.text == "ssss"
+
+
+def test_a_child_heeds_neither_ctrl_c_nor_a_lost_terminal(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP})
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGHUP)
+        diary.write()
+        return 0
+
+    assert supervise(child).run() == 0
+    assert diary.text == "s"
+
+
+def test_the_watchdog_ends_the_only_process_and_the_command(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        notes.beat(0, True)
+        diary.write()
+        time.sleep(60)
+        return 0
+
+    assert supervise(child, watchdog=1.0).run() == 4
+    assert diary.text == "s"
+
+
+def test_the_watchdog_replaces_a_hung_process_beside_one_that_works(diary: Diary) -> None:
+    def child(notes: Notes) -> int:
+        notes.beat(0, True)
+        if diary.write() == 0:
+            time.sleep(60)
+        for _ in range(600):
+            notes.beat(0, True)
+            time.sleep(0.05)
+            if diary.text.count("s") == 3:
+                return 0
+        return 1
+
+    assert supervise(child, 2, watchdog=1.0).run() == 0
+    assert diary.text == "sss"
+
+
+def test_the_wait_before_a_successor_doubles_up_to_a_bound() -> None:
+    parent = supervise(lambda notes: 1)
+    child = module._Child(Notes(1, []))
+    waits = []
+    for _ in range(12):
+        child.started = time.monotonic()
+        parent._ended(child, 1, 1)
+        waits.append(child.not_before - time.monotonic())
+    assert waits[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.02)
+    assert waits[-1] == pytest.approx(30, abs=0.1)
+    child.started = time.monotonic() - 31
+    parent._ended(child, 1, 1)
+    assert child.not_before - time.monotonic() == pytest.approx(0.1, abs=0.02)
+
+
+def test_the_heartbeat_file_is_touched_and_must_be_touchable(diary: Diary, tmp_path: Path) -> None:
+    beat = tmp_path / "beat"
+
+    def child(notes: Notes) -> int:
+        for _ in range(200):
+            if beat.exists():
+                return 0
+            time.sleep(0.05)
+        return 1
+
+    assert supervise(child, heartbeat_file=str(beat)).run() == 0
+    with pytest.raises(ConfigurationError, match="heartbeat file"):
+        supervise(child, heartbeat_file=str(tmp_path / "no" / "beat")).run()
+
+
+def test_health_is_answered_between_forks_whatever_is_asked(diary: Diary) -> None:
+    port = free_port()
+
+    def ask(text: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), 5) as connection:
+            connection.sendall(text)
+            if not text.endswith(b"\r\n\r\n"):
+                connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            while more := connection.recv(4096):
+                answer += more
+            return answer
+
+    def child(notes: Notes) -> int:
+        if not ask(b"GET /ready HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503"):
+            return 2
+        notes.beat(3, True)
+        answer = ask(b"GET /ready/?x HTTP/1.1\r\nHost: x\r\n\r\n")
+        seen = {
+            "ready": answer.startswith(b"HTTP/1.1 200 OK\r\n") and b'"settled": 3' in answer,
+            "live": ask(b"GET /live HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200"),
+            "post": ask(b"POST /live HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405"),
+            "elsewhere": ask(b"GET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 404"),
+            "head": ask(b"HEAD /live HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\n"),
+            "broken off": ask(b"GET /li") == b"",
+            "noise": ask(b"\xff\x00 \xfe\r\n\r\n").startswith(b"HTTP/1.1 405"),
+        }
+        for name, is_right in seen.items():
+            if not is_right:
+                diary.write(f" {name}")
+        return 0
+
+    assert supervise(child, health_address=f"127.0.0.1:{port}").run() == 0
+    assert diary.text == ""
+
+
+def test_an_address_in_use_is_a_configuration_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigurationError, match="health cannot be answered"):
+            supervise(lambda notes: 0, health_address=address).run()
+
+
+def test_the_handlers_of_before_are_back_afterwards() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    assert supervise(lambda notes: 0).run() == 0
+    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]

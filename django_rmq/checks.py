@@ -22,6 +22,7 @@ rmq.E023   a listener for a topic that is not declared
 rmq.E024   a listener for a topic that says LISTENER: False
 rmq.W001   a topic without a listener
 rmq.W002   no topic is declared
+rmq.W003   a setting that nothing acts upon in this version
 =========  ====================================================================================
 
 E001 to E012 are found by ``conf``, which alone reads settings; but what nobody imports until it is needed
@@ -39,7 +40,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.utils.module_loading import import_string
 
 from django_rmq import registry
-from django_rmq.conf import Config, did_you_mean, read_settings
+from django_rmq.conf import Config, did_you_mean, read_settings, without_effect
 from django_rmq.exceptions import ConfigurationError
 
 
@@ -50,6 +51,15 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
     if config is None:
         return [Error(message, hint=hint or None, id=id_) for id_, message, hint in problems]
     found = list(_paths(config))
+    idle = without_effect()
+    if idle:
+        found.append(
+            checks.Warning(
+                f"Nothing acts upon {', '.join(idle)} in this version.",
+                hint="Remove it, or do not rely on it.",
+                id="rmq.W003",
+            )
+        )
     if not config.topics:
         found.append(
             checks.Warning(

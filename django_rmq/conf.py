@@ -775,6 +775,24 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
+PLANNED = ("ZOOKEEPER", "DURABILITY", "HISTORY", "ADMIN", "API", "EVENTS")
+PLANNED_OF_TOPICS = ("MAX_RATE", "MAX_IN_FLIGHT", "FLOW", "DEAD_RETENTION")
+
+
+def without_effect() -> list[str]:
+    """Return the settings that are given and valid, and that nothing of this version acts upon."""
+    given: Any = getattr(settings, "RMQ", None) or {}
+    found = [f'RMQ["{name}"]' for name in PLANNED if given.get(name)]
+    redis = given.get("REDIS")
+    if isinstance(redis, Mapping) and "CLUSTER" in redis:
+        found.append('RMQ["REDIS"]["CLUSTER"]')
+    places = {'RMQ["TOPIC_DEFAULTS"]': given.get("TOPIC_DEFAULTS") or {}}
+    places |= {f'RMQ["TOPICS"]["{name}"]': topic for name, topic in (given.get("TOPICS") or {}).items()}
+    for place, options in places.items():
+        found += [f'{place}["{name}"]' for name in PLANNED_OF_TOPICS if options.get(name) is not None]
+    return found
+
+
 def get_config() -> Config:
     """Return the configuration, read once. Raises ``ConfigurationError`` with all that is wrong."""
     global _config  # noqa: PLW0603 - one per process, like the settings it comes from

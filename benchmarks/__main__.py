@@ -21,7 +21,9 @@ from example_project.embedded_redis import start_redis
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default 7)")
-    parser.add_argument("--messages", type=int, default=60_000, help="messages per bulk work")
+    parser.add_argument(
+        "--messages", type=int, default=200_000, help="messages per bulk work: enough to drown a start"
+    )
     parser.add_argument("--singles", type=int, default=2_000, help="messages per single-send work")
     parser.add_argument("--only", default="", help="only works whose name contains this")
     parser.add_argument("--json", type=Path, help="write the results there too")

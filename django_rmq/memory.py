@@ -61,7 +61,7 @@ LARGEST_WITH_RETRIES = (1 << 43) - 1
 LONGEST_DELAY_MS = 1 << 42
 """139 years: now plus this stays below ``LARGEST_WITH_RETRIES``."""
 
-UPKEEP = 500
+UPKEEP = 400
 """Deliveries that one prepare times out, and rested messages that it returns, at most."""
 
 

@@ -65,7 +65,7 @@ redis.call('HDEL', control, '')
 if not (known_slots and known[6] and known[7]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
-local share = math.min(limit, 500)
+local share = math.min(limit, 400)
 local expired = expire_due(share)
 local promoted = promote_due(share)
 -- Read here, for `limit` may become less: there may be more upkeep to do.

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -235,13 +236,14 @@ def _cursor(after: tuple[str, bytes] | None) -> tuple[str, bytes]:
     return ("", b"") if after is None else after
 
 
-class Transitions:
+class Transitions(ABC):
     """Every transition of a slot. Where a call names several members, all belong to ``slot``."""
 
     prefix: str
 
+    @abstractmethod
     def _run(self, call: Call) -> Any:
-        raise NotImplementedError
+        """Run or collect a call."""
 
     def _keys(self, topic: Topic, slot: int) -> SlotKeys:
         return slot_keys(self.prefix, topic.name, slot)
@@ -754,14 +756,6 @@ def translate(error: RedisError) -> RmqError:
     if word in _UNAVAILABLE or isinstance(error, _UNAVAILABLE_ERRORS):
         return ServerUnavailable(f"Redis cannot answer now: {text}")
     return ServerRefused(f"Redis answered: {text}")
-
-
-class RedisClient(Protocol):
-    """What Broker needs of a redis-py client: no retries of its own, replies as bytes."""
-
-    connection_pool: Any
-
-    def execute_command(self, *args: Any) -> Any: ...
 
 
 class Broker(Transitions):

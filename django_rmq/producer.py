@@ -396,6 +396,7 @@ class Producer:
         try:
             for start in range(0, len(members), ROUND_TRIP):
                 part = members[start : start + ROUND_TRIP]
+                # keys.slot_of, without a call for each message: a slot count is a power of two.
                 slots = [crc32(basis) & mask for basis in bases[start : start + ROUND_TRIP]]
                 groups: defaultdict[int, list[bytes]] = defaultdict(list)
                 for slot, member in zip(slots, part, strict=True):

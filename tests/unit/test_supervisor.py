@@ -241,7 +241,8 @@ def test_the_watchdog_replaces_a_hung_process_beside_one_that_works(diary: Diary
                 return 0
         return 1
 
-    assert supervise(child, 2, watchdog=1.0).run() == 0
+    # Generous: the one that works must never be late by so much, on a machine that is busy with other things too.
+    assert supervise(child, 2, watchdog=4.0).run() == 0
     assert diary.text == "sss"
 
 

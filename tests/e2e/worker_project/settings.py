@@ -46,10 +46,9 @@ RMQ = {
         "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "TIMEOUT": 1, "BACKOFF": 0},
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
+        "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }
 if "RMQ_TEST_COORDINATOR" in os.environ:
     RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
     RMQ["ZOOKEEPER"] = {"HOSTS": "127.0.0.1:2181"}
-if "RMQ_TEST_WATCHDOG" in os.environ:
-    RMQ["CONSUMER"] = {"WATCHDOG": int(os.environ["RMQ_TEST_WATCHDOG"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -48,4 +49,5 @@ RMQ = {
 }
 if "RMQ_TEST_COORDINATOR" in os.environ:
     RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
-    RMQ["ZOOKEEPER"] = {"HOSTS": "127.0.0.1:2181"}
+if "RMQ_TEST_ZOOKEEPER" in os.environ:
+    RMQ["ZOOKEEPER"] = json.loads(os.environ["RMQ_TEST_ZOOKEEPER"])

@@ -76,6 +76,9 @@ CONNECT_SECONDS = 5.0
 RETRY_SECONDS = 0.25
 """Between two attempts to join."""
 
+REJOIN_SECONDS = 1.5
+"""Who has lost its session may not be the only one: for so long it lets the others come back before it assigns."""
+
 MAX_NODE = 700_000
 """Bytes of one node. ZooKeeper's own limit is 1 MB for a whole request."""
 
@@ -419,6 +422,7 @@ class ZooKeeperCoordinator(Coordinator):
         """The last assignment that could be read: if it is gone, the next one moves as little as it can."""
         self._published: dict[str, bytes] | None = None
         self._changed_at = 0.0
+        self._rejoined_at = float("-inf")
         self._stale_since: float | None = None
         self._is_current = False
         self._sent = float("-inf")
@@ -465,6 +469,9 @@ class ZooKeeperCoordinator(Coordinator):
         """Return whether all that is known here has been assigned and told, waiting for it if need be."""
 
         def is_settled() -> bool:
+            session = self._session
+            if session is None or not session.is_connected:
+                return False
             in_session = uptime() < self._sent + self.session_seconds
             return in_session and self._is_current and self._ownership.is_settled()
 
@@ -520,6 +527,7 @@ class ZooKeeperCoordinator(Coordinator):
             session = None
         if session is None:
             session = self._join()
+            self._rejoined_at = uptime()
         if not session.is_connected:
             raise ServerUnavailable(f"the connection to ZooKeeper at {self.ensemble.hosts} was lost")
         if self._announced is not self.worker:
@@ -699,7 +707,8 @@ class ZooKeeperCoordinator(Coordinator):
         if self._stale_since is None:
             self._stale_since = now
         settled = min(self._changed_at + self._settle_seconds, self._stale_since + 3 * self._settle_seconds)
-        due = max(settled, self._stale_since) + rank * self.session_seconds
+        settled = max(settled, self._stale_since, self._rejoined_at + REJOIN_SECONDS)
+        due = settled + rank * self.session_seconds
         if now < due:
             return due
         self._stale_since = None

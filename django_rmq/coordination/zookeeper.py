@@ -311,7 +311,7 @@ class _Session:
         return dict(self.texts("workers", ids))
 
     def texts(self, folder: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield the data of those of the nodes that are still there."""
+        """Yield the data of those of the nodes that are still there; of those that we may not read, nothing."""
         wanted = list(names)
         for start in range(0, len(wanted), 500):
             part = wanted[start : start + 500]
@@ -321,6 +321,8 @@ class _Session:
                     ((data, _),) = self.ask(question)
                 except kazoo.NoNodeError:
                     continue
+                except ServerRefused:
+                    data = b""
                 yield name, data
 
     def plan(self) -> Plan:
@@ -765,7 +767,10 @@ class ZooKeeperCoordinator(Coordinator):
         except RmqError as error:
             self._complain("definitions", "The definitions published in ZooKeeper are used: %s", error)
             return {name: found for name, text in self._published.items() if (found := _definition(text))}
-        self._publish(session, registered)
+        try:
+            self._publish(session, registered)
+        except ServerRefused as error:
+            self._complain("publish", "Definitions cannot be published: %s", error)
         return registered
 
     def _publish(self, session: _Session, registered: Mapping[str, Mapping[str, Any]]) -> None:

@@ -457,15 +457,21 @@ def test_a_login_of_a_kind_that_the_server_does_not_know_is_refused(ensemble: En
         check(closed(ensemble, ("palmistry", "a:b")))
 
 
-def test_nodes_that_are_open_though_they_should_not_be_are_told(
+def test_logins_may_be_introduced_one_worker_after_the_other(
     party: Party, caplog: pytest.LogCaptureFixture
 ) -> None:
-    party.add()
-    with pytest.raises(AssertionError):
-        assert "was made for everybody" in caplog.text
-    party.add(ensemble=closed(party.ensemble))
-    assert "was made for everybody" in caplog.text
+    """Who has none yet cannot read of those who have: it shares out without them as long as it is the first."""
+    old = party.add(identity="0" * 32)
     party.wait_until_shared_out()
+    assert "was made for everybody" not in caplog.text
+    new = party.add(ensemble=closed(party.ensemble))
+    assert "was made for everybody" in caplog.text
+    assert old.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    assert len(old.serial()) == 64
+    party.add(ensemble=closed(party.ensemble))
+    old.leave()
+    party.wait_until_shared_out()
+    assert len(new.serial()) == 32
 
 
 # --- ZooKeeper away

@@ -331,12 +331,9 @@ __all__ = [
     "Purpose",
     "agree",
     "build_client",
-<<<<<<< HEAD
+    "build_cluster",
     "build_ensemble",
     "check_coordinator",
-=======
-    "build_cluster",
->>>>>>> main
     "close",
     "coordinator_maker",
     "end_session",

@@ -7,12 +7,8 @@ import socket
 import tempfile
 import threading
 import time
-<<<<<<< HEAD
-from contextlib import suppress
-=======
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
->>>>>>> main
 from pathlib import Path
 from typing import Any, Self
 

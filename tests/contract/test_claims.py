@@ -183,8 +183,10 @@ def test_the_end_of_a_lease_spends_a_retry(make: MakeSlot, state: str, max_retri
         assert slot.expire() == 1
     else:
         slot.clock.advance(ms=1)
-        taken = slot.take() if by == "prepare" else slot.claim("t", 1, LEASE_MS, 10)
-        assert not (taken.deliveries if by == "prepare" else taken.taken)
+        if by == "prepare":
+            assert not slot.take().deliveries
+        else:
+            assert not slot.claim("t", 1, LEASE_MS, 10).taken
     assert slot.where(A) == {"C": "T" if max_retries else "D", "CW": "W"}[state]
     assert slot.counted("claim_returned") == 1
     assert not slot.zset("claimants") and not slot.hash("claim_body")
@@ -295,6 +297,17 @@ def test_what_is_known_of_a_claimed_messages_failures_outlives_its_newer_copy(sl
     assert slot.hash("failures") == known
     assert slot.ack("s", 1) == ("ok", 0)
     assert slot.hash("failures") == {}
+
+
+def test_a_newer_copy_keeps_what_is_known_of_failures_when_the_claimed_one_is_acknowledged(
+    slot: Slot,
+) -> None:
+    bring(slot, "w")
+    claim(slot)
+    slot.send(A)
+    known = slot.hash("failures")
+    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.hash("failures") == known != {}
 
 
 def test_ack_walks_in_steps_where_failures_are_to_be_tidied_up(make_slot: MakeSlot) -> None:

@@ -26,7 +26,7 @@ from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisServer, TcpProxy
 
-READ_ONLY = {"audit", "count", "find", "heads", "held", "peek", "read_claim"}
+READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim"}
 SENDS = {"send_merge", "send_replace", "ensure"}
 ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim"}
 
@@ -116,6 +116,8 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "count": lambda slot, receipt: slot.count(),
     "heads": lambda slot, receipt: slot.broker.heads(slot.topic, [0]),
     "audit": lambda slot, receipt: slot.audit(),
+    "between": lambda slot, receipt: slot.between("store"),
+    "look": lambda slot, receipt: slot.look([b"waiting", b"flying", b"dead"]),
 }
 
 REPEATED: dict[str, Any] = {

@@ -182,6 +182,8 @@ def every_script(slot: Timed) -> Timed:
             search = partial(slot.find, "store", b"nowhere", after=after, scan=BATCH, descending=descending)
             slot.time("find", search)
     slot.time("count", slot.count)
+    slot.time("between", lambda: slot.between("store"))
+    slot.time("look", lambda: slot.look(waiting[:100]))
     slot.time("audit", slot.audit)
     slot.time("configure", slot.configure)
     slot.time("purge", lambda: slot.purge("store", limit=BATCH))

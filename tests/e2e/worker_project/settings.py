@@ -1,4 +1,5 @@
-"""Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module)."""
+"""Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
+(where its processes kill themselves, see `points`)."""
 
 from __future__ import annotations
 
@@ -41,12 +42,13 @@ RMQ = {
             "MAX_RETRIES": 2,
             "BACKOFF": 0,
         },
+        "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 2, "BACKOFF": 0},
+        "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "TIMEOUT": 1, "BACKOFF": 0},
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
+        "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }
 if "RMQ_TEST_COORDINATOR" in os.environ:
     RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
     RMQ["ZOOKEEPER"] = {"HOSTS": "127.0.0.1:2181"}
-if "RMQ_TEST_WATCHDOG" in os.environ:
-    RMQ["CONSUMER"] = {"WATCHDOG": int(os.environ["RMQ_TEST_WATCHDOG"])}

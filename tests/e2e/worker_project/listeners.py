@@ -35,6 +35,7 @@ def wait_for_the_test(seconds: float = 30) -> None:
 
 
 @listener("work")
+@listener("shared")
 @listener("one-slot")
 @listener("brief")
 def work(message: Message) -> None:

@@ -94,7 +94,9 @@ class RmqCommand(BaseCommand):
 
 def outcomes_text(outcomes: dict[str, int]) -> str:
     """Return outcomes as people read them."""
-    told = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
+    told = ", ".join(
+        f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count or word == "matching"
+    )
     return told or "nothing to do"
 
 

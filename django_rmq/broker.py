@@ -1288,7 +1288,10 @@ class Wakeups:
         return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
 
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
-        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first."""
+        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first.
+
+        ``-1 - slot``: the slot was paused.
+        """
         woken: list[tuple[str, int]] = []
         try:
             while message := self._pubsub.get_message(timeout=0.0 if woken else timeout):

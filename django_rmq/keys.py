@@ -23,7 +23,8 @@ key                  type    member -> score, or field -> value
 ``claimants_{K}``    zset    Spark consumer -> ms when its lease ends, while it holds something
 ``P rmq:topics``     hash    topic -> its definition as JSON
 ``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=`` of its own
-``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier
+``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
+                             -1 - index, when the slot is paused
 ``sessions_{W}``     zset    worker -> ms when its session ends; ``W = P + "rmq:workers"``
 ``workers_{W}``      hash    worker -> its token, and what it says of itself as JSON
 ``assignment_{W}``   hash    members: version of the membership; plan: who owns what, as JSON;

@@ -1228,6 +1228,7 @@ class InMemoryBroker:
                 return "unchanged"
             if paused:
                 s.control[b"paused"] = b"1"
+                self._publish(topic, -1 - slot)
                 return "paused"
             del s.control[b"paused"]
             s.control.pop(b"sleeping_until", None)

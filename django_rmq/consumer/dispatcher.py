@@ -510,8 +510,11 @@ class Dispatcher:
         if isinstance(item, Slice):
             self._finished(item)
         elif isinstance(item, _Wake):
-            place = self._places.get((item.topic, item.slot))
-            if place is not None:
+            place = self._places.get((item.topic, max(item.slot, -1 - item.slot)))
+            if place is not None and item.slot < 0:
+                # It was paused: nothing more of what is in hand begins.
+                self._give_back_slot(place)
+            elif place is not None:
                 place.not_before = 0.0
                 self._ready(place)
         elif isinstance(item, _Own):

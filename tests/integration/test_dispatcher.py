@@ -478,6 +478,30 @@ def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> N
         heard.wait(8, 2)
 
 
+@pytest.mark.parametrize("serial", [True, False])
+def test_what_has_not_begun_is_given_back_when_its_topic_is_paused(broker: Any, serial: bool) -> None:
+    topic = replace(MERGE, slots=1, serial=serial)
+    heard, go = Heard(), threading.Event()
+
+    def listen(message: Message) -> None:
+        heard(message)
+        go.wait(30)
+
+    send(broker, topic, range(20))
+    with Worker(broker, topic, listen, threads=1, poll_seconds=30):
+        heard.wait(1)
+        broker.pause(topic, 0)
+        eventually(lambda: broker.count(topic, 0).prepare <= 1, "giving back what has not begun", 5)
+        go.set()
+        eventually(lambda: broker.count(topic, 0).prepare == 0, "the end of what ran", 5)
+        assert len(heard.bodies) == 1
+        assert broker.count(topic, 0).store == 19
+        broker.pause(topic, 0, paused=False)
+        heard.wait(20, 5)
+    [ledger] = audit(broker, topic)
+    assert ledger["committed"] == 20 and ledger["failed"] == ledger["expired"] == 0
+
+
 def test_what_a_dead_owner_left_in_prepare_is_taken_over_after_its_time_out(broker: Any) -> None:
     topic = replace(MERGE, slots=1, timeout=1, backoff=AT_ONCE)
     heard = Heard()

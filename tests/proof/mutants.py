@@ -769,6 +769,13 @@ MUTANTS: dict[str, Mutant] = {
         "A slot that is resumed hands out again.",
         "configuring",
     ),
+    "pause_tells_nobody": Mutant(
+        "pause",
+        "redis.pcall('PUBLISH', channel, -1 - slot)",
+        "",
+        "Who pauses a slot tells whoever holds messages of it.",
+        "waking",
+    ),
     "resume_wakes_nobody": Mutant(
         "pause",
         "redis.pcall('PUBLISH', channel, slot)",

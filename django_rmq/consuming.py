@@ -156,6 +156,7 @@ class WorkerProcess:
             beat=self._beat,
             settled=lambda: self.coordinator.wait_settled(0.0),
             leaving=self._leave,
+            swept=[topic for topic in config.topics.values() if topic not in chosen],
             notes=notes,
         )
         worker = Worker(

@@ -26,6 +26,7 @@ RMQ = {
     "AUTODISCOVER": os.environ.get("WORKER_LISTENERS", "listeners"),
     "TOPICS": {
         "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
+        "shared": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1, "SERIAL": False},
         "one-slot": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "brief": {
             "TYPE": "range_merge",

@@ -802,7 +802,7 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
-PLANNED = ("DURABILITY", "HISTORY", "ADMIN", "API", "EVENTS")
+PLANNED = ("HISTORY", "ADMIN", "API", "EVENTS")
 PLANNED_OF_TOPICS = ("MAX_RATE", "MAX_IN_FLIGHT", "FLOW")
 
 

@@ -24,6 +24,7 @@ from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
 from django_rmq.keys import (
     SlotKeys,
     check_prefix,
+    history_keys,
     slot_keys,
     topics_key,
     wake_channel,
@@ -33,9 +34,11 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     GATE,
+    LATENESS_BUCKETS,
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     NEVER,
+    SAMPLED,
     Beat,
     Counts,
     Death,
@@ -48,6 +51,7 @@ from django_rmq.messages import (
     Page,
     Prepared,
     Roster,
+    Sample,
     Sent,
     Session,
     Topic,
@@ -1209,6 +1213,78 @@ class InMemoryBroker:
                 for worker, ends in sessions.rows()[:2000]
             ]
             return Roster(self._clock() // 1000, members, number, basis, assignment.get(b"plan", b""), rows)
+
+    # --- history
+
+    def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
+        """Return what up to 256 slots hold and have counted, in sums."""
+        if len(slots) > 256:
+            raise ServerRefused("ERR too many slots")
+        found: list[tuple[Counts, Ledger]] = []
+        for slot in slots:
+            try:
+                found.append((self.count(topic, slot), self.audit(topic, slot)))
+            except WrongType:
+                continue
+        oldest = [counts.oldest_due_ms for counts, _ in found if counts.oldest_due_ms is not None]
+        return Sample(
+            len(found),
+            sum(counts.store for counts, _ in found),
+            sum(counts.due for counts, _ in found),
+            sum(counts.prepare for counts, _ in found),
+            sum(counts.retry for counts, _ in found),
+            sum(counts.dead for counts, _ in found),
+            min(oldest, default=None),
+            {name: sum(ledger[name] for _, ledger in found) for name in SAMPLED},
+        )
+
+    def claim_minute(self, topic: Topic, minute: int) -> bool:
+        """Return whether we are the one who samples ``topic`` in this minute (since the epoch)."""
+        with self._history(topic) as (_, pending):
+            claimed = int(pending.get(b"claimed", b"-1"))
+            if minute <= claimed <= minute + 60:
+                return False
+            pending[b"claimed"] = b"%d" % minute
+            return True
+
+    def note_late(self, topic: Topic, counts: Sequence[int]) -> int:
+        """Count deliveries by class of lateness; return how many classes were raised."""
+        with self._history(topic) as (_, pending):
+            for bucket, number in enumerate(counts[:LATENESS_BUCKETS]):
+                if number:
+                    name = b"late%d" % bucket
+                    pending[name] = b"%d" % (int(pending.get(name, b"0")) + number)
+            return sum(number > 0 for number in counts[:LATENESS_BUCKETS])
+
+    def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
+        """Keep the record of a minute, and so many minutes in all. Answers kept or present."""
+        with self._history(topic) as (minutes, pending):
+            if b"%d" % minute in minutes:
+                return "present"
+            first = int(pending.get(b"first", b"%d" % minute))
+            first = minute - keep - 1000 if first > minute else first
+            last = min(minute - keep, first + 999)
+            for old in range(first, last + 1):
+                minutes.pop(b"%d" % old, None)
+            late = {bucket: pending.pop(b"late%d" % bucket, None) for bucket in range(LATENESS_BUCKETS)}
+            shown = " ".join(f"{bucket}:{found.decode()}" for bucket, found in late.items() if found)
+            minutes[b"%d" % minute] = f"{record[:500]}|{shown}".encode()
+            pending[b"first"] = b"%d" % max(first, last + 1)
+            return "kept"
+
+    def minutes(self, topic: Topic, first: int, last: int) -> list[bytes | None]:
+        """Return the records of the minutes ``first`` to ``last``; None: nobody sampled."""
+        with self._history(topic) as (minutes, _):
+            return [minutes.get(b"%d" % minute) for minute in range(first, last + 1)]
+
+    @contextmanager
+    def _history(self, topic: Topic) -> Iterator[tuple[Hash, Hash]]:
+        with self._lock:
+            keys = history_keys(self.prefix, topic.name)
+            minutes, pending = self._open(keys.minutes, Hash), self._open(keys.pending, Hash)
+            yield minutes, pending
+            self._keep(keys.minutes, minutes)
+            self._keep(keys.pending, pending)
 
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""

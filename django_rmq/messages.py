@@ -641,6 +641,33 @@ class Ledger:
         return iter(self.counters.items())
 
 
+class Sample(NamedTuple):
+    """What some slots of a topic hold and have counted, in sums."""
+
+    slots: int
+    """Of those asked for: could be read."""
+    store: int
+    due: int
+    """Of ``store``: takeable now."""
+    prepare: int
+    retry: int
+    dead: int
+    oldest_due_ms: int | None
+    """Time topics: the earliest due time in Store that has passed."""
+    counters: dict[str, int]
+    """Those of ``SAMPLED``."""
+
+
+SAMPLED = (
+    "sent", "merged", "replaced", "prepared", "committed", "acked", "failed", "expired", "rejected", "died", "lapsed",
+    "claimed", "claim_returned",
+)  # fmt: skip
+"""The counters of the ledger that the history is made of."""
+
+LATENESS_BUCKETS = 24
+"""How many classes of lateness are counted."""
+
+
 class Beat(NamedTuple):
     """What a worker hears when it renews its session."""
 

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, islice
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from django_rmq.consumer.executor import (
 from django_rmq.consumer.heartbeat import Heartbeat
 from django_rmq.consumer.notes import Notes
 from django_rmq.exceptions import LostRace, RmqError, ServerRefused, ServerTrouble, SlotMoved, WrongType
-from django_rmq.messages import Failure, Held, Message, Prepared, Topic
+from django_rmq.messages import Delivery, Failure, Held, Message, Prepared, Topic
 
 logger = logging.getLogger("django_rmq.consumer")
 
@@ -219,7 +219,8 @@ class Dispatcher:
 
     ``settled`` says whether all slots that shall be ours have been told: before that no burst ends.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
-    where threads note what they run, for whoever comes after a sudden death.
+    where threads note what they run, for whoever comes after a sudden death. ``handed_out`` is told of every
+    prepare that brought something, with the server's time in ms.
     """
 
     def __init__(
@@ -239,6 +240,9 @@ class Dispatcher:
         settled: Callable[[], bool] = lambda: True,
         leaving: Callable[[], None] = lambda: None,
         notes: Notes | None = None,
+        handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: (
+            None
+        ),
     ) -> None:
         self.owner = uuid4().hex
         self.broker = broker
@@ -261,6 +265,7 @@ class Dispatcher:
         self._settled_ownership = settled
         self._leaving = leaving
         self._notes = notes
+        self._handed_out = handed_out
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
         self._places: dict[tuple[str, int], Place] = {}
@@ -628,6 +633,7 @@ class Dispatcher:
         place.shut_until = 0.0
         place.yielded = len(reply.deliveries)
         if reply.status == "ok":
+            self._handed_out(place.topic, reply.deliveries, self._clock.ms())
             messages = [
                 Message(place.topic, place.slot, reply.receipt, delivery, self._extend)
                 for delivery in reply.deliveries

@@ -35,6 +35,7 @@ from django_rmq.keys import (
     check_prefix,
     explicit_basis_key,
     history_keys,
+    limits_key,
     slot_keys,
     topics_key,
     wake_channel,
@@ -44,6 +45,7 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     SAMPLED,
+    Allowance,
     Beat,
     Counts,
     Delivery,
@@ -228,6 +230,11 @@ def _roster(reply: list[Any]) -> Roster:
         for worker, ends, record in zip(rows[::2], rows[1::2], records, strict=True)
     ]
     return Roster(int(now), _text(members), _text(number), _text(basis), plan, sessions)
+
+
+def _allowance(reply: list[Any]) -> Allowance:
+    tokens, wait_us, permits, waiting = reply
+    return Allowance(tokens, wait_us, permits, waiting == b"yes")
 
 
 def _sample(reply: list[Any]) -> Sample:
@@ -914,6 +921,30 @@ class Broker(Transitions):
     def roster(self) -> Roster:
         """Return all workers and what is assigned to them, without being one."""
         return self._run(Call("workers/roster", worker_keys(self.prefix), (), _roster))
+
+    def allow(
+        self, topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
+    ) -> Allowance:
+        """Ask for a part of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and say what is in use.
+
+        ``tokens``: deliveries to begin, negative to give back; ``wanted``: messages that could be in flight.
+        """
+        return self._run(
+            Call(
+                "limits/allow",
+                (limits_key(self.prefix, topic.name),),
+                (
+                    worker,
+                    _number(topic.max_rate or 0),
+                    tokens,
+                    topic.max_in_flight or 0,
+                    in_use,
+                    wanted,
+                    lease_ms,
+                ),
+                _allowance,
+            )
+        )
 
     # --- history
 

@@ -776,7 +776,7 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
 
 
 PLANNED = ("ZOOKEEPER", "DURABILITY", "ADMIN", "API", "EVENTS")
-PLANNED_OF_TOPICS = ("MAX_RATE", "MAX_IN_FLIGHT", "FLOW")
+PLANNED_OF_TOPICS = ("FLOW",)
 
 
 def without_effect() -> list[str]:

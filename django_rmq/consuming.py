@@ -28,6 +28,7 @@ from django_rmq import connections, history, registry
 from django_rmq.conf import get_config
 from django_rmq.consumer import Dispatcher, Hooks
 from django_rmq.consumer.duties import Duties, trim_dead
+from django_rmq.consumer.limits import return_permits
 from django_rmq.consumer.notes import Notes, give_back
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
@@ -310,7 +311,10 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
         if not notes.owner:
             return 0
         try:
-            return give_back(connections.get_broker("coordinator"), chosen, notes)
+            broker = connections.get_broker("coordinator")
+            given = give_back(broker, chosen, notes)
+            return_permits(broker, chosen, notes.owner, notes.running())
+            return given
         finally:
             connections.end_session(notes.owner, notes.token)
 

@@ -30,6 +30,8 @@ key                  type    member -> score, or field -> value
 ``minutes_{H}``      hash    minute since the epoch -> what was sampled then; ``H = P + "rmq:history:T"``
 ``pending_{H}``      hash    claimed: the minute that somebody samples; first: the oldest that is kept;
                              late0 … late23: deliveries since the last record, by lateness
+``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
+                             bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
 ===================  ======  ====================================================================
 
 Source of the layout: the article, sections StoreQueue, PrepareQueue and DeadQueue.
@@ -107,6 +109,11 @@ def worker_keys(prefix: str) -> WorkerKeys:
 def history_keys(prefix: str, topic: str) -> HistoryKeys:
     """Return the keys of the history of ``topic``."""
     return HistoryKeys(*(f"{kind}_{{{prefix}rmq:history:{topic}}}".encode() for kind in HistoryKeys._fields))
+
+
+def limits_key(prefix: str, topic: str) -> bytes:
+    """Return the hash by which workers share the limits of ``topic``."""
+    return f"limits_{{{prefix}rmq:limits:{topic}}}".encode()
 
 
 def workers_channel(prefix: str) -> bytes:

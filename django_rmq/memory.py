@@ -25,6 +25,7 @@ from django_rmq.keys import (
     SlotKeys,
     check_prefix,
     history_keys,
+    limits_key,
     slot_keys,
     topics_key,
     wake_channel,
@@ -39,6 +40,7 @@ from django_rmq.messages import (
     MAX_RETRIES_LIMIT,
     NEVER,
     SAMPLED,
+    Allowance,
     Beat,
     Counts,
     Death,
@@ -120,6 +122,7 @@ _STATES = {
 }
 _IN_FLIGHT = re.compile(rb"(\d+) (\S+) ?(\S*)")
 _EXPIRES = re.compile(rb"(\d+) ")
+_PERMITS = re.compile(rb"(\d+) (\d+) (\d+)")
 
 
 def score_text(score: float) -> str:
@@ -1214,6 +1217,39 @@ class InMemoryBroker:
             ]
             return Roster(self._clock() // 1000, members, number, basis, assignment.get(b"plan", b""), rows)
 
+    def allow(
+        self, topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
+    ) -> Allowance:
+        """Ask for a part of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and say what is in use."""
+        with self._lock:
+            key = limits_key(self.prefix, topic.name)
+            limits, now_us = self._open(key, Hash), self._clock()
+            given, wait_us = _tokens(limits, topic.max_rate, tokens, now_us)
+            permits, waiting = wanted, False
+            if topic.max_in_flight:
+                ours, now_ms = f"worker:{worker}".encode(), now_us // 1000
+                others, crew = 0, [(wanted, ours)] if wanted else []
+                for name, value in list(limits.items()):
+                    match = _PERMITS.fullmatch(value)
+                    if match is None or name == ours:
+                        continue
+                    held, wants, ends = map(int, match.groups())
+                    if ends <= now_ms:
+                        del limits[name]
+                        continue
+                    others += held
+                    waiting = waiting or wants > held
+                    crew += [(wants, name)] if wants else []
+                fair = _fair_share(topic.max_in_flight, crew, (wanted, ours), now_us // 1_000_000)
+                permits = min(fair, max(0, topic.max_in_flight - others))
+                held = max(in_use, permits)
+                if held + wanted:
+                    limits[ours] = b"%d %d %d" % (held, wanted, now_ms + lease_ms)
+                else:
+                    limits.pop(ours, None)
+            self._keep(key, limits)
+            return Allowance(given, wait_us, permits, waiting)
+
     # --- history
 
     def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
@@ -1321,6 +1357,39 @@ class InMemoryBroker:
 
 
 # --- what several transitions ask -------------------------------------------------------------------
+
+
+def _tokens(limits: Hash, rate: float | None, tokens: int, now_us: int) -> tuple[int, int]:
+    """Take up to ``tokens`` from the bucket; return how many, and µs until there is another."""
+    if not rate:
+        return tokens, 0
+    each = 1_000_000 / rate
+    depth = max(each, 100_000)
+    empty = float(limits.get(b"empty", b"inf"))
+    if empty > now_us + depth:
+        empty = now_us - depth
+    empty = max(empty, now_us - depth)
+    given = min(tokens, max(0, math.floor((now_us - empty) / each + 0.000001)))
+    empty += given * each
+    limits[b"empty"] = score_text(empty).encode()
+    return given, max(0, math.ceil(empty + each - now_us)) if given < tokens else 0
+
+
+def _fair_share(limit: int, crew: list[tuple[int, bytes]], us: tuple[int, bytes], now_s: int) -> int:
+    """Return our part: who wants less than an even share gets it all, and the others share the rest."""
+    left, crew = limit, sorted(crew)
+    for at, (wants, _) in enumerate(crew):
+        equals = crew[at:]
+        share = left // len(equals)
+        if wants > share:
+            if us[0] <= share:
+                break
+            # What cannot be divided goes round, for two seconds each.
+            rank = sum(name < us[1] for _, name in equals)
+            turn = now_s // 2 * 40503 % 65536 // 256
+            return share + ((rank + turn) % len(equals) < left - share * len(equals))
+        left -= wants
+    return us[0]
 
 
 def _check_batch(items: Sequence[object], at_least: int = 0) -> None:

@@ -641,6 +641,19 @@ class Ledger:
         return iter(self.counters.items())
 
 
+class Allowance(NamedTuple):
+    """What one worker may do of what its topic's limits leave."""
+
+    tokens: int
+    """Deliveries that may begin; what is not used is given back. As many as asked for where no rate is limited."""
+    wait_us: int
+    """Fewer than asked for: until there is another."""
+    permits: int
+    """While as many messages are in use, nothing more may be taken."""
+    others_wait: bool
+    """Another worker could use more than it has."""
+
+
 class Sample(NamedTuple):
     """What some slots of a topic hold and have counted, in sums."""
 

@@ -55,6 +55,8 @@ def work(message: Message) -> None:
 
 
 @listener("ledger")
+@listener("permits")
+@listener("paced")
 def entered(message: Message) -> None:
     body = message.body
     entry = (threading.get_ident(), message.slot, message.receipt, body["name"])

@@ -29,7 +29,7 @@ from django_rmq.conf import get_config
 from django_rmq.consumer import Dispatcher, Hooks
 from django_rmq.consumer.duties import Duties, trim_dead
 from django_rmq.consumer.limits import return_permits
-from django_rmq.consumer.notes import Notes, give_back
+from django_rmq.consumer.notes import Notes, settle
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
 from django_rmq.definitions import register_topics
@@ -312,15 +312,21 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
             return 0
         try:
             broker = connections.get_broker("coordinator")
-            given = give_back(broker, chosen, notes)
-            return_permits(broker, chosen, notes.owner, notes.running())
-            return given
+            settled = settle(broker, chosen, notes)
+            return_permits(broker, chosen, notes.owner)
         finally:
             connections.end_session(notes.owner, notes.token)
+        if settled.committed:
+            logger.info(
+                "Committed %d messages that a dead process had done",
+                settled.committed,
+                extra={"rmq_event": "committed_for", "rmq_messages": settled.committed},
+            )
+        return settled.released
 
     return Supervisor(
         child=lambda notes: run_child(chosen, options, notes, parent),
-        make_notes=lambda: Notes(threads, chosen),
+        make_notes=lambda: Notes(threads),
         died=died,
         before_fork=before_fork,
         **how,

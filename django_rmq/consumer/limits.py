@@ -8,13 +8,12 @@ second, so that the sums hold whoever owns which slots.
 from __future__ import annotations
 
 import random
-from collections import Counter
+import time
 from collections.abc import Callable, Iterable
 
 from django_rmq.broker import Broker
-from django_rmq.consumer.notes import Running
 from django_rmq.exceptions import RmqError, ServerRefused, ServerTrouble
-from django_rmq.messages import Topic
+from django_rmq.messages import BATCH, Topic
 
 SHORTEST_WAIT = 0.02
 """Seconds between two questions for deliveries of one topic: what has gathered meanwhile comes at once."""
@@ -27,6 +26,12 @@ RENEW_SECONDS = 1.0
 
 REST_SECONDS = 5.0
 """How long a topic is left alone whose limits Redis refuses to touch."""
+
+RETURN_SECONDS = 1.0
+"""How long it may take to find out what a dead worker still holds."""
+
+HELD_AT_ONCE = 64
+"""Slots asked for that in one round trip."""
 
 UNLIMITED = 1 << 30
 
@@ -150,7 +155,7 @@ class Limits:
             tokens=tokens,
             in_use=share.in_use if topic.max_in_flight else 0,
             wanted=wanted if topic.max_in_flight else 0,
-            lease_ms=topic.timeout * 1000 + 1000,
+            lease_ms=_lease_ms(topic),
         )
         share.ask_at = now
         share.renew_at = float("inf")
@@ -181,21 +186,35 @@ class Limits:
                     tokens=-max(0, share.tokens) if share.topic.max_rate else 0,
                     in_use=share.in_use if share.topic.max_in_flight else 0,
                     wanted=0,
-                    lease_ms=share.topic.timeout * 1000 + 1000,
+                    lease_ms=_lease_ms(share.topic),
                 )
                 share.told = share.tokens = 0
 
 
-def return_permits(broker: Broker, topics: Iterable[Topic], owner: str, running: Iterable[Running]) -> None:
-    """Give back what a dead worker held of its topics' limits, but for what it ran: that is in flight until it times out.
+def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
+    """Give back what a dead worker held of MAX_IN_FLIGHT, but for what Prepare still holds for it.
 
-    Raises ``ServerTrouble``.
+    To be called when all that could be settled was settled. Of topics without a gate nobody knows who holds what: there its
+    permits end with their lease, as where there are too many slots to look at. Raises ``ServerTrouble``.
     """
-    left = Counter(one.topic for one in running)
+    end = time.monotonic() + RETURN_SECONDS
     for topic in topics:
-        if topic.max_in_flight:
-            lease_ms = topic.timeout * 1000 + 1000
-            broker.allow(topic, owner, tokens=0, in_use=left[topic.name], wanted=0, lease_ms=lease_ms)
+        if not (topic.max_in_flight and topic.serial):
+            continue
+        in_use = 0
+        for start in range(0, topic.slots, HELD_AT_ONCE):
+            if time.monotonic() > end:
+                return
+            pipeline = broker.pipeline()
+            for slot in range(start, min(start + HELD_AT_ONCE, topic.slots)):
+                pipeline.held(topic, slot, owner, 0, BATCH)
+            in_use += sum(len(held) for held in pipeline.execute() if held and not isinstance(held, RmqError))
+        broker.allow(topic, owner, tokens=0, in_use=in_use, wanted=0, lease_ms=_lease_ms(topic))
+
+
+def _lease_ms(topic: Topic) -> int:
+    """Return how long a silent worker keeps its permits: what it runs is in flight until it times out."""
+    return topic.timeout * 1000 + 1000
 
 
 __all__ = ["UNLIMITED", "Limits", "Share", "return_permits"]

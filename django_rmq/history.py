@@ -310,26 +310,11 @@ class _Sampling:
         for number, part in enumerate(parts):
             if number:
                 yield pause
-            whole = _sum(whole, self._broker.sample(self._topic, part))
+            found = self._broker.sample(self._topic, part)
+            whole = found if whole is None else whole.plus(found)
         assert whole is not None
         record = _Record.of(whole, self._topic, self._broker.now_ms())
         self._broker.keep_minute(self._topic, minute, record.encode(), self._keep)
-
-
-def _sum(one: Sample | None, other: Sample) -> Sample:
-    if one is None:
-        return other
-    oldest = [sample.oldest_due_ms for sample in (one, other) if sample.oldest_due_ms is not None]
-    return Sample(
-        one.slots + other.slots,
-        one.store + other.store,
-        one.due + other.due,
-        one.prepare + other.prepare,
-        one.retry + other.retry,
-        one.dead + other.dead,
-        min(oldest, default=None),
-        {name: value + other.counters[name] for name, value in one.counters.items()},
-    )
 
 
 class LatenessCount:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -12,12 +13,14 @@ import pytest
 
 from django_rmq import history
 from django_rmq.broker import Broker
+from django_rmq.cluster import ClusterBroker
 from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.history import EDGES_MS, Lateness, LatenessCount, Minute
 from django_rmq.keys import history_keys, slot_keys
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import LATENESS_BUCKETS, Delivery, Failure, Topic, TopicType
-from tests.workers import LONG, Heard, Worker, client_of, send
+from tests.servers import RedisCluster
+from tests.workers import LONG, Heard, Worker, client_of, cluster_of, send
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
 START_MS = 1_800_000_000_000
@@ -446,3 +449,22 @@ def test_lateness_that_redis_does_not_take_is_told_of(broker: Any, caplog: pytes
     next(steps)
     steps.close()
     assert "could not be noted" in caplog.text
+
+
+def test_on_a_cluster_the_slots_of_all_nodes_are_summed(redis_cluster: RedisCluster, clock: Clock) -> None:
+    client = cluster_of(redis_cluster)
+    broker = ClusterBroker(client, f"h{uuid.uuid4().hex[:12]}:", clock)
+    topic = replace(TOPIC, slots=64)
+    sampler = Sampler(broker, topic, clock)
+    sampler.minutes(1)
+    for slot in range(64):
+        merge(broker, slot, "a", "b", topic=topic)
+    broker.note_late(topic, [5] + [0] * 23)
+    sampler.minute()
+    found = last(broker, topic)
+    assert found.depth is not None and found.rates is not None and found.lateness is not None
+    assert (found.depth.store, found.rates.sent, found.lateness.messages) == (128, pytest.approx(128), 5)
+    limited = replace(TOPIC, max_in_flight=3, max_rate=10)
+    allowed = broker.allow(limited, "A", tokens=1, in_use=0, wanted=9, lease_ms=3000)
+    assert (allowed.tokens, allowed.permits) == (1, 3)
+    client.close()

@@ -463,7 +463,8 @@ def test_on_a_cluster_the_slots_of_all_nodes_are_summed(redis_cluster: RedisClus
     sampler.minute()
     found = last(broker, topic)
     assert found.depth is not None and found.rates is not None and found.lateness is not None
-    assert (found.depth.store, found.rates.sent, found.lateness.messages) == (128, pytest.approx(128), 5)
+    assert (found.depth.store, found.lateness.messages) == (128, 5)
+    assert found.rates.sent == pytest.approx(128)
     limited = replace(TOPIC, max_in_flight=3, max_rate=10)
     allowed = broker.allow(limited, "A", tokens=1, in_use=0, wanted=9, lease_ms=3000)
     assert (allowed.tokens, allowed.permits) == (1, 3)

@@ -43,8 +43,12 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     Beat,
+    Claimed,
+    ClaimRead,
+    Confirmed,
     Counts,
     Delivery,
+    Durability,
     Entry,
     Failure,
     Held,
@@ -65,6 +69,7 @@ _STATES = {
     "prepare": ("prepare", "inflight"),
     "retry": ("retry", "failures"),
     "dead": ("dead", "deaths"),
+    "claim": ("claim", "failures"),
 }
 Clock = Callable[[], int]
 """Returns microseconds since the epoch. Given by tests only: scripts ask Redis' own clock."""
@@ -172,9 +177,9 @@ def _page(reply: list[Any]) -> Page:
 
 
 def _counts(reply: list[Any]) -> Counts:
-    store, due, prepare, retry, dead, oldest, owner, paused = reply
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed = reply
     oldest_due_ms = int(float(oldest)) if oldest else None
-    return Counts(store, due, prepare, retry, dead, 0, oldest_due_ms, _text(owner), bool(paused))
+    return Counts(store, due, prepare, retry, dead, claimed, oldest_due_ms, _text(owner), bool(paused))
 
 
 def _looked(reply: list[Any]) -> list[Looked]:
@@ -186,9 +191,26 @@ def _looked(reply: list[Any]) -> list[Looked]:
 
 
 def _ledger(reply: list[Any]) -> Ledger:
-    store, prepare, retry, dead, flat = reply
+    store, prepare, retry, dead, flat, claimed = reply
     counters = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
-    return Ledger(counters, store, prepare, retry, dead)
+    return Ledger(counters, store, prepare, retry, dead, claimed)
+
+
+def _claimed(reply: list[Any]) -> Claimed:
+    word = reply[0].decode()
+    return Claimed(word, reply[1], reply[2], reply[3] == b"more") if word == "ok" else Claimed(word)
+
+
+def _left(reply: list[Any]) -> tuple[str, int]:
+    return reply[0].decode(), reply[1]
+
+
+def _renewed(reply: list[Any]) -> int | None:
+    return reply[1] if reply[0] == b"ok" else None
+
+
+def _claim_read(reply: list[Any]) -> ClaimRead:
+    return ClaimRead(reply[0].decode(), *reply[1:])
 
 
 def _heads(reply: list[bytes]) -> list[int | None]:
@@ -280,6 +302,10 @@ class Transitions(ABC):
             keys.retry,
         ]
 
+    @classmethod
+    def _claim_keys(cls, keys: SlotKeys) -> list[bytes]:
+        return [*cls._ending_keys(keys), keys.claimants, keys.claim, keys.claims, keys.claim_body]
+
     # --- sending
 
     def send_merge(
@@ -355,7 +381,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "ensure",
-                (keys.store, keys.retry, keys.body, keys.stats, keys.control, keys.prepare),
+                (keys.store, keys.retry, keys.body, keys.stats, keys.control, keys.prepare, keys.claim),
                 (
                     self._channel(topic),
                     topic.slots,
@@ -405,7 +431,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "prepare",
-                (*self._ending_keys(keys), keys.claimants),
+                self._claim_keys(keys),
                 (
                     self._channel(topic),
                     self._room(topic),
@@ -489,7 +515,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "expire",
-                self._ending_keys(self._keys(topic, slot)),
+                self._claim_keys(self._keys(topic, slot)),
                 (
                     self._channel(topic),
                     self._room(topic),
@@ -517,6 +543,133 @@ class Transitions(ABC):
             )
         )
 
+    # --- claims: what a Spark consumer holds
+
+    def claim(
+        self,
+        topic: Topic,
+        slot: int,
+        consumer: str,
+        number: int,
+        lease_ms: int,
+        limit: int,
+        max_bytes: int = 16_777_216,
+    ) -> Claimed:
+        """Move up to ``limit`` messages into claim ``number`` of ``consumer``, after the slot's upkeep.
+
+        Repeated with the number of an open claim it takes more. After a lost reply ask ``read_claim``.
+        """
+        return self._run(
+            Call(
+                "claim",
+                self._claim_keys(self._keys(topic, slot)),
+                (
+                    self._channel(topic),
+                    self._room(topic),
+                    topic.type.value,
+                    topic.slots,
+                    topic.retry_priority,
+                    topic.backoff.base_ms,
+                    topic.backoff.cap_ms,
+                    topic.timeout,
+                    topic.max_retries,
+                    int(topic.serial),
+                    consumer,
+                    number,
+                    lease_ms,
+                    limit,
+                    max_bytes,
+                ),
+                _claimed,
+            )
+        )
+
+    def renew(
+        self, topic: Topic, slot: int, consumer: str, number: int, lease_ms: int, *, seal: bool = False
+    ) -> int | None:
+        """Let the lease of a claim begin anew; return what it holds, or None: it is no longer there.
+
+        ``seal``: it takes nothing more from now on, whatever request is still on its way. Only a sealed
+        claim is read and acknowledged.
+        """
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "renew",
+                (keys.stats, keys.control, keys.claimants, keys.claim, keys.claims),
+                (consumer, number, lease_ms, int(seal)),
+                _renewed,
+            )
+        )
+
+    def ack(self, topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) -> tuple[str, int]:
+        """Forget what a sealed claim held. Answers ok, open or stale, and how much is left: ask again until 0."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "ack",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.failures,
+                    keys.stats,
+                    keys.control,
+                    keys.retry,
+                    keys.claimants,
+                    keys.claim,
+                    keys.claims,
+                    keys.claim_body,
+                ),
+                (self._channel(topic), self._room(topic), consumer, number, limit),
+                _left,
+            )
+        )
+
+    def return_claim(
+        self, topic: Topic, slot: int, consumer: str, number: int, *, spent: bool = False, limit: int = 1000
+    ) -> tuple[str, int]:
+        """Give back what a claim holds. Answers ok or stale, and how much is left: ask again until 0.
+
+        ``spent``: a retry is spent, as after a time-out; else it is as if the claim had never been.
+        """
+        return self._run(
+            Call(
+                "return_claim",
+                self._claim_keys(self._keys(topic, slot)),
+                (
+                    self._channel(topic),
+                    self._room(topic),
+                    topic.type.value,
+                    topic.retry_priority,
+                    topic.backoff.base_ms,
+                    topic.backoff.cap_ms,
+                    topic.max_retries,
+                    consumer,
+                    number,
+                    int(spent),
+                    limit,
+                ),
+                _left,
+            )
+        )
+
+    def read_claim(
+        self, topic: Topic, slot: int, consumer: str, number: int = 0, offset: int = 0, limit: int = 0
+    ) -> ClaimRead:
+        """Return the state of the consumer's newest claim and, of a sealed one, rows from rank ``offset`` on.
+
+        With a ``number``, a claim that is no longer the newest reads as none.
+        """
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "read_claim",
+                (keys.claim, keys.claims, keys.claim_body),
+                (consumer, number, offset, limit),
+                _claim_read,
+            )
+        )
+
     # --- persons and programs
 
     def replay(
@@ -539,10 +692,11 @@ class Transitions(ABC):
 
     def bury(self, topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> list[str]:
         """Put messages into Dead by hand. Answers what each was found as."""
+        keys = self._keys(topic, slot)
         return self._run(
             Call(
                 "bury",
-                self._ending_keys(self._keys(topic, slot)),
+                [*self._ending_keys(keys), keys.claim],
                 (topic.type.value, topic.max_retries, cut_error(why), *members),
                 _words(len(members)),
             )
@@ -550,10 +704,11 @@ class Transitions(ABC):
 
     def remove(self, topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> list[str]:
         """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers as bury."""
+        keys = self._keys(topic, slot)
         return self._run(
             Call(
                 "remove",
-                self._ending_keys(self._keys(topic, slot)),
+                [*self._ending_keys(keys), keys.claim],
                 (which, *members),
                 _words(len(members)),
             )
@@ -568,7 +723,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "reschedule",
-                (keys.store, keys.retry, keys.prepare, keys.stats, keys.control),
+                (keys.store, keys.retry, keys.prepare, keys.stats, keys.control, keys.claim),
                 (self._channel(topic), topic.type.value, topic.max_retries, *flat),
                 _words(len(members)),
             )
@@ -600,6 +755,7 @@ class Transitions(ABC):
                     keys.failures,
                     keys.body,
                     keys.stats,
+                    keys.claim,
                 ),
                 (state, _number(min_score), _number(up_to), limit),
                 int,
@@ -623,7 +779,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "configure",
-                (keys.store, keys.prepare, keys.retry, keys.control),
+                (keys.store, keys.prepare, keys.retry, keys.control, keys.claim),
                 (topic.type.value, topic.slots, topic.timeout, topic.max_retries, int(apply)),
                 _word,
             )
@@ -654,7 +810,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "peek",
-                (members, records, keys.body),
+                (members, records, keys.claim_body if state == "claim" else keys.body),
                 (
                     "descending" if descending else "ascending",
                     _number(min_score),
@@ -688,7 +844,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "find",
-                (members, records, keys.body),
+                (members, records, keys.claim_body if state == "claim" else keys.body),
                 (
                     "descending" if descending else "ascending",
                     _number(min_score),
@@ -709,7 +865,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "count",
-                (keys.store, keys.prepare, keys.retry, keys.dead, keys.control),
+                (keys.store, keys.prepare, keys.retry, keys.dead, keys.control, keys.claim),
                 (topic.type.value,),
                 _counts,
             )
@@ -748,31 +904,28 @@ class Transitions(ABC):
             )
         )
 
-    def heads(self, topic: Topic, slots: Sequence[int]) -> list[int | None]:
-        """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits)."""
+    def heads(self, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
+        """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits).
+
+        ``upkeep``: when next a delivery times out or the lease of a claim ends there.
+        """
         keys: list[bytes] = []
         for slot in slots:
             slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control)
-        return self._run(Call("heads", keys, (topic.type.value, topic.timeout), _heads))
+            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control, slot_.claimants)
+        return self._run(Call("heads", keys, (topic.type.value, topic.timeout, int(upkeep)), _heads))
 
     def audit(self, topic: Topic, slot: int) -> Ledger:
         """Return the slot's counters and depths, read in one instant."""
         keys = self._keys(topic, slot)
         return self._run(
-            Call("audit", (keys.store, keys.prepare, keys.retry, keys.dead, keys.stats), (), _ledger)
+            Call(
+                "audit",
+                (keys.store, keys.prepare, keys.retry, keys.dead, keys.stats, keys.claim),
+                (),
+                _ledger,
+            )
         )
-
-
-_WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
-"""How Redis 6 shows the code of an error that a command met inside a script."""
-
-_UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
-_UNAVAILABLE_ERRORS = (
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.ClusterDownError,  # MASTERDOWN as well
-    redis.exceptions.TryAgainError,
-)
 
 
 _WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
@@ -835,6 +988,10 @@ class Broker(Transitions):
         except RedisError as error:
             raise translate(error) from error
         self._loaded = True
+
+    def close(self) -> None:
+        """Close all connections; a later call opens new ones."""
+        self.client.connection_pool.disconnect()
 
     def pipeline(self) -> Pipeline:
         """Return a pipeline: its methods collect, ``execute`` runs all in one round trip."""
@@ -902,7 +1059,11 @@ class Broker(Transitions):
 
     def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
         """Subscribe to the wake-ups of ``topics``."""
-        return Wakeups(self.client, {self._channel(topic): topic.name for topic in topics})
+        return Wakeups(self._ear(), {self._channel(topic): topic.name for topic in topics})
+
+    def _ear(self) -> Any:
+        """Return the client that hears what is published."""
+        return self.client
 
     # --- workers and what is assigned to them
 
@@ -963,7 +1124,48 @@ class Broker(Transitions):
 
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
-        return Wakeups(self.client, {workers_channel(self.prefix): ""})
+        return Wakeups(self._ear(), {workers_channel(self.prefix): ""})
+
+
+def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
+    """Return the commands that wait, at the end of a connection's writes, until these are as safe as wanted."""
+    # Each has to end well within the time that the socket may be silent.
+    ms = int((connection.socket_timeout or 1.0) * 400)
+    commands: list[tuple[Any, ...]] = []
+    if wanted.replicas:
+        commands.append(("WAIT", wanted.replicas, ms))
+    if wanted.fsync:
+        commands.append(("WAITAOF", 1, 0, ms))
+    return commands
+
+
+def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
+    """Read the answers of ``durability_commands``. What the server cannot or may not say is not known."""
+    replicas: int | None = None
+    fsynced: bool | None = None
+    if wanted.replicas:
+        try:
+            replicas = int(connection.read_response())
+        except ResponseError:
+            pass
+    if wanted.fsync:
+        try:
+            fsynced = connection.read_response()[0] >= 1
+        except ResponseError:
+            fsynced = _syncs_always(connection)
+    return Confirmed(replicas, fsynced)
+
+
+def _syncs_always(connection: Any) -> bool:
+    """Whether every answer of this server, which knows no WAITAOF (7.2), comes after what it confirms is on disk."""
+    found = []
+    for name in ("appendonly", "appendfsync"):
+        connection.send_command("CONFIG", "GET", name)
+        try:
+            found.append(connection.read_response()[1])
+        except (ResponseError, IndexError):
+            found.append(b"")
+    return found == [b"yes", b"always"]
 
 
 class Pipeline(Transitions):
@@ -978,6 +1180,13 @@ class Pipeline(Transitions):
         self._broker = broker
         self._calls: list[Call] = []
         self._connection: Any = None
+        self._wanted: Durability | None = None
+        self.confirmed: Confirmed | None = None
+        """After ``receive``: what ``confirm`` has come to."""
+
+    def confirm(self, wanted: Durability) -> None:
+        """Wait, behind what is collected, until it is as safe as ``wanted``, or for two fifths of the socket time-out each."""
+        self._wanted = wanted
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -997,7 +1206,10 @@ class Pipeline(Transitions):
         connection = None
         try:
             connection = pool.get_connection()
-            packed = connection.pack_commands([self._broker._command(call) for call in self._calls])  # noqa: SLF001 - a pipeline is its broker's other half
+            commands = [self._broker._command(call) for call in self._calls]  # noqa: SLF001 - a pipeline is its broker's other half
+            if self._wanted is not None:
+                commands += durability_commands(self._wanted, connection)
+            packed = connection.pack_commands(commands)
             connection.send_packed_command(packed)
         except RedisError as error:
             self._give_back(connection, broken=True)
@@ -1019,6 +1231,8 @@ class Pipeline(Transitions):
                     replies.append(connection.read_response())
                 except ResponseError as error:
                     replies.append(error)
+            if self._wanted is not None:
+                self.confirmed = read_confirmed(self._wanted, connection)
         except RedisError as error:
             self._give_back(connection, broken=True)
             raise translate(error) from error
@@ -1026,6 +1240,9 @@ class Pipeline(Transitions):
             self._give_back(connection, broken=True)
             raise
         self._give_back(connection)
+        if self.confirmed is not None and any(isinstance(reply, NoScriptError) for reply in replies):
+            # These run below, behind what was waited for.
+            self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def execute(self) -> list[Any]:
@@ -1071,7 +1288,10 @@ class Wakeups:
         return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
 
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
-        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first."""
+        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first.
+
+        ``-1 - slot``: the slot was paused.
+        """
         woken: list[tuple[str, int]] = []
         try:
             while message := self._pubsub.get_message(timeout=0.0 if woken else timeout):

@@ -32,7 +32,15 @@ from django_rmq.consumer.executor import (
 )
 from django_rmq.consumer.heartbeat import Heartbeat
 from django_rmq.consumer.notes import Notes
-from django_rmq.exceptions import LostRace, RmqError, ServerRefused, ServerTrouble, SlotMoved, WrongType
+from django_rmq.exceptions import (
+    LostRace,
+    NodeUnavailable,
+    RmqError,
+    ServerRefused,
+    ServerTrouble,
+    SlotMoved,
+    WrongType,
+)
 from django_rmq.messages import Failure, Held, Message, Prepared, Topic
 
 logger = logging.getLogger("django_rmq.consumer")
@@ -55,6 +63,12 @@ REFRESHED = 128
 REST_SECONDS = 5.0
 """How long a slot is left alone whose keys Redis refuses to touch."""
 
+NODE_REST_SECONDS = 0.25
+"""How long a slot is left alone whose node of a Redis Cluster does not answer; the others go on."""
+
+RENEWAL_SECONDS = 5.0
+"""Between two new subscriptions while nodes do not answer."""
+
 UNCERTAIN_SECONDS = 5.0
 """How long a stopping worker waits for Redis only to give back what a lost reply may have handed out."""
 
@@ -66,6 +80,9 @@ IN_HAND_BYTES = 4_194_304
 
 HEADS = 1024
 """Slots asked for by one slow-poll script."""
+
+SWEEP_SECONDS = 10.0
+"""Between two looks for what has timed out in topics that this worker does not serve."""
 
 SETTLING_SECONDS = 0.05
 """Between two questions of a burst worker whether its slots are its own for good."""
@@ -82,6 +99,7 @@ class Place:
 
     __slots__ = (
         "acquired",
+        "away",
         "batches",
         "blocked_by",
         "cursor",
@@ -125,6 +143,8 @@ class Place:
         """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
         self.shut_until = 0.0
         """Monotonic time before which a failing slot is left alone."""
+        self.away = False
+        """Its node does not answer, which is why it is left alone."""
         self.batches = 0
         self.blocked_by: Batch | None = None
         """A batch whose listener exceeded MAX_RUNTIME and has not returned."""
@@ -218,6 +238,7 @@ class Dispatcher:
     where a topic has got another slot count, after it has settled what was in hand.
 
     ``settled`` says whether all slots that shall be ours have been told: before that no burst ends.
+    ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
     where threads note what they run, for whoever comes after a sudden death.
     """
@@ -238,6 +259,7 @@ class Dispatcher:
         beat: Callable[[], None] = lambda: None,
         settled: Callable[[], bool] = lambda: True,
         leaving: Callable[[], None] = lambda: None,
+        swept: Iterable[Topic] = (),
         notes: Notes | None = None,
     ) -> None:
         self.owner = uuid4().hex
@@ -260,6 +282,8 @@ class Dispatcher:
         self._beat = beat
         self._settled_ownership = settled
         self._leaving = leaving
+        self._swept = list(swept)
+        self._next_sweep = 0.0
         self._notes = notes
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
@@ -286,6 +310,7 @@ class Dispatcher:
         self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
         self._quarrels: dict[str, float] = {}
+        self._next_renewal = 0.0
 
     # --- ownership
 
@@ -311,6 +336,7 @@ class Dispatcher:
             return
         place.owned, place.acquired, place.fenced = True, False, False
         place.due = place.not_before = place.shut_until = 0.0
+        place.away = False
         self._unacquired[place] = None
 
     def _disown(self, place: Place) -> None:
@@ -393,7 +419,9 @@ class Dispatcher:
 
     def _is_idle(self) -> bool:
         """Whether nothing is in hand, but for what Redis refuses to settle."""
-        return not self._in_hand and all(place.shut_until for place, _ in self._settlements)
+        return not self._in_hand and all(
+            place.shut_until and not place.away for place, _ in self._settlements
+        )
 
     def _idle_too_long(self) -> bool:
         return self._max_idle_time is not None and time.monotonic() - self._last_work >= self._max_idle_time
@@ -410,6 +438,8 @@ class Dispatcher:
         now = time.monotonic()
         if now >= self._next_poll:
             self._poll()
+        if self._swept and now >= self._next_sweep:
+            self._sweep()
         if self._refreshes and now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
@@ -447,6 +477,8 @@ class Dispatcher:
             wake = min(wake, self._next_refresh)
         if self._burst and not self._in_hand:
             wake = min(wake, now + SETTLING_SECONDS)
+        if self._unacquired:
+            wake = min(wake, now + NODE_REST_SECONDS)
         return max(0.0, wake - now)
 
     def _burst_is_over(self) -> bool:
@@ -478,8 +510,11 @@ class Dispatcher:
         if isinstance(item, Slice):
             self._finished(item)
         elif isinstance(item, _Wake):
-            place = self._places.get((item.topic, item.slot))
-            if place is not None:
+            place = self._places.get((item.topic, max(item.slot, -1 - item.slot)))
+            if place is not None and item.slot < 0:
+                # It was paused: nothing more of what is in hand begins.
+                self._give_back_slot(place)
+            elif place is not None:
                 place.not_before = 0.0
                 self._ready(place)
         elif isinstance(item, _Own):
@@ -622,10 +657,10 @@ class Dispatcher:
         """Go on with what prepare answered; return trouble that concerns more than this slot."""
         if isinstance(reply, RmqError):
             trouble = self._trouble_of(place, reply)
-            if trouble is not None:
+            if trouble is not None or isinstance(reply, NodeUnavailable):
                 self._doubt(place)
             return trouble
-        place.shut_until = 0.0
+        place.shut_until, place.away = 0.0, False
         place.yielded = len(reply.deliveries)
         if reply.status == "ok":
             messages = [
@@ -683,6 +718,9 @@ class Dispatcher:
 
     def _trouble_of(self, place: Place, error: RmqError) -> ServerTrouble | None:
         """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
+        if isinstance(error, NodeUnavailable) and not self._stopping:
+            self._leave_node_alone(place, error)
+            return None
         if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
             return error
         self._complain(
@@ -694,6 +732,18 @@ class Dispatcher:
         self._waiting.pop(place, None)
         self._schedule(place, self._clock.ms() + REST_SECONDS * 1000)
         return None
+
+    def _leave_node_alone(self, place: Place, error: NodeUnavailable) -> None:
+        """Ask a slot later whose node does not answer: what the other nodes hold goes on."""
+        self._complain("node", "Some slots rest (%s); trying again", error)
+        now = time.monotonic()
+        place.shut_until, place.away = now + NODE_REST_SECONDS, True
+        self._waiting.pop(place, None)
+        self._schedule(place, self._clock.ms() + NODE_REST_SECONDS * 1000)
+        if now >= self._next_renewal:
+            # It may be the node that we listen to.
+            self._next_renewal = now + RENEWAL_SECONDS
+            self._listening.renew()
 
     def _doubt(self, place: Place) -> None:
         """Ask what Redis handed out before anything more is taken: a reply was lost."""
@@ -790,7 +840,7 @@ class Dispatcher:
                 kept.repeated = True
                 trouble = self._trouble_of(place, words) or trouble
                 continue
-            place.shut_until = 0.0
+            place.shut_until, place.away = 0.0, False
             if verb != "released":
                 self.processed += len(part)
             stale = words.count("stale")
@@ -931,7 +981,9 @@ class Dispatcher:
         for part, heads in zip(asked, replies, strict=False):
             if isinstance(heads, RmqError):
                 self._complain("heads", "The slow poll failed: %s", heads)
-                if isinstance(heads, ServerTrouble) and not isinstance(heads, ServerRefused):
+                if isinstance(heads, ServerTrouble) and not isinstance(
+                    heads, (ServerRefused, NodeUnavailable)
+                ):
                     trouble = heads
                 continue
             for place, due in zip(part, heads, strict=True):
@@ -951,6 +1003,32 @@ class Dispatcher:
         if trouble is not None:
             raise trouble
         self._next_poll = time.monotonic() + self._poll_seconds
+
+    def _sweep(self) -> None:
+        """End deliveries and claims that have timed out where this worker takes nothing."""
+        server = self.broker.now_ms()
+        pipeline = self.broker.pipeline()
+        asked = [
+            (topic, range(first, min(first + HEADS, topic.slots)))
+            for topic in self._swept
+            for first in range(0, topic.slots, HEADS)
+        ]
+        for topic, slots in asked:
+            pipeline.heads(topic, slots, upkeep=True)
+        for (topic, slots), heads in zip(asked, pipeline.execute(), strict=True):
+            if isinstance(heads, RmqError):
+                self._complain("sweep", "Cannot look for what has timed out: %s", heads)
+                continue
+            for slot, due in zip(slots, heads, strict=True):
+                if due is not None and due <= server:
+                    pipeline.expire(topic, slot)
+        ended = pipeline.execute()
+        for answer in ended:
+            if isinstance(answer, RmqError):
+                self._complain("sweep", "Cannot end what has timed out: %s", answer)
+        # There may be more of it than one script ends.
+        rest = 0.0 if any(isinstance(answer, int) and answer for answer in ended) else SWEEP_SECONDS
+        self._next_sweep = time.monotonic() + rest
 
     def _look_after(self, untaken: list[Place]) -> None:
         """Acquire again what another owner took from us and has left alone for longer than a time-out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +10,8 @@ import redis
 from django.core.checks import Error, Warning  # noqa: A004 - Django's name
 from django.test import override_settings
 
-from django_rmq import connections, consuming
-from django_rmq.broker import Broker, Server
+from django_rmq import connections, consuming, lua
+from django_rmq.broker import Broker, Server, _info
 from django_rmq.checks import check_redis
 from django_rmq.cluster import ClusterBroker
 from django_rmq.conf import get_config
@@ -110,7 +111,7 @@ ALL = ("~*shop:*", "resetchannels", "&*shop:*", "+@all")
     ("rules", "named"),
     [
         (ALL, None),
-        ((*ALL, "-@dangerous"), None),
+        ((*ALL, "-@dangerous", "-@admin"), None),
         (("~shop:*", "resetchannels", "&*shop:*", "+@all"), "prepare_{shop:work_0}"),
         ((*ALL, "-zadd"), "ZADD"),
         ((*ALL, "-hincrby"), "HINCRBY"),
@@ -133,6 +134,21 @@ def test_what_the_user_may_not_do_is_named(
         assert len(said) == 1
         assert named in said[0].message
         assert len(said[0].message) < 2000
+    broker.close()
+
+
+def test_every_command_of_the_scripts_is_tried(server: RedisServer) -> None:
+    folders = ("", "workers", "history", "limits")
+    texts = [lua.load(name).text.decode() for folder in folders for name in lua.names(folder)]
+    named = {word for text in texts for word in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
+    assert len(named) > 15
+    ask(server.port, "CONFIG", "RESETSTAT")
+    broker = Broker(client_of(server.url))
+    flaws(broker, [WORK])
+    tried = {
+        word.removeprefix("cmdstat_").upper() for word in _info(ask(server.port, "INFO", "commandstats"))
+    }
+    assert named <= tried
     broker.close()
 
 

@@ -162,8 +162,7 @@ def test_one_switch_lets_the_workers_come_together_in_zookeeper(
     demo.wait_for(r"^Shop:")
 
     def owned() -> dict[str, int]:
-        _, holdings = survey(Ensemble(hosts, "/shop/rmq"))
-        return {holding.topic: holding.stop for holding in holdings}
+        return {holding.topic: holding.stop for holding in survey(Ensemble(hosts, "/shop/rmq")).holdings}
 
     slots = {"price-changes": 64, "image-renders": 16, "order-timeouts": 16}
     eventually(lambda: owned() == slots, "owning all slots", 30)

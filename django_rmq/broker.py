@@ -49,6 +49,7 @@ from django_rmq.messages import (
     Failure,
     Held,
     Ledger,
+    Looked,
     Page,
     Prepared,
     Roster,
@@ -171,8 +172,17 @@ def _page(reply: list[Any]) -> Page:
 
 
 def _counts(reply: list[Any]) -> Counts:
-    store, due, prepare, retry, dead, oldest = reply
-    return Counts(store, due, prepare, retry, dead, 0, int(float(oldest)) if oldest else None)
+    store, due, prepare, retry, dead, oldest, owner, paused = reply
+    oldest_due_ms = int(float(oldest)) if oldest else None
+    return Counts(store, due, prepare, retry, dead, 0, oldest_due_ms, _text(owner), bool(paused))
+
+
+def _looked(reply: list[Any]) -> list[Looked]:
+    found = []
+    for *scores, in_flight, death, failure, envelope in reply:
+        store, prepare, retry, dead = (None if score is None else float(score) for score in scores)
+        found.append(Looked(store, prepare, retry, dead, in_flight, death, failure, envelope))
+    return found
 
 
 def _ledger(reply: list[Any]) -> Ledger:
@@ -565,7 +575,14 @@ class Transitions(ABC):
         )
 
     def purge(
-        self, topic: Topic, slot: int, state: str, up_to: float = float("inf"), limit: int = 1000
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        up_to: float = float("inf"),
+        limit: int = 1000,
+        *,
+        min_score: float = float("-inf"),
     ) -> int:
         """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
         if state not in ("store", "retry", "dead"):
@@ -584,7 +601,7 @@ class Transitions(ABC):
                     keys.body,
                     keys.stats,
                 ),
-                (state, _number(up_to), limit),
+                (state, _number(min_score), _number(up_to), limit),
                 int,
             )
         )
@@ -690,7 +707,45 @@ class Transitions(ABC):
         """Return how many messages the slot holds by state."""
         keys = self._keys(topic, slot)
         return self._run(
-            Call("count", (keys.store, keys.prepare, keys.retry, keys.dead), (topic.type.value,), _counts)
+            Call(
+                "count",
+                (keys.store, keys.prepare, keys.retry, keys.dead, keys.control),
+                (topic.type.value,),
+                _counts,
+            )
+        )
+
+    def between(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        min_score: float = float("-inf"),
+        max_score: float = float("inf"),
+    ) -> int:
+        """Return how many messages of one state have a score in these bounds."""
+        members = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Call("between", (members,), (_number(min_score), _number(max_score)), int))
+
+    def look(self, topic: Topic, slot: int, members: Sequence[bytes]) -> list[Looked]:
+        """Return what the slot knows of up to 100 members, in whatever states they are."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "look",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.inflight,
+                    keys.retry,
+                    keys.dead,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                ),
+                tuple(members),
+                _looked,
+            )
         )
 
     def heads(self, topic: Topic, slots: Sequence[int]) -> list[int | None]:
@@ -930,6 +985,10 @@ class Pipeline(Transitions):
     def _run(self, call: Call) -> Any:
         self._calls.append(call)
         return len(self._calls) - 1
+
+    def roster(self) -> int:
+        """Ask for all workers and what is assigned to them."""
+        return self._run(Call("workers/roster", worker_keys(self.prefix), (), _roster))
 
     def send(self) -> Self:
         """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""

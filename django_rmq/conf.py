@@ -776,7 +776,7 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
 
 
 PLANNED = ("ZOOKEEPER", "DURABILITY", "HISTORY", "ADMIN", "API", "EVENTS")
-PLANNED_OF_TOPICS = ("MAX_RATE", "MAX_IN_FLIGHT", "FLOW", "DEAD_RETENTION")
+PLANNED_OF_TOPICS = ("MAX_RATE", "MAX_IN_FLIGHT", "FLOW")
 
 
 def without_effect() -> list[str]:

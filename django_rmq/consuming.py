@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ from django.utils import autoreload
 from django_rmq import connections, registry
 from django_rmq.conf import get_config
 from django_rmq.consumer import Dispatcher, Hooks
+from django_rmq.consumer.duties import Duties, trim_dead
 from django_rmq.consumer.notes import Notes, give_back
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
@@ -169,6 +170,11 @@ class WorkerProcess:
         self.coordinator = connections.coordinator_maker()(
             worker, self.dispatcher.own, self.dispatcher.disown, token
         )
+        self._duties = Duties(
+            trim_dead(
+                connections.get_broker("coordinator"), config.topics.values(), self._slots_to_look_after
+            )
+        )
         if notes is not None:
             notes.owner = worker.id
 
@@ -179,12 +185,15 @@ class WorkerProcess:
         gc.collect()
         gc.freeze()
         self.coordinator.start()
+        self._duties.start()
         try:
             self.dispatcher.run()
         finally:
+            self._duties.stop()
             self._leave()
             if self._leaving is not None:
                 self._leaving.join(LEAVE_SECONDS + 0.5)
+            self._duties.join(LEAVE_SECONDS)
             self._beat()
         dispatcher = self.dispatcher
         if dispatcher.forced or dispatcher.exit_asked:
@@ -204,6 +213,16 @@ class WorkerProcess:
                 target=self.coordinator.stop, args=(LEAVE_SECONDS,), name="rmq-leaving", daemon=True
             )
             self._leaving.start()
+
+    def _slots_to_look_after(self, topic: Topic) -> Sequence[range]:
+        """Return the slots that no other worker looks after: our own, or our share of those that nobody owns."""
+        me = self.dispatcher.owner
+        if topic.serial and topic.name in self.dispatcher.topics:
+            return self.coordinator.owned().get(topic.name, ())
+        crew = [member.worker for member in self.coordinator.members()]
+        serving = [one.id for one in crew if any(topic.name == each.name for each in one.topics)]
+        sharing = sorted(serving or [one.id for one in crew])
+        return [range(sharing.index(me), topic.slots, len(sharing))] if me in sharing else ()
 
     def _beat(self) -> None:
         now = time.monotonic()

@@ -45,6 +45,7 @@ from django_rmq.messages import (
     FailureRecord,
     Held,
     Ledger,
+    Looked,
     Page,
     Prepared,
     Roster,
@@ -907,14 +908,24 @@ class InMemoryBroker:
             s.wake(earliest)
             return words
 
-    def purge(self, topic: Topic, slot: int, state: str, up_to: float = math.inf, limit: int = 1000) -> int:
+    def purge(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        up_to: float = math.inf,
+        limit: int = 1000,
+        *,
+        min_score: float = -math.inf,
+    ) -> int:
         """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
         if state not in ("store", "retry", "dead"):
             raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
         names = ["store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats"]
         with self._slot(topic, slot, *names) as s:
             emptied: SortedSet = getattr(s, state)
-            gone = [member for member, score in emptied.rows() if score <= up_to][: min(limit, BATCH)]
+            found = [member for member, score in emptied.rows() if min_score <= score <= up_to]
+            gone = found[: min(limit, BATCH)]
             for member in gone:
                 del emptied[member]
                 if state == "dead":
@@ -1035,14 +1046,47 @@ class InMemoryBroker:
 
     def count(self, topic: Topic, slot: int) -> Counts:
         """Return how many messages the slot holds by state."""
-        with self._slot(topic, slot, "store", "prepare", "retry", "dead") as s:
+        with self._slot(topic, slot, "store", "prepare", "retry", "dead", "control") as s:
             due, oldest = len(s.store), None
             if not topic.is_priority:
                 due = sum(score <= s.now_ms for score in s.store.values())
                 oldest = min(
                     (int(score) for score in s.store.values() if 999 < score <= s.now_ms), default=None
                 )
-            return Counts(len(s.store), due, len(s.prepare), len(s.retry), len(s.dead), 0, oldest)
+            owner = s.control.get(b"owner", b"").decode(errors="backslashreplace")
+            return Counts(
+                len(s.store),
+                due,
+                len(s.prepare),
+                len(s.retry),
+                len(s.dead),
+                0,
+                oldest,
+                owner,
+                b"paused" in s.control,
+            )
+
+    def between(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        min_score: float = -math.inf,
+        max_score: float = math.inf,
+    ) -> int:
+        """Return how many messages of one state have a score in these bounds."""
+        name = _STATES[state][0]
+        with self._slot(topic, slot, name) as s:
+            scores = getattr(s, name).values()
+            return sum(min_score <= score <= max_score for score in scores)
+
+    def look(self, topic: Topic, slot: int, members: Sequence[bytes]) -> list[Looked]:
+        """Return what the slot knows of up to 100 members, in whatever states they are."""
+        if len(members) > 100:
+            raise ServerRefused("ERR too many members")
+        names = ("store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body")
+        with self._slot(topic, slot, *names) as s:
+            return [Looked(*(getattr(s, name).get(member) for name in names)) for member in members]
 
     def heads(self, topic: Topic, slots: Sequence[int]) -> list[int | None]:
         """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits)."""

@@ -551,6 +551,22 @@ class Counts(NamedTuple):
     claimed: int
     oldest_due_ms: int | None
     """Time topics: the earliest due time in Store that has passed."""
+    owner: str = ""
+    """Who took from the slot last."""
+    paused: bool = False
+
+
+class Looked(NamedTuple):
+    """All that a slot knows of one member; None: nothing of that kind."""
+
+    store: float | None
+    prepare: float | None
+    retry: float | None
+    dead: float | None
+    in_flight: bytes | None = None
+    death: bytes | None = None
+    failure: bytes | None = None
+    envelope: bytes | None = None
 
 
 class FailureRecord(NamedTuple):

@@ -198,6 +198,18 @@ def send_messages(
     return results
 
 
+def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
+    """Send a message that was validated and placed already, at once; ``body`` is what observers are shown.
+
+    For operations, which know a slot and a score that no option could say. Raises as ``send_message`` does.
+    """
+    topic = outgoing.topic
+    (result,) = _dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], None)
+    if result.status == "refused":
+        raise _full(topic, result)
+    return result
+
+
 def remove_message(topic: str, body: Any = None, *, key: str | None = None, slot_basis: object = None) -> str:
     """Take a message back, at once: it is named by its body, or by its ``key`` where the topic is keyed.
 

@@ -8,11 +8,12 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from example_project.embedded_redis import EmbeddedRedis, redis_server_binary
+from example_project.embedded_redis import EmbeddedRedis, free_port, redis_server_binary
+from example_project.embedded_zookeeper import EmbeddedZooKeeper
 
-running_servers: list[RedisServer] = []
+running_servers: list[RedisServer | ZooKeeperServer] = []
 """The servers that are up, so that a failing test can show their logs."""
 
 
@@ -38,6 +39,62 @@ class RedisServer(EmbeddedRedis):
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+class ZooKeeperServer(EmbeddedZooKeeper):
+    """A ZooKeeper in a directory of its own, which goes away with it. Raises NoJava where it cannot be run."""
+
+    def __init__(self, port: int = 0, **how: Any):
+        super().__init__(tempfile.mkdtemp(prefix="rmq-zookeeper-"), port, **how)
+
+    def __enter__(self) -> Self:
+        try:
+            super().__enter__()
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        running_servers.append(self)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        running_servers.remove(self)
+        super().__exit__(*exc_info)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class ZooKeeperEnsemble:
+    """Three ZooKeepers that make one: `with ZooKeeperEnsemble() as ensemble`."""
+
+    def __init__(self) -> None:
+        peers = {number: (free_port(), free_port()) for number in (1, 2, 3)}
+        self.servers = [ZooKeeperServer(number=number, peers=peers) for number in peers]
+
+    @property
+    def hosts(self) -> str:
+        """The addresses of all three, for clients."""
+        return ",".join(server.hosts for server in self.servers)
+
+    def leader(self) -> ZooKeeperServer:
+        """The server that leads the others."""
+        return next(server for server in self.servers if server.running and server.mode() == "leader")
+
+    def __enter__(self) -> Self:
+        for server in self.servers:
+            running_servers.append(server)
+            server.launch()
+        try:
+            for server in self.servers:
+                server.wait_until_serving()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for server in self.servers:
+            running_servers.remove(server)
+            server.kill()
+            shutil.rmtree(server.directory, ignore_errors=True)
+
+
 class TcpProxy:
     """Stands between a client and a server on loopback and does to their bytes what a bad network does.
 
@@ -52,6 +109,8 @@ class TcpProxy:
         self._is_cut = False
         self._wanted: bytes | None = None
         self._dropped = threading.Event()
+        self._open = threading.Event()
+        self._open.set()
         self._closed = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -68,6 +127,7 @@ class TcpProxy:
 
     def __exit__(self, *exc_info: object) -> None:
         self._closed.set()
+        self.let_through()
         # A close alone does not wake a thread that waits in accept().
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -92,6 +152,14 @@ class TcpProxy:
         """Let new connections through again."""
         with self._lock:
             self._is_cut = False
+
+    def swallow(self) -> None:
+        """Be a black hole until `let_through()`: connections stay and are made, and no byte passes either way."""
+        self._open.clear()
+
+    def let_through(self) -> None:
+        """End `swallow()`: what was held back since then passes."""
+        self._open.set()
 
     def delay(self, seconds: float) -> None:
         """Hold back each piece of a request by so many seconds from now on; 0 ends it."""
@@ -187,6 +255,7 @@ class _Pair:
             while piece := self.client.recv(65536):
                 if self.proxy.seconds_of_delay:
                     self.proxy._closed.wait(self.proxy.seconds_of_delay)
+                self.proxy._open.wait()
                 if self.proxy._is_wanted(tail, piece):
                     self.mute.set()
                 tail = (tail + piece)[-self.TAIL_BYTES :]
@@ -197,6 +266,7 @@ class _Pair:
     def _replies(self) -> None:
         with suppress(OSError):
             while piece := self.server.recv(65536):
+                self.proxy._open.wait()
                 if self.mute.is_set():
                     self._swallow()
                     break

@@ -31,7 +31,7 @@ from django_rmq.coordination import (
 from django_rmq.coordination.ownership import Ownership, uptime
 from django_rmq.coordination.plan import Plan
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
-from django_rmq.messages import Beat, Topic
+from django_rmq.messages import Beat, Roster, Topic
 
 logger = logging.getLogger("django_rmq.coordination")
 
@@ -395,7 +395,11 @@ class RedisCoordinator(Coordinator):
 
 def members(broker: Broker) -> list[Member]:
     """Return all workers whose sessions go on, by id; needs no worker of its own."""
-    roster = broker.roster()
+    return members_of_roster(broker.roster())
+
+
+def members_of_roster(roster: Roster) -> list[Member]:
+    """Return the workers of a roster whose sessions go on, by id."""
     found = []
     for worker, ends_ms, record in roster.sessions:
         try:
@@ -410,7 +414,12 @@ def describe(broker: Broker) -> list[Holding]:
 
     Topics that are not serial are shared and not in it.
     """
-    raw = broker.roster().plan
+    return describe_roster(broker.roster())
+
+
+def describe_roster(roster: Roster) -> list[Holding]:
+    """Return what ``describe`` does, of a roster that was read already."""
+    raw = roster.plan
     try:
         topics = Plan.decode(raw).topics if raw else {}
     except ValueError:
@@ -461,4 +470,4 @@ def _shown(record: bytes) -> str:
     return f"process {worker.pid} on {worker.host}"
 
 
-__all__ = ["RedisCoordinator", "describe", "members"]
+__all__ = ["RedisCoordinator", "describe", "describe_roster", "members", "members_of_roster"]

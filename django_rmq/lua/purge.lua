@@ -10,20 +10,21 @@
 -- KEYS[8] stats     HASH  counter -> n
 --
 -- ARGV[1] state   store, retry or dead
--- ARGV[2] up_to   only scores up to this; +inf: all
--- ARGV[3] limit
--- ARGV[4] now
+-- ARGV[2] lowest  only scores from this, up to highest
+-- ARGV[3] highest
+-- ARGV[4] limit
+-- ARGV[5] now
 --
 -- Returns how many are gone
 local store, retry, dead, prepare = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local deaths, failures, body, stats = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local state, up_to, limit, now = ARGV[1], ARGV[2], math.min(tonumber(ARGV[3]), 1000), ARGV[4]
+local state, lowest, highest, limit, now = ARGV[1], ARGV[2], ARGV[3], math.min(tonumber(ARGV[4]), 1000), ARGV[5]
 -- include: _types
 local wrong = mistyped('zset', store, retry, dead, prepare) or mistyped('hash', deaths, failures, body, stats)
 if wrong then return wrong end
 -- include: _ledger
 local set = state == 'dead' and dead or state == 'retry' and retry or store
-local members = redis.call('ZRANGEBYSCORE', set, '-inf', up_to, 'LIMIT', 0, limit)
+local members = redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit)
 if #members == 0 then return 0 end
 redis.call('ZREM', set, unpack(members))
 if state == 'dead' then

@@ -253,7 +253,7 @@ def test_health_is_answered_and_the_heartbeat_file_touched(start: Start, load: L
 
 
 def test_a_hung_process_is_ended_by_the_watchdog(start: Start, load: Load) -> None:
-    worker = start("ledger", RMQ_TEST_WATCHDOG="2")
+    worker = start("ledger", "--watchdog", "2")
     worker.ready()
     load.send(1)
     load.wait()

@@ -750,9 +750,16 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "purge_up_to_all": Mutant(
         "purge",
-        "redis.call('ZRANGEBYSCORE', set, '-inf', up_to, 'LIMIT', 0, limit)",
+        "redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit)",
         "redis.call('ZRANGEBYSCORE', set, '-inf', '+inf', 'LIMIT', 0, limit)",
         "Purging keeps to the scores it was given.",
+        "persons",
+    ),
+    "purge_from_the_lowest": Mutant(
+        "purge",
+        "redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit)",
+        "redis.call('ZRANGEBYSCORE', set, '-inf', highest, 'LIMIT', 0, limit)",
+        "Purging by age leaves what has none.",
         "persons",
     ),
     "pause_for_ever": Mutant(
@@ -824,6 +831,27 @@ MUTANTS: dict[str, Mutant] = {
         "due = redis.call('ZCOUNT', store, '-inf', at)",
         "due = waiting",
         "Only what can be taken now is counted as due.",
+        "paging",
+    ),
+    "count_never_paused": Mutant(
+        "count",
+        "known[2] and 1 or 0",
+        "0",
+        "A paused slot is shown as paused.",
+        "paging",
+    ),
+    "between_all": Mutant(
+        "between",
+        "redis.call('ZCOUNT', set, lowest, highest)",
+        "redis.call('ZCARD', set)",
+        "What is counted before a purge is what the purge takes.",
+        "paging",
+    ),
+    "look_past_its_bound": Mutant(
+        "look",
+        "if last - first >= 100 then return redis.error_reply('ERR too many members') end",
+        "",
+        "A look is bounded.",
         "paging",
     ),
     "heads_without_timeouts": Mutant(

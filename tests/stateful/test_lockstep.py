@@ -454,7 +454,8 @@ class Lockstep(RuleBasedStateMachine):
         state = data.draw(st.sampled_from(["store", "retry", "dead"]))
         up_to = data.draw(st.sampled_from([math.inf, 100.0, float(START_MS + 2_000)]))
         limit = data.draw(limits)
-        gone = self.both(lambda b: b.purge(self.topic, 0, state, up_to, limit))
+        low = data.draw(st.sampled_from([-math.inf, -math.inf, 1000.0]))
+        gone = self.both(lambda b: b.purge(self.topic, 0, state, up_to, limit, min_score=low))
         self.require("INV-11", gone == len(self.vanished_from(state)), gone)
         if state != "dead":
             for member in self.vanished_from(state):
@@ -522,6 +523,9 @@ class Lockstep(RuleBasedStateMachine):
 
     def depths(self, data: st.DataObject) -> None:
         self.reading(lambda b: [b.count(self.topic, 0), b.heads(self.topic, [0, 1]), b.audit(self.topic, 0)])
+        state, low = data.draw(st.sampled_from(["store", "prepare", "retry", "dead"])), data.draw(limits)
+        self.reading(lambda b: b.between(self.topic, 0, state, low, 100.0))
+        self.reading(lambda b: b.look(self.topic, 0, [b"a", b"b", b"", b"nobody"]))
 
     def held(self, data: st.DataObject) -> None:
         owner, offset = data.draw(st.sampled_from(OWNERS)), data.draw(st.sampled_from([0, 0, 1]))

@@ -23,7 +23,7 @@ FILES = sorted(FOLDER.glob("*.lua"))
 FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
-READ_ONLY = {"audit", "count", "find", "heads", "held", "peek"}
+READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek"}
 READS = {"HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }  # fmt: skip
@@ -172,6 +172,8 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.peek(TOPIC, 0, "store"),
         ask.find(TOPIC, 0, "store", b"a"),
         ask.count(TOPIC, 0),
+        ask.between(TOPIC, 0, "store"),
+        ask.look(TOPIC, 0, members),
         ask.heads(TOPIC, [0]),
         ask.audit(TOPIC, 0),
     ]

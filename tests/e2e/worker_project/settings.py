@@ -43,10 +43,9 @@ RMQ = {
         },
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
+        "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }
 if "RMQ_TEST_COORDINATOR" in os.environ:
     RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
     RMQ["ZOOKEEPER"] = {"HOSTS": "127.0.0.1:2181"}
-if "RMQ_TEST_WATCHDOG" in os.environ:
-    RMQ["CONSUMER"] = {"WATCHDOG": int(os.environ["RMQ_TEST_WATCHDOG"])}

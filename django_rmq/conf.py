@@ -775,7 +775,7 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
-PLANNED = ("ZOOKEEPER", "DURABILITY", "HISTORY", "ADMIN", "API", "EVENTS")
+PLANNED = ("ZOOKEEPER", "DURABILITY", "HISTORY", "API", "EVENTS")
 PLANNED_OF_TOPICS = ("MAX_RATE", "MAX_IN_FLIGHT", "FLOW")
 
 

@@ -96,6 +96,7 @@ RMQ = {
         # One message for each unpaid order, due when its time is up.
         "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
     },
+    "ADMIN": {"PAGE_SIZE": 25},
 }
 
 SHOP_ORDER_TIMEOUT = timedelta(seconds=float(os.environ.get("SHOP_ORDER_SECONDS") or 15 * 60))

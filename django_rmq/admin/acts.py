@@ -110,11 +110,10 @@ _QUESTIONS: Mapping[str, Callable[[int], str]] = {
 
 
 def _purge(operations: Operations, chosen: Chosen, limits: Limits | None, dry_run: bool) -> Run:
-    ages = [age for age in (chosen.wanted.older_than, chosen.answer("older_than")) if age is not None]
     return operations.purge(
         chosen.topic.name,
         chosen.state,
-        older_than=max(ages, default=None),
+        older_than=chosen.wanted.older_than,
         slot=chosen.wanted.slot,
         limits=limits,
         dry_run=dry_run,

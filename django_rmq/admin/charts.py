@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 Values = Sequence[float | None]
 
-WIDTH, HEIGHT = 720, 200
+WIDTH, HEIGHT = 520, 190
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 10, 24
 TICKS_OF_TIME = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-"""Seconds between two labels of the time axis: the first that leaves at most eight labels is taken."""
+"""Seconds between two labels of the time axis: the first that leaves at most seven labels is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,28 +145,6 @@ def scale(highest: float) -> tuple[float, float]:
     return step * math.ceil(highest / step * (1 - 1e-9)), step
 
 
-def resample(values: Values, size: int, merge: Callable[[Sequence[float]], float]) -> list[float | None]:
-    """Return ``values`` in groups of ``size``, each group as ``merge`` of what is known in it; the last is whole.
-
-    Groups are counted from the end, so that the newest figure is of as many values as the others.
-    """
-    if size <= 1:
-        return list(values)
-    first = len(values) % size
-    starts = [0, *range(first, len(values), size)] if first else range(0, len(values), size)
-    found: list[float | None] = []
-    for start in starts:
-        end = first if first and start == 0 else start + size
-        known = [value for value in values[start:end] if _is_number(value)]
-        found.append(merge(known) if known else None)
-    return found
-
-
-def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean of at least one value."""
-    return sum(values) / len(values)
-
-
 def _is_number(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
@@ -226,7 +204,7 @@ def _time_ticks(times: Sequence[float], label: Callable[[float], str], utc_offse
     if len(times) < 2 or times[-1] <= times[0]:
         return ()
     begin, end = times[0], times[-1]
-    step = next((gap for gap in TICKS_OF_TIME if (end - begin) / gap <= 8), TICKS_OF_TIME[-1])
+    step = next((gap for gap in TICKS_OF_TIME if (end - begin) / gap <= 7), TICKS_OF_TIME[-1])
     first = math.ceil((begin + utc_offset) / step) * step - utc_offset
     across = WIDTH - RIGHT - LEFT
     ticks = []

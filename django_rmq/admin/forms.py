@@ -76,27 +76,12 @@ class RescheduleForm(QuestionForm):
 
 
 class PurgeForm(QuestionForm):
-    """What is deleted without being looked at, and the proof that the right topic is meant."""
+    """The proof that the right topic is meant."""
 
-    older_than = forms.TypedChoiceField(
-        label=_("What"),
-        required=False,
-        coerce=float,
-        empty_value=None,
-        choices=[
-            ("", _("everything")),
-            ("3600", _("older than 1 hour")),
-            ("86400", _("older than 1 day")),
-            ("604800", _("older than 1 week")),
-        ],
-    )
     name = forms.CharField(label=_("Name of the topic"), help_text=_("Type it to show that you mean it."))
 
     def prepare(self) -> None:
         self.fields["name"].widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
-        if self.state == "retry" or (self.state == "store" and self.topic.is_priority):
-            # Unkeyed priorities and what rests hold no time.
-            del self.fields["older_than"]
 
     def clean_name(self) -> str:
         name = str(self.cleaned_data["name"])

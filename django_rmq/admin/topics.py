@@ -63,6 +63,9 @@ logger = logging.getLogger("django_rmq.admin")
 SLICE_SECONDS = 1.0
 """How long one request works on many messages; then the page shows how far it is, and goes on."""
 
+LONGEST_SLICE = 4
+"""A slice of a search is twice as long as the one before, so often."""
+
 COUNT_SECONDS = 1.0
 """How long is counted for a question; then it says “at least”."""
 
@@ -301,7 +304,9 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "lines": [self._line(topic, copy, request) for copy in listing.copies],
             "first_page": not cursor,
             "acts": named_acts(operations, topic, state),
-            "mass_acts": sweeping_acts(operations, topic, state, wanted) if listing.copies or listing.cursor else [],
+            "mass_acts": sweeping_acts(operations, topic, state, wanted)
+            if listing.copies or listing.cursor
+            else [],
             "empty": EMPTY[state],
         }
 
@@ -705,16 +710,22 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             )
         left = max(total - done_before, 1) if total else None
         rate = chosen.answer("rate")
-        limits = Limits(messages=left, seconds=SLICE_SECONDS, rate=rate)
+        # A search begins anew with each request: longer and longer ones come to an end.
+        number = min(_number(request.POST.get("slice")), LONGEST_SLICE)
+        seconds = SLICE_SECONDS * (1 << number if chosen.wanted.needle else 1)
+        limits = Limits(messages=left, seconds=seconds, rate=rate)
         progress = act.sweep(operations, chosen, limits, False).result()
         outcomes = dict(before)
         for word, count in progress.outcomes.items():
             outcomes[word] = outcomes.get(word, 0) + count
         total = total or progress.total
         done = done_before + progress.done
-        self._tell_problems(request, progress)
-        if progress.is_complete or (left is not None and progress.done >= left) or progress.problems:
+        is_stuck = number == LONGEST_SLICE and not progress.done
+        if progress.is_complete or is_stuck or (left is not None and progress.done >= left):
             self._tell(request, str(act.label), outcomes)
+            self._tell_problems(request, progress)
+            if is_stuck and not progress.is_complete:
+                messages.warning(request, _("The search took too long to go on: narrow the filter."))
             return HttpResponseRedirect(leave)
         answers = [
             (name, str(value)) for name, value in (chosen.answers or {}).items() if value not in (None, "")
@@ -740,6 +751,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     ("done", str(done)),
                     ("total", str(total)),
                     ("began", str(began)),
+                    ("slice", str(number + 1)),
                 ],
                 "urls": self.places(chosen.topic.name),
                 "back_url": leave,
@@ -883,7 +895,7 @@ def _so_far(text: str | None) -> dict[str, int]:
             for word, count in given.items()
             if word in OUTCOMES and 0 <= int(count) < 1e15
         }
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 
 

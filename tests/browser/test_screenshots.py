@@ -30,7 +30,10 @@ def filled(shop: Shop) -> Shop:
                 {
                     "order": number,
                     "customer": {"name": "Ada Lovelace", "city": "London", "vip": True, "since": 1843},
-                    "lines": [{"sku": 17, "quantity": 2, "price": "12.50"}, {"sku": 4, "quantity": 1, "note": None}],
+                    "lines": [
+                        {"sku": 17, "quantity": 2, "price": "12.50"},
+                        {"sku": 4, "quantity": 1, "note": None},
+                    ],
                 }
                 for number in (9001, 9002)
             ],
@@ -62,14 +65,14 @@ def test_pictures_are_taken(filled: Shop, log_in: Any, page: Page, scheme: Any) 
     page.get_by_role("link", name="Dead 32", exact=True).click()
     page.get_by_label("Select message 2", exact=True).check()
     shot("dead")
-    page.get_by_role("row").nth(2).get_by_role("link").first.click()
+    page.locator("#content-main").get_by_role("row").nth(2).get_by_role("link").first.click()
     shot("message")
     page.goto(f"{filled.admin}image-renders/change/?tab=history")
     shot("history")
     page.goto(f"{filled.admin}image-renders/change/?tab=slots")
     shot("slots")
     page.goto(f"{filled.admin}order-timeouts/change/?tab=dead")
-    page.get_by_role("row").nth(1).get_by_role("link").first.click()
+    page.locator("#content-main").get_by_role("row").nth(1).get_by_role("link").first.click()
     shot("message-json")
     page.goto(f"{filled.admin}order-timeouts/change/?tab=dead")
     page.get_by_role("button", name="Purge").click()

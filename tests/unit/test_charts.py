@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.admin.charts import HEIGHT, WIDTH, Series, chart, mean, resample, scale, sparkline
+from django_rmq.admin.charts import HEIGHT, WIDTH, Series, chart, scale, sparkline
 
 VALUES = st.lists(
     st.none() | st.floats(min_value=0, max_value=1e15) | st.just(math.nan) | st.just(math.inf), max_size=50
@@ -86,11 +86,3 @@ def test_labels_of_time_lie_on_round_hours_of_the_viewers_clock() -> None:
     kolkata = chart(times, [], time_label=label, value_label=label, utc_offset=5.5 * 3600)
     assert all((float(tick.label) + 5.5 * 3600) % 7200 == 0 for tick in kolkata.columns)
     assert 2 <= len(kolkata.columns) <= 9
-
-
-def test_resampling_merges_what_is_known_and_keeps_the_newest_group_whole() -> None:
-    values = [1, 2, 3, None, None, 4, 6]
-    assert resample(values, 1, mean) == values
-    assert resample(values, 2, mean) == [1, 2.5, None, 5]
-    assert resample(values, 2, max) == [1, 3, None, 6]
-    assert resample([], 3, mean) == []

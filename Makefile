@@ -6,7 +6,7 @@ TEST_ARGS ?=
 PROOF_ARGS ?=
 BENCH_ARGS ?=
 
-PROOFS := tests/proof tests/stateful
+PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -41,8 +41,8 @@ demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEM
 test: $(INSTALLED) ## the tests, in minutes (TEST_ARGS='-k receipt')
 	$(BIN)/python -m pytest -m "not proof" $(TEST_ARGS)
 
-# The long runs: the model checks, and the state machines with many more and longer histories.
-proof: $(INSTALLED) ## the long model and state-machine runs (PROOF_ARGS=...)
+# The long runs: the model checks, the state machines with many more and longer histories, and workers that are killed.
+proof: $(INSTALLED) ## the long model, state-machine and killing runs (PROOF_ARGS=...)
 	$(BIN)/python -m pytest --hypothesis-profile=proof $(PROOFS) $(PROOF_ARGS)
 
 lint: $(INSTALLED) ## ruff: rules and format

@@ -43,8 +43,10 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     Beat,
+    Confirmed,
     Counts,
     Delivery,
+    Durability,
     Entry,
     Failure,
     Held,
@@ -775,17 +777,6 @@ _UNAVAILABLE_ERRORS = (
 )
 
 
-_WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
-"""How Redis 6 shows the code of an error that a command met inside a script."""
-
-_UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
-_UNAVAILABLE_ERRORS = (
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.ClusterDownError,  # MASTERDOWN as well
-    redis.exceptions.TryAgainError,
-)
-
-
 def translate(error: RedisError) -> RmqError:
     """Return our own error for one of the driver's.
 
@@ -835,6 +826,10 @@ class Broker(Transitions):
         except RedisError as error:
             raise translate(error) from error
         self._loaded = True
+
+    def close(self) -> None:
+        """Close all connections; a later call opens new ones."""
+        self.client.connection_pool.disconnect()
 
     def pipeline(self) -> Pipeline:
         """Return a pipeline: its methods collect, ``execute`` runs all in one round trip."""
@@ -902,7 +897,11 @@ class Broker(Transitions):
 
     def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
         """Subscribe to the wake-ups of ``topics``."""
-        return Wakeups(self.client, {self._channel(topic): topic.name for topic in topics})
+        return Wakeups(self._ear(), {self._channel(topic): topic.name for topic in topics})
+
+    def _ear(self) -> Any:
+        """Return the client that hears what is published."""
+        return self.client
 
     # --- workers and what is assigned to them
 
@@ -963,7 +962,48 @@ class Broker(Transitions):
 
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
-        return Wakeups(self.client, {workers_channel(self.prefix): ""})
+        return Wakeups(self._ear(), {workers_channel(self.prefix): ""})
+
+
+def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
+    """Return the commands that wait, at the end of a connection's writes, until these are as safe as wanted."""
+    # Each has to end well within the time that the socket may be silent.
+    ms = int((connection.socket_timeout or 1.0) * 400)
+    commands: list[tuple[Any, ...]] = []
+    if wanted.replicas:
+        commands.append(("WAIT", wanted.replicas, ms))
+    if wanted.fsync:
+        commands.append(("WAITAOF", 1, 0, ms))
+    return commands
+
+
+def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
+    """Read the answers of ``durability_commands``. What the server cannot or may not say is not known."""
+    replicas: int | None = None
+    fsynced: bool | None = None
+    if wanted.replicas:
+        try:
+            replicas = int(connection.read_response())
+        except ResponseError:
+            pass
+    if wanted.fsync:
+        try:
+            fsynced = connection.read_response()[0] >= 1
+        except ResponseError:
+            fsynced = _syncs_always(connection)
+    return Confirmed(replicas, fsynced)
+
+
+def _syncs_always(connection: Any) -> bool:
+    """Whether every answer of this server, which knows no WAITAOF (7.2), comes after what it confirms is on disk."""
+    found = []
+    for name in ("appendonly", "appendfsync"):
+        connection.send_command("CONFIG", "GET", name)
+        try:
+            found.append(connection.read_response()[1])
+        except (ResponseError, IndexError):
+            found.append(b"")
+    return found == [b"yes", b"always"]
 
 
 class Pipeline(Transitions):
@@ -978,6 +1018,13 @@ class Pipeline(Transitions):
         self._broker = broker
         self._calls: list[Call] = []
         self._connection: Any = None
+        self._wanted: Durability | None = None
+        self.confirmed: Confirmed | None = None
+        """After ``receive``: what ``confirm`` has come to."""
+
+    def confirm(self, wanted: Durability) -> None:
+        """Wait, behind what is collected, until it is as safe as ``wanted``, or for two fifths of the socket time-out each."""
+        self._wanted = wanted
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -997,7 +1044,10 @@ class Pipeline(Transitions):
         connection = None
         try:
             connection = pool.get_connection()
-            packed = connection.pack_commands([self._broker._command(call) for call in self._calls])  # noqa: SLF001 - a pipeline is its broker's other half
+            commands = [self._broker._command(call) for call in self._calls]  # noqa: SLF001 - a pipeline is its broker's other half
+            if self._wanted is not None:
+                commands += durability_commands(self._wanted, connection)
+            packed = connection.pack_commands(commands)
             connection.send_packed_command(packed)
         except RedisError as error:
             self._give_back(connection, broken=True)
@@ -1019,6 +1069,8 @@ class Pipeline(Transitions):
                     replies.append(connection.read_response())
                 except ResponseError as error:
                     replies.append(error)
+            if self._wanted is not None:
+                self.confirmed = read_confirmed(self._wanted, connection)
         except RedisError as error:
             self._give_back(connection, broken=True)
             raise translate(error) from error
@@ -1026,6 +1078,9 @@ class Pipeline(Transitions):
             self._give_back(connection, broken=True)
             raise
         self._give_back(connection)
+        if self.confirmed is not None and any(isinstance(reply, NoScriptError) for reply in replies):
+            # These run below, behind what was waited for.
+            self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def execute(self) -> list[Any]:

@@ -45,7 +45,8 @@ class RedisServer:
     """Where Redis is and how one logs in there; never shown with its password."""
 
     url: str = field(repr=False)
-    cluster: bool = False
+    cluster: tuple[str, ...] = field(default=(), repr=False)
+    """Given: the URLs of some nodes of a Redis Cluster, ``url`` among them."""
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     pool: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -600,16 +601,7 @@ class _Reader:
     def redis(self, given: object) -> RedisServer | None:
         place = 'RMQ["REDIS"]'
         if isinstance(given, Mapping):
-            url = given.get("CLUSTER")
-            if set(given) != {"CLUSTER"} or not isinstance(url, str):
-                self.report("E003", f'{place} is a dict: it must be {{"CLUSTER": "redis://host:port"}}.')
-                return None
-            parts = self.url(f'{place}["CLUSTER"]', url)
-            if parts is not None and _database(parts) not in ("0", None):
-                self.report(
-                    "E012", f'{place}["CLUSTER"] names database {_database(parts)}: a cluster has only 0.'
-                )
-            return RedisServer(url, cluster=True)
+            return self.cluster(place, given)
         if not isinstance(given, str):
             self.report("E003", f"{place} is {_shown(given)}: it must be a CACHES alias, a URL or a dict.")
             return None
@@ -618,6 +610,33 @@ class _Reader:
                 self.alone(place, given, None)
             return RedisServer(given)
         return self.alias(place, given)
+
+    def cluster(self, place: str, given: Mapping[str, Any]) -> RedisServer | None:
+        named = given.get("CLUSTER")
+        urls = [named] if isinstance(named, str) else named
+        if (
+            set(given) != {"CLUSTER"}
+            or not isinstance(urls, (list, tuple))
+            or not urls
+            or not all(isinstance(url, str) for url in urls)
+        ):
+            self.report(
+                "E003",
+                f'{place} is a dict: it must be {{"CLUSTER": "redis://host:port"}}, with one URL or a list of some.',
+            )
+            return None
+        before, place = len(self.problems), f'{place}["CLUSTER"]'
+        for url in urls:
+            parts = self.url(place, url)
+            if parts is None:
+                continue
+            if parts.scheme == "unix":
+                self.report("E012", f"{place} is {url!r}: the nodes of a cluster are found by host and port.")
+            elif _database(parts) not in ("0", None):
+                self.report("E012", f"{place} names database {_database(parts)}: a cluster has only 0.")
+            else:
+                self.alone(place, url, None)
+        return RedisServer(urls[0], cluster=tuple(urls)) if len(self.problems) == before else None
 
     def alias(self, place: str, alias: str) -> RedisServer | None:
         caches = getattr(settings, "CACHES", {})
@@ -783,9 +802,6 @@ def without_effect() -> list[str]:
     """Return the settings that are given and valid, and that nothing of this version acts upon."""
     given: Any = getattr(settings, "RMQ", None) or {}
     found = [f'RMQ["{name}"]' for name in PLANNED if given.get(name)]
-    redis = given.get("REDIS")
-    if isinstance(redis, Mapping) and "CLUSTER" in redis:
-        found.append('RMQ["REDIS"]["CLUSTER"]')
     places = {'RMQ["TOPIC_DEFAULTS"]': given.get("TOPIC_DEFAULTS") or {}}
     places |= {f'RMQ["TOPICS"]["{name}"]': topic for name, topic in (given.get("TOPICS") or {}).items()}
     for place, options in places.items():

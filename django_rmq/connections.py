@@ -20,6 +20,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.broker import Broker
+from django_rmq.cluster import Cluster, ClusterBroker
 from django_rmq.conf import Config, RedisServer, get_config
 from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.coordination.redis import RedisCoordinator
@@ -32,6 +33,9 @@ Purpose = Literal["web", "worker", "coordinator"]
 
 SOCKET_TIMEOUTS = {"web": 1.0, "worker": 5.0, "coordinator": 1.0}
 """Seconds that a purpose waits for Redis: a page must come, a worker would rather wait, and a session is short."""
+
+PATIENCE = {"web": 1.0, "worker": 0.05, "coordinator": 0.5}
+"""Seconds for which a purpose repeats what no node of a cluster has run: a worker has other slots to look after."""
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ def close() -> None:
     built, _built = _built, None
     for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
         if isinstance(broker, Broker):
-            broker.client.connection_pool.disconnect()
+            broker.close()
 
 
 def in_memory() -> bool:
@@ -121,12 +125,15 @@ def _build(config: Config, purpose: str) -> Broker:
 
         return cast("Broker", InMemoryBroker(config.key_prefix))
     assert config.redis is not None
-    return Broker(build_client(config.redis, SOCKET_TIMEOUTS[purpose]), config.key_prefix)
+    timeout = SOCKET_TIMEOUTS[purpose]
+    if config.redis.cluster:
+        return ClusterBroker(build_cluster(config.redis, timeout, PATIENCE[purpose]), config.key_prefix)
+    return Broker(build_client(config.redis, timeout), config.key_prefix)
 
 
-def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
-    """Return a client of ``server`` that neither retries nor decodes."""
-    ours: dict[str, Any] = {
+def _own_options(socket_timeout: float) -> dict[str, Any]:
+    """Return what every connection of ours has, whatever was given."""
+    return {
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": socket_timeout,
         "socket_keepalive": True,
@@ -137,16 +144,32 @@ def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
         "health_check_interval": 0,
         "protocol": 2,
     }
+
+
+def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
+    """Return a client of a Redis Cluster, which repeats for ``patience`` seconds what no node has run."""
+    seeds, options = [], {}
+    try:
+        for url in server.cluster:
+            options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
+            seeds.append((options.pop("host", "localhost"), options.pop("port", 6379)))
+            options.pop("db", None)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"the options for Redis at {server} cannot be used: {error}") from error
+    # A node that is gone must not keep the others waiting.
+    ours = {**_own_options(socket_timeout), "socket_connect_timeout": min(socket_timeout, 1.0)}
+    return Cluster(seeds, {**options, **ours}, patience=patience)
+
+
+def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
+    """Return a client of ``server`` that neither retries nor decodes."""
+    ours = _own_options(socket_timeout)
     given = dict(server.pool)
     for name in ("username", "password"):
         value = getattr(server, name)
         if value:
             given[name] = value
     try:
-        if server.cluster:
-            raise ConfigurationError(
-                f'RMQ["REDIS"] is a Redis Cluster ({server}): the Django layer talks to a single server'
-            )
         if server.sentinels:
             return _behind_sentinels(server, given, ours)
         pool = redis.ConnectionPool.from_url(server.url, **given)
@@ -236,6 +259,7 @@ __all__ = [
     "Purpose",
     "agree",
     "build_client",
+    "build_cluster",
     "close",
     "coordinator_maker",
     "end_session",

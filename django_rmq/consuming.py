@@ -28,7 +28,7 @@ from django_rmq import connections, registry
 from django_rmq.conf import get_config
 from django_rmq.consumer import Dispatcher, Hooks
 from django_rmq.consumer.duties import Duties, trim_dead
-from django_rmq.consumer.notes import Notes, give_back
+from django_rmq.consumer.notes import Notes, settle
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
 from django_rmq.definitions import register_topics
@@ -298,13 +298,20 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
         if not notes.owner:
             return 0
         try:
-            return give_back(connections.get_broker("coordinator"), chosen, notes)
+            settled = settle(connections.get_broker("coordinator"), chosen, notes)
         finally:
             connections.end_session(notes.owner, notes.token)
+        if settled.committed:
+            logger.info(
+                "Committed %d messages that a dead process had done",
+                settled.committed,
+                extra={"rmq_event": "committed_for", "rmq_messages": settled.committed},
+            )
+        return settled.released
 
     return Supervisor(
         child=lambda notes: run_child(chosen, options, notes, parent),
-        make_notes=lambda: Notes(threads, chosen),
+        make_notes=lambda: Notes(threads),
         died=died,
         before_fork=before_fork,
         **how,

@@ -17,6 +17,7 @@
     │   └── TopicFull             MAX_BACKLOG is reached: try later
     └── ServerTrouble           Redis or the coordinator failed: try later
         ├── ServerUnavailable     no connection, time-out, loading, fail-over
+        │   └── NodeUnavailable     so it is with one node of a Redis Cluster
         ├── ServerFull            Redis is out of memory (or refuses to persist)
         └── ServerRefused         the server answers that we may not do this
 
@@ -95,6 +96,10 @@ class ServerTrouble(RmqError):
 
 class ServerUnavailable(ServerTrouble):
     """The server does not answer, is loading, or is failing over."""
+
+
+class NodeUnavailable(ServerUnavailable):
+    """One node of a Redis Cluster does not answer, or a slot is just moving to another; the rest works on."""
 
 
 class ServerFull(ServerTrouble):

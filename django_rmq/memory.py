@@ -37,9 +37,11 @@ from django_rmq.messages import (
     MAX_RETRIES_LIMIT,
     NEVER,
     Beat,
+    Confirmed,
     Counts,
     Death,
     Delivery,
+    Durability,
     Entry,
     Failure,
     FailureRecord,
@@ -1404,6 +1406,12 @@ class Pipeline:
         self.prefix = broker.prefix
         self._broker = broker
         self._calls: list[Callable[[], Any]] = []
+        self._wanted: Durability | None = None
+        self.confirmed: Confirmed | None = None
+
+    def confirm(self, wanted: Durability) -> None:
+        """Say afterwards that all that was wanted is reached: nothing here is less safe than that."""
+        self._wanted = wanted
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -1430,6 +1438,8 @@ class Pipeline:
                 results.append(call())
             except RmqError as error:
                 results.append(error)
+        if self._wanted is not None:
+            self.confirmed = Confirmed(self._wanted.replicas or None, self._wanted.fsync or None)
         return results
 
     def execute(self) -> list[Any]:

@@ -400,6 +400,34 @@ class Sent(NamedTuple):
     """The Store score it waits with: due time in ms, or priority. NaN where refused or in flight."""
 
 
+class Durability(NamedTuple):
+    """What is asked of a send beyond being stored."""
+
+    replicas: int = 0
+    """How many replicas shall confirm that they have it."""
+    fsync: bool = False
+    """Whether it shall be on the primary's disk."""
+
+
+STORED = Durability()
+"""Nothing beyond being stored."""
+
+
+class Confirmed(NamedTuple):
+    """What has been reached of a ``Durability``; None where it was not asked for, or is not known."""
+
+    replicas: int | None = None
+    fsynced: bool | None = None
+
+    def least(self, other: Confirmed) -> Confirmed:
+        """Return what holds for both."""
+        replicas = (
+            None if self.replicas is None or other.replicas is None else min(self.replicas, other.replicas)
+        )
+        fsynced = None if self.fsynced is None or other.fsynced is None else self.fsynced and other.fsynced
+        return Confirmed(replicas, fsynced)
+
+
 @dataclass(slots=True)
 class SendResult:
     """What a send did. Inside a database transaction it says ``pending`` until the commit completes it."""
@@ -412,6 +440,11 @@ class SendResult:
     (the server was away at commit) or discarded (the transaction rolled back)."""
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
+    replicas: int | None = None
+    """How many replicas have confirmed that they have it, where ``replicas=`` asked. None: not asked, or nobody knows."""
+    fsynced: bool | None = None
+    """Whether it is known to be on the primary's disk, where ``fsync=`` asked; None: not asked."""
+    wanted: Durability = STORED
 
     @property
     def id(self) -> str:
@@ -422,6 +455,12 @@ class SendResult:
     def ok(self) -> bool:
         """Whether the message is (or was already) in the queue."""
         return self.status in ("stored", "merged", "replaced", "superseded", "present")
+
+    @property
+    def durable(self) -> bool:
+        """Whether the message is in the queue and as safe as ``replicas=`` and ``fsync=`` asked for."""
+        enough = (self.replicas or 0) >= self.wanted.replicas
+        return self.ok and enough and (bool(self.fsynced) or not self.wanted.fsync)
 
 
 class SendResults(Sequence[SendResult]):

@@ -23,6 +23,8 @@ from django_rmq.messages import (
     BATCH,
     MAX_KEY_BYTES,
     MAX_PRIORITY,
+    STORED,
+    Durability,
     Envelope,
     SendResult,
     SendResults,
@@ -42,6 +44,9 @@ MAX_FIXED_MS = 4_102_444_800_000
 
 MAX_HEADER_BYTES = 8_192
 """The most that all headers of a message may take, as JSON."""
+
+MAX_REPLICAS = 100
+"""The most replicas that a send may ask to confirm."""
 
 ROUND_TRIP = 6_000
 """Messages per round trip of a bulk send."""
@@ -117,6 +122,15 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
     if at <= 999:
         raise InvalidMessage(f"{name} {at} ms would read as a retry")
     return at
+
+
+def check_durability(replicas: object, fsync: object) -> Durability:
+    """Return what is asked of a send beyond being stored, or raise ``InvalidMessage``."""
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
+        raise InvalidMessage(f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {replicas!r}")
+    if not isinstance(fsync, bool):
+        raise InvalidMessage(f"fsync must be True or False, got {fsync!r}")
+    return Durability(replicas, fsync)
 
 
 def _instant(ms: int) -> str:
@@ -307,28 +321,37 @@ class Producer:
             )
         return body[name]
 
-    def send(self, messages: Sequence[Outgoing], *, ensure: bool = False) -> list[SendResult]:
+    def send(
+        self,
+        messages: Sequence[Outgoing],
+        *,
+        ensure: bool = False,
+        wanted: Durability = STORED,
+    ) -> list[SendResult]:
         """Send validated messages, of any topics, in as few round trips as there are thousands.
 
         Returns a result for each, in order. What a lost connection left unknown raises
-        ``ServerTrouble``: whatever was sent merges when it is sent again while it still waits.
+        ``ServerTrouble``: whatever was sent merges when it is sent again while it still waits. What is
+        ``wanted`` beyond being stored is waited for; the results say what was reached, and nothing is raised for it.
         """
         if ensure:
             messages = [out._replace(ensure=True) for out in messages]
-        results, errors = self.attempt(messages)
+        results, errors = self.attempt(messages, wanted)
         for error in errors.values():
             raise error
         return results
 
-    def attempt(self, messages: Sequence[Outgoing]) -> tuple[list[SendResult], dict[int, RmqError]]:
+    def attempt(
+        self, messages: Sequence[Outgoing], wanted: Durability = STORED
+    ) -> tuple[list[SendResult], dict[int, RmqError]]:
         """Send as ``send`` does, but return errors: by index, for the messages that have no outcome.
 
         The results of those have the status ``failed``; whether a message whose reply was lost arrived is
         not known.
         """
-        results = [SendResult(out.topic.name, out.slot, out.member) for out in messages]
+        results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
         errors: dict[int, RmqError] = {}
-        if len(messages) == 1:
+        if len(messages) == 1 and wanted == STORED:
             self._attempt_one(messages, results[0], errors)
             return results, errors
         in_flight: deque[tuple[Any, list[list[int]]]] = deque()
@@ -338,6 +361,8 @@ class Producer:
                 pipeline = self.broker.pipeline()
                 for indexes in groups:
                     self._queue(pipeline, [messages[i] for i in indexes])
+                if wanted != STORED:
+                    pipeline.confirm(wanted)
                 in_flight.append((pipeline.send(), groups))
                 # Redis works on this trip while the next one is packed.
                 if len(in_flight) > 1:
@@ -511,6 +536,8 @@ class Producer:
             else:
                 for i, sent in zip(indexes, reply, strict=True):
                     results[i].status, results[i].score = sent
+                    if pipeline.confirmed is not None and results[i].ok:
+                        results[i].replicas, results[i].fsynced = pipeline.confirmed
 
 
 def _misplaced(topic: Topic, wanted: str, **given: object) -> InvalidMessage:

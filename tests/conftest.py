@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from example_project.embedded_redis import NoRedisServer
 from example_project.java import NoJava, java_binary, spark_jars
-from tests.servers import RedisServer, ZooKeeperServer, running_servers
+from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, running_servers
 
 # A real server and two shared cores: how long one example takes says nothing about the rules.
 settings.register_profile(
@@ -82,6 +82,19 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
     client = redis.Redis.from_url(redis_url, socket_timeout=30, retry=Retry(NoBackoff(), 0))
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """A Redis Cluster that the tests share which do not harm it: three primaries, no replicas."""
+    try:
+        cluster = RedisCluster(replicas=False)
+    except NoRedisServer as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    with cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -32,7 +32,15 @@ from django_rmq.consumer.executor import (
 )
 from django_rmq.consumer.heartbeat import Heartbeat
 from django_rmq.consumer.notes import Notes
-from django_rmq.exceptions import LostRace, RmqError, ServerRefused, ServerTrouble, SlotMoved, WrongType
+from django_rmq.exceptions import (
+    LostRace,
+    NodeUnavailable,
+    RmqError,
+    ServerRefused,
+    ServerTrouble,
+    SlotMoved,
+    WrongType,
+)
 from django_rmq.messages import Failure, Held, Message, Prepared, Topic
 
 logger = logging.getLogger("django_rmq.consumer")
@@ -54,6 +62,12 @@ REFRESHED = 128
 
 REST_SECONDS = 5.0
 """How long a slot is left alone whose keys Redis refuses to touch."""
+
+NODE_REST_SECONDS = 0.25
+"""How long a slot is left alone whose node of a Redis Cluster does not answer; the others go on."""
+
+RENEWAL_SECONDS = 5.0
+"""Between two new subscriptions while nodes do not answer."""
 
 UNCERTAIN_SECONDS = 5.0
 """How long a stopping worker waits for Redis only to give back what a lost reply may have handed out."""
@@ -82,6 +96,7 @@ class Place:
 
     __slots__ = (
         "acquired",
+        "away",
         "batches",
         "blocked_by",
         "cursor",
@@ -125,6 +140,8 @@ class Place:
         """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
         self.shut_until = 0.0
         """Monotonic time before which a failing slot is left alone."""
+        self.away = False
+        """Its node does not answer, which is why it is left alone."""
         self.batches = 0
         self.blocked_by: Batch | None = None
         """A batch whose listener exceeded MAX_RUNTIME and has not returned."""
@@ -286,6 +303,7 @@ class Dispatcher:
         self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
         self._quarrels: dict[str, float] = {}
+        self._next_renewal = 0.0
 
     # --- ownership
 
@@ -311,6 +329,7 @@ class Dispatcher:
             return
         place.owned, place.acquired, place.fenced = True, False, False
         place.due = place.not_before = place.shut_until = 0.0
+        place.away = False
         self._unacquired[place] = None
 
     def _disown(self, place: Place) -> None:
@@ -393,7 +412,9 @@ class Dispatcher:
 
     def _is_idle(self) -> bool:
         """Whether nothing is in hand, but for what Redis refuses to settle."""
-        return not self._in_hand and all(place.shut_until for place, _ in self._settlements)
+        return not self._in_hand and all(
+            place.shut_until and not place.away for place, _ in self._settlements
+        )
 
     def _idle_too_long(self) -> bool:
         return self._max_idle_time is not None and time.monotonic() - self._last_work >= self._max_idle_time
@@ -447,6 +468,8 @@ class Dispatcher:
             wake = min(wake, self._next_refresh)
         if self._burst and not self._in_hand:
             wake = min(wake, now + SETTLING_SECONDS)
+        if self._unacquired:
+            wake = min(wake, now + NODE_REST_SECONDS)
         return max(0.0, wake - now)
 
     def _burst_is_over(self) -> bool:
@@ -622,10 +645,10 @@ class Dispatcher:
         """Go on with what prepare answered; return trouble that concerns more than this slot."""
         if isinstance(reply, RmqError):
             trouble = self._trouble_of(place, reply)
-            if trouble is not None:
+            if trouble is not None or isinstance(reply, NodeUnavailable):
                 self._doubt(place)
             return trouble
-        place.shut_until = 0.0
+        place.shut_until, place.away = 0.0, False
         place.yielded = len(reply.deliveries)
         if reply.status == "ok":
             messages = [
@@ -683,6 +706,9 @@ class Dispatcher:
 
     def _trouble_of(self, place: Place, error: RmqError) -> ServerTrouble | None:
         """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
+        if isinstance(error, NodeUnavailable) and not self._stopping:
+            self._leave_node_alone(place, error)
+            return None
         if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
             return error
         self._complain(
@@ -694,6 +720,18 @@ class Dispatcher:
         self._waiting.pop(place, None)
         self._schedule(place, self._clock.ms() + REST_SECONDS * 1000)
         return None
+
+    def _leave_node_alone(self, place: Place, error: NodeUnavailable) -> None:
+        """Ask a slot later whose node does not answer: what the other nodes hold goes on."""
+        self._complain("node", "Some slots rest (%s); trying again", error)
+        now = time.monotonic()
+        place.shut_until, place.away = now + NODE_REST_SECONDS, True
+        self._waiting.pop(place, None)
+        self._schedule(place, self._clock.ms() + NODE_REST_SECONDS * 1000)
+        if now >= self._next_renewal:
+            # It may be the node that we listen to.
+            self._next_renewal = now + RENEWAL_SECONDS
+            self._listening.renew()
 
     def _doubt(self, place: Place) -> None:
         """Ask what Redis handed out before anything more is taken: a reply was lost."""
@@ -790,7 +828,7 @@ class Dispatcher:
                 kept.repeated = True
                 trouble = self._trouble_of(place, words) or trouble
                 continue
-            place.shut_until = 0.0
+            place.shut_until, place.away = 0.0, False
             if verb != "released":
                 self.processed += len(part)
             stale = words.count("stale")
@@ -931,7 +969,9 @@ class Dispatcher:
         for part, heads in zip(asked, replies, strict=False):
             if isinstance(heads, RmqError):
                 self._complain("heads", "The slow poll failed: %s", heads)
-                if isinstance(heads, ServerTrouble) and not isinstance(heads, ServerRefused):
+                if isinstance(heads, ServerTrouble) and not isinstance(
+                    heads, (ServerRefused, NodeUnavailable)
+                ):
                     trouble = heads
                 continue
             for place, due in zip(part, heads, strict=True):

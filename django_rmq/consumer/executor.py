@@ -17,7 +17,6 @@ from datetime import timedelta
 from inspect import isasyncgen, isawaitable, isgenerator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
-from zlib import crc32
 
 from django_rmq.consumer.notes import Notes
 from django_rmq.exceptions import Reject, Retry
@@ -367,7 +366,7 @@ class ExecutorThread(threading.Thread):
 
     def __init__(self, index: int, inbox: SimpleQueue[Any], hooks: Hooks, notes: Notes | None = None) -> None:
         super().__init__(name=f"rmq-executor-{index}", daemon=True)
-        self._notes = notes
+        self._marks = None if notes is None else notes.thread(index)
         self.index = index
         self.current: Batch | None = None
         self._inbox = inbox
@@ -405,8 +404,6 @@ class ExecutorThread(threading.Thread):
         with self._ready:
             queue, self._queue = self._queue, []
             self._stopping = True
-            # Who comes in its place notes where this thread did.
-            self._notes = None
             self._ready.notify()
             return queue
 
@@ -445,8 +442,8 @@ class ExecutorThread(threading.Thread):
     def _run_batch(self, batch: Batch) -> None:
         try:
             self._surround(self._hooks.before)
-            if self._notes is not None:
-                self._notes.begin(self.index, batch.topic.name, batch.place.slot, batch.receipt)
+            if self._marks is not None:
+                self._marks.take(batch.topic.name, batch.place.slot, batch.receipt)
             if batch.listener.batch_size:
                 self._work_groups(batch)
             else:
@@ -458,8 +455,6 @@ class ExecutorThread(threading.Thread):
             self._inbox.put(Slice(batch, [], [], [], 0.0, True))
         finally:
             batch.running_since = None
-            if self._notes is not None:
-                self._notes.end(self.index)
             self._surround(self._hooks.after)
             self.current = None
 
@@ -474,7 +469,7 @@ class ExecutorThread(threading.Thread):
         committed: list[bytes] = []
         failures: list[Failure] = []
         begun, flushed = time.monotonic(), uptime()
-        note = self._notes.running_of(self.index) if self._notes is not None else None
+        marks, at = self._marks, 0
         for i, message in enumerate(messages, 1):
             batch.begun = i
             now = uptime()
@@ -483,8 +478,8 @@ class ExecutorThread(threading.Thread):
             member = message.delivery.member
             if batch.stale and member in batch.stale:
                 continue
-            if note is not None:
-                note[0] = crc32(member) + 1
+            if marks is not None:
+                at = marks.begin(member)
             batch.running_since = now
             try:
                 outcome = _call_one(function, message, message)
@@ -494,6 +489,8 @@ class ExecutorThread(threading.Thread):
                 raise
             if outcome is None:
                 committed.append(member)
+                if marks is not None:
+                    marks.end(at)
             else:
                 failures.append(outcome)
                 self._surround(self._hooks.after)
@@ -521,8 +518,8 @@ class ExecutorThread(threading.Thread):
                 break
             batch.running_since = now
             ours = [message for message in group if message.delivery.member not in batch.stale]
-            if self._notes is not None:
-                self._notes.run(self.index, [message.delivery.member for message in ours])
+            marks = self._marks
+            mark = marks.begin_all([message.delivery.member for message in ours]) if marks is not None else 0
             try:
                 outcomes = call_group(function, ours) if ours else []
             except Interrupted as error:
@@ -532,6 +529,9 @@ class ExecutorThread(threading.Thread):
                 self._surround(self._hooks.after)
                 lists.extendleft([message] for message in reversed(group))
                 continue
+            if marks is not None:
+                failed = {id(message) for message, failure in outcomes if failure is not None}
+                marks.end_all(mark, [id(message) not in failed for message in ours])
             at += len(group)
             self._report_outcomes(batch, outcomes, None if lists else [], begun)
             batch.reported = at

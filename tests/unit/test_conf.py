@@ -525,13 +525,31 @@ def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str) ->
     assert "secret" not in problem.message
 
 
-def test_a_cluster_is_a_dict_and_has_one_database() -> None:
+def test_a_cluster_is_a_dict_with_one_url_or_several() -> None:
     server = config(REDIS={"CLUSTER": "redis://h:7000"}).redis
     assert server is not None
-    assert server.cluster
-    assert [problem.id for problem in problems(REDIS={"CLUSTER": "redis://h:7000/1"})] == ["rmq.E012"]
-    assert [problem.id for problem in problems(REDIS={"NODES": []})] == ["rmq.E003"]
-    assert [problem.id for problem in problems(REDIS=5)] == ["rmq.E003"]
+    assert server.cluster == ("redis://h:7000",)
+    server = config(REDIS={"CLUSTER": ["rediss://u:secret@h:7000", "rediss://u:secret@i:7000"]}).redis
+    assert server is not None
+    assert (server.url, len(server.cluster)) == ("rediss://u:secret@h:7000", 2)
+    assert "secret" not in f"{server} {server!r}"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"CLUSTER": "redis://h:7000/1"}, "rmq.E012"),
+        ({"CLUSTER": ["redis://h:7000", "redis://h:7001/1"]}, "rmq.E012"),
+        ({"CLUSTER": "unix:///run/redis.sock"}, "rmq.E012"),
+        ({"CLUSTER": "h:7000"}, "rmq.E012"),
+        ({"CLUSTER": []}, "rmq.E003"),
+        ({"CLUSTER": [7000]}, "rmq.E003"),
+        ({"CLUSTER": "redis://h:7000", "DB": 0}, "rmq.E003"),
+        ({}, "rmq.E003"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_reported(given: dict[str, Any], wanted: str) -> None:
+    assert [problem.id for problem in problems(REDIS=given)] == [wanted]
 
 
 def test_passwords_are_hidden_wherever_a_url_is_shown() -> None:

@@ -1,4 +1,5 @@
-"""Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module)."""
+"""Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
+(where its processes kill themselves, see `points`)."""
 
 from __future__ import annotations
 
@@ -41,6 +42,8 @@ RMQ = {
             "MAX_RETRIES": 2,
             "BACKOFF": 0,
         },
+        "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 2, "BACKOFF": 0},
+        "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "TIMEOUT": 1, "BACKOFF": 0},
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},

@@ -94,7 +94,7 @@ class Sparkline:
 
 def sparkline(values: Values) -> Sparkline | None:
     """Return a small line over ``values``, from zero to their maximum; None if there are fewer than two."""
-    known = [value for value in values if _is_number(value)]
+    known = _known(values)
     if len(known) < 2:
         return None
     frame = Sparkline("", "", max(known))
@@ -116,7 +116,7 @@ def chart(
 
     ``utc_offset`` (seconds) moves the labels of the time axis to round hours of the viewer's clock.
     """
-    known = [value for line in series for value in line.values if _is_number(value)]
+    known = [value for line in series for value in _known(line.values)]
     highest, step = scale(max(known, default=0.0))
     plot = HEIGHT - BOTTOM - TOP
 
@@ -145,8 +145,8 @@ def scale(highest: float) -> tuple[float, float]:
     return step * math.ceil(highest / step * (1 - 1e-9)), step
 
 
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _known(values: Values) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _round(value: float) -> float:
@@ -188,7 +188,7 @@ def _area(stretches: list[list[_Point]], bottom: float) -> str:
 
 def _line(series: Series, y: Callable[[float], float], label: Callable[[float], str], area: bool) -> Line:
     stretches = _points(series.values, LEFT, WIDTH - RIGHT, y)
-    known = [value for value in series.values if value is not None and math.isfinite(value)]
+    known = _known(series.values)
     return Line(
         series.name,
         series.kind,

@@ -82,7 +82,7 @@ def page(*permissions: Permission) -> Callable[[View], View]:
     def decorate(view: View) -> View:
         @wraps(view)
         def guarded(self: TopicAdmin, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-            request.current_app = self.admin_site.name  # type: ignore[attr-defined]
+            request.current_app = self.admin_site.name
             try:
                 self.operations(request).actor.require(*permissions)
                 return view(self, request, *args, **kwargs)
@@ -112,7 +112,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return self.has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm(Permission.VIEW.full_name))  # type: ignore[union-attr]
+        return bool(request.user.has_perm(Permission.VIEW.full_name))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -383,7 +383,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "panel": "admin/django_rmq/topic/_slots.html",
             "workers": workers,
             "slots": rows,
-            "fullest": max((row["store"] for row in rows), default=0) or 1,
+            "fullest": max((one.counts.store for one in found.rows), default=0) or 1,
             "skew_note": note if found.skew else _("All slots are empty."),
             "part_note": _("Slots %(first)s to %(last)s of %(slots)s.")
             % {"first": first, "last": last, "slots": topic.slots}
@@ -784,7 +784,6 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "back_url": leave,
             },
             topic,
-            422 if form.is_bound else 200,
         )
 
     @staticmethod

@@ -9,6 +9,8 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import SHOTS, Shop, call
 
+pytestmark = pytest.mark.slow
+
 TRACEBACK = """requests.exceptions.ConnectTimeout: HTTPSConnectionPool(host='photos.example', port=443): timed out
 Traceback (most recent call last):
   File "/srv/shop/prices/listeners.py", line 48, in render

@@ -275,7 +275,7 @@ def test_names_arrive_quoted_as_everywhere_in_the_admin(boss: Client, broker: Br
     assert shown.status_code == 200
     assert "under_scored.topic</h1>" in text(shown)
     boss.post(url("act", "under_5Fscored.topic"), {"act": "pause"})
-    assert boss.get(LogEntry.objects.get().get_admin_url()).status_code == 200
+    assert boss.get(LogEntry.objects.get().get_admin_url() or "").status_code == 200
 
 
 @pytest.mark.urls(__name__)
@@ -461,7 +461,7 @@ def test_waiting_messages_are_rescheduled(boss: Client, broker: Broker) -> None:
     given = {"act": "reschedule", "state": "store", "confirmed": "yes"}
     (timed,), (ranked,) = (ids(text(boss.get(url("change", name)))) for name in ("timed", "ranked"))
     wrong = boss.post(url("act", "timed"), given | {"id": timed, "due": "nonsense"})
-    assert wrong.status_code == 422
+    assert "errorlist" in text(wrong)
     boss.post(url("act", "timed"), given | {"id": timed, "due": "2040-01-02T03:04:05"})
     boss.post(url("act", "ranked"), given | {"id": ranked, "priority": "12345"})
     assert "2040-01-02 03:04:05.000" in text(boss.get(url("message", "timed", timed)))
@@ -473,7 +473,7 @@ def test_purge_wants_the_name_of_the_topic(boss: Client, broker: Broker) -> None
     question = boss.post(url("act", "timed"), {"act": "purge", "state": "dead"})
     assert "Purge 12 messages of timed? (Dead)" in text(question)
     wrong = boss.post(url("act", "timed"), carried(question) | {"confirmed": "yes", "name": "time"})
-    assert wrong.status_code == 422
+    assert "errorlist" in text(wrong)
     assert depth(broker, "timed", "dead") == 12
     done = boss.post(
         url("act", "timed"), carried(question) | {"confirmed": "yes", "name": "timed"}, follow=True

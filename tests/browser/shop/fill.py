@@ -35,6 +35,8 @@ def user(name: str, *permissions: str) -> None:
 
 def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
     """Send messages that are not due for an hour (or of this priority)."""
+    from datetime import timedelta
+
     from django.utils import timezone
 
     from django_rmq import send_messages
@@ -45,7 +47,7 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
     if kind == "priority":
         options["priority"] = priority
     elif kind == "fixed_time":
-        options["fixed_time"] = timezone.now() + timezone.timedelta(milliseconds=HEADROOM_MS)
+        options["fixed_time"] = timezone.now() + timedelta(milliseconds=HEADROOM_MS)
     else:
         options["time_range"] = HEADROOM_MS
     send_messages(topic, bodies, **options)
@@ -74,9 +76,11 @@ def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]
             found, slot, [1000] * len(members), members, envelopes if found.keyed else ()
         ) if found.type != "range_merge" else broker.send_merge(found, slot, 0, members)
         prepared = broker.prepare(found, slot, "00000000-test", None, 1000)
-        taken = [delivery.member for delivery in prepared.deliveries]
-        assert set(members) <= set(taken), prepared
-        held.append((slot, prepared.receipt, taken))
+        taken = {delivery.member for delivery in prepared.deliveries}
+        assert set(members) <= taken, prepared
+        if others := taken - set(members):
+            broker.release(found, slot, prepared.receipt, sorted(others))
+        held.append((slot, prepared.receipt, members))
     return held
 
 

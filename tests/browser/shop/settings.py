@@ -7,7 +7,7 @@ from typing import Any
 from example_project.settings import *  # noqa: F403
 from example_project.settings import RMQ as SHOP_RMQ
 
-RMQ: dict[str, Any] = {
+RMQ: dict[str, Any] = {  # type: ignore[no-redef]
     **SHOP_RMQ,
     "TOPICS": {
         **SHOP_RMQ["TOPICS"],  # type: ignore[dict-item]

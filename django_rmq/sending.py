@@ -216,7 +216,7 @@ def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
     For operations, which know a slot and a score that no option could say. Raises as ``send_message`` does.
     """
     topic = outgoing.topic
-    (result,) = _dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], None)
+    (result,) = _dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], STORED, None)
     if result.status == "refused":
         raise _full(topic, result)
     return result

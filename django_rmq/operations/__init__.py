@@ -45,7 +45,7 @@ from django_rmq.messages import (
 from django_rmq.operations import figures, sweeps
 from django_rmq.operations.actors import Actor, Permission, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
-from django_rmq.operations.figures import SlotFigures, SlotsFigures, TopicFigures, WorkerFigures
+from django_rmq.operations.figures import Flow, SlotFigures, SlotsFigures, TopicFigures, WorkerFigures
 from django_rmq.operations.listing import (
     LONGEST_PAGE,
     Filter,
@@ -121,6 +121,11 @@ class Operations:
         topic = self.config.topic(name)
         wanted = range(max(0, first), min(topic.slots, max(0, first) + max(1, min(limit, 5_000))))
         return figures.slots(self.broker, topic, wanted)
+
+    def flow(self, names: Iterable[str] | None = None) -> Flow:
+        """Return what has passed through topics so far; ask twice for rates. Not for those of very many slots."""
+        self.actor.require(Permission.VIEW)
+        return figures.flow(self.broker, self._topics(names))
 
     def workers(self) -> list[WorkerFigures]:
         """Return all live workers, and how many slots of which topics each has."""
@@ -624,6 +629,7 @@ __all__ = [
     "Copy",
     "Done",
     "Filter",
+    "Flow",
     "Identity",
     "Limits",
     "Listing",

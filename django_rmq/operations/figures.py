@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from django_rmq.broker import Broker
 from django_rmq.coordination import Holding, Member
@@ -115,6 +116,35 @@ class WorkerFigures:
     """Topics that all their workers share."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What has passed through topics until an instant; two of them tell rates."""
+
+    RATES: ClassVar[tuple[str, ...]] = ("sent", "done", "failed")
+    """sent: taken from senders, merged ones too; done: committed and acknowledged; failed: failed or timed out."""
+
+    now_ms: int
+    counted: dict[str, dict[str, int]]
+    """Topic → name of ``RATES`` → how many ever."""
+
+    def since(self, before: Flow) -> dict[str, dict[str, float]]:
+        """Return topic → name → how many per second since then."""
+        seconds = max(self.now_ms - before.now_ms, 1) / 1000
+        return {
+            topic: {
+                name: max(0, count - before.counted[topic][name]) / seconds for name, count in now.items()
+            }
+            for topic, now in self.counted.items()
+            if topic in before.counted
+        }
+
+
+_COUNTERS = {
+    "sent": ("sent",),
+    "done": ("committed", "acked"),
+    "failed": ("failed", "expired", "rejected"),
+}
+
 NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
 
 
@@ -160,6 +190,29 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
             row = replace(row, worker=holding.worker, since_ms=round(holding.since * 1000))
         rows.append(row)
     return SlotsFigures(topic, rows, roster.now_ms)
+
+
+def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
+    """Return what has passed through ``topics`` so far; those with very many slots are left out."""
+    looked_at = _slots_to_look_at(topics)
+    counted = {}
+    now_ms = broker.now_ms()
+    for topic in topics:
+        slots = looked_at[topic.name]
+        if len(slots) < topic.slots:
+            continue
+        totals = dict.fromkeys(Flow.RATES, 0)
+        pipeline = broker.pipeline()
+        for slot in slots:
+            pipeline.audit(topic, slot)
+        for answer in pipeline.execute():
+            if isinstance(answer, ServerTrouble):
+                raise answer
+            if not isinstance(answer, RmqError):
+                for name, counters in _COUNTERS.items():
+                    totals[name] += sum(answer[counter] for counter in counters)
+        counted[topic.name] = totals
+    return Flow(now_ms, counted)
 
 
 def workers(broker: Broker) -> list[WorkerFigures]:
@@ -249,10 +302,12 @@ def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
 
 
 __all__ = [
+    "Flow",
     "SlotFigures",
     "SlotsFigures",
     "TopicFigures",
     "WorkerFigures",
+    "flow",
     "overview",
     "slots",
     "workers",

@@ -27,7 +27,7 @@ from django_rmq.operations.copies import STATES, Copy, from_entry
 BLOCK = 1_024
 """Slots that are listed in one order."""
 
-BLOCKS_PER_PAGE = 16
+BLOCKS_PER_PAGE = 8
 """Blocks that one page looks into: in 2^20 slots that are nearly empty a page may come back short."""
 
 SCANNED_PER_PAGE = 50_000

@@ -27,6 +27,7 @@ class Ear:
         self.slot = slot
         self.sentinel = Slot(slot.broker, slot.keyspace, slot.clock, slot.topic, beside(slot))
         self.wakeups = slot.broker.wakeups([slot.topic])
+        self.pauses = 0
 
     def heard(self) -> int:
         """Return how often the slot was woken since the last time."""
@@ -37,6 +38,7 @@ class Ear:
             more = self.wakeups.get(10)
             assert more, "no wake-up came through"
             heard += more
+        self.pauses = heard.count((self.slot.topic.name, -1 - self.slot.index))
         return heard.count((self.slot.topic.name, self.slot.index))
 
 
@@ -244,7 +246,7 @@ def test_replay_and_reschedule_wake(
 
 
 @kinds
-def test_resuming_wakes_once_and_pausing_never(
+def test_resuming_wakes_once_and_pausing_is_told_once(
     make_slot: MakeSlot, kind: TopicType, listen: Callable[[Slot], Ear]
 ) -> None:
     slot = make_slot(kind)
@@ -253,10 +255,11 @@ def test_resuming_wakes_once_and_pausing_never(
     assert [slot.pause(), slot.pause()] == ["paused", "unchanged"]
     slot.send(b"a")
     ear.heard()
+    assert ear.pauses == 1
     assert slot.take().status == "paused"
     assert sleeping_until(slot) is None
     assert [slot.pause(False), slot.pause(False)] == ["resumed", "unchanged"]
-    assert ear.heard() == 1
+    assert ear.heard() == 1 and ear.pauses == 0
     assert slot.take().status == "ok"
 
 

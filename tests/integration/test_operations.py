@@ -635,6 +635,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "overview": ({Permission.VIEW}, lambda o: o.overview()),
     "topic": ({Permission.VIEW}, lambda o: o.topic("timed")),
     "slots": ({Permission.VIEW}, lambda o: o.slots("timed")),
+    "flow": ({Permission.VIEW}, lambda o: o.flow()),
     "workers": ({Permission.VIEW}, lambda o: o.workers()),
     "listing": ({Permission.VIEW}, lambda o: o.listing("timed", "store")),
     "listing by text": (

@@ -79,7 +79,10 @@ def test_a_duty_that_fails_is_begun_anew_and_the_others_go_on(
 
 
 def test_a_duty_that_ends_is_done() -> None:
-    duties = Duties([lambda: (pause for pause in ())])
+    def nothing() -> Generator[float, None, None]:
+        yield from ()
+
+    duties = Duties([nothing])
     duties.start()
     duties.join(LONG)
     assert not duties.is_alive()

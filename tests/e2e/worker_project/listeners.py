@@ -36,6 +36,7 @@ def wait_for_the_test(seconds: float = 30) -> None:
 
 
 @listener("work")
+@listener("shared")
 @listener("one-slot")
 @listener("brief")
 def work(message: Message) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -25,6 +26,7 @@ RMQ = {
     "AUTODISCOVER": os.environ.get("WORKER_LISTENERS", "listeners"),
     "TOPICS": {
         "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
+        "shared": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1, "SERIAL": False},
         "one-slot": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "brief": {
             "TYPE": "range_merge",
@@ -51,4 +53,5 @@ RMQ = {
 }
 if "RMQ_TEST_COORDINATOR" in os.environ:
     RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
-    RMQ["ZOOKEEPER"] = {"HOSTS": "127.0.0.1:2181"}
+if "RMQ_TEST_ZOOKEEPER" in os.environ:
+    RMQ["ZOOKEEPER"] = json.loads(os.environ["RMQ_TEST_ZOOKEEPER"])

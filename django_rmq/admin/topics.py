@@ -330,6 +330,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "summary": line or _("(empty)"),
             "error": visible(error or copy.error_class),
             "reason": REASONS.get(copy.failed, copy.failed),
+            "mark": MARKS.get(copy.mark, copy.mark),
             "url": self.url("message", quote(topic.name), shown_id)
             + f"?{urlencode({'back': request.GET.urlencode()})}",
         }

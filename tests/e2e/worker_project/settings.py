@@ -1,5 +1,5 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
-(where its processes kill themselves, see `points`)."""
+(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`)."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ RMQ = {
         },
         "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 2, "BACKOFF": 0},
         "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "TIMEOUT": 1, "BACKOFF": 0},
+        "taken-over": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 5},
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
+        "permits": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "TIMEOUT": 2, "MAX_IN_FLIGHT": 3},
+        "paced": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "SERIAL": False, "MAX_RATE": 50},
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }

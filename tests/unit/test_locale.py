@@ -44,8 +44,9 @@ def texts_of(source: Path) -> Iterator[Text]:
     text = source.read_text()
     if source.suffix == ".html":
         text = templatize(text, origin=str(source))
-    for _, function, message, _ in extract_python(BytesIO(text.encode()), KEYWORDS, (), {}):
-        parts: Any = [message] if isinstance(message, str) else message
+    found: Any = extract_python(BytesIO(text.encode()), KEYWORDS, (), {})
+    for _, function, message, _ in found:
+        parts = [message] if isinstance(message, str) else message
         if function in ("pgettext", "pgettext_lazy"):
             yield str(parts[0]), str(parts[1])
         elif function in KEYWORDS:
@@ -54,7 +55,12 @@ def texts_of(source: Path) -> Iterator[Text]:
 
 def translations(found: Catalog) -> dict[Text, list[str]]:
     """Return each text with its translation, or one for each plural form."""
-    return {(one.context, listed(one.id)[0]): listed(one.string) for one in found if one.id}
+    return {(context(one), listed(one.id)[0]): listed(one.string) for one in found if one.id}
+
+
+def context(message: Any) -> str | None:
+    # Read from a compiled catalogue it is bytes.
+    return message.context.decode() if isinstance(message.context, bytes) else message.context
 
 
 def listed(text: Any) -> list[str]:

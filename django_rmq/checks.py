@@ -126,7 +126,12 @@ def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     return []
 
 
-_FLAWS = {"eviction": 41, "persistence": 42, "version": 43, "rights": 44}
+_FLAWS = {
+    "eviction": "rmq.W041",
+    "persistence": "rmq.W042",
+    "version": "rmq.W043",
+    "rights": "rmq.W044",
+}
 
 
 @register("rmq", deploy=True)
@@ -135,11 +140,10 @@ def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -
     config, _ = read_settings()
     if config is None or config.broker == "memory":
         return []
-    strict = config.durability == "strict"
-    kind, letter = (Error, "E") if strict else (checks.Warning, "W")
+    kind, letter = (Error, "E") if config.durability == "strict" else (checks.Warning, "W")
     try:
         return [
-            kind(flaw.message, hint=flaw.hint, id=f"rmq.{letter}0{_FLAWS[flaw.name]}")
+            kind(flaw.message, hint=flaw.hint, id=_FLAWS[flaw.name].replace("W", letter))
             for flaw in connections.server_flaws(config.topics.values())
         ]
     except ServerTrouble as error:

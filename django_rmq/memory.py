@@ -1395,6 +1395,8 @@ class InMemoryBroker:
             self.keyspace.get(key)
             for key in (keys.store, keys.retry, keys.prepare, keys.control, keys.claimants)
         )
+        if store is retry is prepare is claimants is None:
+            return None
         foreign = any(isinstance(key, Hash) for key in (store, retry, prepare, claimants)) or isinstance(
             control, SortedSet
         )

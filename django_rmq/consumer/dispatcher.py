@@ -3,7 +3,7 @@
 It keeps a heap of owned slots by the time something in them is due. Each turn of its loop is one round
 trip: what listeners finished is committed or rolled back, and slots that are due are prepared, in one
 pipeline. When nothing is due it sleeps until the next due time, a wake-up, a report of a thread, or the
-slow poll; idle cost does not grow with the number of slots beyond one ``heads`` per 1,024.
+slow poll; that is one ``heads`` per 1,024 slots and second, and at most four.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -88,6 +88,15 @@ SWEEP_SECONDS = 10.0
 
 SETTLING_SECONDS = 0.05
 """Between two questions of a burst worker whether its slots are its own for good."""
+
+POLLED = 4 * HEADS
+"""Slots asked by one slow poll: a worker with more of them asks for all within several polls."""
+
+FEW = 64
+"""Of more slots that are acquired at once, those that hold something are prepared first."""
+
+ACQUIRED = 2048
+"""Slots acquired between two looks at everything else at most."""
 
 TURN = 512
 """Slots prepared in one round trip at most."""
@@ -299,6 +308,8 @@ class Dispatcher:
         """To be acquired, or asked what a lost reply handed out."""
         self._heap: list[tuple[float, int, Place]] = []
         self._entries = count(1)
+        self._quiet: dict[Place, None] = {}
+        """Acquired and seen to be empty: the first prepare, which tells senders that we sleep, may come later."""
         self._waiting: dict[Place, None] = {}
         """Due, and to be prepared as soon as their thread has room."""
         self._limits = Limits(broker, self.owner, self.topics.values(), self._capacity)
@@ -316,6 +327,11 @@ class Dispatcher:
         self._stopping = False
         self._moved: SlotMoved | None = None
         self._next_poll = 0.0
+        self._round: Iterator[Place] | None = None
+        """The slots that the slow poll has not asked yet since it began anew."""
+        self._hurries = False
+        """Wake-ups may have been lost: the slow poll goes through all slots without a pause."""
+        self._blocked: set[Place] = set()
         self._has_priorities = any(topic.is_priority for topic in self.topics.values())
         self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
@@ -353,6 +369,7 @@ class Dispatcher:
         place.owned = place.acquired = False
         place.entry = 0
         self._waiting.pop(place, None)
+        self._quiet.pop(place, None)
         self._parked[place.topic.name].pop(place, None)
         if not place.uncertain:
             self._unacquired.pop(place, None)
@@ -447,7 +464,7 @@ class Dispatcher:
     def _turn(self) -> bool:
         """Do one round trip if there is anything to do; return whether there was."""
         self._collect_due()
-        self._acquire()
+        acquires = self._acquire()
         now = time.monotonic()
         if now >= self._next_poll:
             self._poll()
@@ -461,7 +478,7 @@ class Dispatcher:
         settling = self._queue_settlements(pipeline)
         asked = self._queue_prepares(pipeline)
         if not len(pipeline):
-            return False
+            return acquires
         at = uptime()
         try:
             replies = pipeline.execute()
@@ -542,7 +559,7 @@ class Dispatcher:
                     self._disown(self._places[key])
         elif isinstance(item, _Resubscribed):
             # Wake-ups were missed until now: whoever rests until one is asked at once.
-            self._next_poll = 0.0
+            self._next_poll, self._hurries, self._round = 0.0, True, None
             for place in self._places.values():
                 place.not_before = 0.0
         elif isinstance(item, _Overrun):
@@ -578,6 +595,7 @@ class Dispatcher:
                 self._load[batch.thread] -= batch.cost
             if place.blocked_by is batch:
                 place.blocked_by = None
+                self._blocked.discard(place)
             if released and place.topic.is_priority:
                 # It took longer than reckoned: what is queued behind it was taken too early as well.
                 self._give_back_slot(place)
@@ -599,9 +617,11 @@ class Dispatcher:
         rest = max(place.not_before, place.shut_until)
         if rest and rest > (now := time.monotonic()):
             self._waiting.pop(place, None)
+            self._quiet.pop(place, None)
             self._schedule(place, self._clock.ms() + (rest - now) * 1000)
         else:
             self._waiting[place] = None
+            self._quiet.pop(place, None)
 
     def _schedule(self, place: Place, due: float | None) -> None:
         """Look at ``place`` when the server's clock shows ``due`` (None: nothing waits)."""
@@ -698,6 +718,20 @@ class Dispatcher:
         for place in parked:
             del self._waiting[place]
             self._parked[place.topic.name][place] = None
+        if room > 0:
+            asked += self._queue_quiet(pipeline, min(TURN - len(asked), room))
+        return asked
+
+    def _queue_quiet(self, pipeline: Any, count: int) -> list[Place]:
+        """Prepare slots that were empty a moment ago; what came since is as little as one prepare may ask for."""
+        asked: list[Place] = []
+        for place in list(islice(self._quiet, count)):
+            del self._quiet[place]
+            if self._limits and self._limits.room(place.topic.name) <= 0:
+                self._quiet[place] = None
+                continue
+            pipeline.prepare(place.topic, place.slot, self.owner, place.epoch, 1, IN_HAND_BYTES)
+            asked.append(place)
         return asked
 
     def _prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
@@ -779,6 +813,7 @@ class Dispatcher:
         )
         place.shut_until = time.monotonic() + REST_SECONDS
         self._waiting.pop(place, None)
+        self._quiet.pop(place, None)
         self._schedule(place, self._clock.ms() + REST_SECONDS * 1000)
         return None
 
@@ -788,6 +823,7 @@ class Dispatcher:
         now = time.monotonic()
         place.shut_until, place.away = now + NODE_REST_SECONDS, True
         self._waiting.pop(place, None)
+        self._quiet.pop(place, None)
         self._schedule(place, self._clock.ms() + NODE_REST_SECONDS * 1000)
         if now >= self._next_renewal:
             # It may be the node that we listen to.
@@ -815,6 +851,8 @@ class Dispatcher:
         self._give_back_slot(place)
 
     def _give_back_slot(self, place: Place) -> None:
+        if not place.batches:
+            return
         for batch in list(self._batches.values()):
             if batch.place is place:
                 self._give_back(batch)
@@ -908,13 +946,20 @@ class Dispatcher:
 
     # --- acquiring, and recovery of lost replies
 
-    def _acquire(self) -> None:
-        """Acquire what is newly ours, and go on with what a prepare handed out whose reply was lost."""
-        if self._unacquired:
-            local = time.monotonic()
-            rested = [place for place in self._unacquired if place.shut_until <= local]
-            for start in range(0, len(rested), TURN):
-                self._acquire_some(rested[start : start + TURN])
+    def _acquire(self) -> bool:
+        """Acquire what is newly ours, and go on with what a prepare handed out whose reply was lost.
+
+        Return whether there is more of it: it is done in parts, so that work goes on meanwhile.
+        """
+        if not self._unacquired:
+            return False
+        local = time.monotonic()
+        rested = list(
+            islice((place for place in self._unacquired if place.shut_until <= local), ACQUIRED + 1)
+        )
+        for start in range(0, min(len(rested), ACQUIRED), TURN):
+            self._acquire_some(rested[start : start + TURN])
+        return len(rested) > ACQUIRED
 
     def _acquire_some(self, places: list[Place]) -> None:
         pipeline = self.broker.pipeline()
@@ -923,8 +968,19 @@ class Dispatcher:
                 pipeline.acquire(place.topic, place.slot)
             if place.uncertain:
                 pipeline.held(place.topic, place.slot, self.owner, 0, BATCH)
+        fresh: defaultdict[str, list[Place]] = defaultdict(list)
+        for place in places if len(places) > FEW else ():
+            if place.owned and place.topic.serial and not place.uncertain:
+                fresh[place.topic.name].append(place)
+        for some in fresh.values():
+            pipeline.heads(some[0].topic, [place.slot for place in some])
         at = uptime()
-        replies = iter(pipeline.execute())
+        answers = pipeline.execute()
+        quiet: set[Place] = set()
+        for some, heads in zip(fresh.values(), answers[len(answers) - len(fresh) :], strict=True):
+            if not isinstance(heads, RmqError):
+                quiet.update(place for place, due in zip(some, heads, strict=True) if due is None)
+        replies = iter(answers)
         trouble: ServerTrouble | None = None
         lost: list[tuple[Place, int, list[Held]]] = []
         for place in places:
@@ -943,17 +999,20 @@ class Dispatcher:
             if found:
                 lost += [(place, receipt, things) for receipt, things in found.items()]
             else:
-                self._acquired(place)
+                self._acquired(place, quiet=place in quiet)
         if lost:
             trouble = self._adopt(lost, at) or trouble
         if trouble is not None:
             raise trouble
 
-    def _acquired(self, place: Place) -> None:
+    def _acquired(self, place: Place, *, quiet: bool = False) -> None:
         self._unacquired.pop(place, None)
         place.uncertain = False
         place.acquired = place.owned
-        self._ready(place)
+        if quiet:
+            self._quiet[place] = None
+        else:
+            self._ready(place)
         self._forget(place)
 
     def _all_held(self, place: Place, held: list[Held]) -> list[Held]:
@@ -965,6 +1024,8 @@ class Dispatcher:
 
     def _unknown(self, place: Place, held: list[Held]) -> dict[int, list[Held]]:
         """Return, by receipt, what Redis handed out to us without our hearing of it."""
+        if not held:
+            return {}
         known = {batch.receipt for batch in self._batches.values() if batch.place.key == place.key}
         known |= {receipt for other, receipt in self._settlements if other.key == place.key}
         lost: defaultdict[int, list[Held]] = defaultdict(list)
@@ -1009,12 +1070,9 @@ class Dispatcher:
         server = self.broker.now_ms()
         self._clock.note(before, server, time.monotonic())
         by_topic: defaultdict[str, list[Place]] = defaultdict(list)
-        blocked: list[Place] = []
-        for place in self._places.values():
-            if place.blocked_by is not None:
-                blocked.append(place)
-            elif place.fenced or (place.acquired and place.due > server):
-                by_topic[place.topic.name].append(place)
+        for place in self._next_polled(server):
+            by_topic[place.topic.name].append(place)
+        blocked = list(self._blocked)
         pipeline = self.broker.pipeline()
         asked: list[list[Place]] = []
         for name, places in by_topic.items():
@@ -1051,7 +1109,22 @@ class Dispatcher:
             self._look_after(untaken)
         if trouble is not None:
             raise trouble
-        self._next_poll = time.monotonic() + self._poll_seconds
+        self._hurries &= self._round is not None
+        self._next_poll = 0.0 if self._hurries else time.monotonic() + self._poll_seconds
+
+    def _next_polled(self, server: float) -> list[Place]:
+        """Return the next slots that sleep; all of them come in turn."""
+        if self._round is None or len(self._places) <= POLLED:
+            self._round = iter(list(self._places.values()))
+        sleeping = (
+            place
+            for place in self._round
+            if place.blocked_by is None and (place.fenced or (place.acquired and place.due > server))
+        )
+        found = list(islice(sleeping, POLLED))
+        if len(found) < POLLED or len(self._places) <= POLLED:
+            self._round = None
+        return found
 
     def _sweep(self) -> None:
         """End deliveries and claims that have timed out where this worker takes nothing."""
@@ -1111,7 +1184,9 @@ class Dispatcher:
         place, hung = batch.place, self._threads[index]
         if place.topic.serial:
             place.blocked_by = batch
+            self._blocked.add(place)
             self._waiting.pop(place, None)
+            self._quiet.pop(place, None)
         batch.thread = None
         queue = hung.take_queue()
         fresh = self._threads[index] = ExecutorThread(index, self._inbox, self._hooks, self._notes)

@@ -51,8 +51,8 @@ class World:
     def kill_one(self) -> list[Sample]:
         """Start a second command, kill it under load, and return a sample for each slot it owned."""
         victim = self._victim = WorkerProcess(*self._arguments)
-        eventually(lambda: sorted(shares(self._broker, TAKEN_OVER.name).values()) == [32, 32], "sharing", 60)
-        pid = victim.child()
+        pid, other = victim.child(), self._stays.child()
+        eventually(lambda: shares(self._broker, TAKEN_OVER.name) == {pid: 32, other: 32}, "sharing", 60)
         dead = next(one.worker.id for one in members(self._broker) if one.worker.pid == pid)
         owned = {
             slot

@@ -24,7 +24,7 @@ FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
 READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim"}
-READS = {"HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "TIME", "TYPE"} | {
+READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }  # fmt: skip
 WRITES = {"HDEL", "HINCRBY", "HSET", "PUBLISH", "UNLINK", "ZADD", "ZREM"}

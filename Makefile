@@ -7,7 +7,7 @@ PROOF_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 
-PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_redis_faults.py
+PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_redis_faults.py tests/e2e/test_many_slots.py
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed

@@ -86,6 +86,9 @@ HEADS = 1024
 SWEEP_SECONDS = 10.0
 """Between two looks for what has timed out in topics that this worker does not serve."""
 
+ENDING_MS = 100
+"""What keeps a slot busy until so short a time ago is asked for again at once: clocks are read in milliseconds."""
+
 SETTLING_SECONDS = 0.05
 """Between two questions of a burst worker whether its slots are its own for good."""
 
@@ -766,8 +769,10 @@ class Dispatcher:
             # A wake-up tells when it is over, or a time-out; should they be lost, the slow poll asks again.
             if reply.status == "paused":
                 place.not_before = time.monotonic() + 10 * self._poll_seconds
-            elif reply.next_due is None or reply.next_due <= self._clock.ms():
-                place.not_before = time.monotonic() + self._poll_seconds
+            elif reply.next_due is None or reply.next_due <= (now := self._clock.ms()):
+                # What ends just now has ended by our clock and not yet by the server's.
+                is_ending = reply.next_due is not None and reply.next_due > now - ENDING_MS
+                place.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
             self._schedule(place, reply.next_due)
         elif reply.status == "fenced":
             self._fenced(place)

@@ -16,6 +16,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.options import READ, STREAM, WRITE, Options
 from django_rmq.spark.reading import Reader
 from django_rmq.spark.streaming import StreamReader
@@ -54,10 +55,18 @@ class RmqDataSource(DataSource):
         return METADATA if wanted == "true" else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._check(schema)
         return Reader(Options(dict(self.options), READ, "spark.read"), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        self._check(schema)
         return StreamReader(Options(dict(self.options), STREAM, "spark.readStream"), schema)
+
+    def _check(self, schema: StructType) -> None:
+        if schema.fieldNames() != self.schema().fieldNames():
+            raise ConfigurationError(
+                f"the schema of format rmq is fixed: {self.schema().simpleString()}; read value, then decode it"
+            )
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
         return Writer(Options(dict(self.options), WRITE, "df.write"), schema, overwrite=overwrite)

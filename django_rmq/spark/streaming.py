@@ -37,6 +37,8 @@ from django_rmq.spark.reading import TASK
 logger = logging.getLogger("django_rmq.spark")
 
 HEADS = 1_024
+FIRST_PAGE = 64
+PAGE_BYTES = 2_097_152
 PAGES = 8
 """Pages of a claim that a task asks for in one round trip."""
 
@@ -212,32 +214,55 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if consumer in self._known:
             slots = list(self._held)
         newest = 0
+        ending: list[tuple[int, int]] = []
         for slot, read in zip(slots, self._each(slots, "read_claim", consumer), strict=True):
             newest = max(newest, read.number)
-            if 0 < read.number <= committed:
-                self._end(slot, consumer, read)
-            elif read.number > committed and read.state in ("open", "sealed"):
+            if read.number > committed and read.state in ("open", "sealed"):
                 self._hold(slot, consumer, read.number)
+            elif read.number <= committed and read.state in ("open", "sealed", "acked"):
+                ending.append((slot, read.number))
+            else:
+                if read.number == committed and read.state in ("lost", "returned"):
+                    self._say_lost(slot, read.number)
+                self._let_go(slot)
+        self._end(consumer, ending)
         self._known.add(consumer)
         self._newest = max(self._newest, newest)
         return self._newest
 
-    def _end(self, slot: int, consumer: str, read: ClaimRead) -> None:
-        word, left = self._broker.ack(self._topic, slot, consumer, read.number)
-        while word == "ok" and left:
-            word, left = self._broker.ack(self._topic, slot, consumer, read.number)
-        while word == "open" and left:
-            # A request that came too late for its batch: nobody has read what it took.
-            _, left = self._broker.return_claim(self._topic, slot, consumer, read.number)
-        if word == "stale":
-            logger.warning(
-                "Claim %d of topic %s slot %d was lost before Spark had recorded its batch: it is delivered again",
-                read.number,
-                self._name,
-                slot,
-            )
+    def _end(self, consumer: str, ending: list[tuple[int, int]]) -> None:
+        """Acknowledge claims, in steps where failures have to be tidied up; give back what was never sealed."""
+        while ending:
+            pipeline = self._broker.pipeline()
+            for slot, number in ending[:HEADS]:
+                pipeline.ack(self._topic, slot, consumer, number)
+            rest: list[tuple[int, int]] = []
+            for (slot, number), answer in zip(ending[:HEADS], pipeline.execute(), strict=True):
+                if isinstance(answer, RmqError):
+                    raise answer
+                word, left = answer
+                while word == "open" and left:
+                    # A request that came too late for its batch: nobody has read what it took.
+                    _, left = self._broker.return_claim(self._topic, slot, consumer, number)
+                if word == "stale":
+                    self._say_lost(slot, number)
+                if word == "ok" and left:
+                    rest.append((slot, number))
+                else:
+                    self._let_go(slot)
+            ending = rest + ending[HEADS:]
+
+    def _let_go(self, slot: int) -> None:
         with self._lock:
             self._held.pop(slot, None)
+
+    def _say_lost(self, slot: int, number: int) -> None:
+        logger.warning(
+            "Claim %d of topic %s slot %d was lost before Spark had recorded its batch: it is delivered again",
+            number,
+            self._name,
+            slot,
+        )
 
     def _claim(self, consumer: str, number: int, budget: int) -> bool:
         """Claim up to ``budget`` messages that are due, in proportion to what each slot has; return whether any."""
@@ -297,8 +322,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             slots, self._each(slots, "renew", consumer, number, self._lease_ms, seal=True), strict=True
         ):
             if size is None:
-                with self._lock:
-                    self._held.pop(slot, None)
+                self._let_go(slot)
             else:
                 rows += size
         self._newest = max(self._newest, number)
@@ -379,11 +403,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Iterator[pa.RecordBatch]:
         end = offset + count
         read_before = False
+        page, pages = FIRST_PAGE, 1
         while offset < end:
             pipeline = self._broker.pipeline()
-            for first in range(offset, min(end, offset + PAGES * BATCH), BATCH):
+            for first in range(offset, min(end, offset + pages * page), page):
                 pipeline.read_claim(
-                    self._topic, slot, task.consumer, task.number, first, min(BATCH, end - first)
+                    self._topic, slot, task.consumer, task.number, first, min(page, end - first)
                 )
             for answer in pipeline.execute():
                 if isinstance(answer, RmqError):
@@ -399,6 +424,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 read_before = True
                 offset += len(answer.rows) // 2
                 yield self._batch(schema, slot, answer)
+            # Bodies of one topic are much alike: so many that a page stays small.
+            size = sum(map(len, answer.rows)) + sum(len(envelope or b"") for envelope in answer.envelopes)
+            page = max(1, min(BATCH, PAGE_BYTES * len(answer.rows) // (2 * max(1, size))))
+            pages = PAGES if page == BATCH else 1
 
     def _batch(self, schema: pa.Schema, slot: int, read: ClaimRead) -> pa.RecordBatch:
         members: Sequence[bytes] = read.rows[::2]

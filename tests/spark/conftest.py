@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark", reason="PySpark is not installed")
 
 from django_rmq.broker import Broker
 from django_rmq.messages import BackOff, Topic, TopicType
 from django_rmq.producer import Producer
 from django_rmq.spark.java import find_java, prepare_environment
 from tests.workers import client_of
+
+if find_spec("pyspark") is None:
+    collect_ignore = ["test_java.py", "test_source.py", "test_streaming.py"]
 
 
 @pytest.fixture(scope="session")

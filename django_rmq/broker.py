@@ -52,6 +52,7 @@ from django_rmq.messages import (
     Held,
     Ledger,
     Looked,
+    Loose,
     Page,
     Prepared,
     Roster,
@@ -185,6 +186,10 @@ def _looked(reply: list[Any]) -> list[Looked]:
         store, prepare, retry, dead = (None if score is None else float(score) for score in scores)
         found.append(Looked(store, prepare, retry, dead, in_flight, death, failure, envelope))
     return found
+
+
+def _loose(reply: list[Any]) -> Loose:
+    return Loose(reply[0].decode(), reply[1], reply[2])
 
 
 def _ledger(reply: list[Any]) -> Ledger:
@@ -635,6 +640,30 @@ class Transitions(ABC):
         """Book ``drift`` messages beyond the account as foreign, if ``foreign`` are so far. Answers ok or changed."""
         return self._run(Call("adopt", (self._keys(topic, slot).stats,), (drift, foreign), _word))
 
+    def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
+        """Look through some ``inflight``, ``deaths``, ``failures`` or ``body`` for what belongs to no message."""
+        if kind not in ("inflight", "deaths", "failures", "body"):
+            raise ValueError(f"{kind!r} are no records")
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "loose",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.retry,
+                    keys.dead,
+                    keys.inflight,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                    keys.claimants,
+                ),
+                (kind, cursor, int(repair)),
+                _loose,
+            )
+        )
+
     # --- looking, changing nothing
 
     def peek(
@@ -877,6 +906,14 @@ class Broker(Transitions):
             self.client.execute_command("HSET", explicit_basis_key(self.prefix), topic.name, 1)
         except RedisError as error:
             raise translate(error) from error
+
+    def has_slot_bases(self, topic: Topic) -> bool:
+        """Return whether ``note_slot_basis`` was ever told of ``topic``."""
+        try:
+            found = self.client.execute_command("HEXISTS", explicit_basis_key(self.prefix), topic.name)
+        except RedisError as error:
+            raise translate(error) from error
+        return bool(found)
 
     def ping(self) -> None:
         """Raise ``ServerTrouble`` unless the server answers and is ready."""

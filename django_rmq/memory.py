@@ -48,6 +48,7 @@ from django_rmq.messages import (
     Held,
     Ledger,
     Looked,
+    Loose,
     Page,
     Prepared,
     Roster,
@@ -973,6 +974,20 @@ class InMemoryBroker:
             s.count("foreign", drift)
             return "ok"
 
+    def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
+        """Look through ``inflight``, ``deaths``, ``failures`` or ``body`` for what belongs to no message."""
+        homes = {"inflight": ("prepare",), "deaths": ("dead",)}.get(kind, ("store", "retry", "prepare"))
+        names = ["store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "claimants"]
+        with self._slot(topic, slot, *names) as s:
+            if len(homes) > 1 and s.claimants:
+                return Loose("0", 0, [])
+            records: Hash = getattr(s, kind)
+            scanned = len(records)
+            found = [member for member in records if not any(member in getattr(s, home) for home in homes)]
+            for member in found if repair else ():
+                del records[member]
+            return Loose("0", scanned, found)
+
     # --- looking, changing nothing
 
     def peek(
@@ -1153,6 +1168,11 @@ class InMemoryBroker:
             noted = self._open(key, Hash)
             noted[topic.name.encode()] = b"1"
             self._keep(key, noted)
+
+    def has_slot_bases(self, topic: Topic) -> bool:
+        """Return whether ``note_slot_basis`` was ever told of ``topic``."""
+        with self._lock:
+            return topic.name.encode() in self._open(topics_key(self.prefix) + b":explicit_basis", Hash)
 
     def ping(self) -> None:
         """Return: memory always answers."""

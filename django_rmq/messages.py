@@ -608,6 +608,15 @@ class Looked(NamedTuple):
     envelope: bytes | None = None
 
 
+class Loose(NamedTuple):
+    """Records that belong to no message, of those that were looked at."""
+
+    cursor: str
+    """Where to go on; "0": all were looked at."""
+    scanned: int
+    members: Sequence[bytes]
+
+
 class FailureRecord(NamedTuple):
     """The diagnosis kept of a live message that failed."""
 

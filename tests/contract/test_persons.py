@@ -9,6 +9,7 @@ import pytest
 from django_rmq.exceptions import ServerRefused
 from django_rmq.memory import Clock
 from django_rmq.messages import Death, FailureRecord, TopicType
+from tests.contract.keyspaces import Keyspace
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
@@ -239,3 +240,58 @@ def test_a_keyed_message_is_not_delivered_after_its_expiry(
     answer = slot.take()
     assert (answer.status, answer.next_due) == ("empty", slot.now_ms)
     assert slot.counted("lapsed") == 2
+
+
+# --- records that belong to nothing
+
+
+def all_loose(slot: Slot, kind: str, *, repair: bool = False) -> list[bytes]:
+    cursor, found, scanned = "0", [], 0
+    before = len(slot.hash(kind))
+    while True:
+        page = slot.loose(kind, cursor, repair)
+        found += page.members
+        scanned += page.scanned
+        cursor = page.cursor
+        if cursor == "0":
+            assert scanned >= before
+            return sorted(set(found))
+
+
+@pytest.mark.parametrize("kind", ["inflight", "deaths", "failures", "body"])
+def test_records_that_belong_to_no_message_are_found_and_deleted(make_slot: MakeSlot, kind: str) -> None:
+    slot = make_slot(backoff=CONSTANT, identity="key")
+    slot.send(b"dead")
+    slot.kill(b"dead")
+    slot.send(b"rests")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"rests")
+    slot.send(b"runs")
+    slot.take_one()
+    slot.send(b"waits")
+    assert all_loose(slot, kind) == []
+    kept = slot.hash(kind)
+    assert kept
+    # So many that Redis hands them out in parts.
+    strays = sorted(b"stray-%d" % n for n in range(700))
+    for stray in strays:
+        slot.keyspace.hset(getattr(slot.keys, kind), stray, b"x")
+    before = slot.snapshot()
+    assert all_loose(slot, kind) == strays
+    assert slot.snapshot() == before, "looking changes nothing"
+    assert all_loose(slot, kind, repair=True) == strays
+    assert slot.hash(kind) == kept and all_loose(slot, kind) == []
+
+
+def test_what_spark_holds_keeps_its_records(make_slot: MakeSlot, keyspace: Keyspace) -> None:
+    slot = make_slot(identity="key")
+    for kind in ("body", "failures"):
+        keyspace.hset(getattr(slot.keys, kind), b"claimed", b"x")
+    keyspace.zadd(slot.keys.claimants, b"spark", slot.now_ms)
+    assert all_loose_ends(slot) == []
+    keyspace.delete(slot.keys.claimants)
+    assert all_loose_ends(slot, repair=True) == [b"claimed"] * 2
+
+
+def all_loose_ends(slot: Slot, *, repair: bool = False) -> list[bytes]:
+    return [member for kind in ("body", "failures") for member in slot.loose(kind, "0", repair).members]

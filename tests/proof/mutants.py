@@ -762,6 +762,27 @@ MUTANTS: dict[str, Mutant] = {
         "Purging by age leaves what has none.",
         "persons",
     ),
+    "loose_takes_what_rests": Mutant(
+        "loose",
+        "{ store, retry, prepare }",
+        "{ store, prepare }",
+        "What rests keeps its records.",
+        "persons",
+    ),
+    "loose_forgets_spark": Mutant(
+        "loose",
+        "if redis.call('ZCARD', claimants) > 0 then return { '0', 0, {} } end",
+        "",
+        "What Spark holds keeps its records.",
+        "persons",
+    ),
+    "loose_deletes_unasked": Mutant(
+        "loose",
+        "if repair and #loose > 0",
+        "if #loose > 0",
+        "Looking changes nothing.",
+        "persons",
+    ),
     "pause_for_ever": Mutant(
         "pause",
         "redis.call('HDEL', control, 'paused', 'sleeping_until')",

@@ -43,6 +43,8 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     Beat,
+    Claimed,
+    ClaimRead,
     Confirmed,
     Counts,
     Delivery,
@@ -68,6 +70,7 @@ _STATES = {
     "prepare": ("prepare", "inflight"),
     "retry": ("retry", "failures"),
     "dead": ("dead", "deaths"),
+    "claim": ("claim", "failures"),
 }
 Clock = Callable[[], int]
 """Returns microseconds since the epoch. Given by tests only: scripts ask Redis' own clock."""
@@ -175,9 +178,9 @@ def _page(reply: list[Any]) -> Page:
 
 
 def _counts(reply: list[Any]) -> Counts:
-    store, due, prepare, retry, dead, oldest, owner, paused = reply
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed = reply
     oldest_due_ms = int(float(oldest)) if oldest else None
-    return Counts(store, due, prepare, retry, dead, 0, oldest_due_ms, _text(owner), bool(paused))
+    return Counts(store, due, prepare, retry, dead, claimed, oldest_due_ms, _text(owner), bool(paused))
 
 
 def _looked(reply: list[Any]) -> list[Looked]:
@@ -193,9 +196,26 @@ def _loose(reply: list[Any]) -> Loose:
 
 
 def _ledger(reply: list[Any]) -> Ledger:
-    store, prepare, retry, dead, flat = reply
+    store, prepare, retry, dead, flat, claimed = reply
     counters = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
-    return Ledger(counters, store, prepare, retry, dead)
+    return Ledger(counters, store, prepare, retry, dead, claimed)
+
+
+def _claimed(reply: list[Any]) -> Claimed:
+    word = reply[0].decode()
+    return Claimed(word, reply[1], reply[2], reply[3] == b"more") if word == "ok" else Claimed(word)
+
+
+def _left(reply: list[Any]) -> tuple[str, int]:
+    return reply[0].decode(), reply[1]
+
+
+def _renewed(reply: list[Any]) -> int | None:
+    return reply[1] if reply[0] == b"ok" else None
+
+
+def _claim_read(reply: list[Any]) -> ClaimRead:
+    return ClaimRead(reply[0].decode(), *reply[1:])
 
 
 def _heads(reply: list[bytes]) -> list[int | None]:
@@ -287,6 +307,10 @@ class Transitions(ABC):
             keys.retry,
         ]
 
+    @classmethod
+    def _claim_keys(cls, keys: SlotKeys) -> list[bytes]:
+        return [*cls._ending_keys(keys), keys.claimants, keys.claim, keys.claims, keys.claim_body]
+
     # --- sending
 
     def send_merge(
@@ -362,7 +386,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "ensure",
-                (keys.store, keys.retry, keys.body, keys.stats, keys.control, keys.prepare),
+                (keys.store, keys.retry, keys.body, keys.stats, keys.control, keys.prepare, keys.claim),
                 (
                     self._channel(topic),
                     topic.slots,
@@ -412,7 +436,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "prepare",
-                (*self._ending_keys(keys), keys.claimants),
+                self._claim_keys(keys),
                 (
                     self._channel(topic),
                     self._room(topic),
@@ -496,7 +520,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "expire",
-                self._ending_keys(self._keys(topic, slot)),
+                self._claim_keys(self._keys(topic, slot)),
                 (
                     self._channel(topic),
                     self._room(topic),
@@ -524,6 +548,133 @@ class Transitions(ABC):
             )
         )
 
+    # --- claims: what a Spark consumer holds
+
+    def claim(
+        self,
+        topic: Topic,
+        slot: int,
+        consumer: str,
+        number: int,
+        lease_ms: int,
+        limit: int,
+        max_bytes: int = 16_777_216,
+    ) -> Claimed:
+        """Move up to ``limit`` messages into claim ``number`` of ``consumer``, after the slot's upkeep.
+
+        Repeated with the number of an open claim it takes more. After a lost reply ask ``read_claim``.
+        """
+        return self._run(
+            Call(
+                "claim",
+                self._claim_keys(self._keys(topic, slot)),
+                (
+                    self._channel(topic),
+                    self._room(topic),
+                    topic.type.value,
+                    topic.slots,
+                    topic.retry_priority,
+                    topic.backoff.base_ms,
+                    topic.backoff.cap_ms,
+                    topic.timeout,
+                    topic.max_retries,
+                    int(topic.serial),
+                    consumer,
+                    number,
+                    lease_ms,
+                    limit,
+                    max_bytes,
+                ),
+                _claimed,
+            )
+        )
+
+    def renew(
+        self, topic: Topic, slot: int, consumer: str, number: int, lease_ms: int, *, seal: bool = False
+    ) -> int | None:
+        """Let the lease of a claim begin anew; return what it holds, or None: it is no longer there.
+
+        ``seal``: it takes nothing more from now on, whatever request is still on its way. Only a sealed
+        claim is read and acknowledged.
+        """
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "renew",
+                (keys.stats, keys.control, keys.claimants, keys.claim, keys.claims),
+                (consumer, number, lease_ms, int(seal)),
+                _renewed,
+            )
+        )
+
+    def ack(self, topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) -> tuple[str, int]:
+        """Forget what a sealed claim held. Answers ok, open or stale, and how much is left: ask again until 0."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "ack",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.failures,
+                    keys.stats,
+                    keys.control,
+                    keys.retry,
+                    keys.claimants,
+                    keys.claim,
+                    keys.claims,
+                    keys.claim_body,
+                ),
+                (self._channel(topic), self._room(topic), consumer, number, limit),
+                _left,
+            )
+        )
+
+    def return_claim(
+        self, topic: Topic, slot: int, consumer: str, number: int, *, spent: bool = False, limit: int = 1000
+    ) -> tuple[str, int]:
+        """Give back what a claim holds. Answers ok or stale, and how much is left: ask again until 0.
+
+        ``spent``: a retry is spent, as after a time-out; else it is as if the claim had never been.
+        """
+        return self._run(
+            Call(
+                "return_claim",
+                self._claim_keys(self._keys(topic, slot)),
+                (
+                    self._channel(topic),
+                    self._room(topic),
+                    topic.type.value,
+                    topic.retry_priority,
+                    topic.backoff.base_ms,
+                    topic.backoff.cap_ms,
+                    topic.max_retries,
+                    consumer,
+                    number,
+                    int(spent),
+                    limit,
+                ),
+                _left,
+            )
+        )
+
+    def read_claim(
+        self, topic: Topic, slot: int, consumer: str, number: int = 0, offset: int = 0, limit: int = 0
+    ) -> ClaimRead:
+        """Return the state of the consumer's newest claim and, of a sealed one, rows from rank ``offset`` on.
+
+        With a ``number``, a claim that is no longer the newest reads as none.
+        """
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "read_claim",
+                (keys.claim, keys.claims, keys.claim_body),
+                (consumer, number, offset, limit),
+                _claim_read,
+            )
+        )
+
     # --- persons and programs
 
     def replay(
@@ -546,10 +697,11 @@ class Transitions(ABC):
 
     def bury(self, topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> list[str]:
         """Put messages into Dead by hand. Answers what each was found as."""
+        keys = self._keys(topic, slot)
         return self._run(
             Call(
                 "bury",
-                self._ending_keys(self._keys(topic, slot)),
+                [*self._ending_keys(keys), keys.claim],
                 (topic.type.value, topic.max_retries, cut_error(why), *members),
                 _words(len(members)),
             )
@@ -557,10 +709,11 @@ class Transitions(ABC):
 
     def remove(self, topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> list[str]:
         """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers as bury."""
+        keys = self._keys(topic, slot)
         return self._run(
             Call(
                 "remove",
-                self._ending_keys(self._keys(topic, slot)),
+                [*self._ending_keys(keys), keys.claim],
                 (which, *members),
                 _words(len(members)),
             )
@@ -575,7 +728,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "reschedule",
-                (keys.store, keys.retry, keys.prepare, keys.stats, keys.control),
+                (keys.store, keys.retry, keys.prepare, keys.stats, keys.control, keys.claim),
                 (self._channel(topic), topic.type.value, topic.max_retries, *flat),
                 _words(len(members)),
             )
@@ -607,6 +760,7 @@ class Transitions(ABC):
                     keys.failures,
                     keys.body,
                     keys.stats,
+                    keys.claim,
                 ),
                 (state, _number(min_score), _number(up_to), limit),
                 int,
@@ -630,7 +784,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "configure",
-                (keys.store, keys.prepare, keys.retry, keys.control),
+                (keys.store, keys.prepare, keys.retry, keys.control, keys.claim),
                 (topic.type.value, topic.slots, topic.timeout, topic.max_retries, int(apply)),
                 _word,
             )
@@ -685,7 +839,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "peek",
-                (members, records, keys.body),
+                (members, records, keys.claim_body if state == "claim" else keys.body),
                 (
                     "descending" if descending else "ascending",
                     _number(min_score),
@@ -719,7 +873,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "find",
-                (members, records, keys.body),
+                (members, records, keys.claim_body if state == "claim" else keys.body),
                 (
                     "descending" if descending else "ascending",
                     _number(min_score),
@@ -740,7 +894,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "count",
-                (keys.store, keys.prepare, keys.retry, keys.dead, keys.control),
+                (keys.store, keys.prepare, keys.retry, keys.dead, keys.control, keys.claim),
                 (topic.type.value,),
                 _counts,
             )
@@ -779,19 +933,27 @@ class Transitions(ABC):
             )
         )
 
-    def heads(self, topic: Topic, slots: Sequence[int]) -> list[int | None]:
-        """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits)."""
+    def heads(self, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
+        """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits).
+
+        ``upkeep``: when next a delivery times out or the lease of a claim ends there.
+        """
         keys: list[bytes] = []
         for slot in slots:
             slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control)
-        return self._run(Call("heads", keys, (topic.type.value, topic.timeout), _heads))
+            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control, slot_.claimants)
+        return self._run(Call("heads", keys, (topic.type.value, topic.timeout, int(upkeep)), _heads))
 
     def audit(self, topic: Topic, slot: int) -> Ledger:
         """Return the slot's counters and depths, read in one instant."""
         keys = self._keys(topic, slot)
         return self._run(
-            Call("audit", (keys.store, keys.prepare, keys.retry, keys.dead, keys.stats), (), _ledger)
+            Call(
+                "audit",
+                (keys.store, keys.prepare, keys.retry, keys.dead, keys.stats, keys.claim),
+                (),
+                _ledger,
+            )
         )
 
 

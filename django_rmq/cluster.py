@@ -48,10 +48,10 @@ RESTS = (0.1, 2.0)
 REDIRECTIONS = 16
 """Times that a call follows MOVED and ASK without a pause in between."""
 
-READS = frozenset({"audit", "count", "find", "heads", "held", "peek"})
+READS = frozenset({"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim"})
 """Scripts that change nothing."""
 
-HEADS_KEYS = 4
+HEADS_KEYS = 5
 """Keys of ``heads`` for each slot."""
 
 

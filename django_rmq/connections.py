@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import redis
 from django.utils.module_loading import import_string
@@ -22,12 +22,15 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from django_rmq.broker import Broker
 from django_rmq.cluster import Cluster, ClusterBroker
 from django_rmq.conf import Config, RedisServer, get_config
-from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
-from django_rmq.coordination.redis import RedisCoordinator
+from django_rmq.coordination import Coordinator, Holding, Member, Slots, StaticCoordinator, Worker
+from django_rmq.coordination.redis import RedisCoordinator, describe, members
 from django_rmq.definitions import register_topics
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.messages import Topic
 from django_rmq.producer import Producer
+
+if TYPE_CHECKING:
+    from django_rmq.coordination.zookeeper import Ensemble
 
 Purpose = Literal["web", "worker", "coordinator"]
 
@@ -212,10 +215,7 @@ def coordinator_maker() -> MakeCoordinator:
             get_broker("coordinator"), worker, own, disown, token=token
         )
     if chosen == "zookeeper":
-        raise ConfigurationError(
-            'RMQ["COORDINATOR"] is "zookeeper" (also where only RMQ["ZOOKEEPER"] is given): workers cannot come '
-            'together through ZooKeeper yet; say "COORDINATOR": "redis"'
-        )
+        return _through_zookeeper
     try:
         found = import_string(chosen)
     except ImportError as error:
@@ -225,10 +225,82 @@ def coordinator_maker() -> MakeCoordinator:
     )
 
 
+def _through_zookeeper(
+    worker: Worker, own: Callable[[Slots], None], disown: Callable[[Slots], None], token: str
+) -> Coordinator:
+    from django_rmq.coordination.zookeeper import ZooKeeperCoordinator
+
+    config, broker = get_config(), get_broker("coordinator")
+    assert config.zookeeper is not None
+    return ZooKeeperCoordinator(
+        build_ensemble(config),
+        worker,
+        own,
+        disown,
+        registered=broker.definitions,
+        token=token,
+        is_strict=config.zookeeper.when_away == "stop",
+    )
+
+
+def build_ensemble(config: Config) -> Ensemble:
+    """Return what the settings say of ZooKeeper, for those who connect to it."""
+    from django_rmq.coordination.zookeeper import Ensemble
+
+    given = config.zookeeper
+    assert given is not None
+    return Ensemble(
+        given.hosts,
+        given.root,
+        given.session_timeout,
+        given.auth,
+        is_closed=given.acl == "creator",
+        tls=given.tls,
+        key_prefix=config.key_prefix,
+    )
+
+
+def check_coordinator() -> None:
+    """Make sure that workers could come together.
+
+    Raises ``ConfigurationError`` where the coordinator cannot be made, or ZooKeeper holds something else at ROOT, and
+    ``ServerTrouble`` where ZooKeeper does not answer or refuses us.
+    """
+    coordinator_maker()
+    if _coordinator() == "zookeeper":
+        from django_rmq.coordination import zookeeper
+
+        zookeeper.check(build_ensemble(get_config()))
+
+
 def end_session(worker: str, token: str) -> None:
     """Let others take over at once what a dead worker owned. Raises ``ServerTrouble``."""
-    if get_config().coordinator == "redis" and not in_memory():
+    if _coordinator() == "redis":
         get_broker("coordinator").leave(worker, token)
+    elif _coordinator() == "zookeeper":
+        from django_rmq.coordination import zookeeper
+
+        zookeeper.end_session(build_ensemble(get_config()), worker, token)
+
+
+def find_workers() -> tuple[list[Member], list[Holding]]:
+    """Return the workers there are, and who owns what since when; nothing where the coordinator tells only its own.
+
+    Raises ``ServerTrouble`` where Redis or ZooKeeper does not answer.
+    """
+    if _coordinator() == "redis":
+        broker = get_broker("coordinator")
+        return members(broker), describe(broker)
+    if _coordinator() == "zookeeper":
+        from django_rmq.coordination import zookeeper
+
+        return zookeeper.survey(build_ensemble(get_config()))
+    return [], []
+
+
+def _coordinator() -> str:
+    """Return which coordinator is in use: with a broker in memory there is none to ask."""
+    return "" if in_memory() else get_config().coordinator
 
 
 # --- definitions ------------------------------------------------------------------------------------
@@ -260,9 +332,12 @@ __all__ = [
     "agree",
     "build_client",
     "build_cluster",
+    "build_ensemble",
+    "check_coordinator",
     "close",
     "coordinator_maker",
     "end_session",
+    "find_workers",
     "forget",
     "get_broker",
     "get_producer",

@@ -99,10 +99,10 @@ class Options:
 def check_start(topics: Iterable[Topic]) -> None:
     """Make sure, before any process is forked, that workers could start.
 
-    Raises ``ConfigurationError`` where the coordinator cannot be made, ``TopicMismatch`` where Redis knows
-    another definition, and ``ServerTrouble`` where it does not answer.
+    Raises ``ConfigurationError`` where workers could not come together, ``TopicMismatch`` where Redis knows
+    another definition, and ``ServerTrouble`` where it (or ZooKeeper) does not answer.
     """
-    connections.coordinator_maker()
+    connections.check_coordinator()
     broker = connections.get_broker("worker")
     broker.ping()
     register_topics(broker, topics)
@@ -156,6 +156,7 @@ class WorkerProcess:
             beat=self._beat,
             settled=lambda: self.coordinator.wait_settled(0.0),
             leaving=self._leave,
+            swept=[topic for topic in config.topics.values() if topic not in chosen],
             notes=notes,
         )
         worker = Worker(

@@ -17,8 +17,10 @@ key                  type    member -> score, or field -> value
 ``stats_{K}``        hash    the ledger: counter -> n
 ``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
                              sleeping_until, slots
-``claims_{K}``       hash    ledger of what Spark consumers hold
-``claimants_{K}``    zset    Spark consumer -> next deadline, while it holds something
+``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
+``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
+``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim
+``claimants_{K}``    zset    Spark consumer -> ms when its lease ends, while it holds something
 ``P rmq:topics``     hash    topic -> its definition as JSON
 ``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=`` of its own
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
@@ -61,6 +63,8 @@ class SlotKeys(NamedTuple):
     control: bytes
     claims: bytes
     claimants: bytes
+    claim: bytes
+    claim_body: bytes
 
 
 class WorkerKeys(NamedTuple):

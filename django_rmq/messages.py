@@ -561,6 +561,32 @@ class Failure(NamedTuple):
     """At most ``MAX_ERROR_BYTES`` are kept."""
 
 
+class Claimed(NamedTuple):
+    """The answer of claim."""
+
+    status: str
+    """ok, busy, paused, stale (the number is no longer open), unfinished (an earlier claim is not over), moved or full."""
+    taken: int = 0
+    size: int = 0
+    """What the claim holds in all."""
+    more: bool = False
+    """Something may be left that can be taken."""
+
+
+class ClaimRead(NamedTuple):
+    """The answer of read_claim."""
+
+    state: str
+    """open, sealed, acked, lost, returned or none."""
+    number: int
+    """The consumer's newest claim; 0: there was none."""
+    size: int
+    rows: Sequence[bytes] = ()
+    """member, score, member, score, ... as Redis tells them."""
+    envelopes: Sequence[bytes | None] = ()
+    """Empty: each member is its own body."""
+
+
 class Entry(NamedTuple):
     """One message as peek and find list it."""
 
@@ -694,12 +720,18 @@ class Ledger:
         return ended + self.prepare - self["prepared"]
 
     @property
+    def claim_drift(self) -> int:
+        return self["acked"] + self["claim_returned"] + self.claimed - self["claimed"]
+
+    @property
     def send_drift(self) -> int:
         return self["stored"] + self["merged"] + self["replaced"] - self["sent"]
 
     @property
     def balanced(self) -> bool:
-        return not (self.live_drift or self.dead_drift or self.delivery_drift or self.send_drift)
+        return not (
+            self.live_drift or self.dead_drift or self.delivery_drift or self.claim_drift or self.send_drift
+        )
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self.counters.items())

@@ -81,6 +81,9 @@ IN_HAND_BYTES = 4_194_304
 HEADS = 1024
 """Slots asked for by one slow-poll script."""
 
+SWEEP_SECONDS = 10.0
+"""Between two looks for what has timed out in topics that this worker does not serve."""
+
 SETTLING_SECONDS = 0.05
 """Between two questions of a burst worker whether its slots are its own for good."""
 
@@ -235,6 +238,7 @@ class Dispatcher:
     where a topic has got another slot count, after it has settled what was in hand.
 
     ``settled`` says whether all slots that shall be ours have been told: before that no burst ends.
+    ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
     where threads note what they run, for whoever comes after a sudden death.
     """
@@ -255,6 +259,7 @@ class Dispatcher:
         beat: Callable[[], None] = lambda: None,
         settled: Callable[[], bool] = lambda: True,
         leaving: Callable[[], None] = lambda: None,
+        swept: Iterable[Topic] = (),
         notes: Notes | None = None,
     ) -> None:
         self.owner = uuid4().hex
@@ -277,6 +282,8 @@ class Dispatcher:
         self._beat = beat
         self._settled_ownership = settled
         self._leaving = leaving
+        self._swept = list(swept)
+        self._next_sweep = 0.0
         self._notes = notes
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
@@ -431,6 +438,8 @@ class Dispatcher:
         now = time.monotonic()
         if now >= self._next_poll:
             self._poll()
+        if self._swept and now >= self._next_sweep:
+            self._sweep()
         if self._refreshes and now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
@@ -994,6 +1003,32 @@ class Dispatcher:
         if trouble is not None:
             raise trouble
         self._next_poll = time.monotonic() + self._poll_seconds
+
+    def _sweep(self) -> None:
+        """End deliveries and claims that have timed out where this worker takes nothing."""
+        server = self.broker.now_ms()
+        pipeline = self.broker.pipeline()
+        asked = [
+            (topic, range(first, min(first + HEADS, topic.slots)))
+            for topic in self._swept
+            for first in range(0, topic.slots, HEADS)
+        ]
+        for topic, slots in asked:
+            pipeline.heads(topic, slots, upkeep=True)
+        for (topic, slots), heads in zip(asked, pipeline.execute(), strict=True):
+            if isinstance(heads, RmqError):
+                self._complain("sweep", "Cannot look for what has timed out: %s", heads)
+                continue
+            for slot, due in zip(slots, heads, strict=True):
+                if due is not None and due <= server:
+                    pipeline.expire(topic, slot)
+        ended = pipeline.execute()
+        for answer in ended:
+            if isinstance(answer, RmqError):
+                self._complain("sweep", "Cannot end what has timed out: %s", answer)
+        # There may be more of it than one script ends.
+        rest = 0.0 if any(isinstance(answer, int) and answer for answer in ended) else SWEEP_SECONDS
+        self._next_sweep = time.monotonic() + rest
 
     def _look_after(self, untaken: list[Place]) -> None:
         """Acquire again what another owner took from us and has left alone for longer than a time-out."""

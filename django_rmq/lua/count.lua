@@ -5,15 +5,17 @@
 -- KEYS[3] retry    ZSET  member -> ms + retries/1024
 -- KEYS[4] dead     ZSET  member -> ms of death
 -- KEYS[5] control  HASH  field -> value
+-- KEYS[6] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] kind
 -- ARGV[2] now
 --
--- Returns {store, of these due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused}
-local store, prepare, retry, dead, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+-- Returns {store, of these due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused,
+--          claimed}
+local store, prepare, retry, dead, control, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local kind, now = ARGV[1], ARGV[2]
 -- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead) or mistyped('hash', control)
+local wrong = mistyped('zset', store, prepare, retry, dead, claim) or mistyped('hash', control)
 if wrong then return wrong end
 -- include: _now
 local waiting = redis.call('ZCARD', store)
@@ -26,4 +28,4 @@ if kind ~= 'priority' then
 end
 local known = redis.call('HMGET', control, 'owner', 'paused')
 return { waiting, due, redis.call('ZCARD', prepare), redis.call('ZCARD', retry), redis.call('ZCARD', dead), oldest,
-  known[1] or '', known[2] and 1 or 0 }
+  known[1] or '', known[2] and 1 or 0, redis.call('ZCARD', claim) }

@@ -11,7 +11,7 @@ from django_rmq.keys import SlotKeys
 from django_rmq.memory import Hash, InMemoryBroker, SortedSet
 
 Dump = dict[bytes, dict[bytes, Any]]
-SETS = ("store", "prepare", "retry", "dead", "claimants")
+SETS = ("store", "prepare", "retry", "dead", "claimants", "claim")
 
 
 class Keyspace(Protocol):

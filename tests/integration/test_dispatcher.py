@@ -984,3 +984,36 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
     assert ("renders", 0) not in worker.dispatcher._places
     assert broker.acquire(PRIORITY, 0) == 1, "nobody has acquired it before"
     assert total(broker, MERGE, "committed") == 1
+
+
+# --- what nobody serves
+
+
+def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.05)
+    claimed = replace(FIXED, name="claimed", slots=2, backoff=BackOff(3_600_000, 3_600_000))
+    prepared = replace(claimed, name="prepared", timeout=1)
+    for topic in (claimed, prepared):
+        for slot in range(topic.slots):
+            broker.send_replace(topic, slot, [broker.now_ms() - 1], [b"a"])
+    assert broker.claim(claimed, 1, "spark", 1, 100, 10).taken == 1
+    assert broker.prepare(prepared, 0, "dead", None, 10).status == "ok"
+    with Worker(broker, MERGE, Heard(), swept=[claimed, prepared]):
+        eventually(lambda: broker.count(claimed, 1).retry == 1, "the claim's end")
+        eventually(lambda: broker.count(prepared, 0).retry == 1, "the delivery's end")
+    assert broker.read_claim(claimed, 1, "spark", 1).state == "lost"
+    # Nothing else is done there.
+    assert (broker.count(claimed, 0).store, broker.count(prepared, 1).store) == (1, 1)
+    assert all(broker.audit(topic, slot).balanced for topic in (claimed, prepared) for slot in (0, 1))
+
+
+def test_a_worker_goes_on_with_a_slot_when_the_lease_of_a_dead_spark_consumer_ends(broker: Any) -> None:
+    heard = Heard()
+    topic = replace(FIXED, slots=1, backoff=AT_ONCE)
+    broker.send_replace(topic, 0, [broker.now_ms() - 1], [b"1"])
+    assert broker.claim(topic, 0, "spark", 1, 300, 10).taken == 1
+    broker.send_replace(topic, 0, [broker.now_ms() - 1], [b"2"])
+    with Worker(broker, topic, heard, poll_seconds=30):
+        assert sorted(heard.wait(2)) == [1, 2]

@@ -18,7 +18,7 @@ from django_rmq.messages import Ledger, Topic
 from django_rmq.operations.strays import find, overdue
 
 SLOTS_PER_TRIP = 1_000
-DRIFTS = ("live", "dead", "delivery", "send")
+DRIFTS = ("live", "dead", "delivery", "claim", "send")
 DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
 
 

@@ -14,7 +14,7 @@ from django.db import connection
 
 from django_rmq import Message, Retry, listener
 from tests.e2e import ledger
-from tests.e2e.worker_project import points
+from tests.e2e.worker_project import points, stalls
 from tests.e2e.worker_project.settings import WORKER_DATA
 
 
@@ -59,6 +59,7 @@ def work(message: Message) -> None:
 @listener("ledger")
 @listener("chaos")
 @listener("poison")
+@listener("taken-over")
 def entered(message: Message) -> None:
     body = message.body
     do = body.get("do")
@@ -84,3 +85,5 @@ async def later(message: Message) -> None:
 
 if "WORKER_POINTS" in os.environ:
     points.install()
+if "WORKER_STALLS" in os.environ:
+    stalls.install()

@@ -1,8 +1,9 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
-(where its processes kill themselves, see `points`)."""
+(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`)."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -45,6 +46,7 @@ RMQ = {
         },
         "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 2, "BACKOFF": 0},
         "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "TIMEOUT": 1, "BACKOFF": 0},
+        "taken-over": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 5},
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
@@ -52,4 +54,5 @@ RMQ = {
 }
 if "RMQ_TEST_COORDINATOR" in os.environ:
     RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
-    RMQ["ZOOKEEPER"] = {"HOSTS": "127.0.0.1:2181"}
+if "RMQ_TEST_ZOOKEEPER" in os.environ:
+    RMQ["ZOOKEEPER"] = json.loads(os.environ["RMQ_TEST_ZOOKEEPER"])

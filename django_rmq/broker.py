@@ -185,9 +185,9 @@ def _counts(reply: list[Any]) -> Counts:
 
 def _looked(reply: list[Any]) -> list[Looked]:
     found = []
-    for *scores, in_flight, death, failure, envelope in reply:
-        store, prepare, retry, dead = (None if score is None else float(score) for score in scores)
-        found.append(Looked(store, prepare, retry, dead, in_flight, death, failure, envelope))
+    for row in reply:
+        store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
+        found.append(Looked(store, prepare, retry, dead, claim, *row[5:]))
     return found
 
 
@@ -795,8 +795,8 @@ class Transitions(ABC):
         return self._run(Call("adopt", (self._keys(topic, slot).stats,), (drift, foreign), _word))
 
     def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
-        """Look through some ``inflight``, ``deaths``, ``failures`` or ``body`` for what belongs to no message."""
-        if kind not in ("inflight", "deaths", "failures", "body"):
+        """Look through some records of a kind for those that belong to no message."""
+        if kind not in ("inflight", "deaths", "failures", "body", "claim_body"):
             raise ValueError(f"{kind!r} are no records")
         keys = self._keys(topic, slot)
         return self._run(
@@ -811,7 +811,8 @@ class Transitions(ABC):
                     keys.deaths,
                     keys.failures,
                     keys.body,
-                    keys.claimants,
+                    keys.claim,
+                    keys.claim_body,
                 ),
                 (kind, cursor, int(repair)),
                 _loose,
@@ -927,6 +928,8 @@ class Transitions(ABC):
                     keys.deaths,
                     keys.failures,
                     keys.body,
+                    keys.claim,
+                    keys.claim_body,
                 ),
                 tuple(members),
                 _looked,

@@ -1259,12 +1259,27 @@ class InMemoryBroker:
             return "ok"
 
     def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
-        """Look through ``inflight``, ``deaths``, ``failures`` or ``body`` for what belongs to no message."""
-        homes = {"inflight": ("prepare",), "deaths": ("dead",)}.get(kind, ("store", "retry", "prepare"))
-        names = ["store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "claimants"]
+        """Look through the records of a kind for those that belong to no message."""
+        homes = {
+            "inflight": ("prepare",),
+            "deaths": ("dead",),
+            "body": ("store", "retry", "prepare"),
+            "failures": ("store", "retry", "prepare", "claim"),
+            "claim_body": ("claim",),
+        }[kind]
+        names = [
+            "store",
+            "prepare",
+            "retry",
+            "dead",
+            "inflight",
+            "deaths",
+            "failures",
+            "body",
+            "claim",
+            "claim_body",
+        ]
         with self._slot(topic, slot, *names) as s:
-            if len(homes) > 1 and s.claimants:
-                return Loose("0", 0, [])
             records: Hash = getattr(s, kind)
             scanned = len(records)
             found = [member for member in records if not any(member in getattr(s, home) for home in homes)]
@@ -1387,7 +1402,10 @@ class InMemoryBroker:
         """Return what the slot knows of up to 100 members, in whatever states they are."""
         if len(members) > 100:
             raise ServerRefused("ERR too many members")
-        names = ("store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body")
+        names = (
+            *("store", "prepare", "retry", "dead", "claim"),
+            *("inflight", "deaths", "failures", "body", "claim_body"),
+        )
         with self._slot(topic, slot, *names) as s:
             return [Looked(*(getattr(s, name).get(member) for name in names)) for member in members]
 

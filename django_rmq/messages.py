@@ -628,10 +628,12 @@ class Looked(NamedTuple):
     prepare: float | None
     retry: float | None
     dead: float | None
+    claim: float | None = None
     in_flight: bytes | None = None
     death: bytes | None = None
     failure: bytes | None = None
     envelope: bytes | None = None
+    claimed_envelope: bytes | None = None
 
 
 class Loose(NamedTuple):

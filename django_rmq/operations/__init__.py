@@ -29,6 +29,8 @@ from django_rmq.exceptions import (
     MessageGone,
     OperationRefused,
     RmqError,
+    ServerTrouble,
+    ServerUnavailable,
 )
 from django_rmq.keys import slot_of
 from django_rmq.messages import (
@@ -42,10 +44,11 @@ from django_rmq.messages import (
     encode_body,
     encode_envelope,
 )
-from django_rmq.operations import figures, sweeps
+from django_rmq.operations import figures, health, sweeps
 from django_rmq.operations.actors import Actor, Permission, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
 from django_rmq.operations.figures import Flow, SlotFigures, SlotsFigures, TopicFigures, WorkerFigures
+from django_rmq.operations.health import Health
 from django_rmq.operations.listing import (
     LONGEST_PAGE,
     Filter,
@@ -108,7 +111,7 @@ class Operations:
         """Return the figures of all topics (or those named), in the order of the settings, in one round trip."""
         self.actor.require(Permission.VIEW)
         topics = self._topics(names)
-        return figures.overview(self.broker, topics)
+        return figures.overview(self.broker, topics, self._crew())
 
     def topic(self, name: str) -> TopicFigures:
         """Return the figures of one topic."""
@@ -120,7 +123,7 @@ class Operations:
         self.actor.require(Permission.VIEW)
         topic = self._topic(name)
         wanted = range(max(0, first), min(topic.slots, max(0, first) + max(1, min(limit, 5_000))))
-        return figures.slots(self.broker, topic, wanted)
+        return figures.slots(self.broker, topic, wanted, self._crew())
 
     def flow(self, names: Iterable[str] | None = None) -> Flow:
         """Return what has passed through topics so far; ask twice for rates. Not for those of very many slots."""
@@ -130,7 +133,10 @@ class Operations:
     def workers(self) -> list[WorkerFigures]:
         """Return all live workers, and how many slots of which topics each has."""
         self.actor.require(Permission.VIEW)
-        return figures.workers(self.broker)
+        crew = self._crew()
+        if crew is not None and crew.problem:
+            raise ServerUnavailable(crew.problem)
+        return figures.workers(self.broker, crew)
 
     def listing(
         self,
@@ -166,7 +172,7 @@ class Operations:
         return Listing(copies, "" if place is None else seal(order, place), scanned, problems)
 
     def get(self, name: str, message_id: str) -> list[Copy]:
-        """Return all copies of a message: where it waits, runs, rests or lies dead, in this order.
+        """Return all copies of a message: where it waits, runs, rests, is claimed or lies dead, in this order.
 
         Raises ``MessageGone`` if there is none, and ``InvalidRequest`` for what is no id.
         """
@@ -180,6 +186,17 @@ class Operations:
             if copies:
                 return copies
         raise MessageGone(f"topic {topic.name} has no message {message_id[:80]} (any more)")
+
+    def health(
+        self, limits: health.Limits, names: Iterable[str] | None = None, *, patience: float = 0.0
+    ) -> Health:
+        """Look whether all is well with topics (or those named); Redis being away is a finding, not an error."""
+        self.actor.require(Permission.VIEW)
+
+        def find_crew() -> figures.Crew:
+            return self._crew() or figures.crew_of(self.broker.roster())
+
+        return health.check(self.broker, self._topics(names), limits, find_crew=find_crew, patience=patience)
 
     # --- sending
 
@@ -399,6 +416,15 @@ class Operations:
 
     # --- what they have in common
 
+    def _crew(self) -> figures.Crew | None:
+        """Return the workers there are; None: Redis knows them, and tells with the rest."""
+        if connections.in_memory() or self.config.coordinator == "redis":
+            return None
+        try:
+            return figures.Crew(*connections.find_workers())
+        except ServerTrouble as error:
+            return figures.Crew([], [], str(error))
+
     @property
     def _hidden(self) -> bool:
         return not self.actor.may(Permission.VIEW_BODIES)
@@ -603,7 +629,7 @@ def _instead(looked: Looked) -> str:
     """Return what a message is that is not dead."""
     if looked.store is not None:
         return "waiting"
-    if looked.prepare is not None:
+    if looked.prepare is not None or looked.claim is not None:
         return "in_flight"
     return "retry" if looked.retry is not None else "gone"
 
@@ -632,6 +658,7 @@ __all__ = [
     "Done",
     "Filter",
     "Flow",
+    "Health",
     "Identity",
     "Limits",
     "Listing",

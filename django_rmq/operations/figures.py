@@ -12,6 +12,17 @@ from django_rmq.coordination.redis import describe_roster, members_of_roster
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.messages import Counts, Roster, Topic
 
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The workers there are and what is assigned to them, where it is not Redis that knows."""
+
+    members: list[Member]
+    holdings: list[Holding]
+    problem: str = ""
+    """Why nobody can tell; empty: all is known."""
+
+
 LIVE_SLOTS = 4_096
 """Slots that an overview looks at; of topics with more, an evenly spread part."""
 
@@ -40,6 +51,8 @@ class TopicFigures:
     """Live workers that serve the topic."""
     threads: int = 0
     """Their threads."""
+    workers_problem: str = ""
+    """Why nobody knows how many workers there are; empty: it is known."""
     looked_at: int = 0
     """Slots that were looked at."""
     now_ms: int = 0
@@ -148,8 +161,11 @@ _COUNTERS = {
 NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
 
 
-def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
-    """Return the figures of ``topics``, in one round trip whatever their backlog. Raises ``ServerTrouble``."""
+def overview(broker: Broker, topics: Sequence[Topic], crew: Crew | None = None) -> list[TopicFigures]:
+    """Return the figures of ``topics``, in one round trip whatever their backlog. Raises ``ServerTrouble``.
+
+    ``crew`` None: Redis knows the workers.
+    """
     looked_at = _slots_to_look_at(topics)
     pipeline = broker.pipeline()
     pipeline.roster()
@@ -159,16 +175,16 @@ def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
     roster, *answers = pipeline.execute()
     if isinstance(roster, RmqError):
         raise roster
-    members = members_of_roster(roster)
+    crew = crew or crew_of(roster)
     found, at = [], 0
     for topic in topics:
         slots = looked_at[topic.name]
         part, at = answers[at : at + len(slots)], at + len(slots)
-        found.append(_summed(topic, slots, part, members, roster))
+        found.append(_summed(topic, slots, part, crew, roster.now_ms))
     return found
 
 
-def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
+def slots(broker: Broker, topic: Topic, wanted: Sequence[int], crew: Crew | None = None) -> SlotsFigures:
     """Return the figures of some slots, with who owns them. Raises ``ServerTrouble``."""
     pipeline = broker.pipeline()
     pipeline.roster()
@@ -177,7 +193,8 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
     roster, *answers = pipeline.execute()
     if isinstance(roster, RmqError):
         raise roster
-    owners = [holding for holding in describe_roster(roster) if holding.topic == topic.name]
+    crew = crew or crew_of(roster)
+    owners = [holding for holding in crew.holdings if holding.topic == topic.name]
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
         if isinstance(answer, ServerTrouble):
@@ -215,22 +232,20 @@ def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
     return Flow(now_ms, counted)
 
 
-def workers(broker: Broker) -> list[WorkerFigures]:
+def workers(broker: Broker, crew: Crew | None = None) -> list[WorkerFigures]:
     """Return all live workers, by host and start. Raises ``ServerTrouble``."""
-    roster = broker.roster()
+    crew = crew or crew_of(broker.roster())
     owned: dict[str, dict[str, int]] = {}
-    for topic, start, stop, worker, _ in (
-        (one.topic, one.start, one.stop, one.worker, one.since) for one in describe_roster(roster)
-    ):
-        topics = owned.setdefault(worker, {})
-        topics[topic] = topics.get(topic, 0) + stop - start
+    for one in crew.holdings:
+        topics = owned.setdefault(one.worker, {})
+        topics[one.topic] = topics.get(one.topic, 0) + one.stop - one.start
     found = [
         WorkerFigures(
             member,
             owned.get(member.worker.id, {}),
             tuple(topic.name for topic in member.worker.topics if not topic.serial),
         )
-        for member in members_of_roster(roster)
+        for member in crew.members
     ]
     return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))
 
@@ -252,8 +267,8 @@ def _summed(
     topic: Topic,
     slots: Sequence[int],
     answers: Sequence[Counts | RmqError],
-    members: Iterable[Member],
-    roster: Roster,
+    crew: Crew,
+    now_ms: int,
 ) -> TopicFigures:
     counted: list[Counts] = []
     problems = []
@@ -266,7 +281,9 @@ def _summed(
             counted.append(answer)
     oldest = min((one.oldest_due_ms for one in counted if one.oldest_due_ms is not None), default=None)
     serving = [
-        member.worker for member in members if any(one.name == topic.name for one in member.worker.topics)
+        member.worker
+        for member in crew.members
+        if any(one.name == topic.name for one in member.worker.topics)
     ]
     return TopicFigures(
         topic,
@@ -277,14 +294,20 @@ def _summed(
         dead=sum(one.dead for one in counted),
         claimed=sum(one.claimed for one in counted),
         oldest_due_ms=oldest,
-        age_ms=None if oldest is None else max(0, roster.now_ms - oldest),
+        age_ms=None if oldest is None else max(0, now_ms - oldest),
         paused_slots=sum(one.paused for one in counted),
         consumers=len(serving),
         threads=sum(worker.threads for worker in serving),
+        workers_problem=crew.problem,
         looked_at=len(counted),
-        now_ms=roster.now_ms,
+        now_ms=now_ms,
         problems=tuple(problems),
     )
+
+
+def crew_of(roster: Roster) -> Crew:
+    """Return what Redis says of the workers."""
+    return Crew(members_of_roster(roster), describe_roster(roster))
 
 
 def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
@@ -302,11 +325,13 @@ def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
 
 
 __all__ = [
+    "Crew",
     "Flow",
     "SlotFigures",
     "SlotsFigures",
     "TopicFigures",
     "WorkerFigures",
+    "crew_of",
     "flow",
     "overview",
     "slots",

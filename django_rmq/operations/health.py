@@ -7,15 +7,13 @@ nothing has been due for too long; not too much is dead.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django_rmq.broker import Broker
-from django_rmq.coordination.plan import Plan
-from django_rmq.coordination.redis import members_of_roster
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.messages import Roster, Topic
+from django_rmq.messages import Topic
 from django_rmq.operations import figures
 
 LOOK_AGAIN_SECONDS = 0.5
@@ -74,12 +72,17 @@ class Health:
 
 
 def check(
-    broker: Broker, topics: Sequence[Topic], coordinator: str, limits: Limits, *, patience: float = 0.0
+    broker: Broker,
+    topics: Sequence[Topic],
+    limits: Limits,
+    *,
+    find_crew: Callable[[], figures.Crew],
+    patience: float = 0.0,
 ) -> Health:
     """Look at everything; Redis being away is a finding, not an error.
 
-    ``coordinator`` is that of the settings. ``patience``: seconds within which an assignment that does not fit its
-    workers may come to fit them.
+    ``find_crew`` asks the coordinator who is there. ``patience``: seconds within which what is assigned may come to fit
+    the workers.
     """
     began = time.monotonic()
     try:
@@ -88,46 +91,51 @@ def check(
         return Health([Finding("redis", "", False, str(error))])
     findings = [Finding("redis", "", True, f"answers within {(time.monotonic() - began) * 1000:.0f} ms")]
     try:
-        if coordinator == "redis":
-            findings.append(_coordinator(broker, patience))
-        for one in figures.overview(broker, topics):
+        finding, crew = _coordinator(find_crew, patience)
+        findings.append(finding)
+        for one in figures.overview(broker, topics, crew):
             findings += _topic(one, limits)
     except ServerTrouble as error:
         findings.append(Finding("redis", "", False, str(error)))
     return Health(findings)
 
 
-def _coordinator(broker: Broker, patience: float) -> Finding:
+def _coordinator(find_crew: Callable[[], figures.Crew], patience: float) -> tuple[Finding, figures.Crew]:
     end = time.monotonic() + patience
     while True:
-        roster = broker.roster()
-        flaw = _flaw(roster)
+        crew = find_crew()
+        flaw = crew.problem or _flaw(crew)
         if not flaw:
-            count = len(members_of_roster(roster))
-            return Finding("coordinator", "", True, f"{count} workers, all that they serve is assigned")
+            text = f"{len(crew.members)} workers, all that they serve is assigned"
+            return Finding("coordinator", "", True, text), crew
         if time.monotonic() >= end:
-            return Finding("coordinator", "", False, flaw)
+            return Finding("coordinator", "", False, flaw), crew
         time.sleep(min(LOOK_AGAIN_SECONDS, max(0.0, end - time.monotonic())))
 
 
-def _flaw(roster: Roster) -> str:
-    """Return why the assignment does not fit the workers; empty: it does."""
-    workers = {member.worker.id: member.worker for member in members_of_roster(roster)}
-    if not workers:
-        return ""  # nobody is there to serve anything: that is found topic by topic
-    if not roster.plan:
-        return "nothing is assigned to the workers that are there"
-    try:
-        return Plan.decode(roster.plan).flaw(workers)
-    except ValueError:
-        return "the assignment in Redis cannot be read"
+def _flaw(crew: figures.Crew) -> str:
+    """Return why what is assigned does not fit the workers; empty: it does, or nobody is there."""
+    serving: dict[str, dict[str, int]] = {}
+    for member in crew.members:
+        for topic in member.worker.topics:
+            if topic.serial:
+                serving.setdefault(topic.name, {})[member.worker.id] = topic.slots
+    for name, workers in serving.items():
+        holdings = [one for one in crew.holdings if one.topic == name]
+        for one in holdings:
+            if one.worker not in workers:
+                return f"slots of topic {name} belong to {one.worker}, who is not there to serve it"
+        assigned = sum(one.stop - one.start for one in holdings)
+        if assigned not in workers.values():
+            return f"of topic {name} {assigned} slots are assigned"
+    return ""
 
 
 def _topic(one: figures.TopicFigures, limits: Limits) -> list[Finding]:
     name = one.topic.name
     findings = [Finding("redis", name, False, problem) for problem in one.problems]
     part = f" in {one.looked_at} of {one.topic.slots} slots" if one.is_partial else ""
-    if limits.needs_workers and one.topic.listener:
+    if limits.needs_workers and one.topic.listener and not one.workers_problem:
         if one.consumers:
             findings.append(Finding("workers", name, True, f"{one.consumers} live workers"))
         else:

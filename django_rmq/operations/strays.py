@@ -18,7 +18,7 @@ from django_rmq.messages import Entry, Topic, TopicType, decode_body, decode_env
 from django_rmq.operations.sweeps import STEP_BYTES
 from django_rmq.producer import basis_bytes
 
-RECORDS = ("inflight", "deaths", "failures", "body")
+RECORDS = ("inflight", "deaths", "failures", "body", "claim_body")
 SLOTS_AT_ONCE = 200
 GRACE_SECONDS = 5
 """How much later than its time-out a delivery may be swept."""

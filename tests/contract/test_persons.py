@@ -9,7 +9,6 @@ import pytest
 from django_rmq.exceptions import ServerRefused
 from django_rmq.memory import Clock
 from django_rmq.messages import Death, FailureRecord, TopicType
-from tests.contract.keyspaces import Keyspace
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
@@ -283,15 +282,21 @@ def test_records_that_belong_to_no_message_are_found_and_deleted(make_slot: Make
     assert slot.hash(kind) == kept and all_loose(slot, kind) == []
 
 
-def test_what_spark_holds_keeps_its_records(make_slot: MakeSlot, keyspace: Keyspace) -> None:
-    slot = make_slot(identity="key")
-    for kind in ("body", "failures"):
-        keyspace.hset(getattr(slot.keys, kind), b"claimed", b"x")
-    keyspace.zadd(slot.keys.claimants, b"spark", slot.now_ms)
-    assert all_loose_ends(slot) == []
-    keyspace.delete(slot.keys.claimants)
-    assert all_loose_ends(slot, repair=True) == [b"claimed"] * 2
+def test_what_spark_holds_keeps_its_records(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key", backoff=NO_BACKOFF)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a")
+    assert slot.claim("spark", 1, 60_000, 10).taken == 1
+    assert slot.hash("failures") and slot.hash("claim_body")
+    assert all_loose_ends(slot, repair=True) == []
+    [looked] = slot.look([b"a"])
+    assert looked.claim is not None and looked.claimed_envelope == slot.envelope()
+    assert (looked.store, looked.retry, looked.envelope) == (None, None, None)
+    slot.keyspace.hset(slot.keys.claim_body, b"gone", b"x")
+    assert all_loose_ends(slot, repair=True) == [b"gone"]
 
 
 def all_loose_ends(slot: Slot, *, repair: bool = False) -> list[bytes]:
-    return [member for kind in ("body", "failures") for member in slot.loose(kind, "0", repair).members]
+    kinds = ("body", "failures", "claim_body")
+    return [member for kind in kinds for member in slot.loose(kind, "0", repair).members]

@@ -34,6 +34,8 @@ from django_rmq.keys import (
     SlotKeys,
     check_prefix,
     explicit_basis_key,
+    history_keys,
+    limits_key,
     slot_keys,
     topics_key,
     wake_channel,
@@ -42,6 +44,8 @@ from django_rmq.keys import (
 )
 from django_rmq.messages import (
     BATCH,
+    SAMPLED,
+    Allowance,
     Beat,
     Claimed,
     ClaimRead,
@@ -58,6 +62,7 @@ from django_rmq.messages import (
     Page,
     Prepared,
     Roster,
+    Sample,
     Sent,
     Session,
     Topic,
@@ -262,6 +267,17 @@ def _roster(reply: list[Any]) -> Roster:
         for worker, ends, record in zip(rows[::2], rows[1::2], records, strict=True)
     ]
     return Roster(int(now), _text(members), _text(number), _text(basis), plan, sessions)
+
+
+def _allowance(reply: list[Any]) -> Allowance:
+    tokens, wait_us, permits, waiting = reply
+    return Allowance(tokens, wait_us, permits, waiting == b"yes")
+
+
+def _sample(reply: list[Any]) -> Sample:
+    slots, store, due, prepare, retry, dead, oldest, sums = reply
+    counters = dict(zip(SAMPLED, sums, strict=True))
+    return Sample(slots, store, due, prepare, retry, dead, _due(oldest), counters)
 
 
 def _number(value: float) -> str:
@@ -1161,6 +1177,69 @@ class Broker(Transitions):
     def roster(self) -> Roster:
         """Return all workers and what is assigned to them, without being one."""
         return self._run(Call("workers/roster", worker_keys(self.prefix), (), _roster))
+
+    def allow(
+        self, topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
+    ) -> Allowance:
+        """Ask for a part of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and say what is in use.
+
+        ``tokens``: deliveries to begin, negative to give back; ``wanted``: messages that could be in flight.
+        """
+        return self._run(
+            Call(
+                "limits/allow",
+                (limits_key(self.prefix, topic.name),),
+                (
+                    worker,
+                    _number(topic.max_rate or 0),
+                    tokens,
+                    topic.max_in_flight or 0,
+                    in_use,
+                    wanted,
+                    lease_ms,
+                ),
+                _allowance,
+            )
+        )
+
+    # --- history
+
+    def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
+        """Return what up to 256 slots hold and have counted, in sums."""
+        return self._run(self._sample_call(topic, slots))
+
+    def _sample_call(self, topic: Topic, slots: Sequence[int]) -> Call:
+        keys: list[bytes] = []
+        for slot in slots:
+            slot_ = self._keys(topic, slot)
+            keys += (slot_.store, slot_.prepare, slot_.retry, slot_.dead, slot_.stats)
+        return Call("history/sample", keys, (topic.type.value,), _sample)
+
+    def claim_minute(self, topic: Topic, minute: int) -> bool:
+        """Return whether we are the one who samples ``topic`` in this minute (since the epoch)."""
+        call = Call("history/claim", history_keys(self.prefix, topic.name), (minute,), _word)
+        return self._run(call) == "ok"
+
+    def note_late(self, topic: Topic, counts: Sequence[int]) -> int:
+        """Count deliveries by class of lateness; return how many classes were raised."""
+        keys = history_keys(self.prefix, topic.name)
+        return self._run(Call("history/note", (keys.pending,), (" ".join(map(str, counts)),), int))
+
+    def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
+        """Keep the record of a minute, and so many minutes in all. Answers kept or present."""
+        keys = history_keys(self.prefix, topic.name)
+        return self._run(Call("history/keep", keys, (minute, record, keep), _word))
+
+    def minutes(self, topic: Topic, first: int, last: int) -> list[bytes | None]:
+        """Return the records of the minutes ``first`` to ``last``; None: nobody sampled."""
+        key, found = history_keys(self.prefix, topic.name).minutes, []
+        try:
+            for start in range(first, last + 1, BATCH):
+                names = range(start, min(start + BATCH, last + 1))
+                found += self.client.execute_command("HMGET", key, *names)
+        except RedisError as error:
+            raise translate(error) from error
+        return found
 
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""

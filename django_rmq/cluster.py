@@ -31,7 +31,7 @@ from redis.exceptions import (
 from django_rmq import lua
 from django_rmq.broker import Broker, Call, Clock, Pipeline, durability_commands, read_confirmed, translate
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
-from django_rmq.messages import Confirmed, Durability
+from django_rmq.messages import Confirmed, Durability, Sample, Topic
 
 PATIENCE_SECONDS = 1.0
 """How long a call is repeated that no node has run, unless the cluster was made with another patience."""
@@ -48,7 +48,9 @@ RESTS = (0.1, 2.0)
 REDIRECTIONS = 16
 """Times that a call follows MOVED and ASK without a pause in between."""
 
-READS = frozenset({"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim"})
+READS = frozenset(
+    {"audit", "between", "count", "find", "heads", "held", "history/sample", "look", "peek", "read_claim"}
+)
 """Scripts that change nothing."""
 
 HEADS_KEYS = 5
@@ -112,7 +114,8 @@ class Node:
 
     def load_scripts(self, connection: Any) -> None:
         """Give it every script."""
-        texts = [lua.load(name).text for name in (*lua.names(), *lua.names("workers"))]
+        folders = ("", "workers", "history", "limits")
+        texts = [lua.load(name).text for folder in folders for name in lua.names(folder)]
         connection.send_packed_command(connection.pack_commands([("SCRIPT LOAD", text) for text in texts]))
         for _ in texts:
             connection.read_response()
@@ -495,6 +498,18 @@ class ClusterBroker(Broker):
             return self._clock() // 1000
         times = self._everywhere("TIME").values()
         return min(int(seconds) * 1000 + int(micros) // 1000 for seconds, micros in times)
+
+    def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
+        """Return what some slots hold and have counted, in sums; raise where a node is away."""
+        pipeline = self.pipeline()
+        for slot in slots:
+            pipeline._run(self._sample_call(topic, [slot]))  # noqa: SLF001 - a pipeline is its broker's other half
+        whole = None
+        for found in pipeline.execute():
+            if isinstance(found, RmqError):
+                raise found
+            whole = found if whole is None else whole.plus(found)
+        return whole or super().sample(topic, slots)
 
     def _everywhere(self, *command: Any) -> dict[Node, Any]:
         try:

@@ -97,7 +97,7 @@ class Consumer:
 class History:
     """``RMQ["HISTORY"]``."""
 
-    hours: int = 24
+    hours: int = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -802,8 +802,8 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
-PLANNED = ("DURABILITY", "HISTORY", "ADMIN", "API", "EVENTS")
-PLANNED_OF_TOPICS = ("MAX_RATE", "MAX_IN_FLIGHT", "FLOW")
+PLANNED = ("DURABILITY", "API", "EVENTS")
+PLANNED_OF_TOPICS = ("FLOW",)
 
 
 def without_effect() -> list[str]:

@@ -24,10 +24,11 @@ from django.db import close_old_connections
 from django.db import connections as databases
 from django.utils import autoreload
 
-from django_rmq import connections, registry
+from django_rmq import connections, history, registry
 from django_rmq.conf import get_config
 from django_rmq.consumer import Dispatcher, Hooks
 from django_rmq.consumer.duties import Duties, trim_dead
+from django_rmq.consumer.limits import return_permits
 from django_rmq.consumer.notes import Notes, settle
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
@@ -142,6 +143,8 @@ class WorkerProcess:
         self._settled_at = float("-inf")
         self._wants_successor = False
         self._leaving: threading.Thread | None = None
+        duties_broker, hours = connections.get_broker("coordinator"), config.history.hours
+        lateness = history.LatenessCount(duties_broker) if hours else None
         self.dispatcher = Dispatcher(
             connections.get_broker("worker"),
             chosen,
@@ -158,6 +161,7 @@ class WorkerProcess:
             leaving=self._leave,
             swept=[topic for topic in config.topics.values() if topic not in chosen],
             notes=notes,
+            **({"handed_out": lateness.note} if lateness else {}),
         )
         worker = Worker(
             id=self.dispatcher.owner,
@@ -171,10 +175,13 @@ class WorkerProcess:
         self.coordinator = connections.coordinator_maker()(
             worker, self.dispatcher.own, self.dispatcher.disown, token
         )
+        everything = config.topics.values()
         self._duties = Duties(
-            trim_dead(
-                connections.get_broker("coordinator"), config.topics.values(), self._slots_to_look_after
-            )
+            [
+                *trim_dead(duties_broker, everything, self._slots_to_look_after),
+                *history.sampling(duties_broker, everything, hours, self._may_sample),
+                *([lateness.flushing] if lateness else []),
+            ]
         )
         if notes is not None:
             notes.owner = worker.id
@@ -224,6 +231,12 @@ class WorkerProcess:
         serving = [one.id for one in crew if any(topic.name == each.name for each in one.topics)]
         sharing = sorted(serving or [one.id for one in crew])
         return [range(sharing.index(me), topic.slots, len(sharing))] if me in sharing else ()
+
+    def _may_sample(self, topic: Topic) -> bool:
+        """Return whether we own slot 0; of topics without owners anybody may try."""
+        if not (topic.serial and topic.name in self.dispatcher.topics):
+            return True
+        return any(0 in run for run in self.coordinator.owned().get(topic.name, ()))
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -299,7 +312,9 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
         if not notes.owner:
             return 0
         try:
-            settled = settle(connections.get_broker("coordinator"), chosen, notes)
+            broker = connections.get_broker("coordinator")
+            settled = settle(broker, chosen, notes)
+            return_permits(broker, chosen, notes.owner)
         finally:
             connections.end_session(notes.owner, notes.token)
         if settled.committed:

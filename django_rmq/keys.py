@@ -30,6 +30,11 @@ key                  type    member -> score, or field -> value
 ``assignment_{W}``   hash    members: version of the membership; plan: who owns what, as JSON;
                              number: the plan's own; basis: the membership that it was made for
 ``W``                channel a version or number, when membership or assignment changed
+``minutes_{H}``      hash    minute since the epoch -> what was sampled then; ``H = P + "rmq:history:T"``
+``pending_{H}``      hash    claimed: the minute that somebody samples; first: the oldest that is kept;
+                             late0 … late23: deliveries since the last record, by lateness
+``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
+                             bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
 ===================  ======  ====================================================================
 
 Source of the layout: the article, sections StoreQueue, PrepareQueue and DeadQueue.
@@ -75,6 +80,13 @@ class WorkerKeys(NamedTuple):
     assignment: bytes
 
 
+class HistoryKeys(NamedTuple):
+    """The keys of a topic's history, on one node of a Redis Cluster."""
+
+    minutes: bytes
+    pending: bytes
+
+
 @lru_cache(maxsize=1 << 14)
 def slot_keys(prefix: str, topic: str, slot: int) -> SlotKeys:
     """Return the keys of slot ``slot`` of ``topic`` under ``prefix``."""
@@ -97,6 +109,16 @@ def worker_keys(prefix: str) -> WorkerKeys:
     """Return the keys of workers and assignment under ``prefix``."""
     tag = workers_channel(prefix)
     return WorkerKeys(*(b"%s_{%s}" % (kind.encode(), tag) for kind in WorkerKeys._fields))
+
+
+def history_keys(prefix: str, topic: str) -> HistoryKeys:
+    """Return the keys of the history of ``topic``."""
+    return HistoryKeys(*(f"{kind}_{{{prefix}rmq:history:{topic}}}".encode() for kind in HistoryKeys._fields))
+
+
+def limits_key(prefix: str, topic: str) -> bytes:
+    """Return the hash by which workers share the limits of ``topic``."""
+    return f"limits_{{{prefix}rmq:limits:{topic}}}".encode()
 
 
 def workers_channel(prefix: str) -> bytes:

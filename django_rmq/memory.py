@@ -24,6 +24,8 @@ from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
 from django_rmq.keys import (
     SlotKeys,
     check_prefix,
+    history_keys,
+    limits_key,
     slot_keys,
     topics_key,
     wake_channel,
@@ -33,9 +35,12 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     GATE,
+    LATENESS_BUCKETS,
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     NEVER,
+    SAMPLED,
+    Allowance,
     Beat,
     Claimed,
     ClaimRead,
@@ -54,6 +59,7 @@ from django_rmq.messages import (
     Page,
     Prepared,
     Roster,
+    Sample,
     Sent,
     Session,
     Topic,
@@ -133,6 +139,7 @@ _STATES = {
 }
 _IN_FLIGHT = re.compile(rb"(\d+) (\S+) ?(\S*)")
 _EXPIRES = re.compile(rb"(\d+) ")
+_PERMITS = re.compile(rb"(\d+) (\d+) (\d+)")
 _CLAIM = re.compile(rb"(\d+) ([a-z]+) (\d+)")
 
 
@@ -1583,6 +1590,111 @@ class InMemoryBroker:
             ]
             return Roster(self._clock() // 1000, members, number, basis, assignment.get(b"plan", b""), rows)
 
+    def allow(
+        self, topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
+    ) -> Allowance:
+        """Ask for a part of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and say what is in use."""
+        with self._lock:
+            key = limits_key(self.prefix, topic.name)
+            limits, now_us = self._open(key, Hash), self._clock()
+            given, wait_us = _tokens(limits, topic.max_rate, tokens, now_us)
+            permits, waiting = wanted, False
+            if topic.max_in_flight:
+                ours, now_ms = f"worker:{worker}".encode(), now_us // 1000
+                others, crew = 0, [(wanted, ours)] if wanted else []
+                for name, value in list(limits.items()):
+                    match = _PERMITS.fullmatch(value)
+                    if match is None or name == ours:
+                        continue
+                    held, wants, ends = map(int, match.groups())
+                    if ends <= now_ms:
+                        del limits[name]
+                        continue
+                    others += held
+                    waiting = waiting or wants > held
+                    crew += [(wants, name)] if wants else []
+                fair = _fair_share(topic.max_in_flight, crew, (wanted, ours), now_us // 1_000_000)
+                permits = min(fair, max(0, topic.max_in_flight - others))
+                held = max(in_use, permits)
+                if held + wanted:
+                    limits[ours] = b"%d %d %d" % (held, wanted, now_ms + lease_ms)
+                else:
+                    limits.pop(ours, None)
+            self._keep(key, limits)
+            return Allowance(given, wait_us, permits, waiting)
+
+    # --- history
+
+    def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
+        """Return what up to 256 slots hold and have counted, in sums."""
+        if len(slots) > 256:
+            raise ServerRefused("ERR too many slots")
+        found: list[tuple[Counts, Ledger]] = []
+        for slot in slots:
+            try:
+                found.append((self.count(topic, slot), self.audit(topic, slot)))
+            except WrongType:
+                continue
+        oldest = [counts.oldest_due_ms for counts, _ in found if counts.oldest_due_ms is not None]
+        return Sample(
+            len(found),
+            sum(counts.store for counts, _ in found),
+            sum(counts.due for counts, _ in found),
+            sum(counts.prepare for counts, _ in found),
+            sum(counts.retry for counts, _ in found),
+            sum(counts.dead for counts, _ in found),
+            min(oldest, default=None),
+            {name: sum(ledger[name] for _, ledger in found) for name in SAMPLED},
+        )
+
+    def claim_minute(self, topic: Topic, minute: int) -> bool:
+        """Return whether we are the one who samples ``topic`` in this minute (since the epoch)."""
+        with self._history(topic) as (_, pending):
+            claimed = int(pending.get(b"claimed", b"-1"))
+            if minute <= claimed <= minute + 60:
+                return False
+            pending[b"claimed"] = b"%d" % minute
+            return True
+
+    def note_late(self, topic: Topic, counts: Sequence[int]) -> int:
+        """Count deliveries by class of lateness; return how many classes were raised."""
+        with self._history(topic) as (_, pending):
+            for bucket, number in enumerate(counts[:LATENESS_BUCKETS]):
+                if number:
+                    name = b"late%d" % bucket
+                    pending[name] = b"%d" % (int(pending.get(name, b"0")) + number)
+            return sum(number > 0 for number in counts[:LATENESS_BUCKETS])
+
+    def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
+        """Keep the record of a minute, and so many minutes in all. Answers kept or present."""
+        with self._history(topic) as (minutes, pending):
+            if b"%d" % minute in minutes:
+                return "present"
+            first = int(pending.get(b"first", b"%d" % minute))
+            first = minute - keep - 1000 if first > minute else first
+            last = min(minute - keep, first + 999)
+            for old in range(first, last + 1):
+                minutes.pop(b"%d" % old, None)
+            late = {bucket: pending.pop(b"late%d" % bucket, None) for bucket in range(LATENESS_BUCKETS)}
+            shown = " ".join(f"{bucket}:{found.decode()}" for bucket, found in late.items() if found)
+            minutes[b"%d" % minute] = f"{record[:500]}|{shown}".encode()
+            pending[b"first"] = b"%d" % max(first, last + 1)
+            return "kept"
+
+    def minutes(self, topic: Topic, first: int, last: int) -> list[bytes | None]:
+        """Return the records of the minutes ``first`` to ``last``; None: nobody sampled."""
+        with self._history(topic) as (minutes, _):
+            return [minutes.get(b"%d" % minute) for minute in range(first, last + 1)]
+
+    @contextmanager
+    def _history(self, topic: Topic) -> Iterator[tuple[Hash, Hash]]:
+        with self._lock:
+            keys = history_keys(self.prefix, topic.name)
+            minutes, pending = self._open(keys.minutes, Hash), self._open(keys.pending, Hash)
+            yield minutes, pending
+            self._keep(keys.minutes, minutes)
+            self._keep(keys.pending, pending)
+
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
         with self._lock:
@@ -1618,6 +1730,39 @@ class InMemoryBroker:
 
 
 # --- what several transitions ask -------------------------------------------------------------------
+
+
+def _tokens(limits: Hash, rate: float | None, tokens: int, now_us: int) -> tuple[int, int]:
+    """Take up to ``tokens`` from the bucket; return how many, and µs until there is another."""
+    if not rate:
+        return tokens, 0
+    each = 1_000_000 / rate
+    depth = max(each, 100_000)
+    empty = float(limits.get(b"empty", b"inf"))
+    if empty > now_us + depth:
+        empty = now_us - depth
+    empty = max(empty, now_us - depth)
+    given = min(tokens, max(0, math.floor((now_us - empty) / each + 0.000001)))
+    empty += given * each
+    limits[b"empty"] = score_text(empty).encode()
+    return given, max(0, math.ceil(empty + each - now_us)) if given < tokens else 0
+
+
+def _fair_share(limit: int, crew: list[tuple[int, bytes]], us: tuple[int, bytes], now_s: int) -> int:
+    """Return our part: who wants less than an even share gets it all, and the others share the rest."""
+    left, crew = limit, sorted(crew)
+    for at, (wants, _) in enumerate(crew):
+        equals = crew[at:]
+        share = left // len(equals)
+        if wants > share:
+            if us[0] <= share:
+                break
+            # What cannot be divided goes round, for two seconds each.
+            rank = sum(name < us[1] for _, name in equals)
+            turn = now_s // 2 * 40503 % 65536 // 256
+            return share + ((rank + turn) % len(equals) < left - share * len(equals))
+        left -= wants
+    return us[0]
 
 
 def _check_batch(items: Sequence[object], at_least: int = 0) -> None:

@@ -739,6 +739,60 @@ class Ledger:
         return iter(self.counters.items())
 
 
+class Allowance(NamedTuple):
+    """What one worker may do of what its topic's limits leave."""
+
+    tokens: int
+    """Deliveries that may begin; what is not used is given back. As many as asked for where no rate is limited."""
+    wait_us: int
+    """Fewer than asked for: until there is another."""
+    permits: int
+    """While as many messages are in use, nothing more may be taken."""
+    others_wait: bool
+    """Another worker could use more than it has."""
+
+
+class Sample(NamedTuple):
+    """What some slots of a topic hold and have counted, in sums."""
+
+    slots: int
+    """Of those asked for: could be read."""
+    store: int
+    due: int
+    """Of ``store``: takeable now."""
+    prepare: int
+    retry: int
+    dead: int
+    oldest_due_ms: int | None
+    """Time topics: the earliest due time in Store that has passed."""
+    counters: dict[str, int]
+    """Those of ``SAMPLED``."""
+
+    def plus(self, other: Sample) -> Sample:
+        """Return the sums of both."""
+        oldest = [one.oldest_due_ms for one in (self, other) if one.oldest_due_ms is not None]
+        return Sample(
+            self.slots + other.slots,
+            self.store + other.store,
+            self.due + other.due,
+            self.prepare + other.prepare,
+            self.retry + other.retry,
+            self.dead + other.dead,
+            min(oldest, default=None),
+            {name: value + other.counters[name] for name, value in self.counters.items()},
+        )
+
+
+SAMPLED = (
+    "sent", "merged", "replaced", "prepared", "committed", "acked", "failed", "expired", "rejected", "died", "lapsed",
+    "claimed", "claim_returned",
+)  # fmt: skip
+"""The counters of the ledger that the history is made of."""
+
+LATENESS_BUCKETS = 24
+"""How many classes of lateness are counted."""
+
+
 class Beat(NamedTuple):
     """What a worker hears when it renews its session."""
 

@@ -29,8 +29,6 @@ from django_rmq.exceptions import (
     MessageGone,
     OperationRefused,
     RmqError,
-    ServerTrouble,
-    ServerUnavailable,
 )
 from django_rmq.keys import slot_of
 from django_rmq.messages import (
@@ -111,7 +109,7 @@ class Operations:
         """Return the figures of all topics (or those named), in the order of the settings, in one round trip."""
         self.actor.require(Permission.VIEW)
         topics = self._topics(names)
-        return figures.overview(self.broker, topics, self._crew())
+        return figures.overview(self.broker, topics)
 
     def topic(self, name: str) -> TopicFigures:
         """Return the figures of one topic."""
@@ -123,7 +121,7 @@ class Operations:
         self.actor.require(Permission.VIEW)
         topic = self._topic(name)
         wanted = range(max(0, first), min(topic.slots, max(0, first) + max(1, min(limit, 5_000))))
-        return figures.slots(self.broker, topic, wanted, self._crew())
+        return figures.slots(self.broker, topic, wanted)
 
     def flow(self, names: Iterable[str] | None = None) -> Flow:
         """Return what has passed through topics so far; ask twice for rates. Not for those of very many slots."""
@@ -133,10 +131,7 @@ class Operations:
     def workers(self) -> list[WorkerFigures]:
         """Return all live workers, and how many slots of which topics each has."""
         self.actor.require(Permission.VIEW)
-        crew = self._crew()
-        if crew is not None and crew.problem:
-            raise ServerUnavailable(crew.problem)
-        return figures.workers(self.broker, crew)
+        return figures.workers(self.broker)
 
     def listing(
         self,
@@ -192,11 +187,9 @@ class Operations:
     ) -> Health:
         """Look whether all is well with topics (or those named); Redis being away is a finding, not an error."""
         self.actor.require(Permission.VIEW)
-
-        def find_crew() -> figures.Crew:
-            return self._crew() or figures.crew_of(self.broker.roster())
-
-        return health.check(self.broker, self._topics(names), limits, find_crew=find_crew, patience=patience)
+        return health.check(
+            self.broker, self._topics(names), self.config.coordinator, limits, patience=patience
+        )
 
     # --- sending
 
@@ -415,15 +408,6 @@ class Operations:
         return self._recorded("pause" if paused else "resume", topic, "slots", steps)
 
     # --- what they have in common
-
-    def _crew(self) -> figures.Crew | None:
-        """Return the workers there are; None: Redis knows them, and tells with the rest."""
-        if connections.in_memory() or self.config.coordinator == "redis":
-            return None
-        try:
-            return figures.Crew(*connections.find_workers())
-        except ServerTrouble as error:
-            return figures.Crew([], [], str(error))
 
     @property
     def _hidden(self) -> bool:

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from django_rmq import connections
 from django_rmq.broker import Broker
 from django_rmq.coordination import Holding, Member
 from django_rmq.coordination.redis import describe_roster, members_of_roster
-from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 from django_rmq.messages import Counts, Roster, Topic
 
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The workers there are and what is assigned to them, where it is not Redis that knows."""
+    """The workers there are, and what is assigned to them."""
 
     members: list[Member]
     holdings: list[Holding]
@@ -161,11 +162,8 @@ _COUNTERS = {
 NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
 
 
-def overview(broker: Broker, topics: Sequence[Topic], crew: Crew | None = None) -> list[TopicFigures]:
-    """Return the figures of ``topics``, in one round trip whatever their backlog. Raises ``ServerTrouble``.
-
-    ``crew`` None: Redis knows the workers.
-    """
+def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
+    """Return the figures of ``topics``, in one round trip whatever their backlog. Raises ``ServerTrouble``."""
     looked_at = _slots_to_look_at(topics)
     pipeline = broker.pipeline()
     pipeline.roster()
@@ -175,7 +173,7 @@ def overview(broker: Broker, topics: Sequence[Topic], crew: Crew | None = None) 
     roster, *answers = pipeline.execute()
     if isinstance(roster, RmqError):
         raise roster
-    crew = crew or crew_of(roster)
+    crew = _crew(roster)
     found, at = [], 0
     for topic in topics:
         slots = looked_at[topic.name]
@@ -184,7 +182,7 @@ def overview(broker: Broker, topics: Sequence[Topic], crew: Crew | None = None) 
     return found
 
 
-def slots(broker: Broker, topic: Topic, wanted: Sequence[int], crew: Crew | None = None) -> SlotsFigures:
+def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
     """Return the figures of some slots, with who owns them. Raises ``ServerTrouble``."""
     pipeline = broker.pipeline()
     pipeline.roster()
@@ -193,7 +191,7 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int], crew: Crew | None
     roster, *answers = pipeline.execute()
     if isinstance(roster, RmqError):
         raise roster
-    crew = crew or crew_of(roster)
+    crew = _crew(roster)
     owners = [holding for holding in crew.holdings if holding.topic == topic.name]
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
@@ -232,9 +230,11 @@ def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
     return Flow(now_ms, counted)
 
 
-def workers(broker: Broker, crew: Crew | None = None) -> list[WorkerFigures]:
+def workers(broker: Broker) -> list[WorkerFigures]:
     """Return all live workers, by host and start. Raises ``ServerTrouble``."""
-    crew = crew or crew_of(broker.roster())
+    crew = _crew(broker.roster())
+    if crew.problem:
+        raise ServerUnavailable(crew.problem)
     owned: dict[str, dict[str, int]] = {}
     for one in crew.holdings:
         topics = owned.setdefault(one.worker, {})
@@ -305,9 +305,18 @@ def _summed(
     )
 
 
-def crew_of(roster: Roster) -> Crew:
-    """Return what Redis says of the workers."""
-    return Crew(members_of_roster(roster), describe_roster(roster))
+def _crew(roster: Roster) -> Crew:
+    """Return who is there: in ZooKeeper where workers come together there, else by the roster.
+
+    While ZooKeeper is away, what is in Redis can be shown all the same.
+    """
+    try:
+        found = connections.survey_zookeeper()
+    except ServerTrouble as error:
+        return Crew([], [], str(error))
+    if found is None:
+        return Crew(members_of_roster(roster), describe_roster(roster))
+    return Crew(found.members, found.holdings)
 
 
 def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
@@ -325,13 +334,11 @@ def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
 
 
 __all__ = [
-    "Crew",
     "Flow",
     "SlotFigures",
     "SlotsFigures",
     "TopicFigures",
     "WorkerFigures",
-    "crew_of",
     "flow",
     "overview",
     "slots",

@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django_rmq import connections
 from django_rmq.broker import Broker
+from django_rmq.coordination.plan import Plan
+from django_rmq.coordination.redis import members_of_roster
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.messages import Topic
+from django_rmq.messages import Roster, Topic
 from django_rmq.operations import figures
 
 LOOK_AGAIN_SECONDS = 0.5
@@ -72,17 +75,12 @@ class Health:
 
 
 def check(
-    broker: Broker,
-    topics: Sequence[Topic],
-    limits: Limits,
-    *,
-    find_crew: Callable[[], figures.Crew],
-    patience: float = 0.0,
+    broker: Broker, topics: Sequence[Topic], coordinator: str, limits: Limits, *, patience: float = 0.0
 ) -> Health:
     """Look at everything; Redis being away is a finding, not an error.
 
-    ``find_crew`` asks the coordinator who is there. ``patience``: seconds within which what is assigned may come to fit
-    the workers.
+    ``coordinator`` is that of the settings. ``patience``: seconds within which an assignment that does not fit its
+    workers may come to fit them.
     """
     began = time.monotonic()
     try:
@@ -91,44 +89,53 @@ def check(
         return Health([Finding("redis", "", False, str(error))])
     findings = [Finding("redis", "", True, f"answers within {(time.monotonic() - began) * 1000:.0f} ms")]
     try:
-        finding, crew = _coordinator(find_crew, patience)
-        findings.append(finding)
-        for one in figures.overview(broker, topics, crew):
+        if coordinator == "redis":
+            findings.append(_coordinator(lambda: _in_redis(broker), patience))
+        elif coordinator == "zookeeper":
+            findings.append(_coordinator(_in_zookeeper, patience))
+        for one in figures.overview(broker, topics):
             findings += _topic(one, limits)
     except ServerTrouble as error:
         findings.append(Finding("redis", "", False, str(error)))
     return Health(findings)
 
 
-def _coordinator(find_crew: Callable[[], figures.Crew], patience: float) -> tuple[Finding, figures.Crew]:
+def _coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Finding:
+    """Return whether what ``look`` finds, workers and what is wrong with their assignment, is well in the end."""
     end = time.monotonic() + patience
     while True:
-        crew = find_crew()
-        flaw = crew.problem or _flaw(crew)
+        count, flaw = look()
         if not flaw:
-            text = f"{len(crew.members)} workers, all that they serve is assigned"
-            return Finding("coordinator", "", True, text), crew
+            return Finding("coordinator", "", True, f"{count} workers, all that they serve is assigned")
         if time.monotonic() >= end:
-            return Finding("coordinator", "", False, flaw), crew
+            return Finding("coordinator", "", False, flaw)
         time.sleep(min(LOOK_AGAIN_SECONDS, max(0.0, end - time.monotonic())))
 
 
-def _flaw(crew: figures.Crew) -> str:
-    """Return why what is assigned does not fit the workers; empty: it does, or nobody is there."""
-    serving: dict[str, dict[str, int]] = {}
-    for member in crew.members:
-        for topic in member.worker.topics:
-            if topic.serial:
-                serving.setdefault(topic.name, {})[member.worker.id] = topic.slots
-    for name, workers in serving.items():
-        holdings = [one for one in crew.holdings if one.topic == name]
-        for one in holdings:
-            if one.worker not in workers:
-                return f"slots of topic {name} belong to {one.worker}, who is not there to serve it"
-        assigned = sum(one.stop - one.start for one in holdings)
-        if assigned not in workers.values():
-            return f"of topic {name} {assigned} slots are assigned"
-    return ""
+def _in_redis(broker: Broker) -> tuple[int, str]:
+    roster = broker.roster()
+    return len(members_of_roster(roster)), _flaw(roster)
+
+
+def _in_zookeeper() -> tuple[int, str]:
+    try:
+        found = connections.survey_zookeeper()
+    except RmqError as error:
+        return 0, str(error)
+    return (len(found.members), found.flaw if found.members else "") if found is not None else (0, "")
+
+
+def _flaw(roster: Roster) -> str:
+    """Return why the assignment does not fit the workers; empty: it does."""
+    workers = {member.worker.id: member.worker for member in members_of_roster(roster)}
+    if not workers:
+        return ""  # nobody is there to serve anything: that is found topic by topic
+    if not roster.plan:
+        return "nothing is assigned to the workers that are there"
+    try:
+        return Plan.decode(roster.plan).flaw(workers)
+    except ValueError:
+        return "the assignment in Redis cannot be read"
 
 
 def _topic(one: figures.TopicFigures, limits: Limits) -> list[Finding]:

@@ -57,6 +57,8 @@ def work(message: Message) -> None:
 
 
 @listener("ledger")
+@listener("permits")
+@listener("paced")
 @listener("chaos")
 @listener("poison")
 @listener("taken-over")

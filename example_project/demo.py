@@ -306,6 +306,7 @@ class Demo:
         address = f"http://{HOST}:{port}/"
         print(
             f"\nShop:   {address}\nOrders: {address}orders/\nAdmin:  {address}admin/   login {LOGIN}, password {PASSWORD}\n"
+            f"Queues: {address}admin/django_rmq/topic/\n"
             f"\nProduct {SLOW_DISK_SKU} fails twice each time it is rendered, then succeeds: a retry.\n"
             f"Product {MISSING_SKU} has no photo: its message is in Dead. Give it one in the admin "
             f"({address}admin/prices/product/{MISSING_SKU}/change/) and change its price.\n"

@@ -34,6 +34,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "example_project.csp.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -96,6 +97,7 @@ RMQ = {
         # One message for each unpaid order, due when its time is up.
         "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
     },
+    "ADMIN": {"PAGE_SIZE": 25},
 }
 
 # Who owns which slots is settled through Redis, or with this switch in ZooKeeper.

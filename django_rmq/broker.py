@@ -60,6 +60,7 @@ from django_rmq.messages import (
     Held,
     Ledger,
     Looked,
+    Loose,
     Page,
     Prepared,
     Roster,
@@ -225,10 +226,14 @@ def _counts(reply: list[Any]) -> Counts:
 
 def _looked(reply: list[Any]) -> list[Looked]:
     found = []
-    for *scores, in_flight, death, failure, envelope in reply:
-        store, prepare, retry, dead = (None if score is None else float(score) for score in scores)
-        found.append(Looked(store, prepare, retry, dead, in_flight, death, failure, envelope))
+    for row in reply:
+        store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
+        found.append(Looked(store, prepare, retry, dead, claim, *row[5:]))
     return found
+
+
+def _loose(reply: list[Any]) -> Loose:
+    return Loose(reply[0].decode(), reply[1], reply[2])
 
 
 def _ledger(reply: list[Any]) -> Ledger:
@@ -856,6 +861,31 @@ class Transitions(ABC):
         """Book ``drift`` messages beyond the account as foreign, if ``foreign`` are so far. Answers ok or changed."""
         return self._run(Call("adopt", (self._keys(topic, slot).stats,), (drift, foreign), _word))
 
+    def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
+        """Look through some records of a kind for those that belong to no message."""
+        if kind not in ("inflight", "deaths", "failures", "body", "claim_body"):
+            raise ValueError(f"{kind!r} are no records")
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "loose",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.retry,
+                    keys.dead,
+                    keys.inflight,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                    keys.claim,
+                    keys.claim_body,
+                ),
+                (kind, cursor, int(repair)),
+                _loose,
+            )
+        )
+
     # --- looking, changing nothing
 
     def peek(
@@ -965,6 +995,8 @@ class Transitions(ABC):
                     keys.deaths,
                     keys.failures,
                     keys.body,
+                    keys.claim,
+                    keys.claim_body,
                 ),
                 tuple(members),
                 _looked,
@@ -1106,6 +1138,14 @@ class Broker(Transitions):
             self.client.execute_command("HSET", explicit_basis_key(self.prefix), topic.name, 1)
         except RedisError as error:
             raise translate(error) from error
+
+    def has_slot_bases(self, topic: Topic) -> bool:
+        """Return whether ``note_slot_basis`` was ever told of ``topic``."""
+        try:
+            found = self.client.execute_command("HEXISTS", explicit_basis_key(self.prefix), topic.name)
+        except RedisError as error:
+            raise translate(error) from error
+        return bool(found)
 
     def ping(self) -> None:
         """Raise ``ServerTrouble`` unless the server answers and is ready."""

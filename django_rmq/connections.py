@@ -25,7 +25,7 @@ from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worke
 from django_rmq.coordination.redis import RedisCoordinator
 from django_rmq.definitions import register_topics
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.messages import Topic
+from django_rmq.messages import Topic, slot_counts
 from django_rmq.producer import Producer
 
 Purpose = Literal["web", "worker", "coordinator"]
@@ -45,6 +45,8 @@ class _Built:
     producers: dict[str, Producer] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
     """Topics whose registered definition has been compared with the settings."""
+    slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of topics that were re-slotted: by which counts their messages are placed, whatever the settings say."""
 
 
 _built: _Built | None = None
@@ -84,7 +86,7 @@ def get_producer(purpose: Purpose = "web") -> Producer:
     built = _current()
     producer = built.producers.get(purpose)
     if producer is None:
-        producer = built.producers.setdefault(purpose, Producer(get_broker(purpose)))
+        producer = built.producers.setdefault(purpose, Producer(get_broker(purpose), built.slot_counts))
     return producer
 
 
@@ -218,7 +220,9 @@ def agree(topic: Topic) -> None:
     """
     built = _current()
     if topic.name not in built.agreed:
-        register_topics(get_broker(), [topic])
+        registered = register_topics(get_broker(), [topic])[topic.name]
+        if "reslot" in registered:
+            built.slot_counts[topic.name] = slot_counts(registered)
         built.agreed.add(topic.name)
 
 

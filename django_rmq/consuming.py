@@ -30,9 +30,9 @@ from django_rmq.consumer import Dispatcher, Hooks
 from django_rmq.consumer.notes import Notes, give_back
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
-from django_rmq.definitions import register_topics
+from django_rmq.definitions import as_registered, register_topics
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
-from django_rmq.messages import Topic
+from django_rmq.messages import Topic, slot_counts
 
 logger = logging.getLogger("django_rmq.consumer")
 
@@ -128,7 +128,14 @@ class WorkerProcess:
         notes: Notes | None = None,
         parent: int | None = None,
     ) -> None:
-        config, chosen = get_config(), list(topics)
+        config = get_config()
+        self._topics = chosen = list(topics)
+        """As the settings have them."""
+        self._moved = True
+        """Some topic may have other slots than the others were told."""
+        self._served: list[Topic] = []
+        """As the others were told."""
+        self._load_slots()
         threads = options.threads or config.consumer.threads
         shutdown_timeout = options.shutdown_timeout
         if shutdown_timeout is None:
@@ -155,6 +162,7 @@ class WorkerProcess:
             beat=self._beat,
             settled=lambda: self.coordinator.wait_settled(0.0),
             leaving=self._leave,
+            on_moved=self._note_move,
             notes=notes,
         )
         worker = Worker(
@@ -163,7 +171,7 @@ class WorkerProcess:
             pid=os.getpid(),
             started=time.time(),
             threads=threads,
-            topics=topic_slots(chosen),
+            topics=topic_slots(self._served),
         )
         token = notes.token if notes is not None else uuid4().hex
         self.coordinator = connections.coordinator_maker()(
@@ -197,6 +205,30 @@ class WorkerProcess:
         self._wants_successor = True
         self.dispatcher.stop()
 
+    def _note_move(self, topic: str) -> None:
+        self._moved = True
+        self._next_look = 0.0
+
+    def _load_slots(self) -> bool:
+        """Look which slots the topics have by now, and return whether that has changed."""
+        registered = connections.get_broker("worker").definitions()
+        served = [as_registered(topic, registered.get(topic.name, {})) for topic in self._topics]
+        # While a topic is re-slotted nobody says when that is over.
+        self._moved = any(
+            len(slot_counts(registered[topic.name])) > 1 for topic in self._topics if topic.name in registered
+        )
+        changed, self._served = served != self._served, served
+        return changed
+
+    def _follow(self) -> None:
+        """Tell the others which slots we serve, where topics were re-slotted."""
+        try:
+            if self._load_slots():
+                self.coordinator.announce(topics=self._served)
+                logger.info("Topics have other slots by now", extra={"rmq_event": "moved"})
+        except ServerTrouble:
+            self._moved = True
+
     def _leave(self) -> None:
         """Let others take our slots while we settle what is in hand."""
         if self._leaving is None:
@@ -216,6 +248,8 @@ class WorkerProcess:
         if not is_look:
             return
         self._next_look = now + LOOK_SECONDS
+        if self._moved:
+            self._follow()
         if self._parent is not None and os.getppid() != self._parent:
             logger.error("The parent process is gone: ending", extra={"rmq_event": "orphaned"})
             self._parent = None

@@ -16,9 +16,12 @@ key                  type    member -> score, or field -> value
 ``body_{K}``         hash    keyed topics: member -> envelope (body and what travels with it)
 ``stats_{K}``        hash    the ledger: counter -> n
 ``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
-                             sleeping_until, slots
+                             sleeping_until, slots; reslot, moving, tickets (see ``reslotting``)
 ``claims_{K}``       hash    ledger of what Spark consumers hold
 ``claimants_{K}``    zset    Spark consumer -> next deadline, while it holds something
+``leaving_{K}``      hash    what left for another slot and is not known to have arrived: ticket,
+                             target, rows, and each row's parts
+``arrived_{K}``      hash    slot -> the last ticket whose rows came from there
 ``P rmq:topics``     hash    topic -> its definition as JSON
 ``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=`` of its own
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier
@@ -60,6 +63,8 @@ class SlotKeys(NamedTuple):
     control: bytes
     claims: bytes
     claimants: bytes
+    leaving: bytes
+    arrived: bytes
 
 
 class WorkerKeys(NamedTuple):

@@ -14,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 from uuid import uuid4
 
 from django_rmq.broker import Broker
@@ -31,7 +32,7 @@ from django_rmq.coordination import (
 from django_rmq.coordination.ownership import Ownership, uptime
 from django_rmq.coordination.plan import Plan
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
-from django_rmq.messages import Beat, Topic
+from django_rmq.messages import Beat, Topic, slot_counts
 
 logger = logging.getLogger("django_rmq.coordination")
 
@@ -354,9 +355,10 @@ class RedisCoordinator(Coordinator):
         registered = self.broker.definitions()
         for name, topic in said.items():
             found = registered.get(name, {})
-            slots, serial = found.get("slots", topic.slots), found.get("serial", topic.serial)
-            if isinstance(slots, int) and slots > 0:
-                said[name] = TopicSlots(name, slots, bool(serial))
+            # While it is re-slotted, old and new slots are worked on.
+            counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **found})
+            if all(isinstance(slots, int) and slots > 0 for slots in counts):
+                said[name] = TopicSlots(name, max(counts), bool(found.get("serial", topic.serial)))
         return list(said.values())
 
     # --- news

@@ -276,16 +276,23 @@ class _Mover:
         for family in families:
             if family in moved:
                 continue
-            found = [surveys[slot] for slot in plan.sources(family)]
-            if any(one.reslot != number for one in found):
+            if any(surveys[slot].reslot != number for slot in plan.sources(family)):
                 continue  # it is not empty yet, as it has to be
-            running = sum(one.in_flight + one.claims for one in found)
+            # Those that are open again have been drained before somebody died.
+            sources = [slot for slot in plan.sources(family) if surveys[slot].is_shut]
+            running = sum(surveys[slot].in_flight + surveys[slot].claims for slot in sources)
             self.progress.waiting += running
             if running:
-                overdue += plan.sources(family)
-            elif all(self._drain(slot) for slot in plan.sources(family)):
-                self._reopen(family, surveys)
-                moved.add(family)
+                overdue += sources
+                continue
+            try:
+                if all(self._drain(slot) for slot in sources):
+                    self._reopen(family, surveys)
+                    moved.add(family)
+            except LostRace:
+                # Another process does the same, and was first; or the slots belong to a later re-slotting.
+                if any(one.reslot > number for one in self._survey([family]).values()):
+                    raise
         if overdue:
             # Nobody may be left to time out what runs here.
             list(_each(self.broker, "expire", self.topic, overdue))

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
 
+from django_rmq.broker import Broker
 from django_rmq.exceptions import ServerRefused, SlotMoved
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import Row, TopicType
+from django_rmq.messages import Row, Topic, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 Make = Callable[..., Slot]
@@ -415,10 +416,10 @@ def test_a_definition_keeps_what_is_noted_of_its_re_slottings(broker: Any, make_
     assert broker.define(replace(topic, timeout=12)) == found
 
 
-def test_a_definition_that_somebody_else_changed_is_changed_anew(broker: Any, make_slot: Make) -> None:
-    if isinstance(broker, InMemoryBroker):
-        pytest.skip("a lock keeps the others out")
-    topic = make_slot().topic
+def test_a_definition_that_somebody_else_changed_is_changed_anew(
+    redis_client: redis.Redis, prefix: str
+) -> None:
+    broker, topic = Broker(redis_client, prefix), Topic("topic", TopicType.PRIORITY)
     broker.define(topic)
     asked: list[int] = []
 

@@ -61,7 +61,7 @@ class Command(RmqCommand):
     def _audit(self, broker: Broker, topic: Topic, registered: dict[str, Any], adopt: bool) -> dict[str, Any]:
         topic = as_registered(topic, registered)
         # Slots of before a re-slotting are empty, and their counters are of what happened then.
-        counted = replace(topic, slots=max(topic.slots, *former_slot_counts(registered)))
+        counted = replace(topic, slots=max((topic.slots, *former_slot_counts(registered))))
         counters: dict[str, int] = {}
         depths = dict.fromkeys(DEPTHS, 0)
         drifting, adopted = [], 0

@@ -42,6 +42,18 @@ RMQ = {
             "BACKOFF": 0,
         },
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
+        "moving-merge": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 20, "SLOT_BASIS": "entity"},
+        "moving-priority": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "entity"},
+        "moving-fixed": {"TYPE": "fixed_time", "SLOTS": 16, "SLOT_BASIS": "entity"},
+        "moving-keyed": {
+            "TYPE": "range_merge",
+            "SLOTS": 16,
+            "TIME_RANGE": 20,
+            "IDENTITY": "key",
+            "TIMEOUT": 2,
+            "BACKOFF": 0,
+        },
+        "moving-shared": {"TYPE": "priority", "SLOTS": 16, "SERIAL": False},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
     },
 }

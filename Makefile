@@ -5,8 +5,9 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 PROOF_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 
-PROOFS := tests/proof tests/stateful
+PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_redis_faults.py
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -17,7 +18,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test proof lint format types layers check bench wheel requirements clean
+.PHONY: help install demo test proof lint format types layers check bench soak wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +42,8 @@ demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEM
 test: $(INSTALLED) ## the tests, in minutes (TEST_ARGS='-k receipt')
 	$(BIN)/python -m pytest -m "not proof" $(TEST_ARGS)
 
-# The long runs: the model checks, and the state machines with many more and longer histories.
-proof: $(INSTALLED) ## the long model and state-machine runs (PROOF_ARGS=...)
+# The long runs: the model checks, the state machines with many more and longer histories, and workers that are killed.
+proof: $(INSTALLED) ## the long model, state-machine and killing runs (PROOF_ARGS=...)
 	$(BIN)/python -m pytest --hypothesis-profile=proof $(PROOFS) $(PROOF_ARGS)
 
 lint: $(INSTALLED) ## ruff: rules and format
@@ -63,6 +64,9 @@ check: lint types layers test proof wheel ## all that CI runs
 
 bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+soak: $(INSTALLED) ## thousands of deaths and hundreds of take-overs (SOAK_ARGS=...)
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 # Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.
 wheel: $(INSTALLED) ## build the wheel and use it in an environment of its own

@@ -121,7 +121,7 @@ class Bench:
             {TOPIC.name: Listener(TOPIC.name, function, batch_size)},
             threads=1,
             burst=True,
-            notes=Notes(1, [TOPIC]),
+            notes=Notes(1),
         )
         dispatcher.own((TOPIC.name, slot) for slot in range(SLOTS))
         gc.collect()

@@ -34,6 +34,8 @@ from django_rmq.keys import (
     SlotKeys,
     check_prefix,
     explicit_basis_key,
+    history_keys,
+    limits_key,
     slot_keys,
     topics_key,
     wake_channel,
@@ -42,18 +44,26 @@ from django_rmq.keys import (
 )
 from django_rmq.messages import (
     BATCH,
+    SAMPLED,
+    Allowance,
     Beat,
+    Claimed,
+    ClaimRead,
+    Confirmed,
     Counts,
     Delivery,
+    Durability,
     Entry,
     Failure,
     Handover,
     Held,
     Ledger,
+    Looked,
     Page,
     Prepared,
     Roster,
     Row,
+    Sample,
     Sent,
     Session,
     Survey,
@@ -68,6 +78,7 @@ _STATES = {
     "prepare": ("prepare", "inflight"),
     "retry": ("retry", "failures"),
     "dead": ("dead", "deaths"),
+    "claim": ("claim", "failures"),
 }
 Clock = Callable[[], int]
 """Returns microseconds since the epoch. Given by tests only: scripts ask Redis' own clock."""
@@ -177,14 +188,40 @@ def _page(reply: list[Any]) -> Page:
 
 
 def _counts(reply: list[Any]) -> Counts:
-    store, due, prepare, retry, dead, oldest = reply
-    return Counts(store, due, prepare, retry, dead, 0, int(float(oldest)) if oldest else None)
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed = reply
+    oldest_due_ms = int(float(oldest)) if oldest else None
+    return Counts(store, due, prepare, retry, dead, claimed, oldest_due_ms, _text(owner), bool(paused))
+
+
+def _looked(reply: list[Any]) -> list[Looked]:
+    found = []
+    for *scores, in_flight, death, failure, envelope in reply:
+        store, prepare, retry, dead = (None if score is None else float(score) for score in scores)
+        found.append(Looked(store, prepare, retry, dead, in_flight, death, failure, envelope))
+    return found
 
 
 def _ledger(reply: list[Any]) -> Ledger:
-    store, prepare, retry, dead, flat = reply
+    store, prepare, retry, dead, flat, claimed = reply
     counters = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
-    return Ledger(counters, store, prepare, retry, dead)
+    return Ledger(counters, store, prepare, retry, dead, claimed)
+
+
+def _claimed(reply: list[Any]) -> Claimed:
+    word = reply[0].decode()
+    return Claimed(word, reply[1], reply[2], reply[3] == b"more") if word == "ok" else Claimed(word)
+
+
+def _left(reply: list[Any]) -> tuple[str, int]:
+    return reply[0].decode(), reply[1]
+
+
+def _renewed(reply: list[Any]) -> int | None:
+    return reply[1] if reply[0] == b"ok" else None
+
+
+def _claim_read(reply: list[Any]) -> ClaimRead:
+    return ClaimRead(reply[0].decode(), *reply[1:])
 
 
 def _handover(reply: list[Any]) -> Handover:
@@ -261,6 +298,17 @@ def _roster(reply: list[Any]) -> Roster:
     return Roster(int(now), _text(members), _text(number), _text(basis), plan, sessions)
 
 
+def _allowance(reply: list[Any]) -> Allowance:
+    tokens, wait_us, permits, waiting = reply
+    return Allowance(tokens, wait_us, permits, waiting == b"yes")
+
+
+def _sample(reply: list[Any]) -> Sample:
+    slots, store, due, prepare, retry, dead, oldest, sums = reply
+    counters = dict(zip(SAMPLED, sums, strict=True))
+    return Sample(slots, store, due, prepare, retry, dead, _due(oldest), counters)
+
+
 def _number(value: float) -> str:
     """Write a score so that no digit is lost."""
     return str(value) if isinstance(value, int) else f"{value:.17g}"
@@ -303,6 +351,10 @@ class Transitions(ABC):
             keys.control,
             keys.retry,
         ]
+
+    @classmethod
+    def _claim_keys(cls, keys: SlotKeys) -> list[bytes]:
+        return [*cls._ending_keys(keys), keys.claimants, keys.claim, keys.claims, keys.claim_body]
 
     # --- sending
 
@@ -379,7 +431,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "ensure",
-                (keys.store, keys.retry, keys.body, keys.stats, keys.control, keys.prepare),
+                (keys.store, keys.retry, keys.body, keys.stats, keys.control, keys.prepare, keys.claim),
                 (
                     self._channel(topic),
                     topic.slots,
@@ -429,7 +481,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "prepare",
-                (*self._ending_keys(keys), keys.claimants),
+                self._claim_keys(keys),
                 (
                     self._channel(topic),
                     self._room(topic),
@@ -513,7 +565,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "expire",
-                self._ending_keys(self._keys(topic, slot)),
+                self._claim_keys(self._keys(topic, slot)),
                 (
                     self._channel(topic),
                     self._room(topic),
@@ -541,6 +593,133 @@ class Transitions(ABC):
             )
         )
 
+    # --- claims: what a Spark consumer holds
+
+    def claim(
+        self,
+        topic: Topic,
+        slot: int,
+        consumer: str,
+        number: int,
+        lease_ms: int,
+        limit: int,
+        max_bytes: int = 16_777_216,
+    ) -> Claimed:
+        """Move up to ``limit`` messages into claim ``number`` of ``consumer``, after the slot's upkeep.
+
+        Repeated with the number of an open claim it takes more. After a lost reply ask ``read_claim``.
+        """
+        return self._run(
+            Call(
+                "claim",
+                self._claim_keys(self._keys(topic, slot)),
+                (
+                    self._channel(topic),
+                    self._room(topic),
+                    topic.type.value,
+                    topic.slots,
+                    topic.retry_priority,
+                    topic.backoff.base_ms,
+                    topic.backoff.cap_ms,
+                    topic.timeout,
+                    topic.max_retries,
+                    int(topic.serial),
+                    consumer,
+                    number,
+                    lease_ms,
+                    limit,
+                    max_bytes,
+                ),
+                _claimed,
+            )
+        )
+
+    def renew(
+        self, topic: Topic, slot: int, consumer: str, number: int, lease_ms: int, *, seal: bool = False
+    ) -> int | None:
+        """Let the lease of a claim begin anew; return what it holds, or None: it is no longer there.
+
+        ``seal``: it takes nothing more from now on, whatever request is still on its way. Only a sealed
+        claim is read and acknowledged.
+        """
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "renew",
+                (keys.stats, keys.control, keys.claimants, keys.claim, keys.claims),
+                (consumer, number, lease_ms, int(seal)),
+                _renewed,
+            )
+        )
+
+    def ack(self, topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) -> tuple[str, int]:
+        """Forget what a sealed claim held. Answers ok, open or stale, and how much is left: ask again until 0."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "ack",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.failures,
+                    keys.stats,
+                    keys.control,
+                    keys.retry,
+                    keys.claimants,
+                    keys.claim,
+                    keys.claims,
+                    keys.claim_body,
+                ),
+                (self._channel(topic), self._room(topic), consumer, number, limit),
+                _left,
+            )
+        )
+
+    def return_claim(
+        self, topic: Topic, slot: int, consumer: str, number: int, *, spent: bool = False, limit: int = 1000
+    ) -> tuple[str, int]:
+        """Give back what a claim holds. Answers ok or stale, and how much is left: ask again until 0.
+
+        ``spent``: a retry is spent, as after a time-out; else it is as if the claim had never been.
+        """
+        return self._run(
+            Call(
+                "return_claim",
+                self._claim_keys(self._keys(topic, slot)),
+                (
+                    self._channel(topic),
+                    self._room(topic),
+                    topic.type.value,
+                    topic.retry_priority,
+                    topic.backoff.base_ms,
+                    topic.backoff.cap_ms,
+                    topic.max_retries,
+                    consumer,
+                    number,
+                    int(spent),
+                    limit,
+                ),
+                _left,
+            )
+        )
+
+    def read_claim(
+        self, topic: Topic, slot: int, consumer: str, number: int = 0, offset: int = 0, limit: int = 0
+    ) -> ClaimRead:
+        """Return the state of the consumer's newest claim and, of a sealed one, rows from rank ``offset`` on.
+
+        With a ``number``, a claim that is no longer the newest reads as none.
+        """
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "read_claim",
+                (keys.claim, keys.claims, keys.claim_body),
+                (consumer, number, offset, limit),
+                _claim_read,
+            )
+        )
+
     # --- persons and programs
 
     def replay(
@@ -563,10 +742,11 @@ class Transitions(ABC):
 
     def bury(self, topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> list[str]:
         """Put messages into Dead by hand. Answers what each was found as."""
+        keys = self._keys(topic, slot)
         return self._run(
             Call(
                 "bury",
-                self._ending_keys(self._keys(topic, slot)),
+                [*self._ending_keys(keys), keys.claim],
                 (topic.type.value, topic.max_retries, cut_error(why), *members),
                 _words(len(members)),
             )
@@ -574,10 +754,11 @@ class Transitions(ABC):
 
     def remove(self, topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> list[str]:
         """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers as bury."""
+        keys = self._keys(topic, slot)
         return self._run(
             Call(
                 "remove",
-                self._ending_keys(self._keys(topic, slot)),
+                [*self._ending_keys(keys), keys.claim],
                 (which, *members),
                 _words(len(members)),
             )
@@ -592,14 +773,21 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "reschedule",
-                (keys.store, keys.retry, keys.prepare, keys.stats, keys.control),
+                (keys.store, keys.retry, keys.prepare, keys.stats, keys.control, keys.claim),
                 (self._channel(topic), topic.type.value, topic.max_retries, *flat),
                 _words(len(members)),
             )
         )
 
     def purge(
-        self, topic: Topic, slot: int, state: str, up_to: float = float("inf"), limit: int = 1000
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        up_to: float = float("inf"),
+        limit: int = 1000,
+        *,
+        min_score: float = float("-inf"),
     ) -> int:
         """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
         if state not in ("store", "retry", "dead"):
@@ -617,8 +805,9 @@ class Transitions(ABC):
                     keys.failures,
                     keys.body,
                     keys.stats,
+                    keys.claim,
                 ),
-                (state, _number(up_to), limit),
+                (state, _number(min_score), _number(up_to), limit),
                 int,
             )
         )
@@ -640,7 +829,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "configure",
-                (keys.store, keys.prepare, keys.retry, keys.control),
+                (keys.store, keys.prepare, keys.retry, keys.control, keys.claim),
                 (topic.type.value, topic.slots, topic.timeout, topic.max_retries, int(apply)),
                 _word,
             )
@@ -790,7 +979,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "peek",
-                (members, records, keys.body),
+                (members, records, keys.claim_body if state == "claim" else keys.body),
                 (
                     "descending" if descending else "ascending",
                     _number(min_score),
@@ -824,7 +1013,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "find",
-                (members, records, keys.body),
+                (members, records, keys.claim_body if state == "claim" else keys.body),
                 (
                     "descending" if descending else "ascending",
                     _number(min_score),
@@ -843,34 +1032,69 @@ class Transitions(ABC):
         """Return how many messages the slot holds by state."""
         keys = self._keys(topic, slot)
         return self._run(
-            Call("count", (keys.store, keys.prepare, keys.retry, keys.dead), (topic.type.value,), _counts)
+            Call(
+                "count",
+                (keys.store, keys.prepare, keys.retry, keys.dead, keys.control, keys.claim),
+                (topic.type.value,),
+                _counts,
+            )
         )
 
-    def heads(self, topic: Topic, slots: Sequence[int]) -> list[int | None]:
-        """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits)."""
+    def between(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        min_score: float = float("-inf"),
+        max_score: float = float("inf"),
+    ) -> int:
+        """Return how many messages of one state have a score in these bounds."""
+        members = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Call("between", (members,), (_number(min_score), _number(max_score)), int))
+
+    def look(self, topic: Topic, slot: int, members: Sequence[bytes]) -> list[Looked]:
+        """Return what the slot knows of up to 100 members, in whatever states they are."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "look",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.inflight,
+                    keys.retry,
+                    keys.dead,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                ),
+                tuple(members),
+                _looked,
+            )
+        )
+
+    def heads(self, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
+        """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits).
+
+        ``upkeep``: when next a delivery times out or the lease of a claim ends there.
+        """
         keys: list[bytes] = []
         for slot in slots:
             slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control)
-        return self._run(Call("heads", keys, (topic.type.value, topic.timeout), _heads))
+            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control, slot_.claimants)
+        return self._run(Call("heads", keys, (topic.type.value, topic.timeout, int(upkeep)), _heads))
 
     def audit(self, topic: Topic, slot: int) -> Ledger:
         """Return the slot's counters and depths, read in one instant."""
         keys = self._keys(topic, slot)
         return self._run(
-            Call("audit", (keys.store, keys.prepare, keys.retry, keys.dead, keys.stats), (), _ledger)
+            Call(
+                "audit",
+                (keys.store, keys.prepare, keys.retry, keys.dead, keys.stats, keys.claim),
+                (),
+                _ledger,
+            )
         )
-
-
-_WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
-"""How Redis 6 shows the code of an error that a command met inside a script."""
-
-_UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
-_UNAVAILABLE_ERRORS = (
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.ClusterDownError,  # MASTERDOWN as well
-    redis.exceptions.TryAgainError,
-)
 
 
 _WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
@@ -933,6 +1157,10 @@ class Broker(Transitions):
         except RedisError as error:
             raise translate(error) from error
         self._loaded = True
+
+    def close(self) -> None:
+        """Close all connections; a later call opens new ones."""
+        self.client.connection_pool.disconnect()
 
     def pipeline(self) -> Pipeline:
         """Return a pipeline: its methods collect, ``execute`` runs all in one round trip."""
@@ -1027,7 +1255,11 @@ class Broker(Transitions):
 
     def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
         """Subscribe to the wake-ups of ``topics``."""
-        return Wakeups(self.client, {self._channel(topic): topic.name for topic in topics})
+        return Wakeups(self._ear(), {self._channel(topic): topic.name for topic in topics})
+
+    def _ear(self) -> Any:
+        """Return the client that hears what is published."""
+        return self.client
 
     # --- workers and what is assigned to them
 
@@ -1086,9 +1318,113 @@ class Broker(Transitions):
         """Return all workers and what is assigned to them, without being one."""
         return self._run(Call("workers/roster", worker_keys(self.prefix), (), _roster))
 
+    def allow(
+        self, topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
+    ) -> Allowance:
+        """Ask for a part of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and say what is in use.
+
+        ``tokens``: deliveries to begin, negative to give back; ``wanted``: messages that could be in flight.
+        """
+        return self._run(
+            Call(
+                "limits/allow",
+                (limits_key(self.prefix, topic.name),),
+                (
+                    worker,
+                    _number(topic.max_rate or 0),
+                    tokens,
+                    topic.max_in_flight or 0,
+                    in_use,
+                    wanted,
+                    lease_ms,
+                ),
+                _allowance,
+            )
+        )
+
+    # --- history
+
+    def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
+        """Return what up to 256 slots hold and have counted, in sums."""
+        return self._run(self._sample_call(topic, slots))
+
+    def _sample_call(self, topic: Topic, slots: Sequence[int]) -> Call:
+        keys: list[bytes] = []
+        for slot in slots:
+            slot_ = self._keys(topic, slot)
+            keys += (slot_.store, slot_.prepare, slot_.retry, slot_.dead, slot_.stats)
+        return Call("history/sample", keys, (topic.type.value,), _sample)
+
+    def claim_minute(self, topic: Topic, minute: int) -> bool:
+        """Return whether we are the one who samples ``topic`` in this minute (since the epoch)."""
+        call = Call("history/claim", history_keys(self.prefix, topic.name), (minute,), _word)
+        return self._run(call) == "ok"
+
+    def note_late(self, topic: Topic, counts: Sequence[int]) -> int:
+        """Count deliveries by class of lateness; return how many classes were raised."""
+        keys = history_keys(self.prefix, topic.name)
+        return self._run(Call("history/note", (keys.pending,), (" ".join(map(str, counts)),), int))
+
+    def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
+        """Keep the record of a minute, and so many minutes in all. Answers kept or present."""
+        keys = history_keys(self.prefix, topic.name)
+        return self._run(Call("history/keep", keys, (minute, record, keep), _word))
+
+    def minutes(self, topic: Topic, first: int, last: int) -> list[bytes | None]:
+        """Return the records of the minutes ``first`` to ``last``; None: nobody sampled."""
+        key, found = history_keys(self.prefix, topic.name).minutes, []
+        try:
+            for start in range(first, last + 1, BATCH):
+                names = range(start, min(start + BATCH, last + 1))
+                found += self.client.execute_command("HMGET", key, *names)
+        except RedisError as error:
+            raise translate(error) from error
+        return found
+
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
-        return Wakeups(self.client, {workers_channel(self.prefix): ""})
+        return Wakeups(self._ear(), {workers_channel(self.prefix): ""})
+
+
+def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
+    """Return the commands that wait, at the end of a connection's writes, until these are as safe as wanted."""
+    # Each has to end well within the time that the socket may be silent.
+    ms = int((connection.socket_timeout or 1.0) * 400)
+    commands: list[tuple[Any, ...]] = []
+    if wanted.replicas:
+        commands.append(("WAIT", wanted.replicas, ms))
+    if wanted.fsync:
+        commands.append(("WAITAOF", 1, 0, ms))
+    return commands
+
+
+def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
+    """Read the answers of ``durability_commands``. What the server cannot or may not say is not known."""
+    replicas: int | None = None
+    fsynced: bool | None = None
+    if wanted.replicas:
+        try:
+            replicas = int(connection.read_response())
+        except ResponseError:
+            pass
+    if wanted.fsync:
+        try:
+            fsynced = connection.read_response()[0] >= 1
+        except ResponseError:
+            fsynced = _syncs_always(connection)
+    return Confirmed(replicas, fsynced)
+
+
+def _syncs_always(connection: Any) -> bool:
+    """Whether every answer of this server, which knows no WAITAOF (7.2), comes after what it confirms is on disk."""
+    found = []
+    for name in ("appendonly", "appendfsync"):
+        connection.send_command("CONFIG", "GET", name)
+        try:
+            found.append(connection.read_response()[1])
+        except (ResponseError, IndexError):
+            found.append(b"")
+    return found == [b"yes", b"always"]
 
 
 class Pipeline(Transitions):
@@ -1103,6 +1439,13 @@ class Pipeline(Transitions):
         self._broker = broker
         self._calls: list[Call] = []
         self._connection: Any = None
+        self._wanted: Durability | None = None
+        self.confirmed: Confirmed | None = None
+        """After ``receive``: what ``confirm`` has come to."""
+
+    def confirm(self, wanted: Durability) -> None:
+        """Wait, behind what is collected, until it is as safe as ``wanted``, or for two fifths of the socket time-out each."""
+        self._wanted = wanted
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -1111,6 +1454,10 @@ class Pipeline(Transitions):
         self._calls.append(call)
         return len(self._calls) - 1
 
+    def roster(self) -> int:
+        """Ask for all workers and what is assigned to them."""
+        return self._run(Call("workers/roster", worker_keys(self.prefix), (), _roster))
+
     def send(self) -> Self:
         """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""
         self._broker.load_scripts()
@@ -1118,7 +1465,10 @@ class Pipeline(Transitions):
         connection = None
         try:
             connection = pool.get_connection()
-            packed = connection.pack_commands([self._broker._command(call) for call in self._calls])  # noqa: SLF001 - a pipeline is its broker's other half
+            commands = [self._broker._command(call) for call in self._calls]  # noqa: SLF001 - a pipeline is its broker's other half
+            if self._wanted is not None:
+                commands += durability_commands(self._wanted, connection)
+            packed = connection.pack_commands(commands)
             connection.send_packed_command(packed)
         except RedisError as error:
             self._give_back(connection, broken=True)
@@ -1140,6 +1490,8 @@ class Pipeline(Transitions):
                     replies.append(connection.read_response())
                 except ResponseError as error:
                     replies.append(error)
+            if self._wanted is not None:
+                self.confirmed = read_confirmed(self._wanted, connection)
         except RedisError as error:
             self._give_back(connection, broken=True)
             raise translate(error) from error
@@ -1147,6 +1499,9 @@ class Pipeline(Transitions):
             self._give_back(connection, broken=True)
             raise
         self._give_back(connection)
+        if self.confirmed is not None and any(isinstance(reply, NoScriptError) for reply in replies):
+            # These run below, behind what was waited for.
+            self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def execute(self) -> list[Any]:
@@ -1192,7 +1547,10 @@ class Wakeups:
         return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
 
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
-        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first."""
+        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first.
+
+        ``-1 - slot``: the slot was paused.
+        """
         woken: list[tuple[str, int]] = []
         try:
             while message := self._pubsub.get_message(timeout=0.0 if woken else timeout):

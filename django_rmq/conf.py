@@ -45,7 +45,8 @@ class RedisServer:
     """Where Redis is and how one logs in there; never shown with its password."""
 
     url: str = field(repr=False)
-    cluster: bool = False
+    cluster: tuple[str, ...] = field(default=(), repr=False)
+    """Given: the URLs of some nodes of a Redis Cluster, ``url`` among them."""
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     pool: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -68,9 +69,11 @@ class ZooKeeper:
     auth: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """(scheme, credential) pairs."""
     acl: str = "open"
-    """``open``, or ``creator``: only who logged in with the same AUTH."""
+    """``open``, or ``creator``: only who logged in with the same AUTH (the default where there is one)."""
     tls: Mapping[str, Any] | None = field(default=None, repr=False)
     """CA, CERT, KEY, KEY_PASSWORD, VERIFY; None: plain."""
+    when_away: str = "continue"
+    """What workers do with their slots while ZooKeeper is away: ``continue``, or ``stop``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class Consumer:
 class History:
     """``RMQ["HISTORY"]``."""
 
-    hours: int = 24
+    hours: int = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +316,9 @@ def _auth(value: object) -> tuple[tuple[str, str], ...]:
         for pair in pairs
     ):
         raise Wanted("('digest', 'user:password') or a list of such pairs")
+    for scheme, credential in pairs:
+        if scheme == "sasl" or (scheme == "digest" and ":" not in credential):
+            raise Wanted("('digest', 'user:password') or a list of such pairs, none of them 'sasl'")
     return tuple((str(scheme), str(credential)) for scheme, credential in pairs)
 
 
@@ -392,6 +398,7 @@ ZOOKEEPER_KEYS: _Keys = {
     "AUTH": ("auth", _auth),
     "ACL": ("acl", _one_of("open", "creator")),
     "TLS": ("tls", _optional(_tls)),
+    "WHEN_AWAY": ("when_away", _one_of("continue", "stop")),
 }
 CONSUMER_KEYS: _Keys = {
     "PROCESSES": ("processes", _whole(1, 1024)),
@@ -568,8 +575,10 @@ class _Reader:
         values = self.values(place, root["ZOOKEEPER"], ZOOKEEPER_KEYS)
         if "hosts" not in values and len(self.problems) == before:
             self.report("E007", f"{place} has no \"HOSTS\": it must be 'host:port,host:port'.")
-        if values.get("acl") == "creator" and not values.get("auth"):
+        logs_in = bool(values.get("auth") or (values.get("tls") or {}).get("CERT"))
+        if values.get("acl") == "creator" and not logs_in:
             self.report("E007", f'{place} has ACL "creator" and no AUTH: nobody could read what was made.')
+        values.setdefault("acl", "creator" if values.get("auth") else "open")
         return None if len(self.problems) > before else ZooKeeper(**values)
 
     def coordinator(self, root: Mapping[str, Any]) -> str:
@@ -600,16 +609,7 @@ class _Reader:
     def redis(self, given: object) -> RedisServer | None:
         place = 'RMQ["REDIS"]'
         if isinstance(given, Mapping):
-            url = given.get("CLUSTER")
-            if set(given) != {"CLUSTER"} or not isinstance(url, str):
-                self.report("E003", f'{place} is a dict: it must be {{"CLUSTER": "redis://host:port"}}.')
-                return None
-            parts = self.url(f'{place}["CLUSTER"]', url)
-            if parts is not None and _database(parts) not in ("0", None):
-                self.report(
-                    "E012", f'{place}["CLUSTER"] names database {_database(parts)}: a cluster has only 0.'
-                )
-            return RedisServer(url, cluster=True)
+            return self.cluster(place, given)
         if not isinstance(given, str):
             self.report("E003", f"{place} is {_shown(given)}: it must be a CACHES alias, a URL or a dict.")
             return None
@@ -618,6 +618,33 @@ class _Reader:
                 self.alone(place, given, None)
             return RedisServer(given)
         return self.alias(place, given)
+
+    def cluster(self, place: str, given: Mapping[str, Any]) -> RedisServer | None:
+        named = given.get("CLUSTER")
+        urls = [named] if isinstance(named, str) else named
+        if (
+            set(given) != {"CLUSTER"}
+            or not isinstance(urls, (list, tuple))
+            or not urls
+            or not all(isinstance(url, str) for url in urls)
+        ):
+            self.report(
+                "E003",
+                f'{place} is a dict: it must be {{"CLUSTER": "redis://host:port"}}, with one URL or a list of some.',
+            )
+            return None
+        before, place = len(self.problems), f'{place}["CLUSTER"]'
+        for url in urls:
+            parts = self.url(place, url)
+            if parts is None:
+                continue
+            if parts.scheme == "unix":
+                self.report("E012", f"{place} is {url!r}: the nodes of a cluster are found by host and port.")
+            elif _database(parts) not in ("0", None):
+                self.report("E012", f"{place} names database {_database(parts)}: a cluster has only 0.")
+            else:
+                self.alone(place, url, None)
+        return RedisServer(urls[0], cluster=tuple(urls)) if len(self.problems) == before else None
 
     def alias(self, place: str, alias: str) -> RedisServer | None:
         caches = getattr(settings, "CACHES", {})
@@ -775,17 +802,14 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
-PLANNED = ("ZOOKEEPER", "DURABILITY", "HISTORY", "ADMIN", "API", "EVENTS")
-PLANNED_OF_TOPICS = ("MAX_RATE", "MAX_IN_FLIGHT", "FLOW", "DEAD_RETENTION")
+PLANNED = ("DURABILITY", "ADMIN", "API", "EVENTS")
+PLANNED_OF_TOPICS = ("FLOW",)
 
 
 def without_effect() -> list[str]:
     """Return the settings that are given and valid, and that nothing of this version acts upon."""
     given: Any = getattr(settings, "RMQ", None) or {}
     found = [f'RMQ["{name}"]' for name in PLANNED if given.get(name)]
-    redis = given.get("REDIS")
-    if isinstance(redis, Mapping) and "CLUSTER" in redis:
-        found.append('RMQ["REDIS"]["CLUSTER"]')
     places = {'RMQ["TOPIC_DEFAULTS"]': given.get("TOPIC_DEFAULTS") or {}}
     places |= {f'RMQ["TOPICS"]["{name}"]': topic for name, topic in (given.get("TOPICS") or {}).items()}
     for place, options in places.items():

@@ -8,10 +8,11 @@ nothing is shared with the parent.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import redis
 from django.utils.module_loading import import_string
@@ -20,18 +21,29 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.broker import Broker
+from django_rmq.cluster import Cluster, ClusterBroker
 from django_rmq.conf import Config, RedisServer, get_config
-from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
-from django_rmq.coordination.redis import RedisCoordinator
-from django_rmq.definitions import register_topics
-from django_rmq.exceptions import ConfigurationError
+from django_rmq.coordination import Coordinator, Holding, Member, Slots, StaticCoordinator, Worker
+from django_rmq.coordination.redis import RedisCoordinator, describe, members
+from django_rmq.definitions import as_registered, register_topics
+from django_rmq.exceptions import ConfigurationError, ServerTrouble
 from django_rmq.messages import Topic, slot_counts
 from django_rmq.producer import Producer
+
+if TYPE_CHECKING:
+    from django_rmq.coordination.zookeeper import Ensemble
 
 Purpose = Literal["web", "worker", "coordinator"]
 
 SOCKET_TIMEOUTS = {"web": 1.0, "worker": 5.0, "coordinator": 1.0}
 """Seconds that a purpose waits for Redis: a page must come, a worker would rather wait, and a session is short."""
+
+PATIENCE = {"web": 1.0, "worker": 0.05, "coordinator": 0.5}
+"""Seconds for which a purpose repeats what no node of a cluster has run: a worker has other slots to look after."""
+
+
+LOOK_SECONDS = 5.0
+"""Between two looks for topics that were re-slotted."""
 
 
 @dataclass(slots=True)
@@ -45,6 +57,8 @@ class _Built:
     producers: dict[str, Producer] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
     """Topics whose registered definition has been compared with the settings."""
+    next_look: float = 0.0
+    """When to look for re-slotted topics again (monotonic)."""
     slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of topics that were re-slotted: by which counts their messages are placed, whatever the settings say."""
 
@@ -96,7 +110,7 @@ def close() -> None:
     built, _built = _built, None
     for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
         if isinstance(broker, Broker):
-            broker.client.connection_pool.disconnect()
+            broker.close()
 
 
 def in_memory() -> bool:
@@ -123,12 +137,15 @@ def _build(config: Config, purpose: str) -> Broker:
 
         return cast("Broker", InMemoryBroker(config.key_prefix))
     assert config.redis is not None
-    return Broker(build_client(config.redis, SOCKET_TIMEOUTS[purpose]), config.key_prefix)
+    timeout = SOCKET_TIMEOUTS[purpose]
+    if config.redis.cluster:
+        return ClusterBroker(build_cluster(config.redis, timeout, PATIENCE[purpose]), config.key_prefix)
+    return Broker(build_client(config.redis, timeout), config.key_prefix)
 
 
-def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
-    """Return a client of ``server`` that neither retries nor decodes."""
-    ours: dict[str, Any] = {
+def _own_options(socket_timeout: float) -> dict[str, Any]:
+    """Return what every connection of ours has, whatever was given."""
+    return {
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": socket_timeout,
         "socket_keepalive": True,
@@ -139,16 +156,32 @@ def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
         "health_check_interval": 0,
         "protocol": 2,
     }
+
+
+def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
+    """Return a client of a Redis Cluster, which repeats for ``patience`` seconds what no node has run."""
+    seeds, options = [], {}
+    try:
+        for url in server.cluster:
+            options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
+            seeds.append((options.pop("host", "localhost"), options.pop("port", 6379)))
+            options.pop("db", None)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"the options for Redis at {server} cannot be used: {error}") from error
+    # A node that is gone must not keep the others waiting.
+    ours = {**_own_options(socket_timeout), "socket_connect_timeout": min(socket_timeout, 1.0)}
+    return Cluster(seeds, {**options, **ours}, patience=patience)
+
+
+def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
+    """Return a client of ``server`` that neither retries nor decodes."""
+    ours = _own_options(socket_timeout)
     given = dict(server.pool)
     for name in ("username", "password"):
         value = getattr(server, name)
         if value:
             given[name] = value
     try:
-        if server.cluster:
-            raise ConfigurationError(
-                f'RMQ["REDIS"] is a Redis Cluster ({server}): the Django layer talks to a single server'
-            )
         if server.sentinels:
             return _behind_sentinels(server, given, ours)
         pool = redis.ConnectionPool.from_url(server.url, **given)
@@ -191,10 +224,7 @@ def coordinator_maker() -> MakeCoordinator:
             get_broker("coordinator"), worker, own, disown, token=token
         )
     if chosen == "zookeeper":
-        raise ConfigurationError(
-            'RMQ["COORDINATOR"] is "zookeeper" (also where only RMQ["ZOOKEEPER"] is given): workers cannot come '
-            'together through ZooKeeper yet; say "COORDINATOR": "redis"'
-        )
+        return _through_zookeeper
     try:
         found = import_string(chosen)
     except ImportError as error:
@@ -204,10 +234,82 @@ def coordinator_maker() -> MakeCoordinator:
     )
 
 
+def _through_zookeeper(
+    worker: Worker, own: Callable[[Slots], None], disown: Callable[[Slots], None], token: str
+) -> Coordinator:
+    from django_rmq.coordination.zookeeper import ZooKeeperCoordinator
+
+    config, broker = get_config(), get_broker("coordinator")
+    assert config.zookeeper is not None
+    return ZooKeeperCoordinator(
+        build_ensemble(config),
+        worker,
+        own,
+        disown,
+        registered=broker.definitions,
+        token=token,
+        is_strict=config.zookeeper.when_away == "stop",
+    )
+
+
+def build_ensemble(config: Config) -> Ensemble:
+    """Return what the settings say of ZooKeeper, for those who connect to it."""
+    from django_rmq.coordination.zookeeper import Ensemble
+
+    given = config.zookeeper
+    assert given is not None
+    return Ensemble(
+        given.hosts,
+        given.root,
+        given.session_timeout,
+        given.auth,
+        is_closed=given.acl == "creator",
+        tls=given.tls,
+        key_prefix=config.key_prefix,
+    )
+
+
+def check_coordinator() -> None:
+    """Make sure that workers could come together.
+
+    Raises ``ConfigurationError`` where the coordinator cannot be made, or ZooKeeper holds something else at ROOT, and
+    ``ServerTrouble`` where ZooKeeper does not answer or refuses us.
+    """
+    coordinator_maker()
+    if _coordinator() == "zookeeper":
+        from django_rmq.coordination import zookeeper
+
+        zookeeper.check(build_ensemble(get_config()))
+
+
 def end_session(worker: str, token: str) -> None:
     """Let others take over at once what a dead worker owned. Raises ``ServerTrouble``."""
-    if get_config().coordinator == "redis" and not in_memory():
+    if _coordinator() == "redis":
         get_broker("coordinator").leave(worker, token)
+    elif _coordinator() == "zookeeper":
+        from django_rmq.coordination import zookeeper
+
+        zookeeper.end_session(build_ensemble(get_config()), worker, token)
+
+
+def find_workers() -> tuple[list[Member], list[Holding]]:
+    """Return the workers there are, and who owns what since when; nothing where the coordinator tells only its own.
+
+    Raises ``ServerTrouble`` where Redis or ZooKeeper does not answer.
+    """
+    if _coordinator() == "redis":
+        broker = get_broker("coordinator")
+        return members(broker), describe(broker)
+    if _coordinator() == "zookeeper":
+        from django_rmq.coordination import zookeeper
+
+        return zookeeper.survey(build_ensemble(get_config()))
+    return [], []
+
+
+def _coordinator() -> str:
+    """Return which coordinator is in use: with a broker in memory there is none to ask."""
+    return "" if in_memory() else get_config().coordinator
 
 
 # --- definitions ------------------------------------------------------------------------------------
@@ -226,6 +328,26 @@ def agree(topic: Topic) -> None:
         built.agreed.add(topic.name)
 
 
+def present(topic: Topic, broker: Broker | None = None) -> Topic:
+    """Return ``topic`` with all slots that may hold messages of it by now, whatever the settings say.
+
+    Redis is asked every few seconds (where a ``broker`` is given, that one, each time); while it is away nothing is news.
+    """
+    if broker is not None:
+        return as_registered(topic, broker.definitions().get(topic.name, {}))
+    built, now = _current(), time.monotonic()
+    if now >= built.next_look:
+        try:
+            definitions = get_broker().definitions()
+        except ServerTrouble:
+            definitions = {}
+        built.next_look = now + LOOK_SECONDS
+        built.slot_counts.update(
+            {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
+        )
+    return replace(topic, slots=max(built.slot_counts.get(topic.name, (topic.slots,))))
+
+
 def is_agreed(topic: Topic) -> bool:
     """Return whether ``agree`` would ask nobody."""
     return topic.name in _current().agreed
@@ -240,14 +362,19 @@ __all__ = [
     "Purpose",
     "agree",
     "build_client",
+    "build_cluster",
+    "build_ensemble",
+    "check_coordinator",
     "close",
     "coordinator_maker",
     "end_session",
+    "find_workers",
     "forget",
     "get_broker",
     "get_producer",
     "in_memory",
     "is_agreed",
+    "present",
     "register_topics",
     "replaced_broker",
 ]

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,10 +24,12 @@ from django.db import close_old_connections
 from django.db import connections as databases
 from django.utils import autoreload
 
-from django_rmq import connections, registry
+from django_rmq import connections, history, registry
 from django_rmq.conf import get_config
 from django_rmq.consumer import Dispatcher, Hooks
-from django_rmq.consumer.notes import Notes, give_back
+from django_rmq.consumer.duties import Duties, trim_dead
+from django_rmq.consumer.limits import return_permits
+from django_rmq.consumer.notes import Notes, settle
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
 from django_rmq.definitions import as_registered, register_topics
@@ -98,10 +100,10 @@ class Options:
 def check_start(topics: Iterable[Topic]) -> None:
     """Make sure, before any process is forked, that workers could start.
 
-    Raises ``ConfigurationError`` where the coordinator cannot be made, ``TopicMismatch`` where Redis knows
-    another definition, and ``ServerTrouble`` where it does not answer.
+    Raises ``ConfigurationError`` where workers could not come together, ``TopicMismatch`` where Redis knows
+    another definition, and ``ServerTrouble`` where it (or ZooKeeper) does not answer.
     """
-    connections.coordinator_maker()
+    connections.check_coordinator()
     broker = connections.get_broker("worker")
     broker.ping()
     register_topics(broker, topics)
@@ -148,6 +150,8 @@ class WorkerProcess:
         self._settled_at = float("-inf")
         self._wants_successor = False
         self._leaving: threading.Thread | None = None
+        duties_broker, hours = connections.get_broker("coordinator"), config.history.hours
+        lateness = history.LatenessCount(duties_broker) if hours else None
         self.dispatcher = Dispatcher(
             connections.get_broker("worker"),
             chosen,
@@ -163,7 +167,9 @@ class WorkerProcess:
             settled=lambda: self.coordinator.wait_settled(0.0),
             leaving=self._leave,
             on_moved=self._note_move,
+            swept=[connections.present(topic) for topic in config.topics.values() if topic not in chosen],
             notes=notes,
+            **({"handed_out": lateness.note} if lateness else {}),
         )
         worker = Worker(
             id=self.dispatcher.owner,
@@ -177,6 +183,14 @@ class WorkerProcess:
         self.coordinator = connections.coordinator_maker()(
             worker, self.dispatcher.own, self.dispatcher.disown, token
         )
+        everything = [connections.present(topic) for topic in config.topics.values()]
+        self._duties = Duties(
+            [
+                *trim_dead(duties_broker, everything, self._slots_to_look_after),
+                *history.sampling(duties_broker, everything, hours, self._may_sample),
+                *([lateness.flushing] if lateness else []),
+            ]
+        )
         if notes is not None:
             notes.owner = worker.id
 
@@ -187,12 +201,15 @@ class WorkerProcess:
         gc.collect()
         gc.freeze()
         self.coordinator.start()
+        self._duties.start()
         try:
             self.dispatcher.run()
         finally:
+            self._duties.stop()
             self._leave()
             if self._leaving is not None:
                 self._leaving.join(LEAVE_SECONDS + 0.5)
+            self._duties.join(LEAVE_SECONDS)
             self._beat()
         dispatcher = self.dispatcher
         if dispatcher.forced or dispatcher.exit_asked:
@@ -236,6 +253,26 @@ class WorkerProcess:
                 target=self.coordinator.stop, args=(LEAVE_SECONDS,), name="rmq-leaving", daemon=True
             )
             self._leaving.start()
+
+    def _slots_to_look_after(self, topic: Topic) -> Sequence[range]:
+        """Return the slots that no other worker looks after: our own, or our share of those that nobody owns."""
+        me = self.dispatcher.owner
+        if topic.serial and topic.name in self.dispatcher.topics:
+            return self.coordinator.owned().get(topic.name, ())
+        crew = [member.worker for member in self.coordinator.members()]
+        serving = [one.id for one in crew if any(topic.name == each.name for each in one.topics)]
+        sharing = sorted(serving or [one.id for one in crew])
+        return (
+            [range(sharing.index(me), connections.present(topic).slots, len(sharing))]
+            if me in sharing
+            else ()
+        )
+
+    def _may_sample(self, topic: Topic) -> bool:
+        """Return whether we own slot 0; of topics without owners anybody may try."""
+        if not (topic.serial and topic.name in self.dispatcher.topics):
+            return True
+        return any(0 in run for run in self.coordinator.owned().get(topic.name, ()))
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -313,13 +350,23 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
         if not notes.owner:
             return 0
         try:
-            return give_back(connections.get_broker("coordinator"), chosen, notes)
+            broker = connections.get_broker("coordinator")
+            served = [connections.present(topic) for topic in chosen]
+            settled = settle(broker, served, notes)
+            return_permits(broker, served, notes.owner)
         finally:
             connections.end_session(notes.owner, notes.token)
+        if settled.committed:
+            logger.info(
+                "Committed %d messages that a dead process had done",
+                settled.committed,
+                extra={"rmq_event": "committed_for", "rmq_messages": settled.committed},
+            )
+        return settled.released
 
     return Supervisor(
         child=lambda notes: run_child(chosen, options, notes, parent),
-        make_notes=lambda: Notes(threads, chosen),
+        make_notes=lambda: Notes(threads),
         died=died,
         before_fork=before_fork,
         **how,

@@ -7,12 +7,17 @@
     │   ├── UnknownTopic          no such topic is declared
     │   ├── InvalidMessage        a body, priority, time or key breaks a rule
     │   │   └── MessageTooLarge     the body exceeds the topic's MAX_BODY
-    │   └── WrongType             a key holds something that RMQ did not put there
+    │   ├── WrongType             a key holds something that RMQ did not put there
+    │   ├── NotPermitted          whoever asks may not do this
+    │   ├── InvalidRequest        an id, a filter, a cursor or an option of an operation cannot be used
+    │   └── OperationRefused      the operation has no meaning for this topic or state
     ├── LostRace                somebody else was first: look again, then decide
+    │   ├── MessageGone           the message is not there, or not any more
     │   ├── SlotMoved             the topic has another slot count by now
     │   └── TopicFull             MAX_BACKLOG is reached: try later
     └── ServerTrouble           Redis or the coordinator failed: try later
         ├── ServerUnavailable     no connection, time-out, loading, fail-over
+        │   └── NodeUnavailable     so it is with one node of a Redis Cluster
         ├── ServerFull            Redis is out of memory (or refuses to persist)
         └── ServerRefused         the server answers that we may not do this
 
@@ -57,8 +62,24 @@ class WrongType(CallerError):
     """A key of the slot holds another Redis type than RMQ keeps there; nothing was changed."""
 
 
+class NotPermitted(CallerError):
+    """Whoever asks lacks the permission for it; nothing was done."""
+
+
+class InvalidRequest(CallerError):
+    """An id, a filter, a cursor or an option of an operation cannot be used; nothing was done."""
+
+
+class OperationRefused(CallerError):
+    """The operation has no meaning for this topic or state; the text says why. Nothing was done."""
+
+
 class LostRace(RmqError):
     """Somebody else was first; look at the present state, then decide."""
+
+
+class MessageGone(LostRace):
+    """The message is not there, or not any more."""
 
 
 class SlotMoved(LostRace):
@@ -75,6 +96,10 @@ class ServerTrouble(RmqError):
 
 class ServerUnavailable(ServerTrouble):
     """The server does not answer, is loading, or is failing over."""
+
+
+class NodeUnavailable(ServerUnavailable):
+    """One node of a Redis Cluster does not answer, or a slot is just moving to another; the rest works on."""
 
 
 class ServerFull(ServerTrouble):

@@ -24,6 +24,8 @@ from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
 from django_rmq.keys import (
     SlotKeys,
     check_prefix,
+    history_keys,
+    limits_key,
     slot_keys,
     topics_key,
     wake_channel,
@@ -33,23 +35,32 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     GATE,
+    LATENESS_BUCKETS,
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     NEVER,
+    SAMPLED,
+    Allowance,
     Beat,
+    Claimed,
+    ClaimRead,
+    Confirmed,
     Counts,
     Death,
     Delivery,
+    Durability,
     Entry,
     Failure,
     FailureRecord,
     Handover,
     Held,
     Ledger,
+    Looked,
     Page,
     Prepared,
     Roster,
     Row,
+    Sample,
     Sent,
     Session,
     Survey,
@@ -62,11 +73,20 @@ from django_rmq.messages import (
 LARGEST_WITH_RETRIES = (1 << 43) - 1
 """The largest score that ten bits of retries fit below in a double. At 2^43 they would be rounded."""
 
+LONGEST_LEASE_MS = 86_400_000
+"""A day: what a claim's consumer may be away at most."""
+
+TOMBSTONE_MS = 30 * 86_400_000
+"""How long it is remembered of a consumer how its newest claim ended."""
+
+CONSUMERS = 1_000
+"""Spark consumers that one slot remembers at most."""
+
 LONGEST_DELAY_MS = 1 << 42
 """139 years: now plus this stays below ``LARGEST_WITH_RETRIES``."""
 
 UPKEEP = 400
-"""Deliveries that one prepare times out, and rested messages that it returns, at most."""
+"""Deliveries that one prepare times out, and rested messages that it returns, at most; so too of a claim that was lost."""
 
 MOVED = 500
 """Messages that one hand-over of a re-slotting takes from slot to slot, at most."""
@@ -110,19 +130,23 @@ class Hash(dict[bytes, bytes]):
 
 
 _Kind = TypeVar("_Kind", SortedSet, Hash)
-_SETS = frozenset({"store", "prepare", "retry", "dead", "claimants"})
+_SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim"})
 _SENDING = ("store", "retry", "body", "stats", "control")
 _ENDING = (
     "store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "stats", "control",
 )  # fmt: skip
+_CLAIMING = ("claimants", "claim", "claims", "claim_body")
 _STATES = {
     "store": ("store", "failures"),
     "prepare": ("prepare", "inflight"),
     "retry": ("retry", "failures"),
     "dead": ("dead", "deaths"),
+    "claim": ("claim", "failures"),
 }
 _IN_FLIGHT = re.compile(rb"(\d+) (\S+) ?(\S*)")
 _EXPIRES = re.compile(rb"(\d+) ")
+_PERMITS = re.compile(rb"(\d+) (\d+) (\d+)")
+_CLAIM = re.compile(rb"(\d+) ([a-z]+) (\d+)")
 
 
 def score_text(score: float) -> str:
@@ -172,6 +196,9 @@ class _Slot:
     retry: SortedSet
     dead: SortedSet
     claimants: SortedSet
+    claim: SortedSet
+    claims: Hash
+    claim_body: Hash
     inflight: Hash
     deaths: Hash
     failures: Hash
@@ -187,6 +214,9 @@ class _Slot:
         self.now_s, self.micros = divmod(micros, 1_000_000)
         self.now_ms = micros // 1000
         self.counts: Counter[str] = Counter()
+        # Of a transition that does not name it, nothing it touches is claimed.
+        self.claim = SortedSet()
+        self.claimants = SortedSet()
         self._publish = publish
 
     # --- what the slot says of itself
@@ -211,6 +241,10 @@ class _Slot:
     def room(self) -> int:
         """The gate is open while Prepare holds fewer than this."""
         return 1 if self.topic.serial else self.topic.max_prepared
+
+    def runs(self, member: bytes) -> bool:
+        """Whether the member is in flight, or claimed by Spark."""
+        return member in self.prepare or member in self.claim
 
     def count(self, name: str, by: int = 1) -> None:
         self.counts[name] += by
@@ -279,10 +313,11 @@ class _Slot:
         self.failures[member] = head.encode() + error
 
     def forget(self, member: bytes) -> None:
-        """Delete body and diagnosis of a member, unless it lives on elsewhere."""
+        """Delete body and diagnosis of a member, unless it lives on elsewhere; a claimed one has its own body."""
         if not (member in self.store or member in self.retry or member in self.prepare):
-            self.failures.pop(member, None)
             self.body.pop(member, None)
+            if member not in self.claim:
+                self.failures.pop(member, None)
 
     def die(
         self,
@@ -306,6 +341,13 @@ class _Slot:
         self.deaths[member] = head.encode() + error + (kept or b"")
         self.forget(member)
         self.count("lapsed" if reason == "lapsed" else "died")
+
+    def bury_lapsed(self, member: bytes, score: float) -> None:
+        """Bring a message to Dead that may no longer be delivered."""
+        del self.store[member]
+        _supersede_resting(self, member)
+        failure = self.failure_of(member)
+        self.die(member, "lapsed", b"", self.first_score(score, failure), failure, 0)
 
     def end_failed(
         self, member: bytes, left: int, what: str, error: bytes, delay_ms: int | None, index: int
@@ -332,6 +374,20 @@ class _Slot:
             self.die(member, "rejected", error, origin, failure, 1)
             return None
         self.count("expired" if what == "timed_out" else "failed")
+        return self.go_on(member, left, what, error, origin, failure, delay_ms, index)
+
+    def go_on(
+        self,
+        member: bytes,
+        left: int,
+        what: str,
+        error: bytes,
+        origin: float,
+        failure: FailureRecord | None,
+        delay_ms: int | None,
+        index: int,
+    ) -> float | None:
+        """Give up for a newer copy what failed, or bring it to Dead, or make it a retry; as ``end_failed``."""
         if member in self.store or member in self.retry:
             self.count("dropped")
             self.note_failure(member, what, error, origin, failure)
@@ -360,7 +416,9 @@ class _Slot:
         for index, (member, score) in enumerate(late):
             left = _bounded(score % 1000, 0, self.max_retries)
             dues.append(self.end_failed(member, left, "timed_out", b"", None, 2 * index + 1))
-        return len(late), min((due for due in dues if due is not None), default=None)
+        lost, due = self.expire_claim(limit - len(late))
+        dues.append(due)
+        return len(late) + lost, min((due for due in dues if due is not None), default=None)
 
     def promote_due(self, limit: int) -> int:
         """Return up to ``limit`` rested messages to Store, unless a newer send waits; return how many."""
@@ -375,6 +433,89 @@ class _Slot:
                 self.store[member] = float(self.retry_score(q, float(failure.score) if failure else 0.0))
         return len(rested)
 
+    # --- claims: what a Spark consumer holds
+
+    def newest_claim(self, consumer: str) -> tuple[int, str]:
+        """Return number and state of the consumer's newest claim."""
+        match = _CLAIM.fullmatch(self.claims.get(consumer.encode(), b""))
+        return (int(match[1]), match[2].decode()) if match else (0, "none")
+
+    def note_claim(self, consumer: str, number: int, state: str) -> None:
+        self.claims[consumer.encode()] = f"{number} {state} {self.now_ms}".encode()
+
+    def close_claim(self, consumer: str) -> int:
+        """End the claim if it holds nothing any more; return how many are left."""
+        if not self.claim:
+            self.claimants.pop(consumer.encode(), None)
+        return len(self.claim)
+
+    def return_claimed(self, limit: int, *, spent: bool) -> tuple[int, float | None]:
+        """Give back up to ``limit`` messages; return how many, and when one can be taken again."""
+        rows = self.claim.rows()[: min(limit, UPKEEP) if spent else limit]
+        dues: list[float] = []
+        for index, (member, score) in enumerate(rows):
+            del self.claim[member]
+            kept = self.claim_body.pop(member, None)
+            self.count("claim_returned")
+            waiting = self.store.get(member)
+            newer = waiting is not None or member in self.retry
+            if kept is not None and not newer:
+                self.body[member] = kept
+            due: float | None = None
+            if spent:
+                failure = self.failure_of(member)
+                origin = self.first_score(score, failure)
+                due = self.go_on(
+                    member, self.budget(score), "timed_out", b"", origin, failure, None, 2 * index + 1
+                )
+            else:
+                merges = self.topic.type is TopicType.RANGE_MERGE and not self.is_retry(score)
+                if newer:
+                    self.count("dropped")
+                if not newer or (merges and waiting is not None and score < waiting):
+                    self.store[member] = score
+                    due = 0 if self.topic.is_priority else score
+            if due is not None:
+                dues.append(due)
+        return len(rows), min(dues, default=None)
+
+    def forget_claimed(self, limit: int) -> None:
+        """Forget up to ``limit`` acknowledged messages, or all where nothing needs tidying up."""
+        gone = list(self.claim) if not self.failures else [member for member, _ in self.claim.rows()[:limit]]
+        for member in gone:
+            del self.claim[member]
+            self.claim_body.pop(member, None)
+            if member not in self.store and member not in self.retry:
+                self.failures.pop(member, None)
+        self.count("acked", len(gone))
+
+    def expire_claim(self, limit: int) -> tuple[int, float | None]:
+        """Go on with a claim whose lease has ended: lost, unless it was acknowledged before."""
+        over = [(name, ends) for name, ends in self.claimants.rows()[:1] if ends <= self.now_ms]
+        if limit < 1 or not over:
+            return 0, None
+        consumer = over[0][0].decode()
+        number, state = self.newest_claim(consumer)
+        held, earliest = len(self.claim), None
+        if state == "acked":
+            self.forget_claimed(limit)
+        else:
+            if state not in ("lost", "returned"):
+                self.note_claim(consumer, number, "lost")
+            _, earliest = self.return_claimed(limit, spent=state != "returned")
+        return held - self.close_claim(consumer), earliest
+
+    def make_room_for(self, consumer: str) -> bool:
+        """Forget what ended thirty days ago, where ``consumer`` is new; return whether there is room for it."""
+        if consumer.encode() in self.claims:
+            return True
+        for other, record in list(self.claims.items()):
+            match = _CLAIM.fullmatch(record)
+            since = int(match[3]) if match else 0
+            if since < self.now_ms - TOMBSTONE_MS and other not in self.claimants:
+                del self.claims[other]
+        return len(self.claims) < CONSUMERS
+
     # --- sleeping and waking
 
     def next_due(self, *, at_once: bool) -> int | None:
@@ -386,6 +527,7 @@ class _Slot:
             dues.append(_floor(min(self.retry.values())))
         if self.prepare:
             dues.append((_floor(min(self.prepare.values()) / 1000) + self.timeout + 1) * 1000)
+        dues += [math.ceil(ends) for ends in self.claimants.values()]
         return _bounded(min(dues), 0, NEVER) if dues else None
 
     def sleep_until(self, due: int) -> None:
@@ -430,7 +572,9 @@ class _Slot:
             fresh = waiting is not None and (member in placed or not self.is_retry(waiting))
             if placed.get(member) == "refused":
                 word = "refused"
-            elif met == "present" and (waiting is not None or resting or member in self.prepare):
+            elif met == "present" and (
+                waiting is not None or resting or member in self.prepare or member in self.claim
+            ):
                 word = "present"
             elif fresh:
                 word = met
@@ -569,7 +713,7 @@ class InMemoryBroker:
         envelopes: Sequence[bytes] = (),
     ) -> list[Sent]:
         """Send what neither waits, rests nor runs. ``scores``: range_ms on range_merge topics."""
-        with self._slot(topic, slot, *_SENDING, "prepare") as s:
+        with self._slot(topic, slot, *_SENDING, "prepare", "claim") as s:
             _check_batch(members, at_least=1)
             _raise_if_moved(s)
             if topic.type is TopicType.RANGE_MERGE:
@@ -612,7 +756,7 @@ class InMemoryBroker:
         after: tuple[str, bytes] | None = None,
     ) -> Prepared:
         """Phase one: take up to ``limit`` messages, after the slot's upkeep. ``epoch`` None: not fenced."""
-        with self._slot(topic, slot, *_ENDING, "claimants") as s:
+        with self._slot(topic, slot, *_ENDING, *_CLAIMING) as s:
             if s.moved_to is not None:
                 return Prepared("moved", slots=s.moved_to)
             if epoch is not None and epoch < int(s.control.get(b"epoch", epoch)):
@@ -680,10 +824,7 @@ class InMemoryBroker:
                     break
 
             for member, score in lapsed:
-                del s.store[member]
-                _supersede_resting(s, member)
-                failure = s.failure_of(member)
-                s.die(member, "lapsed", b"", s.first_score(score, failure), failure, 0)
+                s.bury_lapsed(member, score)
             for member, score, left, _ in taken:
                 del s.store[member]
                 _supersede_resting(s, member)
@@ -788,7 +929,7 @@ class InMemoryBroker:
 
     def expire(self, topic: Topic, slot: int, limit: int = 1000) -> int:
         """Time out deliveries whose heartbeat stopped; return how many."""
-        with self._slot(topic, slot, *_ENDING) as s:
+        with self._slot(topic, slot, *_ENDING, *_CLAIMING) as s:
             expired, earliest = s.expire_due(min(limit, BATCH))
             s.wake_at_gate(math.inf if earliest is None else earliest, ended=expired > 0)
             return expired
@@ -800,6 +941,159 @@ class InMemoryBroker:
             if promoted:
                 s.wake(s.now_ms)
             return promoted
+
+    # --- claims: what a Spark consumer holds
+
+    def claim(
+        self,
+        topic: Topic,
+        slot: int,
+        consumer: str,
+        number: int,
+        lease_ms: int,
+        limit: int,
+        max_bytes: int = 16_777_216,
+    ) -> Claimed:
+        """Move up to ``limit`` messages into claim ``number`` of ``consumer``, after the slot's upkeep."""
+        with self._slot(topic, slot, *_ENDING, *_CLAIMING) as s:
+            _check_lease(lease_ms, number)
+            if s.moved_to is not None:
+                return Claimed("moved")
+            limit = max(1, min(limit, BATCH))
+            s.control.update(
+                {
+                    b"slots": b"%d" % topic.slots,
+                    b"timeout": b"%d" % s.timeout,
+                    b"max_retries": b"%d" % s.max_retries,
+                }
+            )
+            share = min(limit, UPKEEP)
+            expired, earliest = s.expire_due(share)
+            holding = bool(s.claimants)
+            if s.promote_due(share):
+                earliest = s.now_ms
+            s.wake_at_gate(math.inf if earliest is None else earliest, ended=expired > 0)
+            if not s.make_room_for(consumer):
+                return Claimed("full")
+            newest, state = s.newest_claim(consumer)
+            ours = consumer.encode() in s.claimants
+            if number < newest or (number == newest and state != "open"):
+                return Claimed("stale")
+            if ours and number > newest:
+                return Claimed("unfinished")
+            # While a re-slotting moves messages, nothing is handed out by anybody.
+            if (holding and not ours) or (topic.serial and s.prepare) or b"moving" in s.control:
+                return Claimed("busy")
+            if b"paused" in s.control:
+                return Claimed("paused")
+
+            waiting = s.store.rows(descending=topic.is_priority)
+            if not topic.is_priority:
+                waiting = [row for row in waiting if row[1] <= s.now_ms]
+            for scan in (limit, limit + BATCH):
+                rows = waiting[:scan]
+                # Leave out what runs already: its newer copy waits for its end.
+                free = [row for row in rows if row[0] not in s.prepare and not (ours and row[0] in s.claim)]
+                if free or len(rows) < scan:
+                    break
+            more = len(rows) == scan or len(free) > limit
+            taken: list[tuple[bytes, float]] = []
+            lapsed: list[tuple[bytes, float]] = []
+            size = 0
+            for member, score in free[:limit]:
+                envelope = s.body.get(member)
+                if envelope is not None and _has_lapsed(envelope, s.now_ms):
+                    lapsed.append((member, score))
+                    continue
+                size += len(member) + len(envelope or b"")
+                if taken and size > max_bytes:
+                    more = True
+                    break
+                taken.append((member, score))
+            for member, score in lapsed:
+                s.bury_lapsed(member, score)
+            for member, score in taken:
+                del s.store[member]
+                _supersede_resting(s, member)
+                s.claim[member] = score
+                if member in s.body:
+                    s.claim_body[member] = s.body.pop(member)
+            if taken:
+                if number > newest:
+                    s.note_claim(consumer, number, "open")
+                s.claimants[consumer.encode()] = float(s.now_ms + lease_ms)
+                s.control[b"owner"] = consumer.encode()
+                s.count("claimed", len(taken))
+            return Claimed("ok", len(taken), len(s.claim), more)
+
+    def renew(
+        self, topic: Topic, slot: int, consumer: str, number: int, lease_ms: int, *, seal: bool = False
+    ) -> int | None:
+        """Let the lease of a claim begin anew; return what it holds, or None: it is no longer there."""
+        with self._slot(topic, slot, "stats", "control", "claimants", "claim", "claims") as s:
+            _check_lease(lease_ms)
+            newest, state = s.newest_claim(consumer)
+            if number != newest or state not in ("open", "sealed"):
+                s.count("stale")
+                return None
+            if seal and state == "open":
+                s.note_claim(consumer, number, "sealed")
+            s.claimants[consumer.encode()] = float(s.now_ms + lease_ms)
+            return len(s.claim)
+
+    def ack(self, topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) -> tuple[str, int]:
+        """Forget what a sealed claim held. Answers ok, open or stale, and how much is left: ask again until 0."""
+        names = ("store", "prepare", "failures", "stats", "control", "retry", *_CLAIMING)
+        with self._slot(topic, slot, *names) as s:
+            newest, state = s.newest_claim(consumer)
+            if number != newest or state not in ("open", "sealed", "acked"):
+                s.count("stale")
+                return "stale", 0
+            if state == "open":
+                return "open", len(s.claim)
+            if consumer.encode() not in s.claimants:
+                return "ok", 0
+            if state == "sealed":
+                s.note_claim(consumer, number, "acked")
+            s.forget_claimed(min(limit, BATCH))
+            left = s.close_claim(consumer)
+            s.wake_at_gate(math.inf, ended=left == 0)
+            return "ok", left
+
+    def return_claim(
+        self, topic: Topic, slot: int, consumer: str, number: int, *, spent: bool = False, limit: int = 1000
+    ) -> tuple[str, int]:
+        """Give back what a claim holds. Answers ok or stale, and how much is left: ask again until 0."""
+        with self._slot(topic, slot, *_ENDING, *_CLAIMING) as s:
+            newest, state = s.newest_claim(consumer)
+            if number != newest or state == "acked":
+                s.count("stale")
+                return "stale", 0
+            if consumer.encode() not in s.claimants:
+                return "ok", 0
+            # What was begun as one of the two ends as that one.
+            if state in ("open", "sealed"):
+                state = "lost" if spent else "returned"
+                s.note_claim(consumer, number, state)
+            _, earliest = s.return_claimed(min(limit, BATCH), spent=state == "lost")
+            left = s.close_claim(consumer)
+            s.wake_at_gate(math.inf if earliest is None else earliest, ended=left == 0)
+            return "ok", left
+
+    def read_claim(
+        self, topic: Topic, slot: int, consumer: str, number: int = 0, offset: int = 0, limit: int = 0
+    ) -> ClaimRead:
+        """Return the state of the consumer's newest claim and, of a sealed one, rows from rank ``offset`` on."""
+        with self._slot(topic, slot, "claim", "claims", "claim_body") as s:
+            newest, state = s.newest_claim(consumer)
+            if number > 0 and number != newest:
+                return ClaimRead("none", newest, 0, [], [])
+            if state not in ("open", "sealed"):
+                return ClaimRead(state, newest, 0, [], [])
+            rows = s.claim.rows()[offset : offset + min(limit, BATCH)] if state == "sealed" else []
+            flat = [part for member, score in rows for part in (member, score_text(score).encode())]
+            kept = [s.claim_body.get(member) for member, _ in rows] if s.claim_body else []
+            return ClaimRead(state, newest, len(s.claim), flat, kept)
 
     # --- persons and programs
 
@@ -841,7 +1135,7 @@ class InMemoryBroker:
 
     def bury(self, topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> list[str]:
         """Put messages into Dead by hand. Answers what each was found as."""
-        with self._slot(topic, slot, *_ENDING) as s:
+        with self._slot(topic, slot, *_ENDING, "claim") as s:
             _check_batch(members)
             words: list[str] = []
             for member in members:
@@ -860,7 +1154,7 @@ class InMemoryBroker:
 
     def remove(self, topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> list[str]:
         """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers as bury."""
-        with self._slot(topic, slot, *_ENDING) as s:
+        with self._slot(topic, slot, *_ENDING, "claim") as s:
             _check_batch(members)
             words: list[str] = []
             for member in members:
@@ -884,7 +1178,7 @@ class InMemoryBroker:
         self, topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]
     ) -> list[str]:
         """Give waiting messages a new due time or priority. Answers what each was found as, or refused."""
-        with self._slot(topic, slot, "store", "retry", "prepare", "stats", "control") as s:
+        with self._slot(topic, slot, "store", "retry", "prepare", "stats", "control", "claim") as s:
             _check_batch(members)
             _check_fresh(s, scores)
             words: list[str] = []
@@ -910,21 +1204,32 @@ class InMemoryBroker:
                     s.retry[member] = rest + _bounded(q, 1, MAX_RETRIES_LIMIT) / 1024
                     words.append("retry")
                 else:
-                    words.append("in_flight" if member in s.prepare else "not_found")
+                    running = member in s.prepare or member in s.claim
+                    words.append("in_flight" if running else "not_found")
                     continue
                 s.count("rescheduled")
                 earliest = min(earliest, 0 if topic.is_priority else score)
             s.wake(earliest)
             return words
 
-    def purge(self, topic: Topic, slot: int, state: str, up_to: float = math.inf, limit: int = 1000) -> int:
+    def purge(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        up_to: float = math.inf,
+        limit: int = 1000,
+        *,
+        min_score: float = -math.inf,
+    ) -> int:
         """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
         if state not in ("store", "retry", "dead"):
             raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
-        names = ["store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats"]
+        names = ["store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats", "claim"]
         with self._slot(topic, slot, *names) as s:
             emptied: SortedSet = getattr(s, state)
-            gone = [member for member, score in emptied.rows() if score <= up_to][: min(limit, BATCH)]
+            found = [member for member, score in emptied.rows() if min_score <= score <= up_to]
+            gone = found[: min(limit, BATCH)]
             for member in gone:
                 del emptied[member]
                 if state == "dead":
@@ -941,6 +1246,7 @@ class InMemoryBroker:
                 return "unchanged"
             if paused:
                 s.control[b"paused"] = b"1"
+                self._publish(topic, -1 - slot)
                 return "paused"
             del s.control[b"paused"]
             s.control.pop(b"sleeping_until", None)
@@ -949,8 +1255,8 @@ class InMemoryBroker:
 
     def configure(self, topic: Topic, slot: int, apply: bool = True) -> str:
         """Give the slot its topic's time-out, retries and slot count. Answers ok or refused."""
-        with self._slot(topic, slot, "store", "prepare", "retry", "control") as s:
-            live = s.store or s.prepare or s.retry
+        with self._slot(topic, slot, "store", "prepare", "retry", "control", "claim") as s:
+            live = s.store or s.prepare or s.retry or s.claim
             if topic.is_priority and max(16, topic.max_retries) != s.floor_priority and live:
                 return "refused"
             if apply:
@@ -1201,61 +1507,98 @@ class InMemoryBroker:
     ) -> list[Entry]:
         """Return all entries of a state behind ``after`` with scores in bounds, in order."""
         members, records = _STATES[state]
-        with self._slot(topic, slot, members, records, "body") as s:
+        bodies = "claim_body" if state == "claim" else "body"
+        with self._slot(topic, slot, members, records, bodies) as s:
             rows: SortedSet = getattr(s, members)
             details: Hash = getattr(s, records)
             return [
-                Entry(member, score, s.body.get(member), details.get(member))
+                Entry(member, score, getattr(s, bodies).get(member), details.get(member))
                 for member, score in rows.rows(descending=descending)
                 if min_score <= score <= max_score and _is_behind(member, score, after, descending)
             ]
 
     def count(self, topic: Topic, slot: int) -> Counts:
         """Return how many messages the slot holds by state."""
-        with self._slot(topic, slot, "store", "prepare", "retry", "dead") as s:
+        with self._slot(topic, slot, "store", "prepare", "retry", "dead", "control", "claim") as s:
             due, oldest = len(s.store), None
             if not topic.is_priority:
                 due = sum(score <= s.now_ms for score in s.store.values())
                 oldest = min(
                     (int(score) for score in s.store.values() if 999 < score <= s.now_ms), default=None
                 )
-            return Counts(len(s.store), due, len(s.prepare), len(s.retry), len(s.dead), 0, oldest)
+            owner = s.control.get(b"owner", b"").decode(errors="backslashreplace")
+            return Counts(
+                len(s.store),
+                due,
+                len(s.prepare),
+                len(s.retry),
+                len(s.dead),
+                len(s.claim),
+                oldest,
+                owner,
+                b"paused" in s.control,
+            )
 
-    def heads(self, topic: Topic, slots: Sequence[int]) -> list[int | None]:
+    def between(
+        self,
+        topic: Topic,
+        slot: int,
+        state: str,
+        min_score: float = -math.inf,
+        max_score: float = math.inf,
+    ) -> int:
+        """Return how many messages of one state have a score in these bounds."""
+        name = _STATES[state][0]
+        with self._slot(topic, slot, name) as s:
+            scores = getattr(s, name).values()
+            return sum(min_score <= score <= max_score for score in scores)
+
+    def look(self, topic: Topic, slot: int, members: Sequence[bytes]) -> list[Looked]:
+        """Return what the slot knows of up to 100 members, in whatever states they are."""
+        if len(members) > 100:
+            raise ServerRefused("ERR too many members")
+        names = ("store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body")
+        with self._slot(topic, slot, *names) as s:
+            return [Looked(*(getattr(s, name).get(member) for name in names)) for member in members]
+
+    def heads(self, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
         """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits)."""
         if len(slots) > 1024:
             raise ServerRefused("ERR too many slots")
         with self._lock:
-            return [self._head(topic, slot_keys(self.prefix, topic.name, slot)) for slot in slots]
+            return [self._head(topic, slot_keys(self.prefix, topic.name, slot), upkeep) for slot in slots]
 
-    def _head(self, topic: Topic, keys: SlotKeys) -> int | None:
-        store, retry, prepare, control = (
-            self.keyspace.get(key) for key in (keys.store, keys.retry, keys.prepare, keys.control)
+    def _head(self, topic: Topic, keys: SlotKeys, upkeep: bool) -> int | None:
+        store, retry, prepare, control, claimants = (
+            self.keyspace.get(key)
+            for key in (keys.store, keys.retry, keys.prepare, keys.control, keys.claimants)
         )
-        foreign = any(isinstance(key, Hash) for key in (store, retry, prepare)) or isinstance(
+        foreign = any(isinstance(key, Hash) for key in (store, retry, prepare, claimants)) or isinstance(
             control, SortedSet
         )
         if foreign:
             # A slot with a foreign type reads as due: its own prepare will name the key.
             return 0
         dues: list[float] = []
-        if isinstance(store, SortedSet):
+        if isinstance(store, SortedSet) and not upkeep:
             head = min(store.values())
             dues.append(0 if topic.is_priority else math.ceil(head) if math.isfinite(head) else head)
-        if isinstance(retry, SortedSet):
+        if isinstance(retry, SortedSet) and not upkeep:
             dues.append(_floor(min(retry.values())))
         if isinstance(prepare, SortedSet):
             own = control.get(b"timeout") if isinstance(control, Hash) else None
             timeout = topic.timeout if own is None else int(own)
             dues.append((_floor(min(prepare.values()) / 1000) + timeout + 1) * 1000)
+        if isinstance(claimants, SortedSet):
+            dues.append(math.ceil(min(claimants.values())))
         due = min(dues, default=math.inf)
         return max(0, int(due)) if due < GATE and due > -math.inf else None if due > 0 else 0
 
     def audit(self, topic: Topic, slot: int) -> Ledger:
         """Return the slot's counters and depths, read in one instant."""
-        with self._slot(topic, slot, "store", "prepare", "retry", "dead", "stats") as s:
+        with self._slot(topic, slot, "store", "prepare", "retry", "dead", "stats", "claim") as s:
             counters = {name.decode(): int(value) for name, value in s.stats.items()}
-            return Ledger(counters, len(s.store), len(s.prepare), len(s.retry), len(s.dead))
+            return Ledger(counters, len(s.store), len(s.prepare), len(s.retry), len(s.dead), len(s.claim))
 
     # --- what belongs to no slot
 
@@ -1401,6 +1744,111 @@ class InMemoryBroker:
             ]
             return Roster(self._clock() // 1000, members, number, basis, assignment.get(b"plan", b""), rows)
 
+    def allow(
+        self, topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
+    ) -> Allowance:
+        """Ask for a part of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and say what is in use."""
+        with self._lock:
+            key = limits_key(self.prefix, topic.name)
+            limits, now_us = self._open(key, Hash), self._clock()
+            given, wait_us = _tokens(limits, topic.max_rate, tokens, now_us)
+            permits, waiting = wanted, False
+            if topic.max_in_flight:
+                ours, now_ms = f"worker:{worker}".encode(), now_us // 1000
+                others, crew = 0, [(wanted, ours)] if wanted else []
+                for name, value in list(limits.items()):
+                    match = _PERMITS.fullmatch(value)
+                    if match is None or name == ours:
+                        continue
+                    held, wants, ends = map(int, match.groups())
+                    if ends <= now_ms:
+                        del limits[name]
+                        continue
+                    others += held
+                    waiting = waiting or wants > held
+                    crew += [(wants, name)] if wants else []
+                fair = _fair_share(topic.max_in_flight, crew, (wanted, ours), now_us // 1_000_000)
+                permits = min(fair, max(0, topic.max_in_flight - others))
+                held = max(in_use, permits)
+                if held + wanted:
+                    limits[ours] = b"%d %d %d" % (held, wanted, now_ms + lease_ms)
+                else:
+                    limits.pop(ours, None)
+            self._keep(key, limits)
+            return Allowance(given, wait_us, permits, waiting)
+
+    # --- history
+
+    def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
+        """Return what up to 256 slots hold and have counted, in sums."""
+        if len(slots) > 256:
+            raise ServerRefused("ERR too many slots")
+        found: list[tuple[Counts, Ledger]] = []
+        for slot in slots:
+            try:
+                found.append((self.count(topic, slot), self.audit(topic, slot)))
+            except WrongType:
+                continue
+        oldest = [counts.oldest_due_ms for counts, _ in found if counts.oldest_due_ms is not None]
+        return Sample(
+            len(found),
+            sum(counts.store for counts, _ in found),
+            sum(counts.due for counts, _ in found),
+            sum(counts.prepare for counts, _ in found),
+            sum(counts.retry for counts, _ in found),
+            sum(counts.dead for counts, _ in found),
+            min(oldest, default=None),
+            {name: sum(ledger[name] for _, ledger in found) for name in SAMPLED},
+        )
+
+    def claim_minute(self, topic: Topic, minute: int) -> bool:
+        """Return whether we are the one who samples ``topic`` in this minute (since the epoch)."""
+        with self._history(topic) as (_, pending):
+            claimed = int(pending.get(b"claimed", b"-1"))
+            if minute <= claimed <= minute + 60:
+                return False
+            pending[b"claimed"] = b"%d" % minute
+            return True
+
+    def note_late(self, topic: Topic, counts: Sequence[int]) -> int:
+        """Count deliveries by class of lateness; return how many classes were raised."""
+        with self._history(topic) as (_, pending):
+            for bucket, number in enumerate(counts[:LATENESS_BUCKETS]):
+                if number:
+                    name = b"late%d" % bucket
+                    pending[name] = b"%d" % (int(pending.get(name, b"0")) + number)
+            return sum(number > 0 for number in counts[:LATENESS_BUCKETS])
+
+    def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
+        """Keep the record of a minute, and so many minutes in all. Answers kept or present."""
+        with self._history(topic) as (minutes, pending):
+            if b"%d" % minute in minutes:
+                return "present"
+            first = int(pending.get(b"first", b"%d" % minute))
+            first = minute - keep - 1000 if first > minute else first
+            last = min(minute - keep, first + 999)
+            for old in range(first, last + 1):
+                minutes.pop(b"%d" % old, None)
+            late = {bucket: pending.pop(b"late%d" % bucket, None) for bucket in range(LATENESS_BUCKETS)}
+            shown = " ".join(f"{bucket}:{found.decode()}" for bucket, found in late.items() if found)
+            minutes[b"%d" % minute] = f"{record[:500]}|{shown}".encode()
+            pending[b"first"] = b"%d" % max(first, last + 1)
+            return "kept"
+
+    def minutes(self, topic: Topic, first: int, last: int) -> list[bytes | None]:
+        """Return the records of the minutes ``first`` to ``last``; None: nobody sampled."""
+        with self._history(topic) as (minutes, _):
+            return [minutes.get(b"%d" % minute) for minute in range(first, last + 1)]
+
+    @contextmanager
+    def _history(self, topic: Topic) -> Iterator[tuple[Hash, Hash]]:
+        with self._lock:
+            keys = history_keys(self.prefix, topic.name)
+            minutes, pending = self._open(keys.minutes, Hash), self._open(keys.pending, Hash)
+            yield minutes, pending
+            self._keep(keys.minutes, minutes)
+            self._keep(keys.pending, pending)
+
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
         with self._lock:
@@ -1438,9 +1886,47 @@ class InMemoryBroker:
 # --- what several transitions ask -------------------------------------------------------------------
 
 
+def _tokens(limits: Hash, rate: float | None, tokens: int, now_us: int) -> tuple[int, int]:
+    """Take up to ``tokens`` from the bucket; return how many, and µs until there is another."""
+    if not rate:
+        return tokens, 0
+    each = 1_000_000 / rate
+    depth = max(each, 100_000)
+    empty = float(limits.get(b"empty", b"inf"))
+    if empty > now_us + depth:
+        empty = now_us - depth
+    empty = max(empty, now_us - depth)
+    given = min(tokens, max(0, math.floor((now_us - empty) / each + 0.000001)))
+    empty += given * each
+    limits[b"empty"] = score_text(empty).encode()
+    return given, max(0, math.ceil(empty + each - now_us)) if given < tokens else 0
+
+
+def _fair_share(limit: int, crew: list[tuple[int, bytes]], us: tuple[int, bytes], now_s: int) -> int:
+    """Return our part: who wants less than an even share gets it all, and the others share the rest."""
+    left, crew = limit, sorted(crew)
+    for at, (wants, _) in enumerate(crew):
+        equals = crew[at:]
+        share = left // len(equals)
+        if wants > share:
+            if us[0] <= share:
+                break
+            # What cannot be divided goes round, for two seconds each.
+            rank = sum(name < us[1] for _, name in equals)
+            turn = now_s // 2 * 40503 % 65536 // 256
+            return share + ((rank + turn) % len(equals) < left - share * len(equals))
+        left -= wants
+    return us[0]
+
+
 def _check_batch(items: Sequence[object], at_least: int = 0) -> None:
     if not at_least <= len(items) <= BATCH:
         raise ServerRefused("ERR n is out of bounds" if at_least else "ERR too many members")
+
+
+def _check_lease(lease_ms: int, number: int = 1) -> None:
+    if not (1 <= lease_ms <= LONGEST_LEASE_MS and 1 <= number < GATE):
+        raise ServerRefused("ERR number or lease is out of bounds")
 
 
 def _check_fresh(s: _Slot, scores: Sequence[float]) -> None:
@@ -1467,11 +1953,15 @@ def _check_receipts(s: _Slot, receipt: int, members: Sequence[bytes]) -> list[st
 
 def _mark(s: _Slot, member: bytes, mark: str, word: str) -> str:
     """Mark a delivery for its end, which only its holder or the time-out brings; return what was found."""
+    waits = word in ("waiting", "retry")
+    if member in s.claim and member not in s.prepare:
+        # Spark goes on with what it has claimed: nothing can be marked there.
+        return "in_flight_and_waiting" if waits else "in_flight"
     if member not in s.prepare:
         return word
     record = _InFlight.parse(s.inflight.get(member))
     s.inflight[member] = record._replace(mark=mark).encode()
-    return "in_flight_and_waiting" if word in ("waiting", "retry") else "in_flight"
+    return "in_flight_and_waiting" if waits else "in_flight"
 
 
 def _supersede_resting(s: _Slot, member: bytes) -> None:
@@ -1498,7 +1988,7 @@ def _candidates(
     Also whether that is all there is (each part of Store is read for ``limit`` entries; further, once, if
     all of these run already), and the last entry seen, busy ones included.
     """
-    priority, in_flight = s.topic.is_priority, len(s.prepare)
+    priority, in_flight = s.topic.is_priority, len(s.prepare) + len(s.claim)
     waiting = [row for row in s.store.rows(descending=priority) if _is_behind(*row, after, priority)]
     resting: list[tuple[bytes, float]] = []
     if not priority:
@@ -1510,8 +2000,8 @@ def _candidates(
         rows, late = waiting[:scan], resting[:scan]
         complete = len(late) < scan and len(rows) < scan
         # Leave out what runs already: its newer copy waits for its end.
-        free = [row for row in rows if row[0] not in s.prepare]
-        rested = [row for row in late if row[0] not in s.prepare]
+        free = [row for row in rows if not s.runs(row[0])]
+        rested = [row for row in late if not s.runs(row[0])]
         if free or rested or complete:
             break
     seen = rows or late
@@ -1531,7 +2021,7 @@ def _candidates(
         want = min(len(group), limit - len(above) + min(in_flight, 1000))
         turned = (group[start:] + group[:start])[:want]
         complete = complete and len(free) <= limit
-        free = above + [row for row in turned if row[0] not in s.prepare]
+        free = above + [row for row in turned if not s.runs(row[0])]
     return free, complete, last
 
 
@@ -1556,6 +2046,12 @@ class Pipeline:
         self.prefix = broker.prefix
         self._broker = broker
         self._calls: list[Callable[[], Any]] = []
+        self._wanted: Durability | None = None
+        self.confirmed: Confirmed | None = None
+
+    def confirm(self, wanted: Durability) -> None:
+        """Say afterwards that all that was wanted is reached: nothing here is less safe than that."""
+        self._wanted = wanted
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -1582,6 +2078,8 @@ class Pipeline:
                 results.append(call())
             except RmqError as error:
                 results.append(error)
+        if self._wanted is not None:
+            self.confirmed = Confirmed(self._wanted.replicas or None, self._wanted.fsync or None)
         return results
 
     def execute(self) -> list[Any]:

@@ -454,6 +454,34 @@ class Sent(NamedTuple):
     """The Store score it waits with: due time in ms, or priority. NaN where refused or in flight."""
 
 
+class Durability(NamedTuple):
+    """What is asked of a send beyond being stored."""
+
+    replicas: int = 0
+    """How many replicas shall confirm that they have it."""
+    fsync: bool = False
+    """Whether it shall be on the primary's disk."""
+
+
+STORED = Durability()
+"""Nothing beyond being stored."""
+
+
+class Confirmed(NamedTuple):
+    """What has been reached of a ``Durability``; None where it was not asked for, or is not known."""
+
+    replicas: int | None = None
+    fsynced: bool | None = None
+
+    def least(self, other: Confirmed) -> Confirmed:
+        """Return what holds for both."""
+        replicas = (
+            None if self.replicas is None or other.replicas is None else min(self.replicas, other.replicas)
+        )
+        fsynced = None if self.fsynced is None or other.fsynced is None else self.fsynced and other.fsynced
+        return Confirmed(replicas, fsynced)
+
+
 @dataclass(slots=True)
 class SendResult:
     """What a send did. Inside a database transaction it says ``pending`` until the commit completes it."""
@@ -466,6 +494,11 @@ class SendResult:
     (the server was away at commit) or discarded (the transaction rolled back)."""
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
+    replicas: int | None = None
+    """How many replicas have confirmed that they have it, where ``replicas=`` asked. None: not asked, or nobody knows."""
+    fsynced: bool | None = None
+    """Whether it is known to be on the primary's disk, where ``fsync=`` asked; None: not asked."""
+    wanted: Durability = STORED
 
     @property
     def id(self) -> str:
@@ -476,6 +509,12 @@ class SendResult:
     def ok(self) -> bool:
         """Whether the message is (or was already) in the queue."""
         return self.status in ("stored", "merged", "replaced", "superseded", "present")
+
+    @property
+    def durable(self) -> bool:
+        """Whether the message is in the queue and as safe as ``replicas=`` and ``fsync=`` asked for."""
+        enough = (self.replicas or 0) >= self.wanted.replicas
+        return self.ok and enough and (bool(self.fsynced) or not self.wanted.fsync)
 
 
 class SendResults(Sequence[SendResult]):
@@ -578,6 +617,32 @@ class Failure(NamedTuple):
     """At most ``MAX_ERROR_BYTES`` are kept."""
 
 
+class Claimed(NamedTuple):
+    """The answer of claim."""
+
+    status: str
+    """ok, busy, paused, stale (the number is no longer open), unfinished (an earlier claim is not over), moved or full."""
+    taken: int = 0
+    size: int = 0
+    """What the claim holds in all."""
+    more: bool = False
+    """Something may be left that can be taken."""
+
+
+class ClaimRead(NamedTuple):
+    """The answer of read_claim."""
+
+    state: str
+    """open, sealed, acked, lost, returned or none."""
+    number: int
+    """The consumer's newest claim; 0: there was none."""
+    size: int
+    rows: Sequence[bytes] = ()
+    """member, score, member, score, ... as Redis tells them."""
+    envelopes: Sequence[bytes | None] = ()
+    """Empty: each member is its own body."""
+
+
 class Entry(NamedTuple):
     """One message as peek and find list it."""
 
@@ -652,6 +717,22 @@ class Counts(NamedTuple):
     claimed: int
     oldest_due_ms: int | None
     """Time topics: the earliest due time in Store that has passed."""
+    owner: str = ""
+    """Who took from the slot last."""
+    paused: bool = False
+
+
+class Looked(NamedTuple):
+    """All that a slot knows of one member; None: nothing of that kind."""
+
+    store: float | None
+    prepare: float | None
+    retry: float | None
+    dead: float | None
+    in_flight: bytes | None = None
+    death: bytes | None = None
+    failure: bytes | None = None
+    envelope: bytes | None = None
 
 
 class FailureRecord(NamedTuple):
@@ -739,15 +820,75 @@ class Ledger:
         return ended + self.prepare - self["prepared"]
 
     @property
+    def claim_drift(self) -> int:
+        return self["acked"] + self["claim_returned"] + self.claimed - self["claimed"]
+
+    @property
     def send_drift(self) -> int:
         return self["stored"] + self["merged"] + self["replaced"] - self["sent"]
 
     @property
     def balanced(self) -> bool:
-        return not (self.live_drift or self.dead_drift or self.delivery_drift or self.send_drift)
+        return not (
+            self.live_drift or self.dead_drift or self.delivery_drift or self.claim_drift or self.send_drift
+        )
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self.counters.items())
+
+
+class Allowance(NamedTuple):
+    """What one worker may do of what its topic's limits leave."""
+
+    tokens: int
+    """Deliveries that may begin; what is not used is given back. As many as asked for where no rate is limited."""
+    wait_us: int
+    """Fewer than asked for: until there is another."""
+    permits: int
+    """While as many messages are in use, nothing more may be taken."""
+    others_wait: bool
+    """Another worker could use more than it has."""
+
+
+class Sample(NamedTuple):
+    """What some slots of a topic hold and have counted, in sums."""
+
+    slots: int
+    """Of those asked for: could be read."""
+    store: int
+    due: int
+    """Of ``store``: takeable now."""
+    prepare: int
+    retry: int
+    dead: int
+    oldest_due_ms: int | None
+    """Time topics: the earliest due time in Store that has passed."""
+    counters: dict[str, int]
+    """Those of ``SAMPLED``."""
+
+    def plus(self, other: Sample) -> Sample:
+        """Return the sums of both."""
+        oldest = [one.oldest_due_ms for one in (self, other) if one.oldest_due_ms is not None]
+        return Sample(
+            self.slots + other.slots,
+            self.store + other.store,
+            self.due + other.due,
+            self.prepare + other.prepare,
+            self.retry + other.retry,
+            self.dead + other.dead,
+            min(oldest, default=None),
+            {name: value + other.counters[name] for name, value in self.counters.items()},
+        )
+
+
+SAMPLED = (
+    "sent", "merged", "replaced", "prepared", "committed", "acked", "failed", "expired", "rejected", "died", "lapsed",
+    "claimed", "claim_returned",
+)  # fmt: skip
+"""The counters of the ledger that the history is made of."""
+
+LATENESS_BUCKETS = 24
+"""How many classes of lateness are counted."""
 
 
 class Beat(NamedTuple):

@@ -19,11 +19,12 @@ from zlib import crc32
 
 from django_rmq.broker import Broker
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
-from django_rmq.keys import slot_of
 from django_rmq.messages import (
     BATCH,
     MAX_KEY_BYTES,
     MAX_PRIORITY,
+    STORED,
+    Durability,
     Envelope,
     SendResult,
     SendResults,
@@ -45,6 +46,9 @@ MAX_FIXED_MS = 4_102_444_800_000
 MAX_HEADER_BYTES = 8_192
 """The most that all headers of a message may take, as JSON."""
 
+MAX_REPLICAS = 100
+"""The most replicas that a send may ask to confirm."""
+
 ROUND_TRIP = 6_000
 """Messages per round trip of a bulk send."""
 
@@ -64,12 +68,13 @@ class Outgoing(NamedTuple):
     envelope: bytes | None = None
     ensure: bool = False
     """Leave the message alone where it already waits, rests or runs."""
-    crc: int = 0
-    """Of its slot basis: with another slot count it has another slot."""
+    crc: int | None = None
+    """Of its slot basis: with another slot count it has another slot. None: nobody knows it."""
 
     def placed(self, topic: Topic) -> Outgoing:
         """Return the message as ``topic`` places it, which may have another slot count."""
-        return self._replace(topic=topic, slot=self.crc & (topic.slots - 1))
+        crc = self.slot if self.crc is None else self.crc
+        return self._replace(topic=topic, slot=crc & (topic.slots - 1))
 
 
 def _milliseconds(name: str, value: object) -> int:
@@ -129,6 +134,15 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
     if at <= 999:
         raise InvalidMessage(f"{name} {at} ms would read as a retry")
     return at
+
+
+def check_durability(replicas: object, fsync: object) -> Durability:
+    """Return what is asked of a send beyond being stored, or raise ``InvalidMessage``."""
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
+        raise InvalidMessage(f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {replicas!r}")
+    if not isinstance(fsync, bool):
+        raise InvalidMessage(f"fsync must be True or False, got {fsync!r}")
+    return Durability(replicas, fsync)
 
 
 def _instant(ms: int) -> str:
@@ -202,13 +216,15 @@ class Producer:
             None if basis is None else self._stored_basis(basis),
             self._headers(headers),
         )
-        placed = self._outgoing(topic, member if basis is None else basis, member, score)
-        return placed._replace(envelope=encode_envelope(envelope))
+        basis_or_member = member if basis is None else basis
+        return self._outgoing(topic, basis_or_member, member, score, encode_envelope(envelope))
 
-    def _outgoing(self, topic: Topic, basis: bytes, member: bytes, score: int) -> Outgoing:
+    def _outgoing(
+        self, topic: Topic, basis: bytes, member: bytes, score: int, envelope: bytes | None = None
+    ) -> Outgoing:
         present = self._present(topic)
         crc = crc32(basis)
-        return Outgoing(present, crc & (present.slots - 1), member, score, None, False, crc)
+        return Outgoing(present, crc & (present.slots - 1), member, score, envelope, False, crc)
 
     def _present(self, topic: Topic, attempt: int = 0) -> Topic:
         """Return ``topic`` with the slot count to be tried: the first, or the next one where a slot refused that."""
@@ -220,12 +236,25 @@ class Producer:
 
     def address(
         self, topic: Topic, body: object = None, *, key: str | None = None, slot_basis: object = None
-    ) -> tuple[list[int], bytes]:
-        """Return the member of a message (of ``body``, or of ``key`` on a keyed topic) and its slot.
+    ) -> tuple[int, bytes]:
+        """Return the slot and the member of a message: of ``body``, or of ``key`` on a keyed topic.
 
-        There are two slots, the old one first, while the topic is re-slotted.
         A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or ``slot_basis``.
         """
+        out = self.outgoing(topic, body, 0, key=key, slot_basis=slot_basis)
+        return out.slot, out.member
+
+    def outgoing(
+        self,
+        topic: Topic,
+        body: object,
+        score: int,
+        envelope: bytes | None = None,
+        *,
+        key: str | None = None,
+        slot_basis: object = None,
+    ) -> Outgoing:
+        """Return a message with the slot and the member that ``address`` tells, and this score and envelope."""
         if topic.keyed:
             if key is None:
                 raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': give key=")
@@ -235,8 +264,12 @@ class Producer:
         else:
             member = encode_body(topic, body)
         basis = self._basis(topic, body, slot_basis)
-        counts = self._counts.get(topic.name, (topic.slots,))
-        return [slot_of(member if basis is None else basis, slots) for slots in counts], member
+        return self._outgoing(topic, member if basis is None else basis, member, score, envelope)
+
+    def slots(self, out: Outgoing) -> list[int]:
+        """Return the slots that may hold a message: two, the old one first, while its topic is re-slotted."""
+        counts = self._counts.get(out.topic.name, (out.topic.slots,))
+        return [out.placed(replace(out.topic, slots=slots)).slot for slots in counts]
 
     def _basis(self, topic: Topic, body: object, slot_basis: object) -> bytes | None:
         if slot_basis is not None:
@@ -328,27 +361,36 @@ class Producer:
             )
         return body[name]
 
-    def send(self, messages: Sequence[Outgoing], *, ensure: bool = False) -> list[SendResult]:
+    def send(
+        self,
+        messages: Sequence[Outgoing],
+        *,
+        ensure: bool = False,
+        wanted: Durability = STORED,
+    ) -> list[SendResult]:
         """Send validated messages, of any topics, in as few round trips as there are thousands.
 
         Returns a result for each, in order. What a lost connection left unknown raises
-        ``ServerTrouble``: whatever was sent merges when it is sent again while it still waits.
+        ``ServerTrouble``: whatever was sent merges when it is sent again while it still waits. What is
+        ``wanted`` beyond being stored is waited for; the results say what was reached, and nothing is raised for it.
         """
         if ensure:
             messages = [out._replace(ensure=True) for out in messages]
-        results, errors = self.attempt(messages)
+        results, errors = self.attempt(messages, wanted)
         for error in errors.values():
             raise error
         return results
 
-    def attempt(self, messages: Sequence[Outgoing]) -> tuple[list[SendResult], dict[int, RmqError]]:
+    def attempt(
+        self, messages: Sequence[Outgoing], wanted: Durability = STORED
+    ) -> tuple[list[SendResult], dict[int, RmqError]]:
         """Send as ``send`` does, but return errors: by index, for the messages that have no outcome.
 
         The results of those have the status ``failed``; whether a message whose reply was lost arrived is
         not known. A message whose topic is re-slotted follows it.
         """
         latest = [self._renewed(out) for out in messages] if self._counts else list(messages)
-        results, errors = self._attempt(latest)
+        results, errors = self._attempt(latest, wanted)
         for _ in range(REDIRECTS if errors else 0):
             moved = [index for index, error in errors.items() if isinstance(error, SlotMoved)]
             if not moved:
@@ -356,7 +398,7 @@ class Producer:
             again = self._replaced([latest[index] for index in moved])
             if again is None:
                 break
-            found, failed = self._attempt(again)
+            found, failed = self._attempt(again, wanted)
             for at, index in enumerate(moved):
                 results[index], latest[index] = found[at], again[at]
                 del errors[index]
@@ -388,10 +430,12 @@ class Producer:
             present[name, slots] = self._present(topic, attempt)
         return [out.placed(present[out.topic.name, out.topic.slots]) for out in messages]
 
-    def _attempt(self, messages: Sequence[Outgoing]) -> tuple[list[SendResult], dict[int, RmqError]]:
-        results = [SendResult(out.topic.name, out.slot, out.member) for out in messages]
+    def _attempt(
+        self, messages: Sequence[Outgoing], wanted: Durability
+    ) -> tuple[list[SendResult], dict[int, RmqError]]:
+        results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
         errors: dict[int, RmqError] = {}
-        if len(messages) == 1:
+        if len(messages) == 1 and wanted == STORED:
             self._attempt_one(messages, results[0], errors)
             return results, errors
         in_flight: deque[tuple[Any, list[list[int]]]] = deque()
@@ -401,6 +445,8 @@ class Producer:
                 pipeline = self.broker.pipeline()
                 for indexes in groups:
                     self._queue(pipeline, [messages[i] for i in indexes])
+                if wanted != STORED:
+                    pipeline.confirm(wanted)
                 in_flight.append((pipeline.send(), groups))
                 # Redis works on this trip while the next one is packed.
                 if len(in_flight) > 1:
@@ -598,6 +644,8 @@ class Producer:
             else:
                 for i, sent in zip(indexes, reply, strict=True):
                     results[i].status, results[i].score = sent
+                    if pipeline.confirmed is not None and results[i].ok:
+                        results[i].replicas, results[i].fsynced = pipeline.confirmed
 
 
 def _misplaced(topic: Topic, wanted: str, **given: object) -> InvalidMessage:

@@ -13,7 +13,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from example_project.embedded_redis import NoRedisServer
-from tests.servers import RedisServer, running_servers
+from example_project.java import NoJava, java_binary, spark_jars
+from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, running_servers
 
 # A real server and two shared cores: how long one example takes says nothing about the rules.
 settings.register_profile(
@@ -47,11 +48,53 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def zookeeper() -> Iterator[str]:
+    """The hosts of the ZooKeeper that tests share: ZOOKEEPER_HOSTS, else one started for this run."""
+    given = os.environ.get("ZOOKEEPER_HOSTS")
+    if given:
+        yield given
+        return
+    needs_java()
+    with ZooKeeperServer() as server:
+        yield server.hosts
+
+
+def needs_java() -> None:
+    """Skip with the reason where ZooKeeper cannot be started; in CI that is an error."""
+    try:
+        java_binary()
+        spark_jars()
+    except NoJava as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """For tests that start a ZooKeeper of their own."""
+    needs_java()
+
+
+@pytest.fixture(scope="session")
 def redis_client(redis_url: str) -> Iterator[redis.Redis]:
     """A plain client that returns bytes and never repeats a command by itself."""
     client = redis.Redis.from_url(redis_url, socket_timeout=30, retry=Retry(NoBackoff(), 0))
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """A Redis Cluster that the tests share which do not harm it: three primaries, no replicas."""
+    try:
+        cluster = RedisCluster(replicas=False)
+    except NoRedisServer as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    with cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -70,5 +113,5 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     if report.failed:
         for server in running_servers:
-            report.sections.append((f"redis-server on port {server.port}", server.log()[-4000:]))
+            report.sections.append((f"{type(server).__name__} on port {server.port}", server.log()[-4000:]))
     return report

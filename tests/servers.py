@@ -6,13 +6,20 @@ import shutil
 import socket
 import tempfile
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from example_project.embedded_redis import EmbeddedRedis, redis_server_binary
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-running_servers: list[RedisServer] = []
+from example_project.embedded_redis import EmbeddedRedis, RedisDidNotStart, free_port, redis_server_binary
+from example_project.embedded_zookeeper import EmbeddedZooKeeper
+
+running_servers: list[RedisServer | ZooKeeperServer] = []
 """The servers that are up, so that a failing test can show their logs."""
 
 
@@ -38,6 +45,68 @@ class RedisServer(EmbeddedRedis):
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+class ZooKeeperServer(EmbeddedZooKeeper):
+    """A ZooKeeper in a directory of its own, which goes away with it. Raises NoJava where it cannot be run."""
+
+    def __init__(self, port: int = 0, **how: Any):
+        super().__init__(tempfile.mkdtemp(prefix="rmq-zookeeper-"), port, **how)
+
+    def __enter__(self) -> Self:
+        try:
+            super().__enter__()
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        running_servers.append(self)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        running_servers.remove(self)
+        super().__exit__(*exc_info)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class ZooKeeperEnsemble:
+    """Three ZooKeepers that make one: `with ZooKeeperEnsemble() as ensemble`."""
+
+    def __init__(self) -> None:
+        peers = {number: (free_port(), free_port()) for number in (1, 2, 3)}
+        self.servers = [ZooKeeperServer(number=number, peers=peers) for number in peers]
+
+    @property
+    def hosts(self) -> str:
+        """The addresses of all three, for clients."""
+        return ",".join(server.hosts for server in self.servers)
+
+    def leader(self) -> ZooKeeperServer:
+        """The server that leads the others, once there is one; TimeoutError after 30 s."""
+        deadline, pause = time.monotonic() + 30, threading.Event()
+        while time.monotonic() < deadline:
+            for server in self.servers:
+                if server.running and server.mode() == "leader":
+                    return server
+            pause.wait(0.02)
+        raise TimeoutError("The servers of the ensemble have agreed on no leader.")
+
+    def __enter__(self) -> Self:
+        for server in self.servers:
+            running_servers.append(server)
+            server.launch()
+        try:
+            for server in self.servers:
+                server.wait_until_serving()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for server in self.servers:
+            running_servers.remove(server)
+            server.kill()
+            shutil.rmtree(server.directory, ignore_errors=True)
+
+
 class TcpProxy:
     """Stands between a client and a server on loopback and does to their bytes what a bad network does.
 
@@ -52,6 +121,8 @@ class TcpProxy:
         self._is_cut = False
         self._wanted: bytes | None = None
         self._dropped = threading.Event()
+        self._open = threading.Event()
+        self._open.set()
         self._closed = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -68,6 +139,7 @@ class TcpProxy:
 
     def __exit__(self, *exc_info: object) -> None:
         self._closed.set()
+        self.let_through()
         # A close alone does not wake a thread that waits in accept().
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -92,6 +164,14 @@ class TcpProxy:
         """Let new connections through again."""
         with self._lock:
             self._is_cut = False
+
+    def swallow(self) -> None:
+        """Be a black hole until `let_through()`: connections stay and are made, and no byte passes either way."""
+        self._open.clear()
+
+    def let_through(self) -> None:
+        """End `swallow()`: what was held back since then passes."""
+        self._open.set()
 
     def delay(self, seconds: float) -> None:
         """Hold back each piece of a request by so many seconds from now on; 0 ends it."""
@@ -187,6 +267,7 @@ class _Pair:
             while piece := self.client.recv(65536):
                 if self.proxy.seconds_of_delay:
                     self.proxy._closed.wait(self.proxy.seconds_of_delay)
+                self.proxy._open.wait()
                 if self.proxy._is_wanted(tail, piece):
                     self.mute.set()
                 tail = (tail + piece)[-self.TAIL_BYTES :]
@@ -197,6 +278,7 @@ class _Pair:
     def _replies(self) -> None:
         with suppress(OSError):
             while piece := self.server.recv(65536):
+                self.proxy._open.wait()
                 if self.mute.is_set():
                     self._swallow()
                     break
@@ -210,3 +292,291 @@ class _Pair:
             while self.server.recv(65536):
                 pass
         self.proxy._dropped.set()
+
+
+class ReplicaPair:
+    """A primary and its replica, which follows through a proxy: `link.cut()` parts them."""
+
+    def __init__(self, **options: Any):
+        self.primary = RedisServer(repl_diskless_sync=True, repl_diskless_sync_delay=0, **options)
+        self.link = TcpProxy(0)
+        self._options = options
+        self.replica: RedisServer
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.primary)
+            self.link.target_port = self.primary.port
+            stack.enter_context(self.link)
+            self.replica = RedisServer(
+                replicaof=f"127.0.0.1 {self.link.port}",
+                repl_diskless_sync=True,
+                repl_diskless_sync_delay=0,
+                **self._options,
+            )
+            stack.enter_context(self.replica)
+            wait_for_link(self.replica)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def promote(self) -> RedisServer:
+        """Make the replica a primary, as a fail-over does; return it."""
+        ask(self.replica.port, "REPLICAOF", "NO", "ONE")
+        return self.replica
+
+
+class SentinelGuard:
+    """Three sentinels that watch a primary with one replica, and promote the replica if the primary is gone."""
+
+    SERVICE = "rmq"
+
+    def __init__(self, *, down_after_ms: int = 500, **options: Any):
+        self._options: dict[str, Any] = {"repl_diskless_sync": True, "repl_diskless_sync_delay": 0, **options}
+        self._down_after_ms = down_after_ms
+        self.primary = RedisServer(**self._options)
+        self.replica: RedisServer
+        self.sentinels: list[RedisServer] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.primary)
+            self.replica = RedisServer(replicaof=f"127.0.0.1 {self.primary.port}", **self._options)
+            stack.enter_context(self.replica)
+            wait_for_link(self.replica)
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-sentinel-")))
+            # Called by this name, the server is a sentinel.
+            binary = home / "redis-sentinel"
+            binary.symlink_to(redis_server_binary())
+            for _ in range(3):
+                sentinel = RedisServer(
+                    binary=binary,
+                    sentinel=[
+                        f"monitor {self.SERVICE} 127.0.0.1 {self.primary.port} 2",
+                        f"down-after-milliseconds {self.SERVICE} {self._down_after_ms}",
+                        f"failover-timeout {self.SERVICE} 5000",
+                    ],
+                )
+                self.sentinels.append(stack.enter_context(sentinel))
+            wait_until(self._know_each_other, "the sentinels knowing each other")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where the sentinels are."""
+        return [("127.0.0.1", sentinel.port) for sentinel in self.sentinels]
+
+    def wait_for_promotion(self, seconds: float = 30) -> None:
+        """Return when the replica has become the primary, and all sentinels say so."""
+        port = str(self.replica.port).encode()
+        wait_until(
+            lambda: (
+                ask(self.replica.port, "ROLE")[0] == b"master"
+                and all(
+                    ask(sentinel.port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.SERVICE)[1] == port
+                    for sentinel in self.sentinels
+                )
+            ),
+            "the promotion",
+            seconds,
+        )
+
+    def _know_each_other(self) -> bool:
+        for sentinel in self.sentinels:
+            (found,) = ask(sentinel.port, "SENTINEL", "MASTERS")
+            fields = dict(zip(found[::2], found[1::2], strict=True))
+            if fields[b"num-other-sentinels"] != b"2" or fields[b"num-slaves"] != b"1":
+                return False
+        return True
+
+
+class RedisCluster:
+    """Three primaries with a replica each, of the same binary, on loopback."""
+
+    SLOTS = 16_384
+
+    def __init__(self, *, replicas: bool = True, node_timeout_ms: int = 1000, **options: Any):
+        # Three on loopback: what takes the fewest milliseconds until the replica of a dead primary is promoted.
+        common: dict[str, Any] = {
+            "cluster_enabled": True,
+            "cluster_config_file": "nodes.conf",
+            "cluster_node_timeout": node_timeout_ms,
+            "cluster_require_full_coverage": False,
+            "cluster_replica_validity_factor": 0,
+            "repl_diskless_sync": True,
+            "repl_diskless_sync_delay": 0,
+            **options,
+        }
+        self.primaries: list[RedisServer] = [_ClusterNode(**common) for _ in range(3)]
+        self.replicas: list[RedisServer] = [_ClusterNode(**common) for _ in range(3 if replicas else 0)]
+
+    @property
+    def nodes(self) -> list[RedisServer]:
+        """The primaries of the beginning, then their replicas in the same order."""
+        return [*self.primaries, *self.replicas]
+
+    @property
+    def url(self) -> str:
+        """The address of one node; it knows the others."""
+        return f"redis://127.0.0.1:{self.primaries[0].port}"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for node in self.nodes:
+                stack.enter_context(node)
+            share = -(-self.SLOTS // 3)
+            for i, node in enumerate(self.primaries):
+                slots = range(i * share, min((i + 1) * share, self.SLOTS))
+                ask(node.port, "CLUSTER", "ADDSLOTS", *slots)
+                ask(node.port, "CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+            for node in self.nodes[1:]:
+                ask(node.port, "CLUSTER", "MEET", "127.0.0.1", self.primaries[0].port)
+            wait_until(
+                lambda: all(len(cluster_nodes(node)) == len(self.nodes) for node in self.nodes),
+                "the nodes knowing each other",
+            )
+            for primary, replica in zip(self.primaries, self.replicas, strict=False):
+                ask(replica.port, "CLUSTER", "REPLICATE", cluster_id(primary))
+            for replica in self.replicas:
+                wait_for_link(replica)
+            wait_until(self._is_whole, "the cluster being whole")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def _is_whole(self) -> bool:
+        for node in self.nodes:
+            if b"cluster_state:ok" not in ask(node.port, "CLUSTER", "INFO"):
+                return False
+            known = cluster_nodes(node)
+            if sum(b"slave" in line for line in known) != len(self.replicas):
+                return False
+        return True
+
+    def owner(self, slot: int) -> RedisServer:
+        """The node that serves a hash slot, as the first node that runs sees it."""
+        seen = next(node for node in self.nodes if node.running)
+        for first, last, (_, port, *_), *_ in ask(seen.port, "CLUSTER", "SLOTS"):
+            if first <= slot <= last:
+                return next(node for node in self.nodes if node.port == port)
+        raise LookupError(f"nobody serves hash slot {slot}")
+
+    def begin_move(self, slot: int, target: RedisServer) -> RedisServer:
+        """Begin to move a hash slot; return who has had it. Keys are moved by `move_keys`."""
+        source = self.owner(slot)
+        ask(target.port, "CLUSTER", "SETSLOT", slot, "IMPORTING", cluster_id(source))
+        ask(source.port, "CLUSTER", "SETSLOT", slot, "MIGRATING", cluster_id(target))
+        return source
+
+    def move_keys(self, slot: int, source: RedisServer, target: RedisServer, most: int = 100_000) -> int:
+        """Move up to so many keys of a slot that is being moved; return how many were moved."""
+        keys = ask(source.port, "CLUSTER", "GETKEYSINSLOT", slot, most)
+        if keys:
+            ask(source.port, "MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+        return len(keys)
+
+    def end_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        """Move the keys that are left, and give the slot to its new owner for good."""
+        while self.move_keys(slot, source, target):
+            pass
+        for node in (target, source, *self.nodes):
+            if node.running and ask(node.port, "ROLE")[0] == b"master":
+                ask(node.port, "CLUSTER", "SETSLOT", slot, "NODE", cluster_id(target))
+
+    def wait_for_promotion(self, replica: RedisServer, seconds: float = 30) -> None:
+        """Return when a replica has taken over from its primary, and every node that runs agrees."""
+        wait_until(
+            lambda: (
+                ask(replica.port, "ROLE")[0] == b"master"
+                and all(
+                    any(
+                        b":%d@" % replica.port in line and b"master" in line and b"fail" not in line
+                        for line in cluster_nodes(node)
+                    )
+                    for node in self.nodes
+                    if node.running
+                )
+            ),
+            "the promotion",
+            seconds,
+        )
+
+
+class _ClusterNode(RedisServer):
+    """A node of a cluster; its bus listens 10,000 ports higher."""
+
+    def start(self) -> None:
+        if not self._chosen_by_us:
+            super().start()
+            return
+        self._chosen_by_us = False
+        for _ in range(20):
+            self.port = free_port()
+            if self.port > 55_000 or not port_is_free(self.port + 10_000):
+                continue
+            with suppress(RedisDidNotStart):
+                super().start()
+                return
+        raise RedisDidNotStart("no pair of ports was free")
+
+
+def port_is_free(port: int) -> bool:
+    """Whether nobody listens on a port of loopback."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def ask(port: int, *command: object) -> Any:
+    """Send one command to a server on loopback over a connection of its own, and return the plain answer."""
+    with redis.Redis(port=port, socket_timeout=10, retry=Retry(NoBackoff(), 0), protocol=2) as client:
+        # Below the client's own callbacks: answers as they came.
+        connection = client.connection_pool.get_connection()
+        try:
+            connection.send_command(*command)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+
+def cluster_id(node: RedisServer) -> str:
+    """The name that a node has in its cluster."""
+    return ask(node.port, "CLUSTER", "MYID").decode()
+
+
+def cluster_nodes(node: RedisServer) -> list[bytes]:
+    """The nodes that a node knows and has shaken hands with, a line each."""
+    lines = ask(node.port, "CLUSTER", "NODES").splitlines()
+    return [line for line in lines if b"handshake" not in line and b"noaddr" not in line]
+
+
+def wait_for_link(replica: RedisServer, seconds: float = 30) -> None:
+    """Return when a replica has its primary's data and follows."""
+    wait_until(
+        lambda: b"master_link_status:up" in ask(replica.port, "INFO", "replication"), "the link", seconds
+    )
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 30) -> None:
+    """Return as soon as the condition holds; TimeoutError after so many seconds."""
+    end, pause = time.monotonic() + seconds, threading.Event()
+    while True:
+        try:
+            if condition():
+                return
+        except redis.RedisError:
+            pass
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} did not come about within {seconds} s.")
+        pause.wait(0.01)

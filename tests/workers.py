@@ -13,9 +13,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.broker import Broker
+from django_rmq.cluster import Cluster
 from django_rmq.consumer import Dispatcher
 from django_rmq.messages import Ledger, Message, Topic
 from django_rmq.producer import Producer
+from tests.servers import RedisCluster
 
 LONG = 10.0
 """Seconds after which a test gives up waiting."""
@@ -39,6 +41,17 @@ def client_of(url: str, socket_timeout: float = 5.0) -> redis.Redis:
         socket_timeout=socket_timeout,
         socket_connect_timeout=socket_timeout,
     )
+
+
+def cluster_of(server: RedisCluster, socket_timeout: float = 5.0, patience: float = 1.0) -> Cluster:
+    """A client of a cluster as workers have it."""
+    options = {
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "socket_timeout": socket_timeout,
+        "socket_connect_timeout": 1.0,
+    }
+    return Cluster([("127.0.0.1", node.port) for node in server.nodes], options, patience=patience)
 
 
 def eventually(condition: Callable[[], object], what: str = "the condition", seconds: float = LONG) -> None:

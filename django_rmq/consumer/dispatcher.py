@@ -8,12 +8,13 @@ slow poll; idle cost does not grow with the number of slots beyond one ``heads``
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from queue import Empty, SimpleQueue
@@ -32,9 +33,18 @@ from django_rmq.consumer.executor import (
     uptime,
 )
 from django_rmq.consumer.heartbeat import Heartbeat
+from django_rmq.consumer.limits import Limits
 from django_rmq.consumer.notes import Notes
-from django_rmq.exceptions import LostRace, RmqError, ServerRefused, ServerTrouble, SlotMoved, WrongType
-from django_rmq.messages import Failure, Held, Message, Prepared, Topic
+from django_rmq.exceptions import (
+    LostRace,
+    NodeUnavailable,
+    RmqError,
+    ServerRefused,
+    ServerTrouble,
+    SlotMoved,
+    WrongType,
+)
+from django_rmq.messages import Delivery, Failure, Held, Message, Prepared, Topic
 
 logger = logging.getLogger("django_rmq.consumer")
 
@@ -56,6 +66,12 @@ REFRESHED = 128
 REST_SECONDS = 5.0
 """How long a slot is left alone whose keys Redis refuses to touch."""
 
+NODE_REST_SECONDS = 0.25
+"""How long a slot is left alone whose node of a Redis Cluster does not answer; the others go on."""
+
+RENEWAL_SECONDS = 5.0
+"""Between two new subscriptions while nodes do not answer."""
+
 UNCERTAIN_SECONDS = 5.0
 """How long a stopping worker waits for Redis only to give back what a lost reply may have handed out."""
 
@@ -67,6 +83,9 @@ IN_HAND_BYTES = 4_194_304
 
 HEADS = 1024
 """Slots asked for by one slow-poll script."""
+
+SWEEP_SECONDS = 10.0
+"""Between two looks for what has timed out in topics that this worker does not serve."""
 
 SETTLING_SECONDS = 0.05
 """Between two questions of a burst worker whether its slots are its own for good."""
@@ -83,6 +102,7 @@ class Place:
 
     __slots__ = (
         "acquired",
+        "away",
         "batches",
         "blocked_by",
         "cursor",
@@ -126,6 +146,8 @@ class Place:
         """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
         self.shut_until = 0.0
         """Monotonic time before which a failing slot is left alone."""
+        self.away = False
+        """Its node does not answer, which is why it is left alone."""
         self.batches = 0
         self.blocked_by: Batch | None = None
         """A batch whose listener exceeded MAX_RUNTIME and has not returned."""
@@ -220,8 +242,10 @@ class Dispatcher:
     worked on. Without it, ``run`` raises ``SlotMoved`` after it has settled what was in hand.
 
     ``settled`` says whether all slots that shall be ours have been told: before that no burst ends.
+    ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
-    where threads note what they run, for whoever comes after a sudden death.
+    where threads note what they run, for whoever comes after a sudden death. ``handed_out`` is told of every
+    prepare that brought something, with the server's time in ms.
     """
 
     def __init__(
@@ -241,7 +265,11 @@ class Dispatcher:
         settled: Callable[[], bool] = lambda: True,
         leaving: Callable[[], None] = lambda: None,
         on_moved: Callable[[str], None] | None = None,
+        swept: Iterable[Topic] = (),
         notes: Notes | None = None,
+        handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: (
+            None
+        ),
     ) -> None:
         self.owner = uuid4().hex
         self.broker = broker
@@ -264,7 +292,10 @@ class Dispatcher:
         self._settled_ownership = settled
         self._leaving = leaving
         self._on_moved = on_moved
+        self._swept = list(swept)
+        self._next_sweep = 0.0
         self._notes = notes
+        self._handed_out = handed_out
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
         self._places: dict[tuple[str, int], Place] = {}
@@ -274,6 +305,9 @@ class Dispatcher:
         self._entries = count(1)
         self._waiting: dict[Place, None] = {}
         """Due, and to be prepared as soon as their thread has room."""
+        self._limits = Limits(broker, self.owner, self.topics.values(), self._capacity)
+        self._parked: defaultdict[str, dict[Place, None]] = defaultdict(dict)
+        """Topic -> its slots that are due and wait until its limits leave room."""
         self._threads = [ExecutorThread(i, self._inbox, hooks, notes) for i in range(max(1, threads))]
         self._load = [0.0] * len(self._threads)
         """Seconds of work in hand of each thread, as reckoned."""
@@ -290,6 +324,7 @@ class Dispatcher:
         self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
         self._quarrels: dict[str, float] = {}
+        self._next_renewal = 0.0
 
     # --- ownership
 
@@ -315,12 +350,14 @@ class Dispatcher:
             return
         place.owned, place.acquired, place.fenced = True, False, False
         place.due = place.not_before = place.shut_until = 0.0
+        place.away = False
         self._unacquired[place] = None
 
     def _disown(self, place: Place) -> None:
         place.owned = place.acquired = False
         place.entry = 0
         self._waiting.pop(place, None)
+        self._parked[place.topic.name].pop(place, None)
         if not place.uncertain:
             self._unacquired.pop(place, None)
         self._give_back_slot(place)
@@ -397,10 +434,14 @@ class Dispatcher:
 
     def _is_idle(self) -> bool:
         """Whether nothing is in hand, but for what Redis refuses to settle."""
-        return not self._in_hand and all(place.shut_until for place, _ in self._settlements)
+        return not self._in_hand and all(
+            place.shut_until and not place.away for place, _ in self._settlements
+        )
 
     def _idle_too_long(self) -> bool:
-        return self._max_idle_time is not None and time.monotonic() - self._last_work >= self._max_idle_time
+        if self._max_idle_time is None or any(self._parked.values()):
+            return False
+        return time.monotonic() - self._last_work >= self._max_idle_time
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -414,9 +455,12 @@ class Dispatcher:
         now = time.monotonic()
         if now >= self._next_poll:
             self._poll()
+        if self._swept and now >= self._next_sweep:
+            self._sweep()
         if self._refreshes and now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
+        self._ask_limits(now)
         pipeline = self.broker.pipeline()
         settling = self._queue_settlements(pipeline)
         asked = self._queue_prepares(pipeline)
@@ -445,12 +489,15 @@ class Dispatcher:
             wake = min(wake, self._last_work + self._max_idle_time)
         while self._heap and self._heap[0][1] != self._heap[0][2].entry:
             heapq.heappop(self._heap)
+        wake = min(wake, self._limits.due())
         if self._heap:
             wake = min(wake, now + (self._heap[0][0] - self._clock.ms()) / 1000)
         if self._refreshes and self._in_hand:
             wake = min(wake, self._next_refresh)
         if self._burst and not self._in_hand:
             wake = min(wake, now + SETTLING_SECONDS)
+        if self._unacquired:
+            wake = min(wake, now + NODE_REST_SECONDS)
         return max(0.0, wake - now)
 
     def _burst_is_over(self) -> bool:
@@ -482,8 +529,11 @@ class Dispatcher:
         if isinstance(item, Slice):
             self._finished(item)
         elif isinstance(item, _Wake):
-            place = self._places.get((item.topic, item.slot))
-            if place is not None:
+            place = self._places.get((item.topic, max(item.slot, -1 - item.slot)))
+            if place is not None and item.slot < 0:
+                # It was paused: nothing more of what is in hand begins.
+                self._give_back_slot(place)
+            elif place is not None:
                 place.not_before = 0.0
                 self._ready(place)
         elif isinstance(item, _Own):
@@ -530,6 +580,7 @@ class Dispatcher:
         if report.last and self._batches.pop(id(batch), None) is not None:
             place.batches -= 1
             self._in_hand -= len(batch.messages)
+            self._limits.ended(place.topic.name, len(batch.messages), time.monotonic())
             if batch.thread is not None:
                 self._load[batch.thread] -= batch.cost
             if place.blocked_by is batch:
@@ -584,20 +635,41 @@ class Dispatcher:
         """How many batches of a slot may be in hand: one runs, the next is ready."""
         if not place.topic.serial:
             return 2 * len(self._threads)
-        return 1 if place.topic.is_priority and self._paces[place.topic.name].seconds > QUICK_SECONDS else 2
+        # Where permits are few, none lies idle behind one that runs.
+        has_one = place.topic.is_priority or place.topic.max_in_flight
+        return 1 if has_one and self._paces[place.topic.name].seconds > QUICK_SECONDS else 2
 
     def _thread_for(self, place: Place, load: list[float]) -> int:
         return place.thread if place.topic.serial else min(range(len(load)), key=load.__getitem__)
 
-    def _limit(self, place: Place) -> int:
-        topic = place.topic
+    def _limit(self, topic: Topic) -> int:
         size = self.listeners[topic.name].batch_size or 1
         wanted = WORK_SECONDS / max(self._paces[topic.name].seconds, 1e-7)
         limit = max(size, min(int(wanted), max(topic.prefetch, size)))
         return max(1, min(limit - limit % size if limit > size else limit, BATCH))
 
+    def _capacity(self, topic: Topic) -> int:
+        """How many messages of a topic all threads together can have in hand."""
+        return len(self._threads) * self._limit(topic)
+
+    def _ask_limits(self, now: float) -> None:
+        """Ask for room where slots wait for it, and go on with those that have got some."""
+        if not self._limits:
+            return
+
+        def complain(name: str, error: RmqError) -> None:
+            self._complain(f"{name}/limits", f"Cannot ask for the limits of topic {name}: %s", error)
+
+        self._limits.ask(now, lambda name: len(self._parked[name]), complain)
+        for name, parked in self._parked.items():
+            for place in list(islice(parked, max(0, self._limits.room(name)))):
+                del parked[place]
+                self._ready(place)
+
     def _queue_prepares(self, pipeline: Any) -> list[Place]:
         asked: list[Place] = []
+        parked: list[Place] = []
+        promised: defaultdict[str, int] = defaultdict(int)
         load = self._load.copy()
         room, expected = IN_HAND - self._in_hand, 0
         for place in self._waiting:
@@ -609,7 +681,14 @@ class Dispatcher:
                 continue
             if room <= 0:
                 break
-            limit = min(self._limit(place), room)
+            limit = min(self._limit(topic), room)
+            if self._limits:
+                allowed = self._limits.room(topic.name) - promised[topic.name]
+                if allowed <= 0:
+                    parked.append(place)
+                    continue
+                limit = min(limit, -(-allowed // len(self._threads)))
+                promised[topic.name] += limit
             pipeline.prepare(
                 topic, place.slot, self.owner, place.epoch, limit, IN_HAND_BYTES, after=place.cursor
             )
@@ -623,18 +702,22 @@ class Dispatcher:
                 break
         for place in asked:
             del self._waiting[place]
+        for place in parked:
+            del self._waiting[place]
+            self._parked[place.topic.name][place] = None
         return asked
 
     def _prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
         """Go on with what prepare answered; return trouble that concerns more than this slot."""
         if isinstance(reply, RmqError):
             trouble = self._trouble_of(place, reply)
-            if trouble is not None:
+            if trouble is not None or isinstance(reply, NodeUnavailable):
                 self._doubt(place)
             return trouble
-        place.shut_until = 0.0
+        place.shut_until, place.away = 0.0, False
         place.yielded = len(reply.deliveries)
         if reply.status == "ok":
+            self._handed_out(place.topic, reply.deliveries, self._clock.ms())
             messages = [
                 Message(place.topic, place.slot, reply.receipt, delivery, self._extend)
                 for delivery in reply.deliveries
@@ -681,6 +764,7 @@ class Dispatcher:
         thread = self._thread_for(place, self._load)
         self._batches[id(batch)] = batch
         self._in_hand += len(messages)
+        self._limits.started(place.topic.name, len(messages))
         self._last_work = time.monotonic()
         place.batches += 1
         batch.cost = len(messages) * self._paces[place.topic.name].seconds
@@ -695,6 +779,9 @@ class Dispatcher:
 
     def _trouble_of(self, place: Place, error: RmqError) -> ServerTrouble | None:
         """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
+        if isinstance(error, NodeUnavailable) and not self._stopping:
+            self._leave_node_alone(place, error)
+            return None
         if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
             return error
         self._complain(
@@ -706,6 +793,18 @@ class Dispatcher:
         self._waiting.pop(place, None)
         self._schedule(place, self._clock.ms() + REST_SECONDS * 1000)
         return None
+
+    def _leave_node_alone(self, place: Place, error: NodeUnavailable) -> None:
+        """Ask a slot later whose node does not answer: what the other nodes hold goes on."""
+        self._complain("node", "Some slots rest (%s); trying again", error)
+        now = time.monotonic()
+        place.shut_until, place.away = now + NODE_REST_SECONDS, True
+        self._waiting.pop(place, None)
+        self._schedule(place, self._clock.ms() + NODE_REST_SECONDS * 1000)
+        if now >= self._next_renewal:
+            # It may be the node that we listen to.
+            self._next_renewal = now + RENEWAL_SECONDS
+            self._listening.renew()
 
     def _doubt(self, place: Place) -> None:
         """Ask what Redis handed out before anything more is taken: a reply was lost."""
@@ -802,7 +901,7 @@ class Dispatcher:
                 kept.repeated = True
                 trouble = self._trouble_of(place, words) or trouble
                 continue
-            place.shut_until = 0.0
+            place.shut_until, place.away = 0.0, False
             if verb != "released":
                 self.processed += len(part)
             stale = words.count("stale")
@@ -943,7 +1042,9 @@ class Dispatcher:
         for part, heads in zip(asked, replies, strict=False):
             if isinstance(heads, RmqError):
                 self._complain("heads", "The slow poll failed: %s", heads)
-                if isinstance(heads, ServerTrouble) and not isinstance(heads, ServerRefused):
+                if isinstance(heads, ServerTrouble) and not isinstance(
+                    heads, (ServerRefused, NodeUnavailable)
+                ):
                     trouble = heads
                 continue
             for place, due in zip(part, heads, strict=True):
@@ -963,6 +1064,32 @@ class Dispatcher:
         if trouble is not None:
             raise trouble
         self._next_poll = time.monotonic() + self._poll_seconds
+
+    def _sweep(self) -> None:
+        """End deliveries and claims that have timed out where this worker takes nothing."""
+        server = self.broker.now_ms()
+        pipeline = self.broker.pipeline()
+        asked = [
+            (topic, range(first, min(first + HEADS, topic.slots)))
+            for topic in self._swept
+            for first in range(0, topic.slots, HEADS)
+        ]
+        for topic, slots in asked:
+            pipeline.heads(topic, slots, upkeep=True)
+        for (topic, slots), heads in zip(asked, pipeline.execute(), strict=True):
+            if isinstance(heads, RmqError):
+                self._complain("sweep", "Cannot look for what has timed out: %s", heads)
+                continue
+            for slot, due in zip(slots, heads, strict=True):
+                if due is not None and due <= server:
+                    pipeline.expire(topic, slot)
+        ended = pipeline.execute()
+        for answer in ended:
+            if isinstance(answer, RmqError):
+                self._complain("sweep", "Cannot end what has timed out: %s", answer)
+        # There may be more of it than one script ends.
+        rest = 0.0 if any(isinstance(answer, int) and answer for answer in ended) else SWEEP_SECONDS
+        self._next_sweep = time.monotonic() + rest
 
     def _look_after(self, untaken: list[Place]) -> None:
         """Acquire again what another owner took from us and has left alone for longer than a time-out."""
@@ -1039,6 +1166,8 @@ class Dispatcher:
             spent = time.monotonic() - begun
             if not self._batches:
                 if not self._settlements and (not self._unacquired or spent > UNCERTAIN_SECONDS):
+                    with contextlib.suppress(RmqError):
+                        self._limits.leave()
                     return
                 if shut:
                     break

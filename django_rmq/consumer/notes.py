@@ -1,6 +1,6 @@
-"""What a worker process notes in memory that outlives it: who it is, that it lives, and what its threads run.
+"""What a worker process notes in memory that outlives it: who it is, that it lives, and what its threads have begun and done.
 
-After a sudden death its parent reads what ran, and gives back all else the process held (``give_back``).
+After a sudden death its parent reads that: it commits what was done and gives back what had not begun (``settle``).
 """
 
 from __future__ import annotations
@@ -8,47 +8,74 @@ from __future__ import annotations
 import mmap
 import time
 from array import array
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from uuid import uuid4
-from zlib import crc32
 
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError
 from django_rmq.messages import BATCH, Topic
 
-GIVE_BACK_SECONDS = 3.0
-"""How long giving back may take; what is not reached by then is left to its time-out."""
+SETTLE_SECONDS = 3.0
+"""How long settling may take; what is not reached by then is left to its time-out."""
 
 _AT_ONCE = 64
 """Slots asked in one round trip."""
 
 _OWNER = 32
 _BEAT, _PROCESSED, _READY, _HEAD = 0, 1, 2, 4
-"""Words before those of the threads; then, per thread: topic + 1, slot, receipt, how many messages run, and
-CRC-32 + 1 of each of their members."""
-_WORDS = 4 + BATCH
+"""Words of eight bytes before the marks of the threads."""
+
+MARKS = 32_768
+"""Messages of a thread whose beginning is remembered: more than a process holds that are not settled."""
 
 
-class Running(NamedTuple):
-    """A message that a thread had begun."""
+def mark_of(topic: str, slot: int, receipt: int, member: bytes) -> int:
+    """Return the 64 bits that stand for a delivery, by a secret that a process shares with those that it forks."""
+    return hash(member) ^ hash((topic, slot, receipt))
 
-    topic: str
-    slot: int
-    receipt: int
-    crc: int
+
+BEGUN, DONE = 1, 2
+"""What a thread notes of a message: it is about to run; its listener has returned and it is to be committed."""
+
+
+class Marks:
+    """Where one thread notes what it begins and what is done; the oldest is forgotten."""
+
+    __slots__ = ("_at", "_marks", "_states")
+
+    def __init__(self, marks: memoryview, states: memoryview) -> None:
+        self._marks = marks
+        self._states = states
+        self._at = 0
+
+    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> memoryview:
+        """Note which messages are next; return a byte for each, where ``BEGUN`` and ``DONE`` are to be put."""
+        at, count, delivery = self._at, len(members), hash((topic, slot, receipt))
+        if at + count > MARKS:
+            at = 0
+        self._at = at + count
+        states = self._states[at : at + count]
+        states[:] = bytes(count)
+        self._marks[at : at + count] = memoryview(array("q", [hash(member) ^ delivery for member in members]))
+        return states
 
 
 class Notes:
     """Memory that a child writes and its parent reads. Make it before the fork."""
 
-    def __init__(self, threads: int, topics: Sequence[Topic]) -> None:
+    def __init__(self, threads: int) -> None:
         self.token = uuid4().hex
         """Known to parent and child: with it the parent can end the child's session."""
-        self._topics = [topic.name for topic in topics]
-        self._numbers = {name: number for number, name in enumerate(self._topics, 1)}
-        self._memory = mmap.mmap(-1, _OWNER + 8 * (_HEAD + _WORDS * threads))
-        self._words = memoryview(self._memory)[_OWNER:].cast("Q")
+        head, marks = _OWNER + 8 * _HEAD, MARKS * threads
+        self._memory = mmap.mmap(-1, head + 9 * marks)
+        whole = memoryview(self._memory)
+        self._words = whole[_OWNER:head].cast("Q")
+        self._marks = whole[head : head + 8 * marks].cast("q")
+        self._states = whole[head + 8 * marks :]
+        parts = [slice(i * MARKS, (i + 1) * MARKS) for i in range(threads)]
+        self._threads = [Marks(self._marks[part], self._states[part]) for part in parts]
 
     # --- the process
 
@@ -84,42 +111,16 @@ class Notes:
 
     # --- its threads
 
-    def begin(self, thread: int, topic: str, slot: int, receipt: int) -> None:
-        """Note with which delivery ``thread`` begins; none of its messages runs yet."""
-        at = _HEAD + thread * _WORDS
-        self._words[at + 3] = 0
-        self._words[at] = self._numbers[topic]
-        self._words[at + 1] = slot
-        self._words[at + 2] = receipt
-        self._words[at + 4] = 0
-        self._words[at + 3] = 1
+    def thread(self, index: int) -> Marks:
+        """Return where a thread notes what it begins."""
+        return self._threads[index]
 
-    def running_of(self, thread: int) -> memoryview:
-        """Return one word: CRC-32 + 1 of the message that ``thread`` is about to run is to be put there."""
-        at = _HEAD + thread * _WORDS + 4
-        return self._words[at : at + 1]
-
-    def run(self, thread: int, members: list[bytes]) -> None:
-        """Note the messages that are about to run in one call."""
-        at = _HEAD + thread * _WORDS + 3
-        self._words[at] = 0
-        self._words[at + 1 : at + 1 + len(members)] = memoryview(
-            array("Q", [crc32(member) + 1 for member in members])
-        )
-        self._words[at] = len(members)
-
-    def end(self, thread: int) -> None:
-        """Note that ``thread`` runs nothing."""
-        self._words[_HEAD + thread * _WORDS + 3] = 0
-
-    def running(self) -> set[Running]:
-        """Return what was running when the last note was made."""
-        found = set()
-        for at in range(_HEAD, len(self._words), _WORDS):
-            topic, slot, receipt, count = self._words[at : at + 4]
-            for crc in self._words[at + 4 : at + 4 + count]:
-                if crc:
-                    found.add(Running(self._topics[topic - 1], slot, receipt, crc - 1))
+    def begun(self) -> dict[int, bool]:
+        """Return the mark of each message that was begun, and whether it is done. What is settled nobody holds any more."""
+        found: dict[int, bool] = {}
+        for mark, state in zip(self._marks.tolist(), self._states.tolist(), strict=True):
+            if state:
+                found[mark] = state == DONE
         return found
 
     def clear(self) -> None:
@@ -128,31 +129,42 @@ class Notes:
         self._memory[:] = bytes(len(self._memory))
 
 
-def give_back(broker: Broker, topics: Sequence[Topic], notes: Notes) -> int:
-    """Release what a dead worker held but had not begun; return how many messages.
+class Settled(NamedTuple):
+    """How many messages of a dead worker were settled."""
 
-    What ran is left to its time-out, for it may be what killed the process. Topics without a gate keep no
-    record of who holds what: there the time-out does it. Raises ``ServerTrouble``.
+    committed: int
+    released: int
+
+
+def settle(broker: Broker, topics: Sequence[Topic], notes: Notes) -> Settled:
+    """Commit what a dead worker had done and release what it had not begun.
+
+    What was begun and is not done, or has failed, is left to its time-out and charged, for it may be what killed the
+    process. Topics without a gate keep no record of who holds what: there the time-out does it all. Raises
+    ``ServerTrouble``.
     """
-    owner, running = notes.owner, notes.running()
-    released = 0
-    end = time.monotonic() + GIVE_BACK_SECONDS
+    owner, begun = notes.owner, notes.begun()
+    committed = released = 0
+    end = time.monotonic() + SETTLE_SECONDS
     for topic in topics if owner else ():
         if not topic.serial:
             continue
         for start in range(0, topic.slots, _AT_ONCE):
             if time.monotonic() > end:
-                return released
-            released += _give_back_of(
-                broker, topic, range(start, min(start + _AT_ONCE, topic.slots)), owner, running
-            )
-    return released
+                break
+            slots = range(start, min(start + _AT_ONCE, topic.slots))
+            more = _settle_some(broker, topic, slots, owner, begun)
+            committed, released = committed + more.committed, released + more.released
+    return Settled(committed, released)
 
 
-def _give_back_of(broker: Broker, topic: Topic, slots: range, owner: str, running: set[Running]) -> int:
-    asking, releasing = broker.pipeline(), broker.pipeline()
+def _settle_some(
+    broker: Broker, topic: Topic, slots: range, owner: str, begun: Mapping[int, bool]
+) -> Settled:
+    asking, telling = broker.pipeline(), broker.pipeline()
     for slot in slots:
         asking.held(topic, slot, owner, 0, BATCH)
+    is_commit: list[bool] = []
     for slot, first in zip(slots, asking.execute(), strict=True):
         if isinstance(first, RmqError) or not first:
             continue
@@ -160,14 +172,18 @@ def _give_back_of(broker: Broker, topic: Topic, slots: range, owner: str, runnin
         while len(page) == BATCH:
             page = broker.held(topic, slot, owner, len(held), BATCH) or []
             held = [*held, *page]
-        by_receipt: dict[int, list[bytes]] = {}
+        to_tell: defaultdict[tuple[int, bool], list[bytes]] = defaultdict(list)
         for thing in held:
-            member = thing.delivery.member
-            if Running(topic.name, slot, thing.receipt, crc32(member)) not in running:
-                by_receipt.setdefault(thing.receipt, []).append(member)
-        for receipt, members in by_receipt.items():
+            done = begun.get(mark_of(topic.name, slot, thing.receipt, thing.delivery.member))
+            if done is not False:
+                to_tell[thing.receipt, bool(done)].append(thing.delivery.member)
+        for (receipt, done), members in to_tell.items():
             for start in range(0, len(members), BATCH):
-                releasing.release(topic, slot, receipt, members[start : start + BATCH])
-    if not len(releasing):
-        return 0
-    return sum(words.count("ok") for words in releasing.execute() if not isinstance(words, RmqError))
+                tell = telling.commit if done else telling.release
+                tell(topic, slot, receipt, members[start : start + BATCH])
+                is_commit.append(done)
+    told = [0, 0]
+    for done, words in zip(is_commit, telling.execute(), strict=True):
+        if not isinstance(words, RmqError):
+            told[done] += words.count("ok")
+    return Settled(told[True], told[False])

@@ -37,7 +37,8 @@ def load(name: str) -> Script:
 
 
 @cache
-def names() -> tuple[str, ...]:
-    """Return the names of the transitions of a slot."""
-    found = (entry.name for entry in files(__name__).iterdir())
-    return tuple(sorted(name[:-4] for name in found if name.endswith(".lua") and not name.startswith("_")))
+def names(folder: str = "") -> tuple[str, ...]:
+    """Return the names of the transitions of a slot, or of the scripts in ``folder``."""
+    found = (entry.name for entry in (files(__name__) / folder).iterdir())
+    chosen = sorted(name[:-4] for name in found if name.endswith(".lua") and not name.startswith("_"))
+    return tuple(f"{folder}/{name}" if folder else name for name in chosen)

@@ -1,4 +1,4 @@
--- Deliveries that time has ended, at most `limit`. Returns how many, and when the first can be taken again.
+-- Deliveries and claims that time has ended, at most `limit`. Returns how many, and when the first can be taken again.
 local function expire_due(limit)
   local ahead = redis.call('ZRANGEBYSCORE', prepare, text_of((now_s + timeout + 1) * 1000), '+inf',
     'WITHSCORES', 'LIMIT', 0, limit)
@@ -15,5 +15,8 @@ local function expire_due(limit)
     local due = end_failed(late[i], left, record, 'timed_out', '', nil, i)
     if due and (not earliest or due < earliest) then earliest = due end
   end
-  return #late / 2, earliest
+  local lost, due = 0, nil
+  if claimed then lost, due = expire_claim(limit - #late / 2) end
+  if due and (not earliest or due < earliest) then earliest = due end
+  return #late / 2 + lost, earliest
 end

@@ -32,11 +32,12 @@ local function waits(member)
   return redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member)
 end
 
--- Another copy of the member that waits, rests or runs keeps body and diagnosis.
+-- Another copy of the member that waits, rests or runs keeps body and diagnosis; a claimed one has its own body.
 local function forget(member)
   if waits(member) or redis.call('ZSCORE', prepare, member) then return end
-  redis.call('HDEL', failures, member)
   redis.call('HDEL', body, member)
+  if claim and redis.call('ZSCORE', claim, member) then return end
+  redis.call('HDEL', failures, member)
 end
 
 -- The caller has taken the copy that dies out of its place.
@@ -51,11 +52,33 @@ local function die(member, reason, text, score, failure, failed)
   count(reason == 'lapsed' and 'lapsed' or 'died')
 end
 
--- `delay` nil: the topic's exponential back-off. Returns when the message can be taken again, or nil.
+-- What failed goes on: given up for a newer copy, dead, or a retry. `delay` nil: the topic's exponential back-off.
+-- Returns when the message can be taken again, or nil.
+local function go_on(member, left, what, text, origin, failure, delay, index)
+  if waits(member) then
+    count('dropped')
+    note_failure(member, what, text, origin, failure)
+    return nil
+  elseif left <= 0 then
+    die(member, what, text, origin, failure, 1)
+    return nil
+  end
+  delay = delay or backoff(max_retries - left, index)
+  local due = now_ms
+  if delay > 0 then
+    due = now_ms + delay
+    redis.call('ZADD', retry, text_of(due + left / 1024), member)
+  else
+    redis.call('ZADD', store, text_of(retry_score(left, tonumber(origin) or 0)), member)
+  end
+  note_failure(member, what, text, origin, failure)
+  return due
+end
+
 local function end_failed(member, left, record, what, text, delay, index)
   local score, mark = string.match(record, '^%d+ (%S+) ?(%S*)')
   score, mark = score or '0', mark or ''
-  local failure = parse_failure(redis.call('HGET', failures, member))
+  local failure, due = parse_failure(redis.call('HGET', failures, member)), nil
   local origin = first_score(score, failure)
   redis.call('ZREM', prepare, member)
   if mark == 'removed' then
@@ -73,25 +96,8 @@ local function end_failed(member, left, record, what, text, delay, index)
     die(member, 'rejected', text, origin, failure, 1)
   else
     count(what == 'timed_out' and 'expired' or 'failed')
-    if waits(member) then
-      count('dropped')
-      note_failure(member, what, text, origin, failure)
-    elseif left <= 0 then
-      die(member, what, text, origin, failure, 1)
-    else
-      delay = delay or backoff(max_retries - left, index)
-      local due = now_ms
-      if delay > 0 then
-        due = now_ms + delay
-        redis.call('ZADD', retry, text_of(due + left / 1024), member)
-      else
-        redis.call('ZADD', store, text_of(retry_score(left, tonumber(origin) or 0)), member)
-      end
-      redis.call('HDEL', inflight, member)
-      note_failure(member, what, text, origin, failure)
-      return due
-    end
+    due = go_on(member, left, what, text, origin, failure, delay, index)
   end
   redis.call('HDEL', inflight, member)
-  return nil
+  return due
 end

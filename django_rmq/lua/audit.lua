@@ -5,14 +5,15 @@
 -- KEYS[3] retry    ZSET  member -> ms + retries/1024
 -- KEYS[4] dead     ZSET  member -> ms of death
 -- KEYS[5] stats    HASH  counter -> n
+-- KEYS[6] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] now
 --
--- Returns {store, prepare, retry, dead, {counter, n, ...}}
-local store, prepare, retry, dead, stats = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+-- Returns {store, prepare, retry, dead, {counter, n, ...}, claimed}
+local store, prepare, retry, dead, stats, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = ARGV[1]
 -- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead) or mistyped('hash', stats)
+local wrong = mistyped('zset', store, prepare, retry, dead, claim) or mistyped('hash', stats)
 if wrong then return wrong end
 return { redis.call('ZCARD', store), redis.call('ZCARD', prepare), redis.call('ZCARD', retry),
-  redis.call('ZCARD', dead), redis.call('HGETALL', stats) }
+  redis.call('ZCARD', dead), redis.call('HGETALL', stats), redis.call('ZCARD', claim) }

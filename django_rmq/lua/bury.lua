@@ -10,6 +10,7 @@
 -- KEYS[8] stats     HASH  counter -> n
 -- KEYS[9] control   HASH  field -> value
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] kind
 -- ARGV[2] max_retries  the topic's, until the slot has its own
@@ -19,11 +20,11 @@
 --
 -- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local failures, body, stats, control, retry, claim = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local kind, why, first, last, now = ARGV[1], ARGV[3], 4, #ARGV - 1, ARGV[#ARGV]
 local channel, retry_priority, backoff_base, backoff_cap = '', '', 0, 0
 -- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry)
+local wrong = mistyped('zset', store, prepare, dead, retry, claim)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
@@ -53,6 +54,8 @@ for i = first, last do
     word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
     local receipt_and_score = string.match(record or '', '^%d+ %S+') or '0 0'
     redis.call('HSET', inflight, member, receipt_and_score .. ' buried')
+  elseif redis.call('ZSCORE', claim, member) then
+    word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
   end
   words[#words + 1] = word
 end

@@ -23,7 +23,7 @@ local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4
 local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local channel, room, kind, receipt = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local first, last, now = 5, #ARGV - 1, ARGV[#ARGV]
-local retry_priority, backoff_base, backoff_cap = '', 0, 0
+local retry_priority, backoff_base, backoff_cap, claim = '', 0, 0, nil
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)

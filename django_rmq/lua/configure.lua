@@ -4,6 +4,7 @@
 -- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left
 -- KEYS[3] retry    ZSET  member -> ms + retries/1024
 -- KEYS[4] control  HASH  field -> value
+-- KEYS[5] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] kind
 -- ARGV[2] slots
@@ -13,14 +14,15 @@
 -- ARGV[6] now
 --
 -- Returns ok | refused   refused: live scores would be read anew, priorities as retries or retries as priorities
-local store, prepare, retry, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local store, prepare, retry, control, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local kind, slots, timeout, max_retries = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local apply, now = ARGV[5] == '1', ARGV[6]
 -- include: _types
-local wrong = mistyped('zset', store, prepare, retry) or mistyped('hash', control)
+local wrong = mistyped('zset', store, prepare, retry, claim) or mistyped('hash', control)
 if wrong then return wrong end
 local known = tonumber(redis.call('HGET', control, 'max_retries')) or max_retries
 local live = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
+  + redis.call('ZCARD', claim)
 if kind == 'priority' and math.max(16, max_retries) ~= math.max(16, known) and live > 0 then return 'refused' end
 if apply then
   redis.call('HDEL', control, '')

@@ -1,18 +1,21 @@
--- How many messages a slot holds in each state.
+-- How many messages a slot holds in each state, who took last, and whether it is paused.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
 -- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left
 -- KEYS[3] retry    ZSET  member -> ms + retries/1024
 -- KEYS[4] dead     ZSET  member -> ms of death
+-- KEYS[5] control  HASH  field -> value
+-- KEYS[6] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] kind
 -- ARGV[2] now
 --
--- Returns {store, of these due, prepare, retry, dead, earliest due ms that has passed or empty}
-local store, prepare, retry, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- Returns {store, of these due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused,
+--          claimed}
+local store, prepare, retry, dead, control, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local kind, now = ARGV[1], ARGV[2]
 -- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead)
+local wrong = mistyped('zset', store, prepare, retry, dead, claim) or mistyped('hash', control)
 if wrong then return wrong end
 -- include: _now
 local waiting = redis.call('ZCARD', store)
@@ -23,4 +26,6 @@ if kind ~= 'priority' then
   local head = redis.call('ZRANGEBYSCORE', store, '(999', at, 'WITHSCORES', 'LIMIT', 0, 1)
   oldest = head[2] or ''
 end
-return { waiting, due, redis.call('ZCARD', prepare), redis.call('ZCARD', retry), redis.call('ZCARD', dead), oldest }
+local known = redis.call('HMGET', control, 'owner', 'paused')
+return { waiting, due, redis.call('ZCARD', prepare), redis.call('ZCARD', retry), redis.call('ZCARD', dead), oldest,
+  known[1] or '', known[2] and 1 or 0, redis.call('ZCARD', claim) }

@@ -6,6 +6,7 @@
 -- KEYS[4] stats    HASH  counter -> n
 -- KEYS[5] control  HASH  field -> value
 -- KEYS[6] prepare  ZSET  member -> seconds*1000 + retries left
+-- KEYS[7] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] channel
 -- ARGV[2] slots        the caller's slot count
@@ -17,12 +18,13 @@
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
-local store, retry, body, stats, control, prepare = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local store, retry, body, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local prepare, claim = KEYS[6], KEYS[7]
 local channel, slots, limit, kind = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local n, first, now = tonumber(ARGV[6]), 7, ARGV[#ARGV]
 local retry_priority = ''
 -- include: _types
-local wrong = mistyped('zset', store, retry, prepare) or mistyped('hash', body, stats, control)
+local wrong = mistyped('zset', store, retry, prepare, claim) or mistyped('hash', body, stats, control)
 if wrong then return wrong end
 if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
 local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries')
@@ -46,6 +48,11 @@ for i = 1, n do
 end
 local running = {}
 if redis.call('ZCARD', prepare) > 0 then running = redis.call('ZMSCORE', prepare, unpack(members)) end
+if redis.call('ZCARD', claim) > 0 then
+  for i, claimed in ipairs(redis.call('ZMSCORE', claim, unpack(members))) do
+    running[i] = running[i] or claimed
+  end
+end
 local envelope = #ARGV > first + 2 * n and first + 2 * n
 local reply = place(members, scores, envelope, 'present', false, running)
 if reply[1] == 'mixed' or kind ~= 'range_merge' then return reply end

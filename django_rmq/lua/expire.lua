@@ -1,4 +1,4 @@
--- Time out deliveries whose heartbeat stopped: each spends a retry, or dies.
+-- Time out deliveries and claims whose heartbeat stopped: each message spends a retry, or dies.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
@@ -10,6 +10,10 @@
 -- KEYS[8] stats     HASH  counter -> n
 -- KEYS[9] control   HASH  field -> value
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] claimants  ZSET  Spark consumer -> ms when its lease ends
+-- KEYS[12] claim      ZSET  member -> score it was taken with
+-- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
+-- KEYS[14] claim_body HASH  claimed member -> envelope
 --
 -- ARGV[1] channel
 -- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
@@ -25,20 +29,24 @@
 -- Returns how many timed out
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local channel, room, kind, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local backoff_base, backoff_cap = tonumber(ARGV[5]), tonumber(ARGV[6])
 local limit, now = math.min(tonumber(ARGV[9]), 1000), ARGV[10]
 -- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+local wrong = mistyped('zset', store, prepare, dead, retry, claimants, claim)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control, claims, claim_body)
 if wrong then return wrong end
 local known = redis.call('HMGET', control, 'sleeping_until', 'timeout', 'max_retries')
 local sleeping_until, timeout, max_retries = known[1], tonumber(known[2] or ARGV[7]), tonumber(known[3] or ARGV[8])
+local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _retries
 -- include: _ledger
 -- include: _wake
 -- include: _failures
+-- include: _tidy
+-- include: _claims
 -- include: _expire
 -- A write of nothing first, so that a full server lets the rest pass.
 redis.call('HDEL', control, '')

@@ -1,31 +1,34 @@
 -- When each of many slots can next be taken from: the slow poll, read only.
 --
--- KEYS[1...] store, retry, prepare, control of each slot
+-- KEYS[1...] store, retry, prepare, control, claimants of each slot
 --
 -- ARGV[1] kind
 -- ARGV[2] timeout  seconds; the topic's, where the slot has none of its own
--- ARGV[3] now
+-- ARGV[3] upkeep   1: only when deliveries time out and leases of claims end
+-- ARGV[4] now
 --
 -- Returns for each slot its next due time in ms (0: something can be taken whatever the time), or empty
 local slots_keys = KEYS
-local kind, timeout, now = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-if #slots_keys > 4096 then return redis.error_reply('ERR too many slots') end
+local kind, timeout, upkeep, now = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
+if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
 local heads = {}
-for i = 1, #slots_keys, 4 do
+for i = 1, #slots_keys, 5 do
   local due = math.huge
   -- A slot with a foreign type reads as due: its own prepare will name the key.
   local waiting = redis.pcall('ZRANGE', slots_keys[i], 0, 0, 'WITHSCORES')
   local resting = redis.pcall('ZRANGE', slots_keys[i + 1], 0, 0, 'WITHSCORES')
   local running = redis.pcall('ZRANGE', slots_keys[i + 2], 0, 0, 'WITHSCORES')
   local own = redis.pcall('HGET', slots_keys[i + 3], 'timeout')
-  if waiting.err or resting.err or running.err or type(own) == 'table' then
+  local claimed = redis.pcall('ZRANGE', slots_keys[i + 4], 0, 0, 'WITHSCORES')
+  if waiting.err or resting.err or running.err or claimed.err or type(own) == 'table' then
     due = 0
   else
-    if waiting[1] then due = kind == 'priority' and 0 or math.ceil(tonumber(waiting[2])) end
-    if resting[1] then due = math.min(due, math.floor(tonumber(resting[2]))) end
+    if waiting[1] and not upkeep then due = kind == 'priority' and 0 or math.ceil(tonumber(waiting[2])) end
+    if resting[1] and not upkeep then due = math.min(due, math.floor(tonumber(resting[2]))) end
     if running[1] then
       due = math.min(due, (math.floor(tonumber(running[2]) / 1000) + (tonumber(own) or timeout) + 1) * 1000)
     end
+    if claimed[1] then due = math.min(due, math.ceil(tonumber(claimed[2]))) end
   end
   heads[#heads + 1] = due < 9007199254740992 and string.format('%.0f', math.max(0, due)) or ''
 end

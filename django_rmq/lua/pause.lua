@@ -9,7 +9,7 @@
 --
 -- Returns paused | resumed | unchanged
 local control = KEYS[1]
-local channel, slot, paused, now = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
+local channel, slot, paused, now = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
 -- include: _types
 local wrong = mistyped('hash', control)
 if wrong then return wrong end
@@ -17,6 +17,8 @@ if paused == (redis.call('HEXISTS', control, 'paused') == 1) then return 'unchan
 if paused then
   redis.call('HDEL', control, '')
   redis.call('HSET', control, 'paused', '1')
+  -- Whoever has taken messages and not begun with them gives them back.
+  redis.pcall('PUBLISH', channel, -1 - slot)
   return 'paused'
 end
 redis.call('HDEL', control, 'paused', 'sleeping_until')

@@ -10,7 +10,10 @@
 -- KEYS[8] stats       HASH  counter -> n
 -- KEYS[9] control     HASH  field -> value
 -- KEYS[10] retry      ZSET  member -> ms + retries/1024
--- KEYS[11] claimants  ZSET  Spark consumer -> next deadline
+-- KEYS[11] claimants  ZSET  Spark consumer -> ms when its lease ends
+-- KEYS[12] claim      ZSET  member -> score it was taken with
+-- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
+-- KEYS[14] claim_body HASH  claimed member -> envelope
 --
 -- ARGV[1] channel
 -- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
@@ -35,7 +38,8 @@
 --       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}}
 --         no retries left: all have ARGV[9]; no envelopes: each member is its own body
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry, claimants = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local channel, room, kind, slots, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local backoff_base, backoff_cap, serial = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[10] == '1'
 local owner, epoch, limit, max_bytes = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
@@ -43,6 +47,10 @@ local after_score, after_member, now = ARGV[15], ARGV[16], ARGV[17]
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry, claimants)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
+if wrong then return wrong end
+-- The other keys of claims are touched only while something is claimed.
+local claimed = redis.call('ZCARD', claimants) > 0
+if claimed then wrong = mistyped('zset', claim) or mistyped('hash', claims, claim_body) end
 if wrong then return wrong end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
   'max_retries', 'sleeping_until', 'moving')
@@ -57,6 +65,8 @@ limit = math.max(1, math.min(limit, 1000))
 -- include: _ledger
 -- include: _wake
 -- include: _failures
+-- include: _tidy
+-- include: _claims
 -- include: _expire
 -- include: _promote
 -- include: _after
@@ -71,6 +81,7 @@ local promoted = promote_due(share)
 -- Read here, for `limit` may become less: there may be more upkeep to do.
 local behind = expired >= share or promoted >= share
 local in_flight = redis.call('ZCARD', prepare)
+claimed = claimed and redis.call('ZCARD', claimants) > 0
 
 local NEVER = 9007199254740991
 -- The earliest instant at which asking again can help; `more`: something can be taken even now.
@@ -87,6 +98,7 @@ local function next_due(more)
   if head[1] then
     due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
   end
+  if claimed then due = math.min(due, math.ceil(tonumber(redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')[2]))) end
   return due
 end
 -- Leave the caller idle: until `due` it hears of nothing but a wake-up.
@@ -97,7 +109,7 @@ local function idle(word, due, sleep)
 end
 
 local shut = in_flight >= room
-if serial then shut = holder ~= owner and (in_flight > 0 or redis.call('ZCARD', claimants) > 0) end
+if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end
 -- While a re-slotting moves messages, nothing is handed out by anybody.
 if shut or known[9] then return idle('busy', next_due(false), GATE) end
 if paused then return idle('paused', next_due(false), nil) end
@@ -134,14 +146,15 @@ end
 
 -- Leave out what runs already: its newer copy waits for its end.
 local function free_of(list)
-  if in_flight == 0 or #list == 0 then return list end
+  if not (in_flight > 0 or claimed) or #list == 0 then return list end
   local names, free = {}, {}
   for i = 1, #list, 2 do
     names[#names + 1] = list[i]
   end
   local running = redis.call('ZMSCORE', prepare, unpack(names))
+  local held = claimed and redis.call('ZMSCORE', claim, unpack(names)) or {}
   for i, member in ipairs(names) do
-    if not running[i] then
+    if not (running[i] or held[i]) then
       free[#free + 1], free[#free + 2] = member, list[i * 2]
     end
   end
@@ -152,7 +165,7 @@ local rows, late = look(scan)
 local free, rested = free_of(rows), free_of(late)
 if #free + #rested == 0 and math.max(#rows, #late) == scan * 2 then
   -- All of the window runs already: look further, once.
-  scan = limit + math.min(in_flight, 1000)
+  scan = limit + math.min(in_flight + (claimed and redis.call('ZCARD', claim) or 0), 1000)
   rows, late = look(scan)
   free, rested = free_of(rows), free_of(late)
 end
@@ -186,7 +199,7 @@ if kind == 'priority' and after_score == '' and (#free > limit * 2 or not comple
   local base = redis.call('ZCOUNT', store, '(' .. score, '+inf')
   -- Mixed, so that even steps of time reach every member.
   local start = (micros * 16807 + receipt * 69621) % 2147483647 % size
-  local want = math.min(size, limit - above + math.min(in_flight, 1000))
+  local want = math.min(size, limit - above + math.min(in_flight + (claimed and redis.call('ZCARD', claim) or 0), 1000))
   local group = redis.call('ZREVRANGE', store, base + start, base + math.min(start + want, size) - 1, 'WITHSCORES')
   if start + want > size then
     local turned = redis.call('ZREVRANGE', store, base, base + start + want - size - 1, 'WITHSCORES')

@@ -8,38 +8,42 @@
 -- KEYS[6] failures  HASH  member -> last failure
 -- KEYS[7] body      HASH  member -> envelope
 -- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] claim     ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] state   store, retry or dead
--- ARGV[2] up_to   only scores up to this; +inf: all
--- ARGV[3] limit
--- ARGV[4] now
+-- ARGV[2] lowest  only scores from this, up to highest
+-- ARGV[3] highest
+-- ARGV[4] limit
+-- ARGV[5] now
 --
 -- Returns how many are gone
 local store, retry, dead, prepare = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local deaths, failures, body, stats = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local state, up_to, limit, now = ARGV[1], ARGV[2], math.min(tonumber(ARGV[3]), 1000), ARGV[4]
+local deaths, failures, body, stats, claim = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local state, lowest, highest, limit, now = ARGV[1], ARGV[2], ARGV[3], math.min(tonumber(ARGV[4]), 1000), ARGV[5]
 -- include: _types
-local wrong = mistyped('zset', store, retry, dead, prepare) or mistyped('hash', deaths, failures, body, stats)
+local wrong = mistyped('zset', store, retry, dead, prepare, claim) or mistyped('hash', deaths, failures, body, stats)
 if wrong then return wrong end
 -- include: _ledger
 local set = state == 'dead' and dead or state == 'retry' and retry or store
-local members = redis.call('ZRANGEBYSCORE', set, '-inf', up_to, 'LIMIT', 0, limit)
+local members = redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit)
 if #members == 0 then return 0 end
 redis.call('ZREM', set, unpack(members))
 if state == 'dead' then
   redis.call('HDEL', deaths, unpack(members))
   count('purged_dead', #members)
 else
-  -- A copy that runs, or waits in the other set, keeps body and diagnosis.
+  -- A copy that runs, or waits in the other set, keeps body and diagnosis; a claimed one has its own body.
   local running = redis.call('ZMSCORE', prepare, unpack(members))
-  local other, gone = redis.call('ZMSCORE', state == 'store' and retry or store, unpack(members)), {}
+  local claimed = redis.call('ZMSCORE', claim, unpack(members))
+  local other, gone, well = redis.call('ZMSCORE', state == 'store' and retry or store, unpack(members)), {}, {}
   for i, member in ipairs(members) do
-    if not (running[i] or other[i]) then gone[#gone + 1] = member end
+    if not (running[i] or other[i]) then
+      gone[#gone + 1] = member
+      if not claimed[i] then well[#well + 1] = member end
+    end
   end
-  if #gone > 0 then
-    redis.call('HDEL', failures, unpack(gone))
-    redis.call('HDEL', body, unpack(gone))
-  end
+  if #gone > 0 then redis.call('HDEL', body, unpack(gone)) end
+  if #well > 0 then redis.call('HDEL', failures, unpack(well)) end
   count('purged', #members)
 end
 keep_counts()

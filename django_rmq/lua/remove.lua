@@ -10,6 +10,7 @@
 -- KEYS[8] stats     HASH  counter -> n
 -- KEYS[9] control   HASH  field -> value
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] which  live, dead, or any: the live copies, else the dead one
 -- ARGV[2...] members
@@ -17,10 +18,10 @@
 --
 -- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local failures, body, stats, control, retry, claim = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local which, first, last, now = ARGV[1], 2, #ARGV - 1, ARGV[#ARGV]
 -- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry)
+local wrong = mistyped('zset', store, prepare, dead, retry, claim)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
@@ -40,6 +41,10 @@ for i = first, last do
       word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
       local receipt_and_score = string.match(redis.call('HGET', inflight, member) or '', '^%d+ %S+') or '0 0'
       redis.call('HSET', inflight, member, receipt_and_score .. ' removed')
+    elseif redis.call('ZSCORE', claim, member) then
+      -- Spark goes on with what it has claimed, under a body and a failure record of its own.
+      word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
+      redis.call('HDEL', body, member)
     elseif gone + rested > 0 then
       redis.call('HDEL', failures, member)
       redis.call('HDEL', body, member)

@@ -5,6 +5,7 @@
 -- KEYS[3] prepare  ZSET  member -> seconds*1000 + retries left
 -- KEYS[4] stats    HASH  counter -> n
 -- KEYS[5] control  HASH  field -> value
+-- KEYS[6] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] channel
 -- ARGV[2] kind
@@ -13,11 +14,11 @@
 -- ARGV[#ARGV] now
 --
 -- Returns what each member was found as: waiting | retry (both have the new score now) | refused | in_flight | not_found
-local store, retry, prepare, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local store, retry, prepare, stats, control, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local channel, kind, first, last, now = ARGV[1], ARGV[2], 4, #ARGV - 1, ARGV[#ARGV]
 local retry_priority = ''
 -- include: _types
-local wrong = mistyped('zset', store, retry, prepare) or mistyped('hash', stats, control)
+local wrong = mistyped('zset', store, retry, prepare, claim) or mistyped('hash', stats, control)
 if wrong then return wrong end
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
@@ -50,7 +51,7 @@ for i = first, last, 2 do
       local rest = math.min(tonumber(score), LARGEST_WITH_RETRIES)
       redis.call('ZADD', retry, text_of(rest + bounded(q, 1, 999) / 1024), member)
     end
-  elseif redis.call('ZSCORE', prepare, member) then
+  elseif redis.call('ZSCORE', prepare, member) or redis.call('ZSCORE', claim, member) then
     word = 'in_flight'
   end
   if word == 'waiting' or word == 'retry' then

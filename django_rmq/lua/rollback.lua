@@ -27,6 +27,7 @@ local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local channel, room, kind, receipt, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local backoff_base, backoff_cap = tonumber(ARGV[6]), tonumber(ARGV[7])
 local first, last, now = 8, #ARGV - 1, ARGV[#ARGV]
+local claim = nil
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)

@@ -5,11 +5,25 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import os
+import re
+import socket
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
+from django_rmq.management.progress import follow
+from django_rmq.messages import Topic
+from django_rmq.operations import Actor, Operations, Progress, Run
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class RmqCommand(BaseCommand):
@@ -23,5 +37,126 @@ class RmqCommand(BaseCommand):
         try:
             return super().execute(*args, **options)
         except RmqError as error:
-            returncode = 3 if isinstance(error, ServerTrouble) else 2
-            raise CommandError(" ".join(str(error).split()), returncode=returncode) from error
+            returncode = 3 if isinstance(error, ServerTrouble) else 1 if isinstance(error, LostRace) else 2
+            raise CommandError(shown(str(error)), returncode=returncode) from error
+        except BrokenPipeError:
+            # Whoever read our output has gone; Python would complain once more when it flushes at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(1) from None
+
+    def operations(self) -> Operations:
+        """Return what a shell may do: everything. The audit trail names its user."""
+        return Operations(Actor(_who(), "command"), "worker")
+
+    def topics(self, names: Sequence[str]) -> list[Topic]:
+        """Return the topics of these names, or all. Raises ``UnknownTopic``."""
+        config = self.operations().config
+        return [config.topic(name) for name in names] if names else list(config.topics.values())
+
+    def follow(self, run: Run, what: str, options: dict[str, Any]) -> Progress:
+        """Bring a long work to its end, with a progress bar on a terminal; Ctrl-C ends it in order."""
+        return follow(run, what, quiet=options.get("json", False) or options["verbosity"] == 0)
+
+    def confirm(self, question: str, wanted: str, options: dict[str, Any]) -> None:
+        """Go on only if the person types ``wanted``; raises ``CommandError`` otherwise."""
+        if not options["interactive"]:
+            return
+        if not sys.stdin.isatty():
+            raise CommandError(f"{question} Say --no-input where nobody can answer", returncode=2)
+        if input(f"{question} Type {wanted} to go on: ").strip() != wanted:
+            raise CommandError("nothing was done", returncode=1)
+
+    def print_json(self, found: object) -> None:
+        """Print ``found`` as JSON."""
+        self.stdout.write(json.dumps(found, indent=2))
+
+    def tell(self, what: str, progress: Progress, options: dict[str, Any]) -> None:
+        """Print how a long work ended; raises ``CommandError`` where not all could be done."""
+        if options["json"]:
+            self.print_json(
+                {
+                    "outcomes": progress.outcomes,
+                    "done": progress.done,
+                    "total": progress.total,
+                    "complete": progress.is_complete,
+                    "problems": list(progress.problems),
+                }
+            )
+        else:
+            rest = "" if progress.is_complete else f" (stopped after {progress.done} of {progress.total})"
+            self.stdout.write(f"{what}: {outcomes_text(progress.outcomes)}{rest}")
+        if progress.problems:
+            raise CommandError(
+                shown(f"{len(progress.problems)} slots could not be worked: {progress.problems[0]}"),
+                returncode=1,
+            )
+
+
+def outcomes_text(outcomes: dict[str, int]) -> str:
+    """Return outcomes as people read them."""
+    told = ", ".join(
+        f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count or word == "matching"
+    )
+    return told or "nothing to do"
+
+
+def shown(text: str) -> str:
+    """Return ``text`` as one line that a terminal shows and does not obey."""
+    line = " ".join(text.split())
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line
+    )
+
+
+def ago(seconds: float | None) -> str:
+    """Return a duration as people say it, in its largest unit; None: a dash."""
+    if seconds is None:
+        return "-"
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def duration(text: str) -> float:
+    """Read seconds from ``90``, ``90s``, ``15m``, ``2h`` or ``7d``, as an argument's type."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is no duration: say 90, 15m, 2h or 7d")
+    return float(match[1]) * _UNITS[match[2] or ""]
+
+
+def at_least(low: float, kind: type = int) -> Any:
+    """Return an argument's type: a number from ``low``."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is not a number") from None
+        if not value >= low:
+            raise ArgumentTypeError(f"must be at least {low:g}, got {text}")
+        return value
+
+    return parse
+
+
+def table(rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> list[str]:
+    """Return rows as lines with aligned columns; the columns in ``right`` are aligned to the right."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in texts
+    ]
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,17 +1,21 @@
-"""Every test of the contract runs on both brokers, with given time, and ends with balanced books."""
+"""Every test of the contract runs on all brokers, with given time, and ends with balanced books."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from django_rmq.broker import Broker
+from django_rmq.cluster import Cluster, ClusterBroker
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import Topic, TopicType
-from tests.contract.keyspaces import Keyspace, MemoryKeyspace, RedisKeyspace
+from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace
 from tests.contract.slots import START_MS, Drift, Slot, drift
+from tests.servers import RedisCluster
+from tests.workers import cluster_of
 
 
 @pytest.fixture
@@ -19,10 +23,19 @@ def clock() -> Clock:
     return Clock(START_MS)
 
 
-@pytest.fixture(params=["redis", "memory"])
+@pytest.fixture(scope="session")
+def cluster_client(redis_cluster: RedisCluster) -> Iterator[Cluster]:
+    client = cluster_of(redis_cluster)
+    yield client
+    client.close()
+
+
+@pytest.fixture(params=["redis", "memory", "cluster"])
 def broker(request: pytest.FixtureRequest, clock: Clock) -> Any:
     if request.param == "memory":
         return InMemoryBroker("m:", clock)
+    if request.param == "cluster":
+        return ClusterBroker(request.getfixturevalue("cluster_client"), f"t{uuid.uuid4().hex[:12]}:", clock)
     client = request.getfixturevalue("redis_client")
     return Broker(client, request.getfixturevalue("prefix"), clock)
 
@@ -31,6 +44,8 @@ def broker(request: pytest.FixtureRequest, clock: Clock) -> Any:
 def keyspace(broker: Any) -> Keyspace:
     if isinstance(broker, InMemoryBroker):
         return MemoryKeyspace(broker)
+    if isinstance(broker, ClusterBroker):
+        return ClusterKeyspace(broker.client, broker.prefix)
     return RedisKeyspace(broker.client, broker.prefix)
 
 
@@ -52,5 +67,6 @@ def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Callabl
         assert set(slot.hash("inflight")) == set(slot.zset("prepare"))
         assert set(slot.hash("deaths")) == set(slot.zset("dead"))
         alive = set(slot.zset("store")) | set(slot.zset("retry")) | set(slot.zset("prepare"))
-        assert set(slot.hash("failures")) <= alive
+        assert set(slot.hash("failures")) <= alive | set(slot.zset("claim"))
         assert set(slot.hash("body")) <= alive
+        assert set(slot.hash("claim_body")) <= set(slot.zset("claim"))

@@ -6,11 +6,12 @@ from typing import Any, Protocol
 
 import redis
 
+from django_rmq.cluster import Cluster
 from django_rmq.keys import SlotKeys
 from django_rmq.memory import Hash, InMemoryBroker, SortedSet
 
 Dump = dict[bytes, dict[bytes, Any]]
-SETS = ("store", "prepare", "retry", "dead", "claimants")
+SETS = ("store", "prepare", "retry", "dead", "claimants", "claim")
 
 
 class Keyspace(Protocol):
@@ -106,4 +107,37 @@ class RedisKeyspace:
         existing, *values = pipeline.execute()
         found = {key: dict(value) for (_, key), value in zip(named, values, strict=True) if value}
         assert set(existing) == set(found)
+        return found
+
+
+class ClusterKeyspace:
+    """Asks the node of each key; plain answers."""
+
+    def __init__(self, cluster: Cluster, prefix: str) -> None:
+        self.cluster = cluster
+        self.prefix = prefix
+
+    def zset(self, key: bytes) -> dict[bytes, float]:
+        rows = self.cluster.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
+        return dict(zip(rows[::2], map(float, rows[1::2]), strict=True))
+
+    def hash(self, key: bytes) -> dict[bytes, bytes]:
+        rows = self.cluster.execute_command("HGETALL", key)
+        return dict(zip(rows[::2], rows[1::2], strict=True))
+
+    def zadd(self, key: bytes, member: bytes, score: float) -> bool:
+        return bool(self.cluster.execute_command("ZADD", key, f"{score:.17g}", member))
+
+    def hset(self, key: bytes, field: bytes, value: bytes) -> None:
+        self.cluster.execute_command("HSET", key, field, value)
+
+    def delete(self, key: bytes) -> None:
+        self.cluster.execute_command("DEL", key)
+
+    def dump(self) -> Dump:
+        found: Dump = {}
+        for keys in self.cluster.everywhere("KEYS", f"*{self.prefix}*").values():
+            for key in keys:
+                is_set = self.cluster.execute_command("TYPE", key) == b"zset"
+                found[key] = dict(self.zset(key) if is_set else self.hash(key))
         return found

@@ -62,10 +62,12 @@ class Slot:
         return self.keyspace.hash(getattr(self.keys, name))
 
     def where(self, member: bytes) -> str:
-        """Return the letters of PROTOCOL.md's states: W w T F D, or - for absent."""
+        """Return the letters of PROTOCOL.md's states: W w T F C D, or - for absent."""
         letters = ""
         if member in self.zset("prepare"):
             letters += "F"
+        if member in self.zset("claim"):
+            letters += "C"
         score = self.zset("store").get(member)
         if score is not None:
             floor = max(16, self.topic.max_retries) if self.topic.is_priority else 999
@@ -152,8 +154,11 @@ class Drift(NamedTuple):
     dead: int
     deliveries: int
     sends: int
+    claims: int = 0
 
 
 def drift(slot: Slot) -> Drift:
     ledger = slot.audit()
-    return Drift(ledger.live_drift, ledger.dead_drift, ledger.delivery_drift, ledger.send_drift)
+    return Drift(
+        ledger.live_drift, ledger.dead_drift, ledger.delivery_drift, ledger.send_drift, ledger.claim_drift
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
 import pytest
 
-from django_rmq.messages import Counts, Entry, TopicType
+from django_rmq.exceptions import ServerRefused
+from django_rmq.messages import Counts, Entry, Looked, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
@@ -123,7 +125,50 @@ def test_every_state_shows_what_belongs_to_it(make_slot: MakeSlot, kind: TopicTy
     [dead] = slot.peek("dead").entries
     assert dead.record.startswith(b"rejected 1 ") and dead.envelope is None
     oldest = None if kind is TopicType.PRIORITY else int(waits.score)
-    assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest)
+    assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A")
+    looked = slot.look([b"wait", b"run", b"rest", b"dead", b"nobody"])
+    assert looked[0] == Looked(waits.score, None, None, None, envelope=waits.envelope)
+    assert looked[1] == Looked(None, runs.score, None, None, runs.record, envelope=runs.envelope)
+    assert looked[2] == Looked(None, None, rests.score, None, failure=rests.record, envelope=rests.envelope)
+    assert looked[3] == Looked(None, None, None, dead.score, death=dead.record)
+    assert looked[4] == Looked(None, None, None, None)
+
+
+def test_a_look_shows_all_copies_of_a_member(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(b"\xff\x00")
+    slot.kill(b"\xff\x00")
+    slot.send(b"\xff\x00")
+    slot.take_one()
+    slot.send(b"\xff\x00")
+    before = slot.snapshot()
+    [looked] = slot.look([b"\xff\x00"])
+    assert None not in (looked.store, looked.prepare, looked.dead, looked.in_flight, looked.death)
+    assert looked.retry is None and slot.look([b""]) == [Looked(None, None, None, None)]
+    assert slot.snapshot() == before
+    assert len(slot.look([b"m%d" % n for n in range(100)])) == 100 and slot.look([]) == []
+    with pytest.raises(ServerRefused):
+        slot.look([b"m%d" % n for n in range(101)])
+
+
+def test_messages_are_counted_between_two_scores(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    for n, score in enumerate([-math.inf, 0, 999, 1000, 1000.5, 2000, math.inf]):
+        slot.zadd(b"%d" % n, score)
+    assert slot.between("store") == 7
+    assert slot.between("store", 1000) == 4
+    assert slot.between("store", 1000, 1000.5) == 2
+    assert slot.between("store", -math.inf, 999) == 3
+    assert slot.between("store", 3, 2) == 0 and slot.between("dead") == 0
+
+
+def test_a_count_says_whether_a_slot_is_paused(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    assert not slot.count().paused
+    slot.pause()
+    assert slot.count().paused and slot.count().owner == ""
+    slot.pause(False)
+    assert not slot.count().paused
 
 
 # --- find
@@ -181,7 +226,7 @@ def test_what_is_due_is_counted_with_its_oldest(make_slot: MakeSlot, kind: Topic
     slot.zadd(b"late", slot.now_ms - 7_000)
     slot.zadd(b"now", slot.now_ms)
     slot.zadd(b"later", slot.now_ms + 1)
-    assert slot.count() == Counts(4, 3, 0, 0, 0, 0, slot.now_ms - 7_000)
+    assert slot.count() == Counts(4, 3, 0, 0, 0, 0, slot.now_ms - 7_000, "A")
 
 
 @pytest.mark.parametrize("kind", TYPES)

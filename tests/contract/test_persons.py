@@ -189,7 +189,9 @@ def test_purge_takes_the_lowest_scores_up_to_a_bound_and_a_number(
     assert slot.purge(state, scores[3], 2) == 2
     assert sorted(slot.zset(state).values()) == scores[2:]
     assert slot.purge(state, scores[3]) == 2
-    assert slot.purge(state) == 2
+    assert slot.purge(state, min_score=scores[5] + 1) == 0
+    assert slot.purge(state, min_score=scores[5]) == 1
+    assert slot.purge(state) == 1
     assert slot.purge(state) == 0
     assert not slot.hash("body") and not slot.hash("deaths")
 

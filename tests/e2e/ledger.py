@@ -1,13 +1,14 @@
 """What listeners wrote down, line by line, and what must be true of it.
 
-A listener appends `start` and `end` of each run; a message about to kill its own process appends `kill`; a test appends
-`killed` with a process's id once it has killed it. Times are those of the machine's monotonic clock, so
+A listener appends `start` and `end` (or `fail`) of each run; a process about to kill itself appends `kill`, its last line; a test
+appends `killed` with a process's id once it has killed it. Times are those of the machine's monotonic clock, so
 lines of several processes can be compared.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -29,8 +30,22 @@ class Line(NamedTuple):
     name: str = "-"
 
 
+_writing = threading.Lock()
+
+
 def write(path: Path, word: str, pid: int = 0, *rest: object) -> None:
     """Append a line in one write: a kill leaves whole lines."""
+    with _writing:
+        _append(path, word, pid, *rest)
+
+
+def write_last(path: Path, word: str, *rest: object) -> None:
+    """Append a line after which no other thread of this process appends any: it is about to die."""
+    _writing.acquire()  # for ever
+    _append(path, word, 0, *rest)
+
+
+def _append(path: Path, word: str, pid: int = 0, *rest: object) -> None:
     fields = (word, time.monotonic_ns(), time.time_ns() // 1_000_000, pid or os.getpid(), *rest)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -99,8 +114,8 @@ def examine(lines: Iterable[Line], due_ms: Mapping[str, int], *, poison: Iterabl
                 found.disordered.append(line)
             last_receipt[line.slot] = max(line.receipt, last_receipt.get(line.slot, 0))
             running[line.slot] = line
-        elif line.word == "end":
-            ended[line.name] += 1
+        elif line.word in ("end", "fail"):
+            ended[line.name] += line.word == "end"
             begun = running.get(line.slot)
             if begun is not None and (begun.pid, begun.thread, begun.name) == (
                 line.pid,
@@ -112,6 +127,6 @@ def examine(lines: Iterable[Line], due_ms: Mapping[str, int], *, poison: Iterabl
                 both[0].name == line.name or both[1].name == line.name for both in found.overlapping
             ):
                 found.disordered.append(line)
-    found.lost = set(due_ms) - set(ended) - set(poison)
+    found.lost = set(due_ms) - set(+ended) - set(poison)
     found.doubled = Counter({name: count for name, count in ended.items() if count > 1})
     return found

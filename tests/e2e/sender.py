@@ -46,7 +46,7 @@ def main(topic: str, name: str) -> None:
                 {"name": f"{name}-{number}", "entity": number % ENTITIES, "ms": random.choice([0, 10, 20])}
             )
         how = options(declared.type.value)
-        keyed = [
+        keyed: list[dict[str, Any]] = [
             {"key": body["name"], "slot_basis": body["entity"]} if declared.keyed else {} for body in bodies
         ]
         if len(bodies) == 1:

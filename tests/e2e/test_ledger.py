@@ -46,6 +46,12 @@ def test_a_message_that_never_ended_is_lost() -> None:
     assert examine(run("a", 1, 2), DUE, poison=["b"]).clean()
 
 
+def test_a_run_that_failed_is_over_but_is_no_end() -> None:
+    failed = [Line("start", 1, 1001, 1, 1, 0, 1, "a"), Line("fail", 2, 1002, 1, 1, 0, 1, "a")]
+    assert examine(history(failed, run("b", 3, 4, receipt=2)), DUE).lost == {"a"}
+    assert examine(history(failed, run("a", 3, 4, receipt=2), run("b", 5, 6, receipt=3)), DUE).clean()
+
+
 def test_a_message_that_nobody_sent_is_unexpected() -> None:
     assert examine(history(run("a", 1, 2), run("b", 3, 4), run("c", 5, 6)), DUE).unexpected == {"c"}
 

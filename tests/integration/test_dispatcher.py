@@ -478,6 +478,30 @@ def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> N
         heard.wait(8, 2)
 
 
+@pytest.mark.parametrize("serial", [True, False])
+def test_what_has_not_begun_is_given_back_when_its_topic_is_paused(broker: Any, serial: bool) -> None:
+    topic = replace(MERGE, slots=1, serial=serial)
+    heard, go = Heard(), threading.Event()
+
+    def listen(message: Message) -> None:
+        heard(message)
+        go.wait(30)
+
+    send(broker, topic, range(20))
+    with Worker(broker, topic, listen, threads=1, poll_seconds=30):
+        heard.wait(1)
+        broker.pause(topic, 0)
+        eventually(lambda: broker.count(topic, 0).prepare <= 1, "giving back what has not begun", 5)
+        go.set()
+        eventually(lambda: broker.count(topic, 0).prepare == 0, "the end of what ran", 5)
+        assert len(heard.bodies) == 1
+        assert broker.count(topic, 0).store == 19
+        broker.pause(topic, 0, paused=False)
+        heard.wait(20, 5)
+    [ledger] = audit(broker, topic)
+    assert ledger["committed"] == 20 and ledger["failed"] == ledger["expired"] == 0
+
+
 def test_what_a_dead_owner_left_in_prepare_is_taken_over_after_its_time_out(broker: Any) -> None:
     topic = replace(MERGE, slots=1, timeout=1, backoff=AT_ONCE)
     heard = Heard()
@@ -960,3 +984,36 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
     assert ("renders", 0) not in worker.dispatcher._places
     assert broker.acquire(PRIORITY, 0) == 1, "nobody has acquired it before"
     assert total(broker, MERGE, "committed") == 1
+
+
+# --- what nobody serves
+
+
+def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.05)
+    claimed = replace(FIXED, name="claimed", slots=2, backoff=BackOff(3_600_000, 3_600_000))
+    prepared = replace(claimed, name="prepared", timeout=1)
+    for topic in (claimed, prepared):
+        for slot in range(topic.slots):
+            broker.send_replace(topic, slot, [broker.now_ms() - 1], [b"a"])
+    assert broker.claim(claimed, 1, "spark", 1, 100, 10).taken == 1
+    assert broker.prepare(prepared, 0, "dead", None, 10).status == "ok"
+    with Worker(broker, MERGE, Heard(), swept=[claimed, prepared]):
+        eventually(lambda: broker.count(claimed, 1).retry == 1, "the claim's end")
+        eventually(lambda: broker.count(prepared, 0).retry == 1, "the delivery's end")
+    assert broker.read_claim(claimed, 1, "spark", 1).state == "lost"
+    # Nothing else is done there.
+    assert (broker.count(claimed, 0).store, broker.count(prepared, 1).store) == (1, 1)
+    assert all(broker.audit(topic, slot).balanced for topic in (claimed, prepared) for slot in (0, 1))
+
+
+def test_a_worker_goes_on_with_a_slot_when_the_lease_of_a_dead_spark_consumer_ends(broker: Any) -> None:
+    heard = Heard()
+    topic = replace(FIXED, slots=1, backoff=AT_ONCE)
+    broker.send_replace(topic, 0, [broker.now_ms() - 1], [b"1"])
+    assert broker.claim(topic, 0, "spark", 1, 300, 10).taken == 1
+    broker.send_replace(topic, 0, [broker.now_ms() - 1], [b"2"])
+    with Worker(broker, topic, heard, poll_seconds=30):
+        assert sorted(heard.wait(2)) == [1, 2]

@@ -57,6 +57,9 @@ class Timed:
         self.took[label] = max(self.took.get(label, 0), *(entry["duration"] for entry in scripts))
         return answer
 
+    def zcard(self, name: str) -> int:
+        return int(self.client.zcard(f"{name}_{{{self.broker.prefix}topic_0}}"))
+
     def send(self, members: list[bytes], n: int = 0) -> Any:
         envelopes = [encode_envelope(Envelope(b"x" * 200))] * len(members) if self.topic.keyed else []
         if self.topic.type is TopicType.RANGE_MERGE:
@@ -169,6 +172,8 @@ def every_script(slot: Timed) -> Timed:
     waiting = [entry.member for entry in slot.peek("store", limit=BATCH, max_bytes=1 << 40).entries]
     assert set(slot.time("remove", lambda: slot.remove(waiting))) == {"waiting"}
 
+    claims(slot)
+
     for descending in (False, True):
         look = partial(slot.peek, "store", limit=BATCH, descending=descending, max_bytes=1 << 40)
         last = slot.time("peek", look).entries[-1]
@@ -179,6 +184,8 @@ def every_script(slot: Timed) -> Timed:
             slot.time("find", search)
     move(slot)
     slot.time("count", slot.count)
+    slot.time("between", lambda: slot.between("store"))
+    slot.time("look", lambda: slot.look(waiting[:100]))
     slot.time("audit", slot.audit)
     slot.time("configure", slot.configure)
     slot.time("purge", lambda: slot.purge("store", limit=BATCH))
@@ -213,6 +220,39 @@ def move(slot: Timed) -> None:
             assert slot.time("move_in", come) == "in"
             last = gone.ticket
     slot.time("reopen", lambda: slot.reopen(1))
+
+
+def claims(slot: Timed) -> None:
+    """Time what Spark does, at its largest: every message has failed before, and there is a claim of ten batches."""
+    size = 10 * BATCH
+    receipt, members = slot.take()
+    slot.rollback(receipt, [Failure(member, delay_ms=0, error="x" * 1_024) for member in members])
+    for number, end in enumerate(("return", "spend", "expire", "ack"), 1):
+        held = 0
+        while held < size:
+            answer = slot.time("claim", lambda: slot.claim("s", number, 60_000, BATCH, max_bytes=1 << 40))  # noqa: B023
+            assert answer.status == "ok" and answer.taken, answer
+            held = answer.size
+        slot.send(names(BATCH))
+        assert slot.time("renew", lambda: slot.renew("s", number, 60_000, seal=True)) == held  # noqa: B023
+        for offset in (0, held - BATCH):
+            look = partial(slot.read_claim, "s", number, offset, BATCH)
+            assert len(slot.time("read_claim", look).rows) == 2 * BATCH
+        if end == "expire":
+            slot.clock.advance(seconds=60)
+            while slot.zcard("claim"):
+                slot.time("expire claim", lambda: slot.expire(BATCH))
+        else:
+            spent = end == "spend"
+            give_back = partial(slot.return_claim, "s", number, spent=spent)
+            call = partial(slot.ack, "s", number) if end == "ack" else give_back
+            label = "ack" if end == "ack" else f"return_claim {end}"
+            while slot.time(label, call)[1]:
+                pass
+    slot.client.delete(f"failures_{{{slot.broker.prefix}topic_0}}")
+    slot.claim("s", 5, 60_000, BATCH)
+    slot.renew("s", 5, 60_000, seal=True)
+    assert slot.time("ack whole", lambda: slot.ack("s", 5)) == ("ok", 0)
 
 
 def test_the_upkeep_that_prepare_brings_along_is_bounded_too(client: redis.Redis, prefix: str) -> None:

@@ -45,7 +45,7 @@ from django_rmq.conf import get_config
 from django_rmq.keys import slot_of
 from django_rmq.producer import ROUND_TRIP
 from django_rmq.reslotting import begin, finish, move
-from tests.servers import RedisServer, TcpProxy
+from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {
     "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000},
@@ -497,6 +497,81 @@ def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> No
     proxied.delay(1.5)
     with pytest.raises(ServerUnavailable, match=r"[Tt]imeout"):
         send_message("prices", 1)
+
+
+# --- replicas and disk
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_replicas_confirm_is_told_at_once_and_after_the_commit(prefix: str) -> None:
+    with ReplicaPair() as pair, configured(pair.primary.url, prefix):
+        one = send_message("prices", 1, replicas=1)
+        assert (one.status, one.replicas, one.durable) == ("stored", 1, True)
+        many = send_messages("prices", [1, 2, 3], replicas=1)
+        assert [each.durable for each in many] == [True] * 3
+        assert ensure_message("prices", 1, replicas=1, fsync=True).durable is False
+        with transaction.atomic():
+            plain = send_message("prices", 4)
+            later = send_message("prices", 5, replicas=1)
+            assert (later.status, later.replicas, later.durable) == ("pending", None, False)
+        assert (later.status, later.replicas, later.durable) == ("stored", 1, True)
+        assert (plain.status, plain.replicas, plain.durable) == ("stored", None, True)
+        pair.link.cut()
+        assert not send_message("prices", 6, replicas=1).durable
+        connections.close()
+
+
+def test_a_number_of_replicas_that_is_none_is_refused_before_anything_is_written() -> None:
+    with pytest.raises(InvalidMessage, match="replicas must be a whole number"):
+        send_messages("prices", [1], replicas=-1)
+    assert waiting("prices") == []
+
+
+# --- clusters and sentinels
+
+
+def test_a_cluster_is_reached_by_the_url_of_any_node(prefix: str) -> None:
+    with RedisCluster() as server:
+        dead = f"redis://127.0.0.1:{server.primaries[0].port}"
+        alive = f"redis://127.0.0.1:{server.replicas[2].port}"
+        with configured("", prefix, REDIS={"CLUSTER": [dead, alive]}):
+            assert send_messages("prices", range(100)).counts() == {"stored": 100}
+            assert len(waiting("prices")) == 100
+            connections.close()
+            server.primaries[0].kill()
+            server.wait_for_promotion(server.replicas[0])
+            assert send_messages("prices", range(100)).counts() == {"merged": 100}
+            connections.close()
+
+
+def test_sends_find_the_primary_that_the_sentinels_have_made(prefix: str) -> None:
+    with SentinelGuard() as guard:
+        cache = {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": f"redis://{guard.SERVICE}/0",
+            "OPTIONS": {"SENTINELS": guard.addresses},
+        }
+        local = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+        with override_settings(CACHES={"default": local, "rmq": cache}), configured("rmq", prefix):
+            assert send_message("prices", 1, replicas=1).durable
+            guard.primary.kill()
+            with pytest.raises(ServerUnavailable):
+                send_message("prices", 2)
+            guard.wait_for_promotion()
+            assert send_message("prices", 1).status == "merged"
+            assert send_message("prices", 2).status == "stored"
+            connections.close()
+
+
+def test_a_primary_that_has_become_a_replica_is_transient() -> None:
+    with RedisServer() as other, RedisServer() as server, configured(server.url, "p:"):
+        assert send_message("prices", 1).status == "stored"
+        ask(server.port, "REPLICAOF", "127.0.0.1", other.port)
+        with pytest.raises(ServerUnavailable):
+            send_message("prices", 2)
+        ask(server.port, "REPLICAOF", "NO", "ONE")
+        assert send_message("prices", 2).status == "stored"
+        connections.close()
 
 
 # --- definitions

@@ -15,7 +15,7 @@ How it stays small enough to be walked whole:
 - What happens to one message, and what one worker holds, are numbered when first met and remembered, so that a step
   of the whole slot is a few look-ups. States that differ only in which worker or which message is called what are one.
 
-Limits: two members and two workers at most, one clock that may jump forward, no Spark claims, no keyed bodies, no
+Limits: two members and two workers at most, one clock that may jump forward, no Spark claims (`claim_model`), no keyed bodies, no
 priorities, no re-slotting, no loss of data by Redis. Which of several due members `prepare` takes is left open, which
 allows more than the real order does. Starting a listener and looking at the clock just before are one step.
 """

@@ -32,6 +32,7 @@ class Flight:
 class Promises:
     waiting: dict[bytes, Promise] = field(default_factory=dict)
     flying: dict[bytes, Flight] = field(default_factory=dict)
+    claimed: dict[bytes, Promise] = field(default_factory=dict)
 
     def failed(self, member: bytes, not_before_ms: float, max_retries: int) -> None:
         """End a flight in failure: its promise lives on with a retry less, unless a newer one waits."""
@@ -52,3 +53,20 @@ class Promises:
             earliest = min(newer.not_before_ms, flight.promise.not_before_ms)
             left = newer.left if newer.left == flight.promise.left else None
             self.waiting[member] = Promise(earliest, left)
+
+    def lost(self, member: bytes, not_before_ms: float, max_retries: int, *, lives: bool) -> None:
+        """End a claim whose lease ran out: its promise lives on with a retry less, unless a newer one waits."""
+        promise = self.claimed.pop(member)
+        if member in self.waiting:
+            return
+        if promise.left is None:
+            if lives:
+                self.waiting[member] = Promise(not_before_ms, None)
+        elif (left := min(promise.left, max_retries)) > 0:
+            self.waiting[member] = Promise(not_before_ms, left - 1)
+
+    def returned(self, member: bytes, *, earlier_counts: bool) -> None:
+        """End a claim as if it had never been."""
+        promise = self.claimed.pop(member)
+        self.flying[member] = Flight("", 0, 0, promise)
+        self.released(member, earlier_counts=earlier_counts)

@@ -42,6 +42,7 @@ from tests.stateful.promises import Flight, Promise, Promises
 
 START_MS = 1_800_000_000_123
 OWNERS = ["A", "B"]
+CONSUMERS = ["s", "s", "t"]
 FOREIGN_SCORES = [-math.inf, math.inf, -5.0, 0.0, 0.5, 7.0, 16.0, 99.75, 999.0, 1e15, 1e300]
 MEMBERS = [b"a", b"a", b"b", b"b", b"c", b"", b"\0\xff"]
 
@@ -108,6 +109,8 @@ class Lockstep(RuleBasedStateMachine):
         self.before: Dump = {}
         self.after: Dump = {}
         self.kept_by_strangers: set[bytes] = set()
+        self.sealed: tuple[str, int, list[bytes]] | None = None
+        """The claim that was read last, and its rows."""
 
     @initialize(topic=topics)
     def declare(self, topic: Topic) -> None:
@@ -217,7 +220,8 @@ class Lockstep(RuleBasedStateMachine):
             elif sent.status == "merged":
                 self.require("INV-11", member in self.promises.waiting, member)
             elif sent.status == "present":
-                present = member in self.promises.waiting or member in self.promises.flying
+                promises = self.promises
+                present = member in {*promises.waiting, *promises.flying, *promises.claimed}
                 self.require("INV-11", present, member)
 
     def send(self, data: st.DataObject) -> None:
@@ -282,6 +286,7 @@ class Lockstep(RuleBasedStateMachine):
             self.require("INV-13", self.before == self.after, answer)
             return
         taken = {delivery.member for delivery in answer.deliveries}
+        self.note_claim_ended()
         # Deliveries that are no longer in flight, or were handed out again in the same breath.
         self.note_expired({m for m in flying if m not in self.zset("prepare") or m in taken})
         if answer.status == "ok":
@@ -290,6 +295,9 @@ class Lockstep(RuleBasedStateMachine):
             self.last_receipt = answer.receipt
         for delivery in answer.deliveries:
             self.note_taken(owner, answer.receipt, delivery.member, delivery.retries_left)
+        self.note_lapsed()
+
+    def note_lapsed(self) -> None:
         for member in set(self.promises.waiting) - set(self.zset("store")) - set(self.zset("retry")):
             death = self.after.get(self.keys.deaths, {}).get(member, b"")
             self.require("INV-11", death.startswith(b"lapsed "), member, death)
@@ -397,9 +405,130 @@ class Lockstep(RuleBasedStateMachine):
     @rule(limit=limits, both_ways=st.booleans())
     def upkeep(self, limit: int, both_ways: bool) -> None:
         self.both(lambda b: b.expire(self.topic, 0, limit))
+        self.note_claim_ended()
         self.note_expired(self.vanished_from("prepare"))
         if both_ways:
             self.both(lambda b: b.promote(self.topic, 0, limit))
+
+    # --- claims
+
+    def ledger_of_claims(self, dump: Dump) -> dict[bytes, bytes]:
+        return dump.get(self.keys.claims, {})
+
+    def claim_state(self, consumer: str, dump: Dump | None = None) -> tuple[int, str]:
+        record = self.ledger_of_claims(self.after if dump is None else dump).get(consumer.encode())
+        number, state, _ = (record or b"0 none 0").decode().split(" ")
+        return int(number), state
+
+    def note_claim_ended(self, *, is_new: bool = False) -> None:
+        """Note what has left the claim there was; ``is_new``: what is claimed now is another claim's."""
+        ended = set(self.promises.claimed)
+        if not is_new:
+            ended -= set(self.zset("claim"))
+        if not ended:
+            return
+        [holder] = self.zset("claimants", self.before)
+        _, state = self.claim_state(holder.decode())
+        if is_new:
+            # Its state was overwritten by the new claim of the same consumer: only time can have ended it so fast.
+            state = self.claim_state(holder.decode(), self.before)[1]
+        for member in ended:
+            if state == "acked":
+                del self.promises.claimed[member]
+            elif state == "returned":
+                self.promises.returned(member, earlier_counts=self.topic.type is TopicType.RANGE_MERGE)
+            else:
+                left = self.promises.claimed[member].left
+                rest = self.least_rest(self.max_retries if left is None else min(left, self.max_retries))
+                lives = member in self.zset("store") or member in self.zset("retry")
+                lives = lives or member in self.zset("claim") or member in self.zset("prepare")
+                self.promises.lost(member, self.now_ms + rest, self.max_retries, lives=lives)
+
+    def some_claim(self, data: st.DataObject) -> tuple[str, int]:
+        """Draw a consumer and a claim of it: mostly its newest, else one before or after it."""
+        consumer = data.draw(
+            st.sampled_from([name.decode() for name in self.zset("claimants")] * 6 + CONSUMERS)
+        )
+        number, _ = self.claim_state(consumer)
+        return consumer, max(1, data.draw(st.sampled_from([number] * 6 + [number - 1, number + 1])))
+
+    def claim(self, data: st.DataObject) -> None:
+        consumer = data.draw(st.sampled_from(CONSUMERS))
+        number, state = self.claim_state(consumer)
+        usual = number if state == "open" else number + 1
+        number = max(1, data.draw(st.sampled_from([usual] * 8 + [number, number + 1, number - 1])))
+        lease_ms = data.draw(st.sampled_from([1_000, 60_000] * 4 + [0, 86_400_001]))
+        limit, max_bytes = data.draw(limits), data.draw(st.sampled_from([1, 1_000_000, 1_000_000]))
+        moved = data.draw(st.sampled_from([False] * 30 + [True]))
+        topic = self.elsewhere() if moved else self.topic
+        flying = set(self.promises.flying)
+        answer = self.both(lambda b: b.claim(topic, 0, consumer, number, lease_ms, limit, max_bytes))
+        if isinstance(answer, RmqError) or answer.status == "moved":
+            self.require("INV-13", self.before == self.after, answer)
+            return
+        self.note_expired({m for m in flying if m not in self.zset("prepare")})
+        held_before = set(self.zset("claim", self.before))
+        before = set(self.zset("claimants", self.before)) & {consumer.encode()}
+        same = bool(before) and self.claim_state(consumer, self.before)[0] == number
+        self.note_claim_ended(is_new=answer.taken > 0 and not same)
+        taken = set(self.zset("claim")) - (held_before if same else set()) if answer.taken else set()
+        self.require("INV-11", answer.taken == len(taken), answer, taken)
+        for member in taken:
+            promise = self.promises.waiting.pop(member, None)
+            self.require("INV-11", promise is not None, member)
+            assert promise is not None
+            self.require("INV-10", self.latest_ms >= promise.not_before_ms, member, promise)
+            self.promises.claimed[member] = promise
+        self.note_lapsed()
+
+    @rule(data=st.data())
+    def claim_once(self, data: st.DataObject) -> None:
+        self.claim(data)
+
+    @rule(data=st.data(), action=st.sampled_from(["renew", "ack", "ack", "return_claim", "read_claim"]))
+    def a_claimant_goes_on(self, data: st.DataObject, action: str) -> None:
+        getattr(self, action)(data)
+
+    def renew(self, data: st.DataObject) -> None:
+        consumer, number = self.some_claim(data)
+        seal, lease_ms = (
+            data.draw(st.sampled_from([True, True, False])),
+            data.draw(st.sampled_from([500, 60_000])),
+        )
+        self.both(lambda b: b.renew(self.topic, 0, consumer, number, lease_ms, seal=seal))
+
+    def ack(self, data: st.DataObject) -> None:
+        consumer, number = self.some_claim(data)
+        newest, state = self.claim_state(consumer)
+        # Only what was sealed, and so was read whole, may be forgotten.
+        good = number == newest and state in ("sealed", "acked")
+        limit = data.draw(limits)
+        word, left = self.both(lambda b: b.ack(self.topic, 0, consumer, number, limit))
+        self.require("INV-13", good == (word == "ok"), word, newest, state)
+        if not good:
+            self.require("INV-13", self.zset("claim") == self.zset("claim", self.before), word)
+            return
+        self.note_claim_ended()
+        self.require("INV-11", left == len(self.zset("claim")) or number != newest, left)
+
+    def return_claim(self, data: st.DataObject) -> None:
+        consumer, number = self.some_claim(data)
+        spent, limit = data.draw(st.booleans()), data.draw(limits)
+        self.both(lambda b: b.return_claim(self.topic, 0, consumer, number, spent=spent, limit=limit))
+        self.note_claim_ended()
+
+    def read_claim(self, data: st.DataObject) -> None:
+        consumer, number = self.some_claim(data)
+        number = data.draw(st.sampled_from([number, number, 0]))
+        offset, limit = data.draw(st.sampled_from([0, 0, 0, 1])), data.draw(st.sampled_from([0, 10, 10]))
+        read = self.reading(lambda b: b.read_claim(self.topic, 0, consumer, number, offset, limit))
+        if read.state == "sealed" and limit and not offset:
+            known = self.sealed and self.sealed[:2] == (consumer, read.number)
+            rows = list(read.rows)
+            self.require(
+                "INV-16", not known or self.sealed == (consumer, read.number, rows), rows, self.sealed
+            )
+            self.sealed = (consumer, read.number, rows)
 
     # --- persons
 
@@ -454,7 +583,8 @@ class Lockstep(RuleBasedStateMachine):
         state = data.draw(st.sampled_from(["store", "retry", "dead"]))
         up_to = data.draw(st.sampled_from([math.inf, 100.0, float(START_MS + 2_000)]))
         limit = data.draw(limits)
-        gone = self.both(lambda b: b.purge(self.topic, 0, state, up_to, limit))
+        low = data.draw(st.sampled_from([-math.inf, -math.inf, 1000.0]))
+        gone = self.both(lambda b: b.purge(self.topic, 0, state, up_to, limit, min_score=low))
         self.require("INV-11", gone == len(self.vanished_from(state)), gone)
         if state != "dead":
             for member in self.vanished_from(state):
@@ -504,7 +634,7 @@ class Lockstep(RuleBasedStateMachine):
         getattr(self, what)(data)
 
     def page(self, data: st.DataObject) -> None:
-        state = data.draw(st.sampled_from(["store", "prepare", "retry", "dead"]))
+        state = data.draw(st.sampled_from(["store", "prepare", "retry", "dead", "claim"]))
         rows = [(f"{score:.17g}", member) for member, score in self.zset(state).items()]
         options: dict[str, Any] = {
             "after": data.draw(st.sampled_from([None, ("50", b"b"), ("-inf", b""), *rows])),
@@ -521,7 +651,17 @@ class Lockstep(RuleBasedStateMachine):
             self.reading(lambda b: b.find(self.topic, 0, state, text, scan=2, **options))
 
     def depths(self, data: st.DataObject) -> None:
-        self.reading(lambda b: [b.count(self.topic, 0), b.heads(self.topic, [0, 1]), b.audit(self.topic, 0)])
+        upkeep = data.draw(st.booleans())
+        self.reading(
+            lambda b: [
+                b.count(self.topic, 0),
+                b.heads(self.topic, [0, 1], upkeep=upkeep),
+                b.audit(self.topic, 0),
+            ]
+        )
+        state, low = data.draw(st.sampled_from(["store", "prepare", "retry", "dead"])), data.draw(limits)
+        self.reading(lambda b: b.between(self.topic, 0, state, low, 100.0))
+        self.reading(lambda b: b.look(self.topic, 0, [b"a", b"b", b"", b"nobody"]))
 
     def held(self, data: st.DataObject) -> None:
         owner, offset = data.draw(st.sampled_from(OWNERS)), data.draw(st.sampled_from([0, 0, 1]))
@@ -548,25 +688,33 @@ class Lockstep(RuleBasedStateMachine):
         store, prepare, retry, dead = map(self.zset, ("store", "prepare", "retry", "dead"))
         hashes = {
             name: self.after.get(getattr(self.keys, name), {})
-            for name in ("inflight", "deaths", "failures", "body")
+            for name in ("inflight", "deaths", "failures", "body", "claim_body")
         }
         live = store.keys() | prepare.keys() | retry.keys()
         self.require("INV-3", ledger.live_drift == self.strangers, ledger, self.strangers)
-        self.require("INV-4", not (ledger.dead_drift or ledger.delivery_drift or ledger.send_drift), ledger)
+        drifts = (ledger.dead_drift, ledger.delivery_drift, ledger.claim_drift, ledger.send_drift)
+        self.require("INV-4", not any(drifts), ledger)
+        claim, claimants = self.zset("claim"), self.zset("claimants")
+        self.require("INV-5", bool(claim) == bool(claimants) and len(claimants) <= 1, claim, claimants)
+        self.require("INV-5", hashes["claim_body"].keys() <= claim.keys(), hashes["claim_body"], claim)
         self.require("INV-5", hashes["inflight"].keys() == prepare.keys(), hashes["inflight"], prepare)
         self.require("INV-5", hashes["deaths"].keys() == dead.keys(), hashes["deaths"], dead)
-        self.require("INV-5", hashes["failures"].keys() <= live, hashes["failures"], live)
+        known = live | claim.keys()
+        self.require("INV-5", hashes["failures"].keys() <= known, hashes["failures"], known)
         self.require("INV-5", hashes["body"].keys() <= live, hashes["body"], live)
         twice = store.keys() & retry.keys()
         self.require("INV-12", twice <= self.kept_by_strangers, twice)
         if self.topic.serial:
             owners = {flight.owner for flight in self.promises.flying.values()}
-            self.require("INV-7", len(owners) <= 1, owners)
+            self.require("INV-7", len(owners) + len(claimants) <= 1, owners, claimants)
         else:
             self.require("INV-7", len(prepare) <= self.topic.max_prepared, prepare)
         waiting, flying = self.promises.waiting.keys(), self.promises.flying.keys()
         self.require("INV-11", waiting == store.keys() | retry.keys(), waiting, store, retry)
         self.require("INV-11", flying == prepare.keys(), flying, prepare)
+        self.require("INV-11", self.promises.claimed.keys() == claim.keys(), self.promises.claimed, claim)
+        twice = prepare.keys() & claim.keys()
+        self.require("INV-7", not twice, twice)
 
 
 def test_lua_and_python_go_through_every_history_in_lockstep(redis_client: redis.Redis, prefix: str) -> None:

@@ -23,7 +23,7 @@ FILES = sorted(FOLDER.glob("*.lua"))
 FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
-READ_ONLY = {"audit", "count", "find", "heads", "held", "peek", "survey"}
+READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim", "survey"}
 READS = {"HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }  # fmt: skip
@@ -161,6 +161,11 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.extend(TOPIC, 0, 1, members),
         ask.expire(TOPIC, 0),
         ask.promote(TOPIC, 0),
+        ask.claim(TOPIC, 0, "c", 1, 1_000, 10),
+        ask.renew(TOPIC, 0, "c", 1, 1_000),
+        ask.ack(TOPIC, 0, "c", 1),
+        ask.return_claim(TOPIC, 0, "c", 1),
+        ask.read_claim(TOPIC, 0, "c"),
         ask.replay(TOPIC, 0, members),
         ask.bury(TOPIC, 0, members),
         ask.remove(TOPIC, 0, members),
@@ -172,6 +177,8 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.peek(TOPIC, 0, "store"),
         ask.find(TOPIC, 0, "store", b"a"),
         ask.count(TOPIC, 0),
+        ask.between(TOPIC, 0, "store"),
+        ask.look(TOPIC, 0, members),
         ask.heads(TOPIC, [0]),
         ask.audit(TOPIC, 0),
         ask.shut(TOPIC, 0, 1),
@@ -237,7 +244,7 @@ def test_a_call_hands_over_the_very_keys_that_the_header_names(source: Source) -
     # peek and find look into the state that they are asked for: here store and what belongs to it.
     names = {"set": "store", "records": "failures"}
     if source.name == "heads":
-        wanted = [keys[name] for name in ("store", "retry", "prepare", "control")]
+        wanted = [keys[name] for name in ("store", "retry", "prepare", "control", "claimants")]
     else:
         wanted = [keys[names.get(key.name, key.name)] for key in source.declared("KEYS")]
     assert list(CALLS[source.name].keys) == wanted
@@ -322,7 +329,7 @@ def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source
 
 
 def test_the_types_that_headers_name_are_those_of_the_keys() -> None:
-    zsets = {"store", "prepare", "retry", "dead", "claimants", "set"}
+    zsets = {"store", "prepare", "retry", "dead", "claimants", "claim", "set"}
     for source in SCRIPTS.values():
         for key in source.declared("KEYS"):
             if source.name != "heads":

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from zlib import crc32
 
 import pytest
 
-from django_rmq.consumer.notes import Notes, Running, give_back
+from django_rmq.consumer.notes import BEGUN, DONE, MARKS, Notes, mark_of, settle
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import BATCH, Topic, TopicType
 from django_rmq.producer import Producer
@@ -18,7 +17,7 @@ OTHER = Topic("other", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
 
 @pytest.fixture
 def notes() -> Notes:
-    return Notes(2, [PLAIN, OTHER])
+    return Notes(2)
 
 
 def in_a_child(work: object) -> None:
@@ -30,69 +29,58 @@ def in_a_child(work: object) -> None:
     os.waitpid(pid, 0)
 
 
-def test_what_a_dead_process_ran_is_known_to_its_parent(notes: Notes) -> None:
+def test_what_a_dead_process_had_begun_is_known_to_its_parent(notes: Notes) -> None:
     def work() -> None:
         notes.owner = "a" * 32
         notes.beat(7, True)
-        notes.begin(0, "other", 0, 1 << 40)
-        notes.running_of(0)[0] = crc32(b"x") + 1
-        notes.begin(1, "plain", 1, 5)
-        notes.run(1, [b"y", b"z"])
+        notes.thread(0).take("other", 0, 1 << 40, [b"x"])[0] = DONE
+        notes.thread(1).take("plain", 1, 5, [b"y", b"z", b"zz"])[:2] = bytes([DONE, BEGUN])
 
     in_a_child(work)
     assert notes.owner == "a" * 32
     assert (notes.processed, notes.is_ready) == (7, True)
     assert notes.beaten > 0
-    assert notes.running() == {
-        Running("other", 0, 1 << 40, crc32(b"x")),
-        Running("plain", 1, 5, crc32(b"y")),
-        Running("plain", 1, 5, crc32(b"z")),
+    assert notes.begun() == {
+        mark_of("other", 0, 1 << 40, b"x"): True,
+        mark_of("plain", 1, 5, b"y"): True,
+        mark_of("plain", 1, 5, b"z"): False,
     }
 
 
-def test_nothing_runs_between_the_begin_of_a_batch_and_its_first_message(notes: Notes) -> None:
-    notes.begin(0, "plain", 1, 5)
-    notes.running_of(0)[0] = crc32(b"x") + 1
-    notes.begin(0, "plain", 0, 6)
-    assert notes.running() == set()
+def test_nothing_is_begun_by_taking_a_batch(notes: Notes) -> None:
+    notes.thread(0).take("plain", 1, 5, [b"x"])
+    assert notes.begun() == {}
 
 
-def test_nothing_runs_after_the_end_of_a_batch(notes: Notes) -> None:
-    notes.begin(0, "plain", 1, 5)
-    notes.run(0, [b"x", b"y"])
-    notes.end(0)
-    assert notes.running() == set()
-
-
-def test_a_message_whose_sum_is_zero_counts_as_running(notes: Notes) -> None:
-    assert crc32(b"") == 0
-    notes.begin(0, "plain", 1, 5)
-    notes.run(0, [b""])
-    assert notes.running() == {Running("plain", 1, 5, 0)}
-
-
-def test_a_whole_batch_may_run_in_one_call_without_touching_the_next_thread(notes: Notes) -> None:
-    notes.begin(1, "other", 0, 9)
-    notes.run(1, [b"x"])
-    notes.begin(0, "plain", 1, 5)
-    notes.run(0, [str(i).encode() for i in range(BATCH)])
-    assert len(notes.running()) == BATCH + 1
-    assert Running("other", 0, 9, crc32(b"x")) in notes.running()
+def test_what_was_begun_before_is_remembered_until_there_is_too_much_of_it(notes: Notes) -> None:
+    notes.thread(1).take("other", 0, 9, [b"of another thread"])[0] = BEGUN
+    for receipt in range(100):
+        members = [f"{receipt} {i}".encode() for i in range(BATCH)]
+        notes.thread(0).take("plain", 1, receipt, members)[:] = bytes([DONE]) * BATCH
+    notes.thread(0).take("plain", 1, 100, [b"last", b"next"])[0] = BEGUN
+    begun = notes.begun()
+    assert begun[mark_of("other", 0, 9, b"of another thread")] is False
+    assert all(begun[mark_of("plain", 1, 99, f"99 {i}".encode())] for i in range(BATCH))
+    assert begun[mark_of("plain", 1, 100, b"last")] is False
+    assert mark_of("plain", 1, 100, b"next") not in begun
+    assert mark_of("plain", 1, 0, b"0 0") not in begun
+    assert MARKS - 2 * BATCH < len(begun) <= MARKS + 1
 
 
 def test_a_new_child_begins_with_nothing_and_another_token(notes: Notes) -> None:
     notes.owner = "a" * 32
     notes.beat(3, True)
-    notes.begin(0, "plain", 1, 5)
-    notes.run(0, [b"x"])
+    notes.thread(0).take("plain", 1, 5, [b"x"])[0] = DONE
     token = notes.token
     notes.clear()
     assert (notes.owner, notes.beaten, notes.processed, notes.is_ready) == ("", 0, 0, False)
-    assert notes.running() == set()
+    assert notes.begun() == {}
     assert notes.token != token
 
 
-def test_what_had_not_begun_is_given_back_and_what_ran_is_not(notes: Notes) -> None:
+def test_what_was_done_is_committed_what_had_not_begun_is_given_back_and_the_rest_is_left(
+    notes: Notes,
+) -> None:
     clock = Clock(1_000_000)
     broker = InMemoryBroker("", clock)
     producer = Producer(broker)  # type: ignore[arg-type]
@@ -101,16 +89,18 @@ def test_what_had_not_begun_is_given_back_and_what_ran_is_not(notes: Notes) -> N
     taken = [broker.prepare(PLAIN, slot, "me", broker.acquire(PLAIN, slot), 100) for slot in range(2)]
     assert all(answer.deliveries for answer in taken)
     notes.owner = "me"
-    notes.begin(0, "plain", 1, taken[1].receipt)
-    notes.run(0, [taken[1].deliveries[0].member])
-    # The same sum in another slot is another message.
-    notes.begin(1, "plain", 0, taken[1].receipt + 1000)
-    notes.run(1, [taken[0].deliveries[0].member])
-    assert give_back(broker, [PLAIN, OTHER], notes) == 19  # type: ignore[arg-type]
+    ran = [delivery.member for delivery in taken[1].deliveries]
+    notes.thread(0).take("plain", 1, taken[1].receipt, ran)[:2] = bytes([DONE, BEGUN])
+    # Done in an earlier delivery, or in another slot: these are not the ones that are held.
+    others = [delivery.member for delivery in taken[0].deliveries]
+    notes.thread(1).take("plain", 0, taken[0].receipt - 1, others)[:1] = bytes([DONE])
+    notes.thread(1).take("plain", 1, taken[0].receipt, others)[:1] = bytes([DONE])
+    assert settle(broker, [PLAIN, OTHER], notes) == (1, 18)  # type: ignore[arg-type]
     ledgers = [broker.audit(PLAIN, slot) for slot in range(2)]
     assert all(ledger.balanced for ledger in ledgers)
     assert [ledger.prepare for ledger in ledgers] == [0, 1]
-    assert sum(ledger.store for ledger in ledgers) == 19
+    assert sum(ledger.store for ledger in ledgers) == 18
+    assert sum(ledger["committed"] for ledger in ledgers) == 1
     assert sum(ledger["failed"] + ledger["expired"] for ledger in ledgers) == 0
 
 
@@ -121,7 +111,7 @@ def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
     producer.send([producer.build(OTHER, {"n": 1})])
     clock.advance(seconds=1)
     broker.prepare(OTHER, 0, "somebody", broker.acquire(OTHER, 0), 10)
-    assert give_back(broker, [OTHER], notes) == 0  # type: ignore[arg-type]
+    assert settle(broker, [OTHER], notes) == (0, 0)  # type: ignore[arg-type]
     notes.owner = "me"
-    assert give_back(broker, [OTHER], notes) == 0  # type: ignore[arg-type]
+    assert settle(broker, [OTHER], notes) == (0, 0)  # type: ignore[arg-type]
     assert broker.audit(OTHER, 0).prepare == 1

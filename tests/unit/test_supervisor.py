@@ -68,7 +68,7 @@ def until_sigterm(code: int = RECYCLE) -> int:
 
 
 def supervise(child: Callable[[Notes], int], processes: int = 1, **options: Any) -> Supervisor:
-    return Supervisor(child, processes, lambda: Notes(1, []), **options)
+    return Supervisor(child, processes, lambda: Notes(1), **options)
 
 
 def test_it_ends_when_all_children_have_ended_for_good(diary: Diary) -> None:
@@ -248,7 +248,7 @@ def test_the_watchdog_replaces_a_hung_process_beside_one_that_works(diary: Diary
 
 def test_the_wait_before_a_successor_doubles_up_to_a_bound() -> None:
     parent = supervise(lambda notes: 1)
-    child = module._Child(Notes(1, []))
+    child = module._Child(Notes(1))
     waits = []
     for _ in range(12):
         child.started = time.monotonic()

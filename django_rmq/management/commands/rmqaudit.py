@@ -19,7 +19,7 @@ from django_rmq.management import RmqCommand
 from django_rmq.messages import Ledger, Topic, former_slot_counts
 
 SLOTS_PER_TRIP = 1_000
-DRIFTS = ("live", "dead", "delivery", "send")
+DRIFTS = ("live", "dead", "delivery", "claim", "send")
 DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
 
 

@@ -89,6 +89,12 @@ class Command(RmqCommand):
             help="how long running listeners may take to end",
         )
         add(
+            "--watchdog",
+            type=seconds,
+            metavar="SECONDS",
+            help="end a process whose own loop makes no progress for so long; 0: never",
+        )
+        add(
             "--heartbeat-file",
             metavar="PATH",
             help="a file that is touched while all processes make progress",
@@ -125,7 +131,7 @@ class Command(RmqCommand):
                 how,
                 processes=processes,
                 shutdown_timeout=how.shutdown_timeout,
-                watchdog=config.watchdog,
+                watchdog=_given(options["watchdog"], config.watchdog) or None,
                 **({"changed": consuming.SourceWatch()} if reloads else {}),
                 heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
                 health_address=options["health_addr"] or config.health_address,

@@ -12,8 +12,9 @@ from typing import Any
 
 from django.db import connection
 
-from django_rmq import Message, listener
+from django_rmq import Message, Retry, listener
 from tests.e2e import ledger
+from tests.e2e.worker_project import points, stalls
 from tests.e2e.worker_project.settings import WORKER_DATA
 
 
@@ -35,6 +36,7 @@ def wait_for_the_test(seconds: float = 30) -> None:
 
 
 @listener("work")
+@listener("shared")
 @listener("one-slot")
 @listener("brief")
 def work(message: Message) -> None:
@@ -55,14 +57,24 @@ def work(message: Message) -> None:
 
 
 @listener("ledger")
+@listener("permits")
+@listener("paced")
+@listener("chaos")
+@listener("poison")
+@listener("taken-over")
 def entered(message: Message) -> None:
     body = message.body
+    do = body.get("do")
     entry = (threading.get_ident(), message.slot, message.receipt, body["name"])
     ledger.write(WORKER_DATA / "ledger", "start", 0, *entry)
     time.sleep(body["ms"] / 1000)
-    if body.get("do") == "kill":
-        ledger.write(WORKER_DATA / "ledger", "kill", 0, *entry)
+    points.doom.passing("in-listener")
+    if do == "kill":
+        ledger.write_last(WORKER_DATA / "ledger", "kill", *entry)
         os.kill(os.getpid(), signal.SIGKILL)
+    elif do == "fail" or (do == "fail once" and message.retries_left == message.topic.max_retries):
+        ledger.write(WORKER_DATA / "ledger", "fail", 0, *entry)
+        raise Retry(do)
     ledger.write(WORKER_DATA / "ledger", "end", 0, *entry)
 
 
@@ -85,3 +97,9 @@ async def later(message: Message) -> None:
     write_down("begun", message.body)
     await asyncio.get_running_loop().run_in_executor(None, wait_for_the_test)
     write_down("done", message.body)
+
+
+if "WORKER_POINTS" in os.environ:
+    points.install()
+if "WORKER_STALLS" in os.environ:
+    stalls.install()

@@ -1,7 +1,9 @@
-"""Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module)."""
+"""Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
+(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`)."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -24,6 +26,7 @@ RMQ = {
     "AUTODISCOVER": os.environ.get("WORKER_LISTENERS", "listeners"),
     "TOPICS": {
         "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
+        "shared": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1, "SERIAL": False},
         "one-slot": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "brief": {
             "TYPE": "range_merge",
@@ -41,6 +44,9 @@ RMQ = {
             "MAX_RETRIES": 2,
             "BACKOFF": 0,
         },
+        "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 2, "BACKOFF": 0},
+        "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "TIMEOUT": 1, "BACKOFF": 0},
+        "taken-over": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 5},
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "moving-merge": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 20, "SLOT_BASIS": "entity"},
         "moving-priority": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "entity"},
@@ -55,10 +61,12 @@ RMQ = {
         },
         "moving-shared": {"TYPE": "priority", "SLOTS": 16, "SERIAL": False},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
+        "permits": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "TIMEOUT": 2, "MAX_IN_FLIGHT": 3},
+        "paced": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "SERIAL": False, "MAX_RATE": 50},
+        "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }
 if "RMQ_TEST_COORDINATOR" in os.environ:
     RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
-    RMQ["ZOOKEEPER"] = {"HOSTS": "127.0.0.1:2181"}
-if "RMQ_TEST_WATCHDOG" in os.environ:
-    RMQ["CONSUMER"] = {"WATCHDOG": int(os.environ["RMQ_TEST_WATCHDOG"])}
+if "RMQ_TEST_ZOOKEEPER" in os.environ:
+    RMQ["ZOOKEEPER"] = json.loads(os.environ["RMQ_TEST_ZOOKEEPER"])

@@ -1,0 +1,180 @@
+-- Move what can be taken into a claim of a Spark consumer, after the upkeep that time has made due.
+--
+-- KEYS[1] store        ZSET  member -> due ms, or priority
+-- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight     HASH  member -> "receipt original_score [mark]"
+-- KEYS[4] dead         ZSET  member -> ms of death
+-- KEYS[5] deaths       HASH  member -> death
+-- KEYS[6] failures     HASH  member -> last failure
+-- KEYS[7] body         HASH  member -> envelope
+-- KEYS[8] stats        HASH  counter -> n
+-- KEYS[9] control      HASH  field -> value
+-- KEYS[10] retry       ZSET  member -> ms + retries/1024
+-- KEYS[11] claimants   ZSET  Spark consumer -> ms when its lease ends
+-- KEYS[12] claim       ZSET  member -> score it was taken with
+-- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
+-- KEYS[14] claim_body  HASH  member -> envelope
+--
+-- ARGV[1] channel
+-- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] slots           the caller's slot count
+-- ARGV[5] retry_priority  original or lowest
+-- ARGV[6] backoff_base    ms, after a time-out
+-- ARGV[7] backoff_cap     ms
+-- ARGV[8] timeout         seconds; the topic's, until the slot has its own
+-- ARGV[9] max_retries     the topic's, until the slot has its own
+-- ARGV[10] serial         1 or 0
+-- ARGV[11] consumer
+-- ARGV[12] number         of the claim: the first, or one that is still open, or the next
+-- ARGV[13] lease          ms
+-- ARGV[14] limit          messages at most
+-- ARGV[15] max_bytes      of members and envelopes; one message is taken whatever its size
+-- ARGV[16] now
+--
+-- Returns {'moved', slots} | {word} | {'ok', taken, held in all, more or end}
+--         word: busy | paused | stale (the number is no longer open) | unfinished (an earlier claim is not over)
+--               | full (a thousand other consumers were here of late)
+local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local channel, room, kind, slots, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local backoff_base, backoff_cap, serial = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[10] == '1'
+local consumer, number, lease = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
+local limit, max_bytes, now = tonumber(ARGV[14]), tonumber(ARGV[15]), ARGV[16]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, dead, retry, claimants, claim)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control, claims, claim_body)
+if wrong then return wrong end
+if not (number >= 1 and number < 9007199254740992 and lease >= 1 and lease <= 86400000) then
+  return redis.error_reply('ERR number or lease is out of bounds')
+end
+local known = redis.call('HMGET', control, 'slots', 'paused', 'timeout', 'max_retries', 'sleeping_until',
+  'moving')
+local known_slots, paused, sleeping_until = known[1], known[2], known[5]
+local timeout, max_retries = tonumber(known[3] or ARGV[8]), tonumber(known[4] or ARGV[9])
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+limit = math.max(1, math.min(limit, 1000))
+local claimed = redis.call('ZCARD', claimants) > 0
+-- include: _now
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _failures
+-- include: _tidy
+-- include: _claims
+-- include: _expire
+-- include: _promote
+-- A write of nothing first, so that a full server lets the rest pass: taking drains.
+redis.call('HDEL', control, '')
+if not (known_slots and known[3] and known[4]) then
+  redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
+end
+local share = math.min(limit, 400)
+local expired, earliest = expire_due(share)
+local in_flight, holding = redis.call('ZCARD', prepare), redis.call('ZCARD', claimants)
+if promote_due(share) > 0 then earliest = now_ms end
+if expired > 0 and tonumber(sleeping_until) == GATE and in_flight < room then earliest = 0 end
+local function answer(...)
+  if earliest then wake(earliest) end
+  keep_counts()
+  return { ... }
+end
+
+-- A consumer that is new here: room for it is made by what ended thirty days ago.
+if redis.call('HEXISTS', claims, consumer) == 0 then
+  local known_claims = redis.call('HGETALL', claims)
+  local size = #known_claims / 2
+  for i = 1, #known_claims, 2 do
+    local since = tonumber(string.match(known_claims[i + 1], '^%d+ %l+ (%d+)$')) or 0
+    if since < now_ms - 2592000000 and not redis.call('ZSCORE', claimants, known_claims[i]) then
+      redis.call('HDEL', claims, known_claims[i])
+      size = size - 1
+    end
+  end
+  if size >= 1000 then return answer('full') end
+end
+local newest, state = newest_claim(consumer)
+local ours = redis.call('ZSCORE', claimants, consumer)
+if number < newest or (number == newest and state ~= 'open') then return answer('stale') end
+if ours and number > newest then return answer('unfinished') end
+-- While a re-slotting moves messages, nothing is handed out by anybody.
+if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then return answer('busy') end
+if paused then return answer('paused') end
+
+-- Leave out what runs already, by Prepare or by this very claim: its newer copy waits for its end.
+local function free_of(list)
+  local names, free = {}, {}
+  for i = 1, #list, 2 do
+    names[#names + 1] = list[i]
+  end
+  local running, held = {}, {}
+  if #names > 0 and in_flight > 0 then running = redis.call('ZMSCORE', prepare, unpack(names)) end
+  if #names > 0 and ours then held = redis.call('ZMSCORE', claim, unpack(names)) end
+  for i, member in ipairs(names) do
+    if not (running[i] or held[i]) then
+      free[#free + 1], free[#free + 2] = member, list[i * 2]
+    end
+  end
+  return free
+end
+local function look(scan)
+  if kind == 'priority' then return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES') end
+  return redis.call('ZRANGEBYSCORE', store, '-inf', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan)
+end
+local scan = limit
+local rows = look(scan)
+local free = free_of(rows)
+if #free == 0 and #rows == scan * 2 then
+  -- All of the window runs already: look further, once.
+  scan = limit + 1000
+  rows = look(scan)
+  free = free_of(rows)
+end
+local total = math.min(#free / 2, limit)
+local more = #rows == scan * 2 or total < #free / 2
+local names, kept = {}, {}
+for i = 1, total do
+  names[i] = free[i * 2 - 1]
+end
+if total > 0 and redis.call('HLEN', body) > 0 then kept = redis.call('HMGET', body, unpack(names)) end
+
+local bytes, taken, members, flat, bodies, lapsed = 0, 0, {}, {}, {}, {}
+for i = 1, total do
+  local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
+  local expires = envelope and tonumber(string.match(envelope, '^(%d+) '))
+  if expires and expires > 0 and expires < now_ms then
+    lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
+  else
+    bytes = bytes + #member + (envelope and #envelope or 0)
+    if taken > 0 and bytes > max_bytes then
+      more = true
+      break
+    end
+    taken = taken + 1
+    members[taken], flat[taken * 2 - 1], flat[taken * 2] = member, score, member
+    if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
+  end
+end
+for i = 1, #lapsed, 2 do
+  local member = lapsed[i]
+  local failure = parse_failure(redis.call('HGET', failures, member))
+  redis.call('ZREM', store, member)
+  count('dropped', redis.call('ZREM', retry, member))
+  die(member, 'lapsed', '', first_score(lapsed[i + 1], failure), failure, 0)
+end
+if taken > 0 then
+  redis.call('ZREM', store, unpack(members))
+  redis.call('ZADD', claim, unpack(flat))
+  if #bodies > 0 then
+    redis.call('HSET', claim_body, unpack(bodies))
+    redis.call('HDEL', body, unpack(members))
+  end
+  -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
+  if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end
+  if number > newest then note_claim(consumer, number, 'open') end
+  redis.call('ZADD', claimants, text_of(now_ms + lease), consumer)
+  redis.call('HSET', control, 'owner', consumer)
+  count('claimed', taken)
+end
+return answer('ok', taken, redis.call('ZCARD', claim), more and 'more' or 'end')

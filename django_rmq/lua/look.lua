@@ -1,0 +1,34 @@
+-- All that a slot knows of some members, in whatever states they are, changing nothing.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[4] retry     ZSET  member -> ms + retries/1024
+-- KEYS[5] dead      ZSET  member -> ms of death
+-- KEYS[6] deaths    HASH  member -> death
+-- KEYS[7] failures  HASH  member -> last failure
+-- KEYS[8] body      HASH  member -> envelope
+--
+-- ARGV[1...] members
+-- ARGV[#ARGV] now
+--
+-- Returns for each member {scores in store, prepare, retry and dead, in-flight record, death, last failure, envelope},
+--         nil for what there is not
+local store, prepare, inflight, retry, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local deaths, failures, body = KEYS[6], KEYS[7], KEYS[8]
+local first, last, now = 1, #ARGV - 1, ARGV[#ARGV]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, retry, dead) or mistyped('hash', inflight, deaths, failures, body)
+if wrong then return wrong end
+if last - first >= 100 then return redis.error_reply('ERR too many members') end
+local found = {}
+for i = first, last do
+  local member = ARGV[i]
+  found[#found + 1] = {
+    redis.call('ZSCORE', store, member), redis.call('ZSCORE', prepare, member),
+    redis.call('ZSCORE', retry, member), redis.call('ZSCORE', dead, member),
+    redis.call('HGET', inflight, member), redis.call('HGET', deaths, member),
+    redis.call('HGET', failures, member), redis.call('HGET', body, member),
+  }
+end
+return found

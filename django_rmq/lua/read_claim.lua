@@ -1,0 +1,34 @@
+-- The state of a consumer's newest claim, and of a sealed one what it holds: the same rows however often it is read.
+--
+-- KEYS[1] claim       ZSET  member -> score it was taken with
+-- KEYS[2] claims      HASH  Spark consumer -> "number state ms"
+-- KEYS[3] claim_body  HASH  member -> envelope
+--
+-- ARGV[1] consumer
+-- ARGV[2] number     of the claim; 0: whichever is the newest
+-- ARGV[3] offset     rank to begin at
+-- ARGV[4] limit      0: look at its state only
+-- ARGV[5] now
+--
+-- Returns {state, number, size, {member, score, ...}, {envelope, ...}}
+--         state: open | sealed | acked | lost | returned | none; size and rows of another claim are never told
+local claim, claims, claim_body = KEYS[1], KEYS[2], KEYS[3]
+local consumer, number, offset = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local limit, now = math.min(tonumber(ARGV[4]), 1000), ARGV[5]
+-- include: _types
+local wrong = mistyped('zset', claim) or mistyped('hash', claims, claim_body)
+if wrong then return wrong end
+local newest, state = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) ')
+newest, state = tonumber(newest) or 0, state or 'none'
+if number > 0 and number ~= newest then return { 'none', newest, 0, {}, {} } end
+if state ~= 'open' and state ~= 'sealed' then return { state, newest, 0, {}, {} } end
+local rows, envelopes = {}, {}
+if state == 'sealed' and limit > 0 then rows = redis.call('ZRANGE', claim, offset, offset + limit - 1, 'WITHSCORES') end
+if #rows > 0 and redis.call('HLEN', claim_body) > 0 then
+  local members = {}
+  for i = 1, #rows, 2 do
+    members[#members + 1] = rows[i]
+  end
+  envelopes = redis.call('HMGET', claim_body, unpack(members))
+end
+return { state, newest, redis.call('ZCARD', claim), rows, envelopes }

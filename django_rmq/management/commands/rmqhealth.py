@@ -1,0 +1,66 @@
+"""``manage.py rmqhealth``: is everything well? For monitoring and for container probes."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_rmq.management import RmqCommand, at_least, duration, shown
+from django_rmq.operations.health import Limits, check
+
+
+class Command(RmqCommand):
+    """Check the health of the queues."""
+
+    help = (
+        "Check that Redis answers, that the workers are assigned what they serve, and that every topic has a live "
+        "worker; with limits, also how long messages have been due and how many are dead. Exits with 0 if all is "
+        "well, 1 if not (also while Redis is away), 2 if nobody can tell: usage or settings are wrong."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
+        parser.add_argument(
+            "--max-age",
+            type=duration,
+            metavar="AGE",
+            help="unwell if a topic's oldest message has been due for longer: 90, 15m, 2h or 7d",
+        )
+        parser.add_argument(
+            "--max-dead", type=at_least(0), metavar="N", help="unwell if more messages of a topic are dead"
+        )
+        parser.add_argument(
+            "--no-workers", action="store_true", help="do not ask for live workers: they run at times only"
+        )
+        parser.add_argument(
+            "--patience",
+            type=duration,
+            default=6.0,
+            metavar="TIME",
+            help="how long slots may be without a worker while workers come and go (default: 6 s)",
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        operations, topics = self.operations(), self.topics(options["topics"])
+        limits = Limits(options["max_age"], options["max_dead"], not options["no_workers"])
+        config = operations.config
+        health = check(operations.broker, topics, config.coordinator, limits, patience=options["patience"])
+        if options["json"]:
+            self.print_json(
+                {"ok": health.is_well, "findings": [finding.as_json() for finding in health.findings]}
+            )
+        else:
+            for finding in health.findings:
+                mark = self.style.SUCCESS("ok  ") if finding.is_well else self.style.ERROR("BAD ")
+                about = f"{finding.topic}: " if finding.topic else ""
+                self.stdout.write(f"{mark} {finding.name:<11}  {about}{shown(finding.text)}")
+        if not health.is_well:
+            first = health.troubles[0]
+            about = f"{first.topic}: " if first.topic else ""
+            raise CommandError(
+                shown(f"{len(health.troubles)} of {len(health.findings)} checks failed; {about}{first.text}"),
+                returncode=1,
+            )

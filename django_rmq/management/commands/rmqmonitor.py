@@ -1,0 +1,115 @@
+"""``manage.py rmqmonitor``: the figures of all topics, live, as a table that stays in its place."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django_rmq.exceptions import ServerTrouble
+from django_rmq.management import RmqCommand, at_least, shown
+from django_rmq.management.commands.rmqstats import COLUMNS, cells_of, lines_of, remarks_of
+from django_rmq.operations import Flow, TopicFigures
+
+Rates = dict[str, dict[str, float]]
+
+
+class Command(RmqCommand):
+    """Watch topics."""
+
+    help = (
+        "Watch all topics live: depths, the oldest due message, workers, and what is sent, done and failed per "
+        "second. Needs the extra cli (rich) for a table that stays in its place; without it, and into a file, a new "
+        "table is printed each time. Ctrl-C ends it."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
+        parser.add_argument(
+            "--interval",
+            type=at_least(0.1, float),
+            default=1.0,
+            metavar="SECONDS",
+            help="between two looks (default: 1)",
+        )
+        parser.add_argument("--count", type=at_least(1), metavar="N", help="end after so many looks")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        names = [topic.name for topic in self.topics(options["topics"])]
+        self._before: Flow | None = None
+        try:
+            if sys.stdout.isatty() and _has_rich():
+                self._live(names, options["interval"], options["count"])
+            else:
+                self._plain(names, options["interval"], options["count"])
+        except KeyboardInterrupt:
+            pass
+
+    def _look(self, names: list[str]) -> tuple[list[TopicFigures], Rates]:
+        operations = self.operations()
+        flow = operations.flow(names)
+        rates = {} if self._before is None else flow.since(self._before)
+        self._before = flow
+        return operations.overview(names), rates
+
+    def _plain(self, names: list[str], interval: float, count: int | None) -> None:
+        while True:
+            figures, rates = self._look(names)
+            for line in lines_of(figures, rates):
+                self.stdout.write(line)
+            self.stdout.write("")
+            self.stdout.flush()
+            count = None if count is None else count - 1
+            if count == 0:
+                return
+            time.sleep(interval)
+
+    def _live(self, names: list[str], interval: float, count: int | None) -> None:
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(auto_refresh=False, screen=False) as live:
+            while True:
+                try:
+                    live.update(_table(*self._look(names)), refresh=True)
+                except ServerTrouble as error:
+                    # Whoever watches wants to see it come back.
+                    live.update(Text(shown(str(error)), style="bold red"), refresh=True)
+                count = None if count is None else count - 1
+                if count == 0:
+                    return
+                time.sleep(interval)
+
+
+def _has_rich() -> bool:
+    try:
+        import rich  # noqa: F401 - whether it is installed is the question
+    except ImportError:
+        return False
+    return True
+
+
+def _table(figures: list[TopicFigures], rates: Rates) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate((*COLUMNS, "sent/s", "done/s", "failed/s", "")):
+        table.add_column(
+            name,
+            justify="right" if 2 <= i < len(COLUMNS) + 3 else "left",
+            no_wrap=True,
+            # On a narrow terminal the type gives way, not the name.
+            min_width=min(40, max(len(one.topic.name) for one in figures)) if not i and figures else None,
+        )
+    for one in figures:
+        flow = rates.get(one.topic.name, {})
+        cells = [Text(cell) for cell in cells_of(one)]
+        if one.dead:
+            cells[6].stylize("red")
+        if not one.consumers:
+            cells[8].stylize("yellow")
+        told = [Text(f"{flow[name]:.1f}" if name in flow else "-") for name in Flow.RATES]
+        table.add_row(*cells, *told, Text(remarks_of(one), style="yellow"))
+    return table

@@ -1,0 +1,52 @@
+"""``manage.py rmqpause``: stop handing out messages of topics, at run time, in all workers."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_rmq.management import RmqCommand, outcomes_text, shown
+
+
+class Command(RmqCommand):
+    """Pause topics."""
+
+    help = (
+        "Stop handing out messages of topics, until rmqresume. Everybody may go on sending. Listeners that run come "
+        "to their end; what workers have taken and not begun goes back at once."
+    )
+    act = "pause"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="these topics")
+        parser.add_argument("--all", action="store_true", help="all topics")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if bool(options["topics"]) == options["all"]:
+            raise CommandError("name topics, or say --all", returncode=2)
+        operations = self.operations()
+        topics = self.topics(options["topics"])
+        rows, problems = [], []
+        for topic in topics:
+            run = getattr(operations, self.act)(topic.name)
+            progress = self.follow(run, f"{self.act} {topic.name}", options)
+            rows.append(
+                {
+                    "topic": topic.name,
+                    "slots": topic.slots,
+                    "outcomes": progress.outcomes,
+                    "complete": progress.is_complete,
+                }
+            )
+            problems += [f"{topic.name} {problem}" for problem in progress.problems]
+            if not progress.is_complete:
+                problems.append(f"{topic.name}: stopped after {progress.done} of {topic.slots} slots")
+            if not options["json"]:
+                self.stdout.write(f"{topic.name}: {outcomes_text(progress.outcomes)} (slots)")
+        if options["json"]:
+            self.print_json(rows)
+        if problems:
+            raise CommandError(shown(f"not all could be done: {problems[0]}"), returncode=1)

@@ -1,0 +1,183 @@
+"""``manage.py rmqsend``: send messages from a shell, one by one or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import ArgumentParser
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import is_naive, make_aware
+
+from django_rmq import Send
+from django_rmq.exceptions import CallerError, InvalidMessage
+from django_rmq.management import RmqCommand, at_least, duration, outcomes_text, shown
+from django_rmq.messages import Topic
+
+CHUNK = 5_000
+"""Lines that are sent together."""
+
+PER_LINE = ("body", "key", "priority", "time_range", "fixed_time", "slot_basis", "headers", "expires")
+
+
+class Command(RmqCommand):
+    """Send messages."""
+
+    help = (
+        "Send a message to a topic at once, and say what became of it. The body is JSON (text where the topic's BODY "
+        "is text); - or nothing reads it from the standard input. Exits with 1 where a full topic refused some."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic")
+        parser.add_argument(
+            "body", nargs="?", default="-", help="the body; - (default): from the standard input"
+        )
+        parser.add_argument(
+            "--jsonl", action="store_true", help="the standard input holds one JSON body per line"
+        )
+        parser.add_argument(
+            "--options",
+            action="store_true",
+            help=f"with --jsonl: each line is an object with a body and options of its own: {', '.join(PER_LINE)}",
+        )
+        parser.add_argument("--key", help="IDENTITY key: what makes the message the same")
+        parser.add_argument("--priority", type=int, metavar="N", help="priority topics")
+        parser.add_argument(
+            "--time-range",
+            type=at_least(1),
+            metavar="MS",
+            help="range_merge topics: milliseconds until it is due",
+        )
+        when = parser.add_mutually_exclusive_group()
+        when.add_argument(
+            "--in",
+            type=duration,
+            dest="after",
+            metavar="TIME",
+            help="fixed_time topics: due after 90, 15m, 2h or 7d",
+        )
+        when.add_argument(
+            "--at",
+            metavar="WHEN",
+            help="fixed_time topics: due at 2026-12-24T18:00 (TIME_ZONE, or with +01:00)",
+        )
+        parser.add_argument("--slot-basis", metavar="TEXT", help="what chooses the slot")
+        parser.add_argument(
+            "--header", action="append", default=[], metavar="NAME=VALUE", help="IDENTITY key: goes along"
+        )
+        parser.add_argument(
+            "--expires", metavar="WHEN", help="IDENTITY key: not delivered after this instant, as --at"
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        operations, name = self.operations(), options["topic"]
+        topic = operations.config.topic(name)
+        shared = _shared(options)
+        if options["options"] and not options["jsonl"]:
+            raise CommandError("--options goes with --jsonl", returncode=2)
+        if options["jsonl"]:
+            if options["body"] != "-":
+                raise CommandError("--jsonl reads the standard input: give no body", returncode=2)
+            self._send_lines(topic, shared, options)
+            return
+        raw = sys.stdin.buffer.read() if options["body"] == "-" else options["body"].encode()
+        result = operations.send(name, _body(topic, raw), **shared)
+        score = None if math.isnan(result.score) else result.score
+        if options["json"]:
+            self.print_json({"id": result.id, "slot": result.slot, "status": result.status, "score": score})
+        else:
+            self.stdout.write(f"{result.status} in slot {result.slot} as {result.id}")
+
+    def _send_lines(self, topic: Topic, shared: dict[str, Any], options: dict[str, Any]) -> None:
+        operations, outcomes = self.operations(), Counter[str]()
+        lines = enumerate(sys.stdin.buffer, 1)
+        while chunk := list(islice(lines, CHUNK)):
+            numbered = [(number, line) for number, line in chunk if line.strip()]
+            try:
+                items = [_item(topic, number, line, options["options"]) for number, line in numbered]
+                if items:
+                    outcomes.update(operations.send_many(topic.name, items, **shared))
+            except CallerError as error:
+                told = f"{outcomes_text(dict(outcomes))} before" if outcomes else "nothing was sent"
+                raise CommandError(
+                    shown(f"{_with_line(str(error), numbered)} ({told})"), returncode=2
+                ) from error
+        if options["json"]:
+            self.print_json({"outcomes": dict(outcomes), "total": outcomes.total()})
+        else:
+            self.stdout.write(f"{topic.name}: {outcomes_text(dict(outcomes))}")
+        if outcomes["refused"]:
+            raise CommandError(f"the topic is full: it refused {outcomes['refused']}", returncode=1)
+
+
+def _shared(options: dict[str, Any]) -> dict[str, Any]:
+    found = {name: options[name] for name in ("key", "priority", "time_range", "slot_basis")}
+    if options["after"] is not None:
+        found["fixed_time"] = datetime.now(UTC) + timedelta(seconds=options["after"])
+    elif options["at"] is not None:
+        found["fixed_time"] = _instant("--at", options["at"])
+    if options["expires"] is not None:
+        found["expires"] = _instant("--expires", options["expires"])
+    if options["header"]:
+        pairs = [header.partition("=") for header in options["header"]]
+        if not all(equals for _, equals, _ in pairs):
+            raise CommandError("--header must be NAME=VALUE", returncode=2)
+        found["headers"] = {name: value for name, _, value in pairs}
+    if options["jsonl"] and found["key"] is not None:
+        raise CommandError("--key goes with one message; with --options each line has its own", returncode=2)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _instant(flag: str, text: str) -> datetime:
+    try:
+        found = parse_datetime(text)
+    except ValueError:
+        found = None
+    if found is None:
+        raise CommandError(f"{flag} {text!r} is no date and time: say 2026-12-24T18:00", returncode=2)
+    return make_aware(found) if is_naive(found) else found
+
+
+def _body(topic: Topic, raw: bytes) -> Any:
+    """Return the body that a person has typed or piped."""
+    if topic.body == "bytes":
+        return raw
+    try:
+        text = raw.decode()
+        return text if topic.body == "text" else json.loads(text)
+    except ValueError as error:
+        raise InvalidMessage(f"the body is no {topic.body}: {error}") from None
+
+
+def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> Any:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise InvalidMessage(f"line {number} is no JSON: {error}") from None
+    if with_options:
+        if not isinstance(found, dict) or "body" not in found or not set(found) <= set(PER_LINE):
+            raise InvalidMessage(f"line {number} must be an object of {', '.join(PER_LINE)}, with a body")
+        options = dict(found)
+        for name in ("fixed_time", "expires"):
+            if isinstance(options.get(name), str):
+                options[name] = _instant(f"line {number}: {name}", options[name])
+        found = Send(**options)
+    elif topic.body == "bytes":
+        raise InvalidMessage(f"topic {topic.name} has BODY 'bytes', which no JSON line can be")
+    return found
+
+
+def _with_line(error: str, numbered: list[tuple[int, bytes]]) -> str:
+    """Say the line of the input instead of the index in the chunk."""
+    if not error.startswith("item "):
+        return error
+    index, _, rest = error.removeprefix("item ").partition(":")
+    return f"line {numbered[int(index)][0]}:{rest}" if index.isdigit() else error

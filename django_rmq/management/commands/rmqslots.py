@@ -1,0 +1,122 @@
+"""``manage.py rmqslots``: who owns which slots since when, how deep they are, and how evenly filled."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import UTC, datetime
+from typing import Any
+
+from django_rmq.management import RmqCommand, ago, at_least, shown, table
+from django_rmq.messages import Topic
+from django_rmq.operations import Operations, SlotFigures
+
+SLOTS_PER_TRIP = 1_000
+
+
+class Command(RmqCommand):
+    """List slots."""
+
+    help = (
+        "List the slots of topics: the worker that each is assigned to, since when, and what it holds. The deepest "
+        "come first; skew is how many times deeper than the mean the deepest one is."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
+        parser.add_argument(
+            "--limit", type=at_least(1), default=20, metavar="N", help="slots shown per topic (default: 20)"
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON, of all slots")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        operations = self.operations()
+        found = []
+        for topic in self.topics(options["topics"]):
+            rows, now_ms = _all_slots(operations, topic)
+            depths = [row.depth for row in rows]
+            mean = sum(depths) / len(depths)
+            skew = max(depths) / mean if mean else 0.0
+            if options["json"]:
+                found.append(
+                    {
+                        "topic": topic.name,
+                        "serial": topic.serial,
+                        "mean_depth": mean,
+                        "skew": skew,
+                        "slots": [_row(row) for row in rows],
+                    }
+                )
+            else:
+                self._print(topic, rows, now_ms, mean, skew, options["limit"])
+        if options["json"]:
+            self.print_json(found)
+
+    def _print(
+        self, topic: Topic, rows: list[SlotFigures], now_ms: int, mean: float, skew: float, limit: int
+    ) -> None:
+        unowned = sum(not row.worker for row in rows) if topic.serial else 0
+        told = (
+            f", {unowned} without a worker" if unowned else "" if topic.serial else ", shared by all workers"
+        )
+        self.stdout.write(
+            f"{topic.name}: {topic.slots} slots, {mean:.1f} messages in each, skew {skew:.1f}{told}"
+        )
+        shown_rows = sorted(rows, key=lambda row: (-row.depth, row.slot))[:limit]
+        lines: list[tuple[object, ...]] = [
+            ("  slot", "store", "due", "prepare", "retry", "dead", "oldest", "worker", "for", "")
+        ]
+        for row in shown_rows:
+            counts = row.counts
+            oldest = None if counts.oldest_due_ms is None else (now_ms - counts.oldest_due_ms) / 1000
+            since = None if row.since_ms is None else max(0, now_ms - row.since_ms) / 1000
+            lines.append(
+                (
+                    f"  {row.slot}",
+                    counts.store,
+                    counts.due,
+                    counts.prepare,
+                    counts.retry,
+                    counts.dead,
+                    ago(oldest),
+                    shown(row.worker)[:8] or "-",
+                    ago(since),
+                    shown(row.problem) or ("paused" if counts.paused else ""),
+                )
+            )
+        for line in table(lines, right=(1, 2, 3, 4, 5, 6)):
+            self.stdout.write(line)
+        if len(rows) > limit:
+            self.stdout.write(f"  … and {len(rows) - limit} more")
+
+
+def _all_slots(operations: Operations, topic: Topic) -> tuple[list[SlotFigures], int]:
+    rows: list[SlotFigures] = []
+    now_ms = 0
+    while len(rows) < topic.slots:
+        part = operations.slots(topic.name, len(rows), SLOTS_PER_TRIP)
+        rows += part.rows
+        now_ms = part.now_ms
+    return rows, now_ms
+
+
+def _row(row: SlotFigures) -> dict[str, Any]:
+    counts = row.counts
+    return {
+        "slot": row.slot,
+        "worker": row.worker or None,
+        "since": None if row.since_ms is None else _instant(row.since_ms),
+        "last_taken_by": counts.owner or None,
+        "store": counts.store,
+        "due": counts.due,
+        "prepare": counts.prepare,
+        "retry": counts.retry,
+        "dead": counts.dead,
+        "claimed": counts.claimed,
+        "oldest_due": None if counts.oldest_due_ms is None else _instant(counts.oldest_due_ms),
+        "paused": counts.paused,
+        "problem": row.problem or None,
+    }
+
+
+def _instant(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,128 @@
+"""``manage.py rmqstats``: depths of all topics, and with --interval what comes and goes."""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django_rmq.management import RmqCommand, ago, at_least, table
+from django_rmq.operations import Flow, Operations, TopicFigures
+
+
+class Command(RmqCommand):
+    """Show figures of topics."""
+
+    help = (
+        "Show for every topic what waits, is due, in flight, resting and dead, how long the oldest has been due, and "
+        "the live workers. --interval repeats it, with rates from the ledgers; JSON is then one line each time."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
+        parser.add_argument(
+            "--interval", type=at_least(0.1, float), metavar="SECONDS", help="again and again, until Ctrl-C"
+        )
+        parser.add_argument("--count", type=at_least(1), metavar="N", help="with --interval: so often")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        operations, interval = self.operations(), options["interval"]
+        names = [topic.name for topic in self.topics(options["topics"])]
+        if interval is None:
+            self._show(operations.overview(names), {}, options)
+            return
+        left = options["count"]
+        before = operations.flow(names)
+        try:
+            while left is None or left > 0:
+                time.sleep(interval)
+                flow = operations.flow(names)
+                self._show(operations.overview(names), flow.since(before), options)
+                before = flow
+                left = None if left is None else left - 1
+        except KeyboardInterrupt:
+            pass
+
+    def _show(
+        self, figures: list[TopicFigures], rates: dict[str, dict[str, float]], options: dict[str, Any]
+    ) -> None:
+        rows = [row_of(one, rates.get(one.topic.name)) for one in figures]
+        if options["json"]:
+            indent = None if options["interval"] else 2
+            self.stdout.write(json.dumps(rows, indent=indent))
+            return
+        for line in lines_of(figures, rates):
+            self.stdout.write(line)
+        if options["interval"]:
+            self.stdout.write("")
+        self.stdout.flush()
+
+
+def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
+    """Return the figures of a topic as JSON takes them."""
+    return {
+        "topic": one.topic.name,
+        "type": one.topic.type.value,
+        "slots": one.topic.slots,
+        "store": one.store,
+        "due": one.due,
+        "prepare": one.prepare,
+        "retry": one.retry,
+        "dead": one.dead,
+        "claimed": one.claimed,
+        "oldest_due_seconds": None if one.age_ms is None else one.age_ms / 1000,
+        "paused_slots": one.paused_slots,
+        "workers": one.consumers,
+        "threads": one.threads,
+        "slots_looked_at": one.looked_at,
+        "problems": list(one.problems),
+        **({} if rates is None else {"per_second": rates}),
+    }
+
+
+COLUMNS = ("topic", "type", "store", "due", "prepare", "retry", "dead", "oldest", "workers")
+
+
+def cells_of(one: TopicFigures) -> tuple[str, ...]:
+    """Return the figures of a topic as a table shows them, in the order of ``COLUMNS``."""
+    return (
+        one.topic.name,
+        one.topic.type.value,
+        str(one.store),
+        str(one.due),
+        str(one.prepare),
+        str(one.retry),
+        str(one.dead),
+        ago(None if one.age_ms is None else one.age_ms / 1000),
+        str(one.consumers),
+    )
+
+
+def remarks_of(one: TopicFigures) -> str:
+    """Return what else is to be said of a topic."""
+    found = []
+    if one.is_paused:
+        found.append("paused")
+    elif one.is_partly_paused:
+        found.append(f"{one.paused_slots} slots paused")
+    if one.problems:
+        found.append(f"{len(one.problems)} slots cannot be read")
+    if one.looked_at + len(one.problems) < one.topic.slots:
+        found.append(f"{one.looked_at} of {one.topic.slots} slots")
+    return ", ".join(found)
+
+
+def lines_of(figures: list[TopicFigures], rates: dict[str, dict[str, float]]) -> list[str]:
+    """Return a table of topics, with rates where there are any."""
+    head = (*COLUMNS, *(("sent/s", "done/s", "failed/s") if rates else ()), "")
+    rows = [head]
+    for one in figures:
+        flow = rates.get(one.topic.name, {})
+        told = (f"{flow[name]:.1f}" if name in flow else "-" for name in Flow.RATES) if rates else ()
+        rows.append((*cells_of(one), *told, remarks_of(one)))
+    return table(rows, right=range(2, len(head) - 1))
+
+
+__all__ = ["COLUMNS", "Command", "Operations", "cells_of", "lines_of", "remarks_of", "row_of"]

@@ -1,0 +1,60 @@
+"""``manage.py rmqworkers``: which workers live, and what is assigned to them."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django_rmq.management import RmqCommand, ago, shown, table
+from django_rmq.operations import WorkerFigures
+
+
+class Command(RmqCommand):
+    """List the live workers."""
+
+    help = "List the live worker processes: where they run, since when, and how many slots of which topics each has."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        workers = self.operations().workers()
+        if options["json"]:
+            self.print_json([_row(one) for one in workers])
+            return
+        if not workers:
+            self.stdout.write("no worker is alive")
+            return
+        rows = [("worker", "host", "pid", "threads", "up", "slots")]
+        for one in workers:
+            worker = one.member.worker
+            slots = [f"{topic} {count}" for topic, count in sorted(one.slots.items())]
+            slots += [f"{topic} shared" for topic in one.shared]
+            rows.append(
+                (
+                    shown(worker.id)[:8],
+                    shown(worker.host),
+                    str(worker.pid),
+                    str(worker.threads),
+                    ago(max(0.0, time.time() - worker.started)),
+                    ", ".join(map(shown, slots)) or "none",
+                )
+            )
+        for line in table(rows, right=(2, 3)):
+            self.stdout.write(line)
+
+
+def _row(one: WorkerFigures) -> dict[str, Any]:
+    worker = one.member.worker
+    return {
+        "worker": worker.id,
+        "host": worker.host,
+        "pid": worker.pid,
+        "threads": worker.threads,
+        "started": worker.started,
+        "session_left": one.member.session_left,
+        "topics": [topic.name for topic in worker.topics],
+        "slots": one.slots,
+        "shared": list(one.shared),
+    }

@@ -1,0 +1,125 @@
+"""Who does something, whether that is permitted, and the trace that it leaves.
+
+Permissions are Django's, of the model ``Topic``. Every act is written to the logger ``django_rmq.audit``, and, where
+there is a user and the admin is installed, as a LogEntry of the topic: who, what, how many; never any content.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from django.apps import apps
+from django.db import DatabaseError
+
+from django_rmq.exceptions import NotPermitted
+
+logger = logging.getLogger("django_rmq.audit")
+
+
+class Permission(StrEnum):
+    """What a person may do; the values are the codenames of Django's permissions.
+
+    Burying is a ``DELETE``: it keeps a message from being delivered. Rescheduling is an ``EDIT``: it changes what
+    was sent.
+    """
+
+    VIEW = "view_topic"
+    VIEW_BODIES = "view_bodies"
+    SEND = "send_messages"
+    REPLAY = "replay_messages"
+    EDIT = "edit_messages"
+    DELETE = "delete_messages"
+    PAUSE = "pause_topic"
+    PURGE = "purge_topic"
+
+    @property
+    def full_name(self) -> str:
+        """The name as ``user.has_perm`` takes it."""
+        return f"django_rmq.{self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts, through which face. Without ``permits`` everything is permitted: a shell is trusted."""
+
+    name: str
+    via: str
+    """admin, command or rest."""
+    user: Any = None
+    """A user of Django's, for the LogEntry; None: there is none."""
+    permits: Callable[[Permission], bool] | None = None
+
+    @classmethod
+    def of_user(cls, user: Any, via: str) -> Actor:
+        """Return the actor that ``user`` is: with the permissions that Django says."""
+        return cls(
+            str(user.get_username()), via, user, lambda permission: user.has_perm(permission.full_name)
+        )
+
+    def may(self, permission: Permission) -> bool:
+        """Return whether the actor has ``permission``."""
+        return self.permits is None or bool(self.permits(permission))
+
+    def require(self, *permissions: Permission) -> None:
+        """Raise ``NotPermitted`` unless the actor has all of them."""
+        for permission in permissions:
+            if not self.may(permission):
+                raise NotPermitted(f"{self.name} lacks the permission {permission.full_name}")
+
+
+def record(actor: Actor, act: str, topic: str, outcomes: Mapping[str, int], note: str = "") -> None:
+    """Write down that ``actor`` did ``act`` to ``topic``, and what came of it.
+
+    What has been done cannot be undone by a database that is away: its error is logged, not raised.
+    """
+    told = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
+    what = " ".join(part for part in (act, f"({note})" if note else "") if part)
+    sentence = f"{what}: {told or 'nothing'}"
+    logger.info(
+        "%s by %s (%s) on topic %s",
+        sentence,
+        _one_line(actor.name),
+        actor.via,
+        topic,
+        extra={
+            "rmq_event": "audit",
+            "rmq_act": act,
+            "rmq_topic": topic,
+            "rmq_actor": actor.name,
+            "rmq_via": actor.via,
+            "rmq_outcomes": dict(outcomes),
+        },
+    )
+    if actor.user is None or not actor.user.pk or not apps.is_installed("django.contrib.admin"):
+        return
+    try:
+        _log_entry(actor, topic, sentence)
+    except DatabaseError:
+        logger.exception("The LogEntry could not be written: %s", sentence)
+
+
+def _log_entry(actor: Actor, topic: str, sentence: str) -> None:
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    from django_rmq.models import Topic
+
+    LogEntry.objects.create(
+        user_id=actor.user.pk,
+        content_type_id=ContentType.objects.get_for_model(Topic, for_concrete_model=False).pk,
+        object_id=topic,
+        object_repr=topic,
+        action_flag=CHANGE,
+        change_message=f"{sentence[:1].upper()}{sentence[1:]} ({actor.via})",
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+__all__ = ["Actor", "Permission", "logger", "record"]

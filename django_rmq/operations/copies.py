@@ -1,0 +1,291 @@
+"""What people see of a message: one copy of it in one state, and the id by which they name it.
+
+An id is ``<slot>.<base64url(member)>``. Where the member has more than 512 bytes, or may not be seen, it is
+``<slot>.<state>.<score>.<sha256[:16]>``: such a message is looked for at that score only.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import math
+import re
+from base64 import urlsafe_b64decode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django_rmq.exceptions import InvalidRequest
+from django_rmq.messages import (
+    Death,
+    Entry,
+    FailureRecord,
+    Looked,
+    Topic,
+    decode_body,
+    decode_envelope,
+    message_id,
+)
+
+STATES = ("store", "prepare", "retry", "dead")
+LONGEST_MEMBER = 512
+"""A member of more bytes is named by its digest."""
+
+_DIGEST = re.compile(r"(store|prepare|retry|dead)\.(.+)\.([0-9a-f]{16})", re.ASCII)
+_ERROR_CLASS = re.compile(r"[^\W\d][\w.<>]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an id says: the slot, and the member or where to look for it."""
+
+    slot: int
+    member: bytes | None
+    """None: look for ``digest`` among the members of ``state`` at ``score``."""
+    state: str = ""
+    score: float = math.nan
+    digest: str = ""
+
+
+def digest(member: bytes) -> str:
+    """Return the part of an id that stands for a member that is not in it."""
+    return hashlib.sha256(member).hexdigest()[:16]
+
+
+def copy_id(slot: int, state: str, score: float, member: bytes, *, hidden: bool = False) -> str:
+    """Return the id of a copy. ``hidden``: without the member, which may be the body itself."""
+    if len(member) <= LONGEST_MEMBER and not hidden:
+        return message_id(slot, member)
+    return f"{slot}.{state}.{score:.17g}.{digest(member)}"
+
+
+def identify(topic: Topic, text: str) -> Identity:
+    """Return what an id says. Raises ``InvalidRequest`` for what is none of ``topic``."""
+    head, dot, rest = text.partition(".")
+    if not (dot and head.isdecimal() and head.isascii() and len(head) <= 7):
+        raise InvalidRequest(f"{_shown(text)} is no message id: it must begin with a slot and a dot")
+    slot = int(head)
+    if slot >= topic.slots:
+        raise InvalidRequest(
+            f"{_shown(text)} is no message id of topic {topic.name}: it has {topic.slots} slots"
+        )
+    by_digest = _DIGEST.fullmatch(rest)
+    if by_digest:
+        try:
+            score = float(by_digest[2])
+        except ValueError:
+            score = math.nan
+        if math.isnan(score):
+            raise InvalidRequest(f"{_shown(text)} is no message id: {by_digest[2][:40]!r} is no score")
+        return Identity(slot, None, by_digest[1], score, by_digest[3])
+    try:
+        member = urlsafe_b64decode(rest + "=" * (-len(rest) % 4))
+    except (binascii.Error, ValueError):
+        member = b""
+    if message_id(slot, member).partition(".")[2] != rest:
+        raise InvalidRequest(f"{_shown(text)} is no message id: what follows the slot is not base64url")
+    return Identity(slot, member)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of a message in one state. Times in ms since the epoch by Redis' clock."""
+
+    topic: Topic
+    id: str
+    slot: int
+    state: str
+    score: float
+    at_ms: int | None
+    """store: due; retry: when it has rested; prepare: handed out or extended last; dead: died. None: no time."""
+    priority: int | None
+    """store of priority topics."""
+    retries_left: int | None
+    """After the next delivery (prepare: after this one); None: the full budget, or Dead."""
+    size: int
+    """Bytes of the body."""
+    member: bytes | None
+    """None: it may not be seen."""
+    raw: bytes | None
+    """The body as it was stored; None: it may not be seen."""
+    key: str | None
+    headers: dict[str, str]
+    expires_ms: int
+    slot_basis: str | None
+    failed: str
+    """failed, timed_out, undecodable; dead: also rejected, buried or lapsed. Empty: it never failed."""
+    failures: int
+    first_failed_ms: int | None
+    last_failed_ms: int | None
+    error_class: str
+    error: str
+    """The last error with the end of its traceback; empty: there is none, or it may not be seen."""
+    receipt: int | None
+    """prepare: the number of the delivery."""
+    mark: str
+    """prepare: ``removed`` or ``buried``, where a person has decided so; it ends with its delivery."""
+    scored: float | None = None
+    """dead: the score it was first taken with, as far as it is known."""
+
+    def body(self) -> Any:
+        """Return the decoded body. Raises ``ValueError`` for bytes that are not what the topic's BODY says."""
+        if self.raw is None:
+            raise ValueError("the body may not be seen")
+        return decode_body(self.topic, self.raw)
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether it waits as a retry."""
+        return self.state == "store" and _is_retry(self.topic, self.score)
+
+
+def from_entry(topic: Topic, slot: int, state: str, entry: Entry, *, hidden: bool = False) -> Copy:
+    """Return the copy that peek or find listed. ``hidden``: without anything of its content."""
+    member, score, envelope, record = entry
+    death = _death(record) if state == "dead" else None
+    failure = _failure(record) if state in ("store", "retry") else None
+    receipt, mark = _delivery(record) if state == "prepare" else (None, "")
+    if state == "dead":
+        # A live copy of the same key has a body of its own.
+        envelope = None if death is None else death.envelope
+    if topic.keyed and envelope is not None:
+        inner = decode_envelope(envelope)
+        raw, headers, expires_ms, basis = (
+            inner.body,
+            inner.headers or {},
+            inner.expires_ms,
+            inner.slot_basis,
+        )
+    else:
+        raw, headers, expires_ms, basis = member, {}, 0, None
+    known = death or failure
+    error = "" if known is None else known.error.decode("utf-8", "replace")
+    return Copy(
+        topic=topic,
+        id=copy_id(slot, state, score, member, hidden=hidden),
+        slot=slot,
+        state=state,
+        score=score,
+        at_ms=_at_ms(topic, state, score),
+        priority=_priority(topic, state, score),
+        retries_left=_retries_left(topic, state, score),
+        size=len(raw),
+        member=None if hidden else member,
+        raw=None if hidden else raw,
+        key=None if hidden or not topic.keyed else member.decode("utf-8", "replace"),
+        headers={} if hidden or not isinstance(headers, dict) else headers,
+        expires_ms=expires_ms,
+        slot_basis=None if hidden else basis,
+        failed=death.reason if death else failure.kind if failure else "",
+        failures=known.times if known else 0,
+        first_failed_ms=known.first_ms if known else None,
+        last_failed_ms=known.last_ms if known else None,
+        error_class=error_class(error),
+        error="" if hidden else error,
+        receipt=receipt,
+        mark=mark,
+        scored=_number(death.score) if death else None,
+    )
+
+
+def from_look(
+    topic: Topic, slot: int, member: bytes, looked: Looked, *, hidden: bool = False
+) -> Iterator[Copy]:
+    """Yield the copies that there are of a member."""
+    records = {
+        "store": looked.failure,
+        "prepare": looked.in_flight,
+        "retry": looked.failure,
+        "dead": looked.death,
+    }
+    for state, record in records.items():
+        score = getattr(looked, state)
+        if score is not None:
+            entry = Entry(member, score, looked.envelope, record)
+            yield from_entry(topic, slot, state, entry, hidden=hidden)
+
+
+def error_class(error: str) -> str:
+    """Return the class of an error from its text, ``package.Error: what happened``; empty: it names none."""
+    head = error.partition("\n")[0].partition(":")[0].strip()
+    return head if _ERROR_CLASS.fullmatch(head) and len(head) <= 200 else ""
+
+
+def _death(record: bytes | None) -> Death | None:
+    try:
+        return None if record is None else Death.parse(record)
+    except ValueError:
+        return None
+
+
+def _failure(record: bytes | None) -> FailureRecord | None:
+    try:
+        return None if record is None else FailureRecord.parse(record)
+    except ValueError:
+        return None
+
+
+def _delivery(record: bytes | None) -> tuple[int | None, str]:
+    parts = (record or b"").split(b" ")
+    if not parts[0].isdigit():
+        return None, ""
+    return int(parts[0]), parts[2].decode("ascii", "replace") if len(parts) > 2 else ""
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _is_retry(topic: Topic, score: float) -> bool:
+    if not topic.is_priority:
+        return score <= 999
+    return score <= topic.min_priority - 1 or (math.isfinite(score) and score % 1 != 0)
+
+
+def _at_ms(topic: Topic, state: str, score: float) -> int | None:
+    if not math.isfinite(score) or abs(score) > 1e15:
+        return None
+    if state == "store" and (topic.is_priority or _is_retry(topic, score)):
+        return None
+    if state == "prepare":
+        return math.floor(score / 1000) * 1000
+    return math.floor(score)
+
+
+def _priority(topic: Topic, state: str, score: float) -> int | None:
+    if state != "store" or not topic.is_priority or not math.isfinite(score):
+        return None
+    return math.floor(score) if score > topic.min_priority - 1 else None
+
+
+def _retries_left(topic: Topic, state: str, score: float) -> int | None:
+    if not math.isfinite(score):
+        return None
+    if state == "prepare":
+        return int(score) % 1000
+    if state == "retry":
+        return max(0, round(score % 1 * 1024) - 1)
+    if state == "store" and _is_retry(topic, score):
+        whole = score if score <= topic.min_priority - 1 or not topic.is_priority else score % 1 * 1024
+        return max(0, round(whole) - 1)
+    return None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+__all__ = [
+    "STATES",
+    "Copy",
+    "Identity",
+    "copy_id",
+    "digest",
+    "error_class",
+    "from_entry",
+    "from_look",
+    "identify",
+]

@@ -1,0 +1,149 @@
+"""Is everything well? One check for the command, REST and whoever watches: a list of findings, no secrets in them.
+
+Redis answers; workers can be read and what is assigned fits them; every topic with a listener has a live worker;
+nothing has been due for too long; not too much is dead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django_rmq.broker import Broker
+from django_rmq.coordination.plan import Plan
+from django_rmq.coordination.redis import members_of_roster
+from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.messages import Roster, Topic
+from django_rmq.operations import figures
+
+LOOK_AGAIN_SECONDS = 0.5
+"""Between two looks at an assignment that does not fit: workers that come and go are assigned to within seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is still well; None: not looked at."""
+
+    max_age: float | None = None
+    """Seconds that the oldest message of a topic may have been due."""
+    max_dead: int | None = None
+    """Dead messages of a topic."""
+    needs_workers: bool = True
+    """Whether every topic with a listener must have a live worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    """redis, coordinator, workers, age or dead."""
+    topic: str
+    """Empty: it is about no topic."""
+    is_well: bool
+    text: str
+    """What was found, as a sentence."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON takes it."""
+        return {
+            "check": self.name,
+            "topic": self.topic or None,
+            "ok": self.is_well,
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """All that was found."""
+
+    findings: list[Finding]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is amiss."""
+        return all(finding.is_well for finding in self.findings)
+
+    @property
+    def troubles(self) -> list[Finding]:
+        """What is amiss."""
+        return [finding for finding in self.findings if not finding.is_well]
+
+
+def check(
+    broker: Broker, topics: Sequence[Topic], coordinator: str, limits: Limits, *, patience: float = 0.0
+) -> Health:
+    """Look at everything; Redis being away is a finding, not an error.
+
+    ``coordinator`` is that of the settings. ``patience``: seconds within which an assignment that does not fit its
+    workers may come to fit them.
+    """
+    began = time.monotonic()
+    try:
+        broker.ping()
+    except RmqError as error:
+        return Health([Finding("redis", "", False, str(error))])
+    findings = [Finding("redis", "", True, f"answers within {(time.monotonic() - began) * 1000:.0f} ms")]
+    try:
+        if coordinator == "redis":
+            findings.append(_coordinator(broker, patience))
+        for one in figures.overview(broker, topics):
+            findings += _topic(one, limits)
+    except ServerTrouble as error:
+        findings.append(Finding("redis", "", False, str(error)))
+    return Health(findings)
+
+
+def _coordinator(broker: Broker, patience: float) -> Finding:
+    end = time.monotonic() + patience
+    while True:
+        roster = broker.roster()
+        flaw = _flaw(roster)
+        if not flaw:
+            count = len(members_of_roster(roster))
+            return Finding("coordinator", "", True, f"{count} workers, all that they serve is assigned")
+        if time.monotonic() >= end:
+            return Finding("coordinator", "", False, flaw)
+        time.sleep(min(LOOK_AGAIN_SECONDS, max(0.0, end - time.monotonic())))
+
+
+def _flaw(roster: Roster) -> str:
+    """Return why the assignment does not fit the workers; empty: it does."""
+    workers = {member.worker.id: member.worker for member in members_of_roster(roster)}
+    if not workers:
+        return ""  # nobody is there to serve anything: that is found topic by topic
+    if not roster.plan:
+        return "nothing is assigned to the workers that are there"
+    try:
+        return Plan.decode(roster.plan).flaw(workers)
+    except ValueError:
+        return "the assignment in Redis cannot be read"
+
+
+def _topic(one: figures.TopicFigures, limits: Limits) -> list[Finding]:
+    name = one.topic.name
+    findings = [Finding("redis", name, False, problem) for problem in one.problems]
+    part = f" in {one.looked_at} of {one.topic.slots} slots" if one.is_partial else ""
+    if limits.needs_workers and one.topic.listener:
+        if one.consumers:
+            findings.append(Finding("workers", name, True, f"{one.consumers} live workers"))
+        else:
+            findings.append(Finding("workers", name, False, "no live worker serves it"))
+    if limits.max_age is not None:
+        age = 0.0 if one.age_ms is None else one.age_ms / 1000
+        paused = ", and it is paused" if one.paused_slots else ""
+        text = (
+            f"the oldest message has been due for {age:.0f} s{part}{paused}" if age else "nothing is overdue"
+        )
+        findings.append(Finding("age", name, age <= limits.max_age, text))
+    if limits.max_dead is not None:
+        findings.append(
+            Finding("dead", name, one.dead <= limits.max_dead, f"{one.dead} messages are dead{part}")
+        )
+    return findings
+
+
+__all__ = ["Finding", "Health", "Limits", "check"]

@@ -1,0 +1,608 @@
+"""What a Spark consumer holds: the column C of the table of states, the gate, leases, and what ends a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from django_rmq.exceptions import ServerRefused, WrongType
+from django_rmq.memory import CONSUMERS, TOMBSTONE_MS, Clock
+from django_rmq.messages import TopicType
+from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+A = b"a"
+LEASE_MS = 60_000
+NEW = {TopicType.RANGE_MERGE: 250, TopicType.PRIORITY: 300, TopicType.FIXED_TIME: 1_800_000_000_700}
+
+states = pytest.mark.parametrize("state", ["-", "W", "w", "T", "F", "FW", "C", "CW"])
+claimed = pytest.mark.parametrize("state", ["C", "CW"])
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            {"type": kind, "identity": identity, "serial": serial}, id=f"{kind.value}-{identity}-{gate}"
+        )
+        for kind, identity, (serial, gate) in product(
+            TYPES, ["body", "key"], [(True, "serial"), (False, "shared")]
+        )
+    ]
+)
+def make(request: pytest.FixtureRequest, make_slot: MakeSlot) -> MakeSlot:
+    """Make slots of one of the twelve kinds of topics."""
+    return lambda **options: make_slot(**{**request.param, "backoff": CONSTANT, **options})
+
+
+@pytest.fixture
+def slot(make: MakeSlot) -> Slot:
+    return make()
+
+
+def bring(slot: Slot, state: str) -> int:
+    """Bring message a into a state; claims are sealed, number 1, and belong to s."""
+    receipt = 77
+    if state != "-":
+        slot.send(A)
+    if state in ("w", "T"):
+        failed, _ = slot.take_one()
+        slot.fail(failed, A, delay_ms=0 if state == "w" else 5_000)
+    if "F" in state:
+        receipt, _ = slot.take_one()
+    if "C" in state:
+        claim(slot)
+    if "W" in state and len(state) == 2:
+        slot.send(A)
+    assert slot.where(A) == state
+    return receipt
+
+
+def claim(
+    slot: Slot, number: int = 1, limit: int = 100, lease_ms: int = LEASE_MS, consumer: str = "s"
+) -> int:
+    """Claim and seal; return how many."""
+    answer = slot.claim(consumer, number, lease_ms, limit)
+    assert answer.status == "ok", answer
+    slot.renew(consumer, number, lease_ms, seal=True)
+    return int(answer.taken)
+
+
+def read(slot: Slot, number: int = 1, consumer: str = "s") -> dict[bytes, bytes | None]:
+    """Return members and bodies of a claim."""
+    found = slot.read_claim(consumer, number, 0, 1000)
+    members = found.rows[::2]
+    return dict(zip(members, found.envelopes or [None] * len(members), strict=True))
+
+
+# --- the table
+
+
+@states
+@pytest.mark.parametrize("owner", ["s", "t"])
+def test_claim(slot: Slot, state: str, owner: str) -> None:
+    receipt = bring(slot, state)
+    number = 2 if owner == "s" and "C" in state else 1
+    before = slot.snapshot()
+    answer = slot.claim(owner, number, LEASE_MS, 10)
+    if state in ("W", "w"):
+        assert (answer.status, answer.taken, answer.size) == ("ok", 1, 1)
+        assert slot.where(A) == "C"
+        assert slot.hash("body") == {}
+        assert slot.hash("claim_body") == ({A: slot.envelope()} if slot.topic.keyed else {})
+        assert slot.hash("control")[b"owner"] == owner.encode()
+        return
+    if "C" in state:
+        assert answer.status == ("unfinished" if owner == "s" else "busy")
+    elif "F" in state and slot.topic.serial:
+        assert answer.status == "busy"
+    else:
+        assert (answer.status, answer.taken, answer.size) == ("ok", 0, 0)
+    after = slot.snapshot()
+    for dump in (before, after):
+        dump.pop(slot.keys.control, None)
+    assert after == before
+    if "F" in state:
+        assert slot.commit(receipt, [A]) == ["ok"]
+
+
+@claimed
+def test_send_meets_a_claimed_message_as_one_in_flight(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    [sent] = slot.send(A, score=NEW[slot.topic.type], body=b"new")
+    met = "merged" if slot.topic.type is TopicType.RANGE_MERGE else "replaced"
+    assert sent.status == ("stored" if state == "C" else met)
+    assert slot.where(A) == "CW"
+    if slot.topic.keyed:
+        assert slot.hash("body") == {A: slot.envelope(b"new")}
+        assert read(slot) == {A: slot.envelope()}
+
+
+@claimed
+def test_ensure_finds_a_claimed_message_present(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    before = slot.zset("store")
+    [sent] = slot.ensure([NEW[slot.topic.type]], [A], slot.envelopes(1, b"new"))
+    assert sent.status == "present"
+    assert slot.where(A) == state and slot.zset("store") == before
+
+
+@claimed
+@pytest.mark.parametrize("owner", ["A", "s"])
+def test_prepare_never_takes_what_is_claimed(slot: Slot, state: str, owner: str) -> None:
+    bring(slot, state)
+    answer = slot.take(owner=owner)
+    shut = slot.topic.serial and owner == "A"
+    assert answer.status == ("busy" if shut or state == "CW" else "empty")
+    assert not answer.deliveries and slot.where(A) == state
+
+
+def test_prepare_gives_what_is_not_claimed_where_there_is_no_gate(make: MakeSlot) -> None:
+    slot = make(serial=False)
+    bring(slot, "CW")
+    slot.send(b"b")
+    receipt, delivery = slot.take_one()
+    assert delivery.member == b"b"
+    slot.commit(receipt, [b"b"])
+    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.take_one()[1].member == A
+
+
+@claimed
+def test_phase_two_is_stale_for_what_is_claimed(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    before = slot.snapshot("stale")
+    assert slot.commit(1, [A]) == slot.release(1, [A]) == slot.extend(1, [A]) == slot.fail(1, A) == ["stale"]
+    assert slot.snapshot("stale") == before
+
+
+@claimed
+def test_ack(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.where(A) == ("W" if state == "CW" else "-")
+    assert slot.counted("acked") == 1
+    assert not slot.hash("claim_body") and not slot.zset("claimants")
+    if slot.topic.keyed:
+        assert slot.hash("body") == ({A: slot.envelope()} if state == "CW" else {})
+    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.counted("acked") == 1
+
+
+@claimed
+@pytest.mark.parametrize("max_retries", [0, 16])
+@pytest.mark.parametrize("by", ["expire", "prepare", "claim"])
+def test_the_end_of_a_lease_spends_a_retry(make: MakeSlot, state: str, max_retries: int, by: str) -> None:
+    slot = make(max_retries=max_retries)
+    bring(slot, state)
+    slot.clock.advance(ms=LEASE_MS - 1)
+    assert slot.expire() == 0 and slot.where(A) == state
+    if by == "expire" or state == "CW":
+        slot.clock.advance(ms=1)
+        assert slot.expire() == 1
+    else:
+        slot.clock.advance(ms=1)
+        if by == "prepare":
+            assert not slot.take().deliveries
+        else:
+            assert not slot.claim("t", 1, LEASE_MS, 10).taken
+    assert slot.where(A) == {"C": "T" if max_retries else "D", "CW": "W"}[state]
+    assert slot.counted("claim_returned") == 1
+    assert not slot.zset("claimants") and not slot.hash("claim_body")
+    assert slot.read_claim("s", 1).state == "lost"
+    assert slot.ack("s", 1)[0] == "stale" and slot.renew("s", 1, LEASE_MS) is None
+    if state == "C" and max_retries:
+        assert slot.hash("failures")[A].startswith(b"timed_out 1 ")
+        slot.clock.advance(seconds=5)
+        _, delivery = slot.take_one()
+        assert (delivery.retries_left, delivery.envelope) == (15, slot.envelope())
+    elif state == "C" and slot.topic.keyed:
+        assert slot.hash("deaths")[A].endswith(slot.envelope() or b"")
+
+
+def test_a_claimed_retry_spends_the_next_one(slot: Slot) -> None:
+    bring(slot, "w")
+    claim(slot)
+    slot.clock.advance(ms=LEASE_MS)
+    assert slot.expire() == 1
+    slot.clock.advance(seconds=5)
+    assert slot.take_one()[1].retries_left == 14
+
+
+@claimed
+def test_a_claim_given_back_is_as_if_it_had_never_been(slot: Slot, state: str) -> None:
+    slot.send(A)
+    original = slot.zset("store")[A]
+    claim(slot)
+    if state == "CW":
+        slot.clock.advance(ms=5)
+        slot.send(A, score=NEW[slot.topic.type])
+    newer = slot.zset("store").get(A)
+    assert slot.return_claim("s", 1) == ("ok", 0)
+    assert slot.where(A) == "W"
+    earlier = state == "C" or slot.topic.type is TopicType.RANGE_MERGE
+    assert slot.zset("store")[A] == (original if earlier else newer)
+    assert slot.counted("dropped") == (1 if state == "CW" else 0)
+    slot.clock.advance(seconds=1)
+    assert slot.take_one()[1].retries_left == 16
+    assert slot.read_claim("s", 1).state == "returned"
+    assert slot.return_claim("s", 1) == ("ok", 0)
+    assert slot.ack("s", 1)[0] == "stale"
+
+
+def test_a_claim_given_back_as_failed_spends_a_retry(slot: Slot) -> None:
+    bring(slot, "C")
+    assert slot.return_claim("s", 1, spent=True) == ("ok", 0)
+    assert slot.where(A) == "T"
+    assert slot.read_claim("s", 1).state == "lost"
+
+
+@claimed
+@pytest.mark.parametrize("action", ["bury", "remove"])
+def test_a_person_takes_nothing_from_a_claim(slot: Slot, state: str, action: str) -> None:
+    bring(slot, state)
+    found = "in_flight" if state == "C" else "in_flight_and_waiting"
+    assert getattr(slot, action)([A]) == [found]
+    assert slot.where(A) == ("CD" if (action, state) == ("bury", "CW") else "C")
+    assert slot.hash("body") == {}
+    assert read(slot) == {A: slot.envelope()}
+    slot.clock.advance(ms=LEASE_MS)
+    slot.expire()
+    assert slot.where(A).startswith("T")
+
+
+@claimed
+def test_reschedule(slot: Slot, state: str) -> None:
+    bring(slot, state)
+    new = 300 if slot.topic.is_priority else slot.now_ms + 9_000
+    assert slot.reschedule([new], [A]) == ["in_flight" if state == "C" else "waiting"]
+    assert slot.where(A) == state and slot.zset("store").get(A) == (None if state == "C" else new)
+
+
+@claimed
+@pytest.mark.parametrize("emptied", ["store", "retry", "dead"])
+def test_purge_never_touches_a_claim(slot: Slot, state: str, emptied: str) -> None:
+    bring(slot, state)
+    gone = emptied == "store" and state == "CW"
+    assert slot.purge(emptied) == gone
+    assert slot.where(A) == ("C" if gone else state)
+    assert read(slot) == {A: slot.envelope()}
+
+
+@claimed
+def test_replay(slot: Slot, state: str) -> None:
+    slot.send(A, body=b"dead")
+    slot.kill(A)
+    slot.send(A)
+    claim(slot)
+    if state == "CW":
+        slot.send(A)
+    assert slot.replay([A]) == ["merged" if state == "CW" else "replayed"]
+    assert slot.where(A) == "CW"
+    assert read(slot) == {A: slot.envelope()}
+
+
+# --- the failure record
+
+
+@pytest.mark.parametrize("gone", ["purge", "remove", "bury"])
+def test_what_is_known_of_a_claimed_messages_failures_outlives_its_newer_copy(slot: Slot, gone: str) -> None:
+    bring(slot, "w")
+    claim(slot)
+    slot.send(A)
+    known = slot.hash("failures")
+    assert set(known) == {A}
+    slot.purge("store") if gone == "purge" else getattr(slot, gone)([A])
+    assert slot.hash("failures") == known
+    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.hash("failures") == {}
+
+
+def test_a_newer_copy_keeps_what_is_known_of_failures_when_the_claimed_one_is_acknowledged(
+    slot: Slot,
+) -> None:
+    bring(slot, "w")
+    claim(slot)
+    slot.send(A)
+    known = slot.hash("failures")
+    assert slot.ack("s", 1) == ("ok", 0)
+    assert slot.hash("failures") == known != {}
+
+
+def test_ack_walks_in_steps_where_failures_are_to_be_tidied_up(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key", backoff=NO_BACKOFF, serial=False)
+    names = [b"%d" % n for n in range(10)]
+    slot.send(*names)
+    answer = slot.take(3)
+    slot.fail(answer.receipt, *(delivery.member for delivery in answer.deliveries))
+    assert claim(slot) == 10
+    slot.send(names[0])
+    assert slot.ack("s", 1, 4) == ("ok", 6)
+    # Interrupted: it reads as empty, holds the gate, and ends as acknowledged by whoever comes.
+    assert slot.read_claim("s", 1, 0, 10) == ("acked", 1, 0, [], [])
+    assert slot.claim("s", 2, LEASE_MS, 10).status == "unfinished"
+    assert slot.return_claim("s", 1) == ("stale", 0)
+    slot.clock.advance(ms=LEASE_MS)
+    assert slot.expire(4) == 4 and slot.expire(4) == 2
+    assert slot.counted("acked") == 10 and slot.counted("claim_returned") == 0
+    assert set(slot.hash("failures")) <= {names[0]}
+    assert slot.where(names[0]) == "W" and slot.hash("body") == {names[0]: slot.envelope()}
+
+
+# --- the gate
+
+
+def test_a_claim_holds_the_gate_until_it_has_ended(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(b"a", b"b")
+    claim(slot, limit=1)
+    assert slot.take(owner="A").status == slot.take(owner="B").status == "busy"
+    assert slot.hash("control")[b"sleeping_until"] == b"9007199254740992"
+    wakeups = slot.broker.wakeups([slot.topic])
+    assert slot.ack("s", 1) == ("ok", 0)
+    assert wakeups.get(5) == [(slot.topic.name, 0)]
+    wakeups.close()
+    assert slot.take(owner="B").status == "ok"
+    assert slot.claim("s", 2, LEASE_MS, 1).status == "busy"
+
+
+@pytest.mark.parametrize("end", ["return_claim", "expire", "lost"])
+def test_every_end_of_a_claim_opens_the_gate_and_says_so(make_slot: MakeSlot, end: str) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)
+    slot.send(b"a", b"b")
+    claim(slot, limit=1)
+    due = slot.take(owner="A").next_due
+    assert due == slot.now_ms + LEASE_MS
+    assert slot.broker.heads(slot.topic, [0], upkeep=True) == [due]
+    wakeups = slot.broker.wakeups([slot.topic])
+    if end == "expire":
+        slot.clock.advance(ms=LEASE_MS)
+        slot.expire()
+    else:
+        slot.return_claim("s", 1, spent=end == "lost")
+    assert wakeups.get(5) == [(slot.topic.name, 0)]
+    wakeups.close()
+    assert slot.take(owner="B").status == "ok"
+
+
+def test_one_consumer_at_a_time_claims_a_slot(slot: Slot) -> None:
+    slot.send(b"a", b"b")
+    claim(slot, limit=1)
+    assert slot.claim("t", 1, LEASE_MS, 1).status == "busy"
+    slot.ack("s", 1)
+    assert slot.claim("t", 1, LEASE_MS, 1).status == "ok"
+
+
+def test_a_paused_slot_is_not_claimed_from_and_goes_on_with_its_upkeep(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)
+    slot.send(b"a")
+    claim(slot)
+    slot.pause()
+    assert slot.ack("s", 1) == ("ok", 0)
+    slot.send(b"b")
+    assert slot.claim("s", 2, LEASE_MS, 10).status == "paused"
+    slot.pause(False)
+    assert claim(slot, 2) == 1
+    slot.pause()
+    slot.clock.advance(ms=LEASE_MS)
+    assert slot.claim("s", 3, LEASE_MS, 10).status == "paused"
+    assert slot.where(b"b") == "T"
+
+
+# --- numbers, seals and late requests
+
+
+def test_a_claim_grows_until_it_is_sealed(slot: Slot) -> None:
+    slot.send(*(b"%d" % n for n in range(5)))
+    first = slot.claim("s", 1, LEASE_MS, 2)
+    assert (first.taken, first.size, first.more) == (2, 2, True)
+    assert slot.read_claim("s", 1, 0, 10) == ("open", 1, 2, [], [])
+    assert slot.ack("s", 1) == ("open", 2)
+    second = slot.claim("s", 1, LEASE_MS, 2)
+    assert (second.taken, second.size) == (2, 4)
+    assert slot.renew("s", 1, LEASE_MS, seal=True) == 4
+    # A request that was long on its way.
+    assert slot.claim("s", 1, LEASE_MS, 2).status == "stale"
+    assert len(read(slot)) == 4
+    slot.ack("s", 1)
+    assert slot.claim("s", 1, LEASE_MS, 2).status == "stale"
+    assert slot.claim("s", 2, LEASE_MS, 2).taken == 1
+
+
+def test_what_is_claimed_and_sent_again_is_not_claimed_twice(slot: Slot) -> None:
+    bring(slot, "-")
+    slot.send(A)
+    slot.claim("s", 1, LEASE_MS, 1)
+    slot.send(A)
+    answer = slot.claim("s", 1, LEASE_MS, 1)
+    assert (answer.status, answer.taken, answer.size) == ("ok", 0, 1)
+    assert slot.where(A) == "CW"
+
+
+def test_a_claim_looks_past_a_window_that_runs_already(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(*(b"%d" % n for n in range(5)), score=50)
+    slot.claim("s", 1, LEASE_MS, 5)
+    slot.send(*(b"%d" % n for n in range(5)), score=60)
+    slot.send(b"low", score=40)
+    answer = slot.claim("s", 1, LEASE_MS, 3)
+    assert (answer.taken, answer.size) == (1, 6)
+
+
+def test_a_sealed_claim_reads_the_same_until_it_ends_and_then_as_nothing(slot: Slot) -> None:
+    slot.send(*(b"%d" % n for n in range(5)))
+    scores = slot.zset("store")
+    claim(slot)
+    whole = slot.read_claim("s", 1, 0, 1000)
+    assert dict(zip(whole.rows[::2], map(float, whole.rows[1::2]), strict=True)) == scores
+    assert [*slot.read_claim("s", 1, 0, 2).rows, *slot.read_claim("s", 1, 2, 9).rows] == whole.rows
+    slot.send(*(b"%d" % n for n in range(9)), body=b"new")
+    assert slot.read_claim("s", 1, 0, 1000) == whole == slot.read_claim("s", 0, 0, 1000)
+    assert slot.read_claim("s", 2, 0, 1000).state == slot.read_claim("t", 1, 0, 1000).state == "none"
+    slot.clock.advance(ms=LEASE_MS)
+    # Lost from the first step on, though most of it is still there.
+    assert slot.expire(1) == 1
+    assert slot.read_claim("s", 1, 0, 1000) == ("lost", 1, 0, [], [])
+    assert slot.ack("s", 1)[0] == "stale"
+    while slot.expire(1):
+        pass
+    assert slot.zset("claim") == {}
+
+
+def test_renewal_keeps_a_claim_and_is_stale_for_any_other(slot: Slot) -> None:
+    bring(slot, "C")
+    slot.clock.advance(ms=LEASE_MS - 1)
+    assert slot.renew("s", 1, LEASE_MS) == 1
+    assert slot.renew("s", 2, LEASE_MS) is slot.renew("t", 1, LEASE_MS) is None
+    slot.clock.advance(ms=LEASE_MS - 1)
+    assert slot.expire() == 0 and slot.where(A) == "C"
+
+
+def test_a_claim_that_the_ledger_does_not_know_reads_as_lost(slot: Slot) -> None:
+    bring(slot, "C")
+    slot.keyspace.delete(slot.keys.claims)
+    assert read(slot) == {}
+    assert slot.ack("s", 1)[0] == "stale"
+    slot.clock.advance(ms=LEASE_MS)
+    slot.expire()
+    assert slot.where(A) == "T"
+
+
+def test_how_a_claim_ended_is_remembered_for_thirty_days(make_slot: MakeSlot, clock: Clock) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    claim(slot)
+    slot.ack("s", 1)
+    assert slot.hash("claims") == {b"s": b"1 acked %d" % START_MS}
+    clock.advance(ms=TOMBSTONE_MS)
+    slot.send(b"b")
+    claim(slot, consumer="t")
+    assert set(slot.hash("claims")) == {b"s", b"t"}
+    slot.ack("t", 1)
+    clock.advance(ms=1)
+    slot.send(b"c")
+    claim(slot, consumer="u")
+    assert set(slot.hash("claims")) == {b"t", b"u"}
+
+
+def test_a_slot_remembers_so_many_consumers_and_no_more(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    for n in range(CONSUMERS):
+        slot.keyspace.hset(slot.keys.claims, b"c%d" % n, b"1 acked %d" % START_MS)
+    assert slot.claim("s", 1, LEASE_MS, 1).status == "full"
+    assert slot.claim("c7", 2, LEASE_MS, 1).status == "ok"
+    slot.ack("c7", 2), slot.return_claim("c7", 2)
+
+
+# --- what may be taken
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_claim_takes_what_is_due_in_the_order_of_the_topic(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind)
+    slot.send(b"a", score=0 if kind is TopicType.RANGE_MERGE else slot.fresh_score(0))
+    slot.send(b"b", score=0 if kind is TopicType.RANGE_MERGE else slot.fresh_score(1))
+    if kind is not TopicType.PRIORITY:
+        slot.send(b"later", score=1 if kind is TopicType.RANGE_MERGE else slot.now_ms + 1)
+    assert slot.claim("s", 1, LEASE_MS, 1).taken == 1
+    assert slot.zset("claim").keys() == {b"a"}
+    answer = slot.claim("s", 1, LEASE_MS, 9)
+    assert (answer.taken, answer.more) == (1, False)
+
+
+def test_a_claim_is_bounded_in_messages_and_bytes(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key")
+    slot.send(*(b"%04d" % n for n in range(1_200)), score=50)
+    assert slot.claim("s", 1, LEASE_MS, 5_000).taken == 1_000
+    assert slot.claim("s", 1, LEASE_MS, 100, 30).taken == 2
+    assert slot.claim("s", 1, LEASE_MS, 100, 1).taken == 1
+
+
+def test_a_lapsed_message_dies_instead_of_being_claimed(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key")
+    slot.send_replace([50, 50], [b"a", b"b"], [slot.envelope(expires_ms=slot.now_ms + 5), slot.envelope()])
+    slot.clock.advance(ms=6)
+    assert slot.claim("s", 1, LEASE_MS, 10).taken == 1
+    assert (slot.where(b"a"), slot.where(b"b")) == ("D", "C")
+
+
+def test_a_claim_supersedes_the_resting_retry_of_a_message_that_a_stranger_sent(make_slot: MakeSlot) -> None:
+    slot = make_slot(backoff=CONSTANT)
+    bring(slot, "T")
+    slot.zadd(A, 60)
+    assert claim(slot) == 1
+    assert slot.where(A) == "C" and slot.counted("dropped") == 1
+
+
+def test_what_rests_and_times_out_is_brought_along_by_a_claim(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, serial=False, backoff=NO_BACKOFF)
+    slot.send(b"a", b"b")
+    receipt, delivery = slot.take_one()
+    slot.fail(receipt, delivery.member, delay_ms=1_000)
+    slot.take_one()
+    slot.clock.advance(seconds=31)
+    assert claim(slot) == 2
+    assert slot.counted("expired") == 1
+
+
+@pytest.mark.parametrize(("number", "lease_ms"), [(0, 1), (1, 0), (1, 86_400_001)])
+def test_numbers_and_leases_out_of_bounds_are_refused(slot: Slot, number: int, lease_ms: int) -> None:
+    slot.send(A)
+    before = slot.snapshot()
+    with pytest.raises(ServerRefused):
+        slot.claim("s", number, lease_ms, 1)
+    assert slot.snapshot() == before
+
+
+def test_a_caller_with_another_slot_count_claims_nothing(slot: Slot) -> None:
+    slot.send(A)
+    before = slot.snapshot()
+    assert slot.with_topic(slots=64).claim("s", 1, LEASE_MS, 1).status == "moved"
+    assert slot.snapshot() == before
+
+
+# --- looking
+
+
+def test_claims_are_counted_audited_and_listed(slot: Slot) -> None:
+    slot.send(b"a", b"b")
+    claim(slot, limit=1)
+    assert (slot.count().claimed, slot.count().store) == (1, 1)
+    ledger = slot.audit()
+    assert (ledger.claimed, ledger["claimed"], ledger.balanced) == (1, 1, True)
+    [entry] = slot.peek("claim").entries
+    assert (entry.member, entry.envelope) == (next(iter(slot.zset("claim"))), slot.envelope())
+    assert slot.find("claim", entry.member).entries[0].member == entry.member
+
+
+def test_a_configuration_that_would_read_claimed_priorities_anew_is_refused(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    bring(slot, "C")
+    assert slot.with_topic(max_retries=20).configure() == "refused"
+
+
+@pytest.mark.parametrize("name", ["claim", "claims", "claim_body"])
+def test_prepare_names_a_key_of_another_type_while_something_is_claimed(
+    make_slot: MakeSlot, name: str
+) -> None:
+    slot = make_slot(identity="key")
+    slot.send(A)
+    claim(slot)
+    kept = slot.keyspace.dump()[getattr(slot.keys, name)]
+    slot.keyspace.delete(getattr(slot.keys, name))
+    if name == "claim":
+        slot.keyspace.hset(slot.keys.claim, b"x", b"1")
+    else:
+        slot.keyspace.zadd(getattr(slot.keys, name), b"x", 1)
+    before = slot.snapshot()
+    with pytest.raises(WrongType):
+        slot.take()
+    assert slot.snapshot() == before
+    slot.keyspace.delete(getattr(slot.keys, name))
+    for field, value in kept.items():
+        if name == "claim":
+            slot.keyspace.zadd(slot.keys.claim, field, value)
+        else:
+            slot.keyspace.hset(getattr(slot.keys, name), field, value)

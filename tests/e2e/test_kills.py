@@ -1,0 +1,93 @@
+"""Worker processes are killed hundreds of times, at every named point of a worker's life and at any moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from django_rmq.broker import Broker
+from tests.e2e.chaos import Chaos
+from tests.e2e.load import CHAOS, POISON, Load
+from tests.e2e.processes import Start
+from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
+from tests.e2e.worker_project.points import POINTS
+from tests.workers import eventually, total
+
+DELIVERIES = 1 + CHAOS.max_retries
+
+
+@pytest.mark.proof
+def test_two_hundred_deaths_at_every_point_lose_and_overlap_nothing(
+    start: Start, broker: Broker, tmp_path: Path
+) -> None:
+    load = Load(broker, tmp_path, CHAOS)
+    outcome = Chaos(start, load, tmp_path).run(200, 150, per_point=1)
+    findings = outcome.findings
+    print(
+        f"{outcome.kills.total()} deaths in {outcome.seconds:.0f} s, {outcome.messages} messages",
+        outcome.kills,
+    )
+    print(f"{outcome.charged} deliveries charged, {len(findings.doubled)} messages run twice")
+    assert findings.clean(), findings
+    assert outcome.kills.total() >= 200
+    assert not [point for point in POINTS if not outcome.kills[point]]
+    assert outcome.died == len(load.poison)
+    assert max(findings.runs[name] for name in load.poison) <= DELIVERIES
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    "points", ["", "before-thread,after-thread,in-listener,after-listener,rollback-sent"]
+)
+def test_a_message_that_always_fails_is_handed_out_seventeen_times(
+    start: Start, broker: Broker, tmp_path: Path, points: str
+) -> None:
+    load = Load(broker, tmp_path, POISON)
+    load.send_poison("fail")
+    workers = [start("poison", "-t", "1", WORKER_POINTS=points) for _ in range(2)]
+    eventually(lambda: total(broker, POISON, "died") == 1, "dying", 120)
+    (tmp_path / "peace").touch()
+    for worker in workers:
+        worker.signal()
+    # Who dies just before the end has failed while ending.
+    assert {worker.wait() for worker in workers} <= ({0, 1} if points else {0})
+    runs = load.examine().runs["poison0"]
+    assert total(broker, POISON, "prepared") - total(broker, POISON, "released") == DELIVERIES
+    assert load.charged() == DELIVERIES
+    if points:
+        assert runs <= DELIVERIES
+        assert sum(worker.output.count("killed by SIGKILL") for worker in workers) >= 3
+    else:
+        assert runs == DELIVERIES
+        assert total(broker, POISON, "released") == 0
+
+
+@pytest.mark.proof
+def test_a_message_that_kills_its_process_runs_seventeen_times_and_takes_no_neighbour_with_it(
+    start: Start, broker: Broker, tmp_path: Path
+) -> None:
+    load = Load(broker, tmp_path, POISON)
+    load.send(40, ms=1)
+    load.send_poison()
+    load.send(40, ms=1)
+    worker = start("poison", "-t", "2", WORKER_POINTS="")
+    load.wait(120)
+    worker.signal()
+    assert worker.wait() == 0
+    found = load.examine()
+    assert found.runs["poison0"] == DELIVERIES
+    assert (total(broker, POISON, "died"), total(broker, POISON, "committed")) == (1, 80)
+    assert load.charged() == DELIVERIES, "nobody else was charged"
+
+
+@pytest.mark.proof
+def test_what_a_killed_command_owned_is_taken_over(redis_url: str, prefix: str, tmp_path: Path) -> None:
+    samples = takeovers(redis_url, tmp_path, prefix, kills=5, worlds=2)
+    for gated, goal in ((False, GOAL_SECONDS), (True, GATED_GOAL_SECONDS)):
+        seconds = sorted(sample.seconds for sample in samples if sample.gated is gated)
+        assert len(seconds) >= 5
+        print(
+            f"{'gated' if gated else 'free'}: {len(seconds)} slots, {seconds[0]:.2f} to {seconds[-1]:.2f} s"
+        )
+        assert seconds[-1] <= 5 * goal

@@ -1,0 +1,292 @@
+"""A broker on a Redis Cluster while slots move and nodes die."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from redis.crc import key_slot
+
+from django_rmq.cluster import Cluster, ClusterBroker, Node
+from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
+from django_rmq.keys import slot_keys
+from django_rmq.messages import Topic, TopicType
+from django_rmq.producer import Producer
+from tests.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
+from tests.workers import Heard, Worker, audit, cluster_of, eventually, live, send, total
+
+WORK = Topic("work", TopicType.RANGE_MERGE, slots=16, time_range_ms=1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisCluster]:
+    """A cluster of this file's own; each test leaves all slots served, and three primaries."""
+    with RedisCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def broker(server: RedisCluster, prefix: str) -> Iterator[ClusterBroker]:
+    client = cluster_of(server, patience=5.0)
+    yield ClusterBroker(client, prefix)
+    client.close()
+
+
+@contextmanager
+def hasty(server: RedisCluster, prefix: str, patience: float = 0.02) -> Iterator[ClusterBroker]:
+    """A broker that gives up soon, as a worker's does."""
+    client = cluster_of(server, patience=patience)
+    yield ClusterBroker(client, prefix)
+    client.close()
+
+
+def hash_slot(broker: ClusterBroker, slot: int) -> int:
+    return key_slot(slot_keys(broker.prefix, WORK.name, slot).store)
+
+
+def another(server: RedisCluster, node: RedisServer) -> RedisServer:
+    """Any other primary."""
+    return next(each for each in server.nodes if each is not node and ask(each.port, "ROLE")[0] == b"master")
+
+
+def test_calls_follow_a_slot_that_has_moved(server: RedisCluster, broker: ClusterBroker) -> None:
+    broker.send_merge(WORK, 3, 0, [b"a"])
+    source = server.owner(hash_slot(broker, 3))
+    target = another(server, source)
+    server.end_move(hash_slot(broker, 3), server.begin_move(hash_slot(broker, 3), target), target)
+    assert broker.send_merge(WORK, 3, 0, [b"a"])[0].status == "merged"
+    pipeline = broker.pipeline()
+    for slot in range(16):
+        pipeline.count(WORK, slot)
+    assert [counts.store for counts in pipeline.execute()] == [0, 0, 0, 1] + [0] * 12
+
+
+def test_a_slot_half_moved_keeps_its_callers_waiting_and_no_others(
+    server: RedisCluster, broker: ClusterBroker
+) -> None:
+    for slot in range(16):
+        broker.send_merge(WORK, slot, 0, [b"a"])
+    moving = hash_slot(broker, 5)
+    target = another(server, server.owner(moving))
+    source = server.begin_move(moving, target)
+    assert server.move_keys(moving, source, target, 1) == 1
+    with hasty(server, broker.prefix) as other:
+        pipeline = other.pipeline()
+        for slot in range(16):
+            pipeline.send_merge(WORK, slot, 0, [b"b"])
+        replies = pipeline.execute()
+    failed = [slot for slot, reply in enumerate(replies) if isinstance(reply, RmqError)]
+    assert failed == [5]
+    assert isinstance(replies[5], NodeUnavailable)
+    sent: list[str] = []
+    sender = threading.Thread(
+        target=lambda: sent.extend(each.status for each in broker.send_merge(WORK, 5, 0, [b"a", b"b"]))
+    )
+    sender.start()
+    sender.join(0.2)
+    assert sender.is_alive()
+    server.end_move(moving, source, target)
+    sender.join(10)
+    assert sent == ["merged", "stored"]
+    audit(broker, WORK)
+
+
+def test_what_is_read_behind_a_call_that_did_not_run_is_read_after_it(
+    server: RedisCluster, broker: ClusterBroker
+) -> None:
+    broker.send_merge(WORK, 0, 0, [b"a"])
+    moving = hash_slot(broker, 0)
+    target = another(server, server.owner(moving))
+    source = server.begin_move(moving, target)
+    # Keys of `count` that are all at the source: it is answered there, while the send is sent on.
+    pipeline = broker.pipeline()
+    pipeline.send_merge(WORK, 0, 0, [b"b"])
+    pipeline.count(WORK, 0)
+    pipeline.send()
+    server.end_move(moving, source, target)
+    (sent,), counts = pipeline.receive()
+    assert sent.status == "stored"
+    assert counts.store == 2
+
+
+def test_a_node_that_is_away_fails_its_calls_alone_and_its_replica_takes_over(prefix: str) -> None:
+    with RedisCluster() as server, hasty(server, prefix) as broker:
+        for slot in range(16):
+            broker.send_merge(WORK, slot, 0, [b"a"])
+        gone = server.owner(hash_slot(broker, 3))
+        theirs = {slot for slot in range(16) if server.owner(hash_slot(broker, slot)) is gone}
+        assert 0 < len(theirs) < 16
+        wait_until(lambda: ask(gone.port, "WAIT", 1, 1000) == 1, "the replica having all of it")
+        gone.kill()
+        pipeline = broker.pipeline()
+        for slot in range(16):
+            pipeline.count(WORK, slot)
+        pipeline.heads(WORK, range(16))
+        *counts, heads = pipeline.execute()
+        assert {i for i, reply in enumerate(counts) if isinstance(reply, NodeUnavailable)} == theirs
+        assert {i for i, due in enumerate(heads) if due is None} == theirs
+        assert broker.now_ms() > 0
+        broker.ping()
+        with pytest.raises(NodeUnavailable):
+            broker.heads(WORK, sorted(theirs))
+        server.wait_for_promotion(server.replicas[server.primaries.index(gone)])
+
+        def all_answer() -> bool:
+            pipeline = broker.pipeline()
+            for slot in range(16):
+                pipeline.count(WORK, slot)
+            return all(getattr(reply, "store", None) == 1 for reply in pipeline.execute())
+
+        eventually(all_answer, "all slots answering")
+
+
+def test_a_cluster_that_is_not_there_is_an_error_of_the_whole_server() -> None:
+    client = Cluster([("127.0.0.1", 1)], {"socket_connect_timeout": 1.0}, patience=0.05)
+    broker = ClusterBroker(client)
+    began = time.monotonic()
+    for ask_it in (broker.ping, broker.now_ms, broker.definitions, lambda: broker.wakeups([WORK])):
+        with pytest.raises(ServerUnavailable):
+            ask_it()
+    pipeline = broker.pipeline()
+    for slot in range(16):
+        pipeline.count(WORK, slot)
+    assert all(isinstance(reply, ServerUnavailable) for reply in pipeline.execute())
+    assert time.monotonic() - began < 10
+
+
+def test_scripts_that_a_node_has_forgotten_are_given_to_it_again(
+    server: RedisCluster, broker: ClusterBroker
+) -> None:
+    broker.send_merge(WORK, 0, 0, [b"a"])
+    broker.roster()
+    broker.client.everywhere("SCRIPT", "FLUSH")
+    pipeline = broker.pipeline()
+    for slot in range(16):
+        pipeline.send_merge(WORK, slot, 0, [b"a"])
+    assert [reply[0].status for reply in pipeline.execute()] == ["merged"] + ["stored"] * 15
+    broker.client.everywhere("SCRIPT", "FLUSH")
+    assert broker.roster().sessions == []
+    assert total(broker, WORK, "sent") == 17
+
+
+@contextmanager
+def proxied(server: RedisCluster, prefix: str, **options: float) -> Iterator[tuple[ClusterBroker, TcpProxy]]:
+    """A broker whose connections to the node of slot 3 go through a proxy."""
+    with TcpProxy(server.owner(key_slot(slot_keys(prefix, WORK.name, 3).store)).port) as proxy:
+
+        class Detour(Cluster):
+            def node(self, host: str, port: int) -> Node:
+                return super().node(host, proxy.port if port == proxy.target_port else port)
+
+        plain = cluster_of(server)
+        client = Detour([("127.0.0.1", node.port) for node in server.nodes], plain.options, **options)
+        yield ClusterBroker(client, prefix), proxy
+        client.close()
+
+
+def test_what_was_sent_over_a_connection_that_broke_is_not_repeated(
+    server: RedisCluster, prefix: str
+) -> None:
+    with proxied(server, prefix, patience=5.0) as (broker, proxy):
+        assert broker.send_merge(WORK, 3, 0, [b"a"])[0].status == "stored"
+        node = broker.client.serving(hash_slot(broker, 3))
+        assert node.port == proxy.port
+        other = next(n for n in range(16) if broker.client.serving(hash_slot(broker, n)) is not node)
+        proxy.drop_reply(b"EVALSHA")
+        pipeline = broker.pipeline()
+        pipeline.prepare(WORK, 3, "A", None, 10)
+        pipeline.count(WORK, other)
+        lost, counts = pipeline.execute()
+        assert isinstance(lost, NodeUnavailable)
+        assert counts.store == 0
+        eventually(lambda: answers(broker), "the node answering again")
+        assert total(broker, WORK, "prepared") == 1
+        assert [thing.delivery.member for thing in broker.held(WORK, 3, "A") or []] == [b"a"]
+
+
+def test_a_worker_whose_replies_are_lost_loses_and_doubles_nothing(
+    server: RedisCluster, broker: ClusterBroker, prefix: str
+) -> None:
+    heard = Heard()
+    with proxied(server, prefix, patience=0.05) as (workers, proxy), Worker(workers, WORK, heard):
+        for lost in range(10):
+            proxy.drop_reply(b"EVALSHA")
+            send(broker, WORK, [{"n": lost * 160 + n} for n in range(160)])
+            proxy.wait_for_drop()
+        heard.wait(1600, 30)
+        eventually(lambda: live(broker, WORK) == 0, "all being settled")
+    assert sorted(body["n"] for body in heard.bodies) == list(range(1600))
+    assert total(broker, WORK, "committed") == 1600
+    assert total(broker, WORK, "expired") == 0
+
+
+def answers(broker: ClusterBroker) -> bool:
+    try:
+        broker.count(WORK, 3)
+    except RmqError:
+        return False
+    return True
+
+
+def test_a_worker_runs_everything_once_while_its_slots_are_moved(
+    server: RedisCluster, broker: ClusterBroker, prefix: str
+) -> None:
+    heard = Heard()
+    stop = threading.Event()
+    moved: list[int] = []
+
+    def move() -> None:
+        while not stop.is_set():
+            moving = hash_slot(broker, len(moved) % 16)
+            target = another(server, server.owner(moving))
+            source = server.begin_move(moving, target)
+            server.move_keys(moving, source, target, 1)
+            stop.wait(0.02)
+            server.end_move(moving, source, target)
+            moved.append(moving)
+
+    with hasty(server, prefix, patience=0.05) as workers, Worker(workers, WORK, heard):
+        mover = threading.Thread(target=move)
+        mover.start()
+        producer, sent = Producer(broker), 0
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            results = producer.send([producer.build(WORK, {"n": sent + i}) for i in range(100)])
+            assert {result.status for result in results} == {"stored"}
+            sent += 100
+        stop.set()
+        mover.join(20)
+        heard.wait(sent, 30)
+        eventually(lambda: live(broker, WORK) == 0, "all being settled")
+    print(f"{sent} messages, {len(moved)} moves")
+    assert len(moved) > 10
+    assert sorted(body["n"] for body in heard.bodies) == list(range(sent))
+    assert total(broker, WORK, "committed") == sent
+
+
+def test_a_worker_goes_on_with_the_other_nodes_while_one_is_frozen(prefix: str) -> None:
+    with RedisCluster(replicas=False, node_timeout_ms=60_000) as server:
+        client = cluster_of(server, socket_timeout=0.5, patience=0.05)
+        broker, heard = ClusterBroker(client, prefix), Heard()
+        direct = ClusterBroker(cluster_of(server), prefix)
+        try:
+            with Worker(broker, WORK, heard):
+                send(direct, WORK, [{"n": n} for n in range(64)])
+                heard.wait(64)
+                frozen = server.owner(hash_slot(broker, 3))
+                free = [slot for slot in range(16) if server.owner(hash_slot(broker, slot)) is not frozen]
+                frozen.pause()
+                for n in range(20):
+                    for slot in free:
+                        direct.send_merge(WORK, slot, 1, [b'{"m":%d}' % n])
+                heard.wait(64 + 20 * len(free), 20)
+                frozen.resume()
+                direct.send_merge(WORK, 3, 1, [b'{"late":1}'])
+                heard.wait(65 + 20 * len(free), 20)
+            assert live(direct, WORK) == 0
+        finally:
+            client.close()
+            direct.close()

@@ -1,0 +1,441 @@
+"""The commands of manage.py for people: what they print, what they ask, and their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_rmq import connections, send_messages
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.coordination import TopicSlots, Worker
+from django_rmq.coordination.redis import RedisCoordinator
+from django_rmq.management.commands.rmqstats import COLUMNS
+from django_rmq.messages import Failure, message_id
+from tests.workers import eventually
+
+ROOT = Path(__file__).parents[2]
+TOPICS = {
+    "orders": {"TYPE": "fixed_time", "SLOTS": 4},
+    "renders": {"TYPE": "priority", "SLOTS": 2},
+    "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
+    "notes": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1000, "BODY": "text", "MAX_BACKLOG": 6},
+    "blobs": {"TYPE": "fixed_time", "SLOTS": 1, "BODY": "bytes", "LISTENER": False},
+}
+
+
+@pytest.fixture
+def broker(redis_url: str, redis_client: redis.Redis, prefix: str) -> Iterator[Broker]:
+    with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}):
+        yield Broker(redis_client, prefix)
+        connections.close()
+
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command, check its exit code, and return what it printed."""
+
+    def run_command(*arguments: str, code: int = 0, stdin: str | bytes = b"") -> str:
+        raw = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        output, found, told = io.StringIO(), 0, ""
+        try:
+            call_command(*arguments, stdout=output, no_color=True)
+        except CommandError as error:
+            # What argparse finds has no code of its own here; from a shell it is 2.
+            found = 2 if code == 2 and str(error).startswith("Error: ") else error.returncode
+            told = str(error)
+        assert (found, "\n" in told) == (code, False), told or output.getvalue()
+        return f"{output.getvalue()}{told}"
+
+    return run_command
+
+
+def kill(broker: Broker, name: str, bodies: list[Any], error: str = "shop.Boom: bad") -> None:
+    topic = get_config().topic(name)
+    options = {"priority": 100} if topic.is_priority else {"fixed_time": int(time.time() * 1000) + 1000}
+    send_messages(name, bodies, **options)  # type: ignore[arg-type]
+    for slot in range(topic.slots):
+        entries = broker.peek(topic, slot, "store").entries
+        if entries:
+            broker.bury(topic, slot, [entry.member for entry in entries], error)
+
+
+def dead(broker: Broker, name: str) -> int:
+    topic = get_config().topic(name)
+    return sum(broker.count(topic, slot).dead for slot in range(topic.slots))
+
+
+def stored(broker: Broker, name: str) -> list[tuple[bytes, float]]:
+    topic = get_config().topic(name)
+    return [
+        (entry.member, entry.score)
+        for slot in range(topic.slots)
+        for entry in broker.peek(topic, slot, "store").entries
+    ]
+
+
+@pytest.fixture
+def worker(broker: Broker) -> Iterator[Worker]:
+    """A worker that has joined the others and serves everything with a listener."""
+    topics = [topic for topic in get_config().topics.values() if topic.listener]
+    found = Worker(
+        "a1b2c3d4-worker",
+        "host\x1b[31m",
+        4711,
+        time.time() - 90,
+        8,
+        tuple(sorted(TopicSlots(topic.name, topic.slots, topic.serial) for topic in topics)),
+    )
+    coordinator = RedisCoordinator(broker, found, lambda slots: None, lambda slots: None)
+    coordinator.start()
+    eventually(lambda: broker.roster().plan, "an assignment")
+    yield found
+    coordinator.stop()
+
+
+# --- rmqsend
+
+
+def test_rmqsend_sends_one_and_says_what_became_of_it(broker: Broker, run: Run) -> None:
+    assert run("rmqsend", "renders", '{"sku": 1}', "--priority", "500").startswith("stored in slot ")
+    found = json.loads(run("rmqsend", "renders", "--priority", "600", "--json", stdin='{"sku":1}'))
+    assert (found["status"], found["score"]) == ("replaced", 600)
+    run("rmqsend", "notes", "Grüße\n", "--time-range", "5000")
+    assert [member for member, _ in stored(broker, "notes")] == ["Grüße\n".encode()]
+    run("rmqsend", "blobs", "--in", "2h", stdin=b"\xff\x00")
+    ((member, score),) = stored(broker, "blobs")
+    assert member == b"\xff\x00" and 7_100_000 < score - time.time() * 1000 < 7_300_000
+    arguments = ("--key", "o-1", "--header", "a=b=c", "--expires", "2099-01-02T00:00:00Z")
+    run("rmqsend", "keyed", "1", "--at", "2099-01-01T10:00+02:00", *arguments)
+    ((member, score),) = stored(broker, "keyed")
+    assert member == b"o-1" and score == datetime(2099, 1, 1, 8, tzinfo=UTC).timestamp() * 1000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nothing", "1"),
+        ("orders", "{"),
+        ("orders", "1"),
+        ("orders", "1", "--at", "tomorrow"),
+        ("orders", "1", "--at", "2099-13-01T00:00"),
+        ("orders", "1", "--in", "5", "--priority", "50"),
+        ("orders", "1", "--in", "soon"),
+        ("renders", "1", "--priority", "1"),
+        ("orders", "1", "--in", "5", "--header", "a"),
+        ("orders", "1", "--in", "5", "--jsonl"),
+        ("orders", "1", "--in", "5", "--options"),
+        ("keyed", "--in", "5", "--jsonl", "--key", "a"),
+    ],
+)
+def test_what_rmqsend_cannot_send_is_exit_2(broker: Broker, run: Run, arguments: tuple[str, ...]) -> None:
+    run("rmqsend", *arguments, code=2)
+    assert stored(broker, "orders") == []
+
+
+def test_rmqsend_reads_json_lines(broker: Broker, run: Run) -> None:
+    lines = "".join(f'{{"n": {n}}}\n' for n in range(12_000)) + "\n"
+    answer = run("rmqsend", "renders", "--jsonl", "--priority", "50", "--json", stdin=lines)
+    assert json.loads(answer) == {"outcomes": {"stored": 12_000}, "total": 12_000}
+    lines = '{"body": 1, "key": "a"}\n\n{"body": 2, "key": "b", "fixed_time": "2099-01-01T00:00:00Z"}\n'
+    assert run("rmqsend", "keyed", "--jsonl", "--options", "--in", "60", stdin=lines) == "keyed: 2 stored\n"
+    text = run("rmqsend", "orders", "--jsonl", "--in", "60", stdin="1\n\n[NaN]\n", code=2)
+    assert "line 3" in text and "nothing was sent" in text and stored(broker, "orders") == []
+    assert "line 2" in run("rmqsend", "orders", "--jsonl", "--in", "60", stdin="1\n{\n", code=2)
+    assert "line 1" in run("rmqsend", "orders", "--jsonl", "--options", stdin='{"key": 1}\n', code=2)
+    assert "line 1" in run("rmqsend", "orders", "--jsonl", "--in", "60", stdin=b"\xff\n", code=2)
+
+
+def test_a_full_topic_is_exit_1(broker: Broker, run: Run) -> None:
+    assert "refused" in run(
+        "rmqsend", "notes", "--jsonl", stdin="".join(f'"{n}"\n' for n in range(30)), code=1
+    )
+    assert len(stored(broker, "notes")) == 6
+
+
+# --- rmqreplay and rmqpurge
+
+
+def test_rmqreplay_named_ones(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", [1, 2, 3])
+    assert dead(broker, "orders") == 3
+    topic = get_config().topic("orders")
+    slot = next(slot for slot in range(4) if broker.count(topic, slot).dead)
+    (entry, *_) = broker.peek(topic, slot, "dead").entries
+    one = message_id(slot, entry.member)
+    assert run("rmqreplay", "orders", "--id", one) == "orders: 1 replayed\n"
+    answer = run("rmqreplay", "orders", "--id", one, "--json", code=1)
+    assert '"waiting": 1' in answer and "1 of 1" in answer
+    run("rmqreplay", "orders", "--id", "nonsense", code=2)
+    run("rmqreplay", "orders", "--id", one, "--body", "{", code=2)
+    assert run("rmqreplay", "orders", "--id", one, "--body", "7", code=1).startswith("orders: 1 waiting")
+
+
+def test_rmqreplay_what_matches(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", list(range(30)))
+    kill(broker, "orders", list(range(100, 120)), error="Other: no")
+    assert run("rmqreplay", "orders", "--all", "--dry-run") == "orders, nothing was replayed: 50 matching\n"
+    assert "20 matching" in run("rmqreplay", "orders", "--error", "Other", "--dry-run")
+    assert "--no-input" in run("rmqreplay", "orders", "--all", code=2)
+    assert run("rmqreplay", "orders", "--error", "Other", "--no-input") == "orders: 20 replayed\n"
+    answer = run("rmqreplay", "orders", "--all", "--limit", "10", "--no-input", "--json")
+    assert json.loads(answer)["outcomes"] == {"replayed": 10} and not json.loads(answer)["complete"]
+    began = time.monotonic()
+    run("rmqreplay", "orders", "--all", "--rate", "40", "--no-input")
+    assert time.monotonic() - began >= 0.5 and dead(broker, "orders") == 0
+    for wrong in (
+        (),
+        ("--all", "--error", "x"),
+        ("--all", "--body", "1"),
+        ("--all", "--slot", "4", "--no-input"),
+    ):
+        run("rmqreplay", "orders", *wrong, code=2)
+
+
+def test_rmqpurge(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", list(range(30)))
+    assert (
+        run("rmqpurge", "orders", "--state", "dead", "--dry-run")
+        == "orders, nothing was deleted: 30 matching\n"
+    )
+    assert "0 matching" in run("rmqpurge", "orders", "--state", "dead", "--older-than", "1h", "--dry-run")
+    assert "--no-input" in run("rmqpurge", "orders", "--state", "dead", code=2)
+    assert "hold" in run("rmqpurge", "renders", "--state", "store", "--older-than", "5", "--no-input", code=2)
+    run("rmqpurge", "orders", "--state", "prepare", code=2)
+    assert dead(broker, "orders") == 30
+    assert run("rmqpurge", "orders", "--state", "dead", "--no-input") == "orders: 30 purged\n"
+    assert run("rmqpurge", "orders", "--state", "dead", "--no-input") == "orders: nothing to do\n"
+
+
+def answered(prefix: str, redis_url: str, answer: str, *arguments: str) -> tuple[int, str]:
+    """Run a command on a terminal where somebody types ``answer``; return its exit code and what it showed."""
+    terminal, inner = pty.openpty()
+    environment = {
+        **os.environ,
+        "REDIS_URL": redis_url,
+        "RMQ_KEY_PREFIX": prefix,
+        "TERM": "xterm",
+        "COLUMNS": "140",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        start_new_session=True,
+    )
+    os.close(inner)
+    os.write(terminal, answer.encode())
+    shown = b""
+    try:
+        while piece := os.read(terminal, 65_536):
+            shown += piece
+    except OSError:
+        pass  # the other side is closed
+    os.close(terminal)
+    return process.wait(30), shown.decode(errors="replace")
+
+
+def test_on_a_terminal_a_purge_wants_the_name_of_the_topic(
+    redis_url: str, redis_client: redis.Redis, prefix: str
+) -> None:
+    with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": _shop_topics()}):
+        broker = Broker(redis_client, prefix)
+        topic = get_config().topic("order-timeouts")
+        broker.send_replace(topic, 0, [10**12], [b"1"])
+    for answer, code, left in (("yes\n", 1, 1), ("\n", 1, 1), ("order-timeouts\n", 0, 0)):
+        found, text = answered(prefix, redis_url, answer, "rmqpurge", "order-timeouts", "--state", "store")
+        assert found == code, text
+        assert "1 messages of order-timeouts (store) will be deleted for ever" in text
+        assert broker.count(topic, 0).store == left
+
+
+def _shop_topics() -> Any:
+    from example_project import settings
+
+    return settings.RMQ["TOPICS"]
+
+
+# --- rmqpause, rmqresume, rmqslots, rmqworkers
+
+
+def test_rmqpause_and_rmqresume(broker: Broker, run: Run) -> None:
+    assert run("rmqpause", "orders", "renders") == "orders: 4 paused (slots)\nrenders: 2 paused (slots)\n"
+    assert "paused" in run("rmqstats", "orders")
+    assert json.loads(run("rmqresume", "--all", "--json"))[0]["outcomes"] == {"resumed": 4}
+    run("rmqpause", code=2)
+    run("rmqpause", "orders", "--all", code=2)
+    run("rmqpause", "order", code=2)
+
+
+def test_rmqslots_and_rmqworkers_tell_who_owns_what(broker: Broker, run: Run, worker: Worker) -> None:
+    send_messages("orders", range(50), fixed_time=int(time.time() * 1000) + 60_000)
+    found = json.loads(run("rmqslots", "orders", "--json"))
+    assert [slot["worker"] for slot in found[0]["slots"]] == [worker.id] * 4
+    assert found[0]["mean_depth"] == 12.5 and 1 <= found[0]["skew"] < 4
+    assert all(slot["since"].startswith("20") for slot in found[0]["slots"])
+    text = run("rmqslots", "--limit", "1")
+    assert "orders: 4 slots, 12.5 messages in each" in text and "… and 3 more" in text and "a1b2c3d4" in text
+    (one,) = json.loads(run("rmqworkers", "--json"))
+    assert (one["pid"], one["slots"]["orders"]) == (4711, 4)
+    text = run("rmqworkers")
+    assert "\x1b" not in text and "host\\x1b[31m" in text and "orders 4" in text and "90 s" in text
+
+
+def test_no_worker_is_told(run: Run) -> None:
+    assert run("rmqworkers") == "no worker is alive\n"
+    assert "4 without a worker" in run("rmqslots", "orders")
+
+
+# --- rmqstats and rmqmonitor
+
+
+def test_rmqstats(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", [1, 2])
+    send_messages("orders", [3, 4, 5], fixed_time=int(time.time() * 1000) + 60_000)
+    rows = {row["topic"]: row for row in json.loads(run("rmqstats", "--json"))}
+    assert list(rows) == list(TOPICS)
+    assert (rows["orders"]["store"], rows["orders"]["due"], rows["orders"]["dead"]) == (3, 0, 2)
+    text = run("rmqstats", "orders")
+    assert text.splitlines()[0].split() == list(COLUMNS)
+    assert text.splitlines()[1].split() == ["orders", "fixed_time", "3", "0", "0", "0", "2", "-", "0"]
+    lines = run("rmqstats", "orders", "--json", "--interval", "0.1", "--count", "2").splitlines()
+    assert [json.loads(line)[0]["per_second"]["sent"] for line in lines] == [0.0, 0.0]
+
+
+def test_rates_are_those_of_the_ledger(broker: Broker, run: Run) -> None:
+    from django_rmq.operations import Actor, Operations
+
+    operations = Operations(Actor("tester", "command"))
+    before = operations.flow(["orders"])
+    send_messages("orders", range(40), fixed_time=int(time.time() * 1000) + 60_000)
+    topic = get_config().topic("orders")
+    broker.send_replace(topic, 0, [1000], [b"now"])
+    taken = broker.prepare(topic, 0, "W", None, 1)
+    broker.rollback(topic, 0, taken.receipt, [Failure(b"now")])
+    after = operations.flow(["orders"])
+    rates = after.since(before)["orders"]
+    seconds = max(after.now_ms - before.now_ms, 1) / 1000
+    assert (
+        round(rates["sent"] * seconds) == 41 and round(rates["failed"] * seconds) == 1 and not rates["done"]
+    )
+
+
+def test_rmqmonitor_into_a_file_is_a_table_after_the_other(broker: Broker, run: Run) -> None:
+    kill(broker, "orders", [1, 2])
+    text = run("rmqmonitor", "--interval", "0.1", "--count", "2")
+    assert text.count("orders") == 2 and text.count("sent/s") == 1
+
+
+def test_rmqmonitor_on_a_terminal_is_live(redis_url: str, prefix: str) -> None:
+    code, text = answered(prefix, redis_url, "", "rmqmonitor", "--interval", "0.1", "--count", "3")
+    assert code == 0, text
+    assert text.count("order-timeouts") >= 3 and "Traceback" not in text
+    code, text = answered(prefix, "redis://127.0.0.1:1/0", "", "rmqmonitor", "--count", "1")
+    assert code == 0 and "Redis does not answer" in text and "Traceback" not in text
+
+
+# --- rmqhealth
+
+
+def test_rmqhealth_is_well_with_a_worker(broker: Broker, run: Run, worker: Worker) -> None:
+    found = json.loads(run("rmqhealth", "--json", "--max-age", "1h", "--max-dead", "0"))
+    assert found["ok"] and {one["check"] for one in found["findings"]} == {
+        "redis",
+        "coordinator",
+        "workers",
+        "age",
+        "dead",
+    }
+    # Topics that REST or Spark consumes need no worker.
+    assert "blobs" not in [one["topic"] for one in found["findings"] if one["check"] == "workers"]
+    assert "ok   redis" in run("rmqhealth")
+
+
+def test_rmqhealth_finds_what_is_amiss(broker: Broker, run: Run) -> None:
+    text = run("rmqhealth", code=1)
+    assert "BAD  workers      orders: no live worker serves it" in text
+    assert run("rmqhealth", "--no-workers").count("BAD") == 0
+    kill(broker, "orders", [1, 2])
+    assert "2 messages are dead" in run("rmqhealth", "--no-workers", "--max-dead", "1", code=1)
+    run("rmqhealth", "--no-workers", "--max-dead", "2")
+    broker.send_replace(get_config().topic("orders"), 0, [int(time.time() * 1000) - 120_000], [b"1"])
+    assert "has been due for 12" in run("rmqhealth", "--no-workers", "--max-age", "1m", code=1)
+    run("rmqhealth", "--no-workers", "--max-age", "5m")
+    run("rmqhealth", "--no-workers", "--max-age", "never", code=2)
+    run("rmqhealth", "order", code=2)
+
+
+def test_rmqhealth_finds_slots_that_belong_to_nobody(broker: Broker, run: Run, worker: Worker) -> None:
+    roster = broker.roster()
+    key = b"assignment_{%srmq:workers}" % broker.prefix.encode()
+    broker.client.hset(key, "plan", roster.plan.replace(worker.id.encode(), b"a-ghost"))
+    assert "belong to a-ghost" in run("rmqhealth", "--patience", "0", code=1)
+    # The workers mend it: whoever waits a little sees that.
+    run("rmqhealth", "--patience", "30")
+
+
+def test_rmqhealth_while_redis_is_away_is_unwell_and_with_wrong_settings_cannot_tell(run: Run) -> None:
+    with override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}):
+        assert "does not answer" in run("rmqhealth", code=1)
+    with override_settings(RMQ={"REDIS": "nowhere", "TOPICS": TOPICS}):
+        run("rmqhealth", code=2)
+
+
+# --- all of them
+
+
+COMMANDS = {
+    "rmqpause": ["orders"],
+    "rmqresume": ["orders"],
+    "rmqslots": [],
+    "rmqworkers": [],
+    "rmqsend": ["orders", "1", "--in", "5"],
+    "rmqstats": [],
+    "rmqreplay": ["orders", "--all", "--no-input"],
+    "rmqpurge": ["orders", "--state", "dead", "--no-input"],
+    "rmqaudit": [],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_redis_being_away_is_exit_3_in_one_line(run: Run, command: str) -> None:
+    with override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}):
+        assert "does not answer" in run(command, *COMMANDS[command], code=3)
+
+
+def test_a_reader_that_goes_away_is_no_traceback(redis_url: str, prefix: str) -> None:
+    environment = {**os.environ, "REDIS_URL": redis_url, "RMQ_KEY_PREFIX": prefix}
+    process = subprocess.Popen(
+        [sys.executable, "manage.py", "rmqstats", "--json", "--interval", "0.1"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(30) == 1
+    assert process.stderr.read() == b""
+    process.stderr.close()

@@ -1,0 +1,164 @@
+"""Sends that ask for more than being stored: replicas that confirm, and the primary's disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from django_rmq.broker import Broker
+from django_rmq.cluster import ClusterBroker
+from django_rmq.exceptions import InvalidMessage
+from django_rmq.memory import InMemoryBroker
+from django_rmq.messages import Durability, SendResult, Topic, TopicType
+from django_rmq.producer import Producer, check_durability
+from tests.servers import RedisCluster, RedisServer, ReplicaPair, ask
+from tests.workers import client_of, cluster_of
+
+WORK = Topic("work", TopicType.RANGE_MERGE, slots=16, time_range_ms=60_000)
+ONE = Durability(replicas=1)
+
+
+@pytest.fixture
+def pair() -> Iterator[ReplicaPair]:
+    with ReplicaPair() as servers:
+        yield servers
+
+
+def producer_of(url: str, socket_timeout: float = 1.0) -> Producer:
+    return Producer(Broker(client_of(url, socket_timeout)))
+
+
+def send(producer: Producer, names: list[str], wanted: Durability) -> list[SendResult]:
+    return producer.send([producer.build(WORK, {"name": name}) for name in names], wanted=wanted)
+
+
+def test_a_replica_that_follows_confirms(pair: ReplicaPair) -> None:
+    producer = producer_of(pair.primary.url)
+    (one,) = send(producer, ["a"], ONE)
+    assert (one.status, one.replicas, one.fsynced, one.durable) == ("stored", 1, None, True)
+    many = send(producer, [f"m{n}" for n in range(10_000)], ONE)
+    assert {(each.replicas, each.durable) for each in many} == {(1, True)}
+    (again,) = send(producer, ["a"], ONE)
+    assert (again.status, again.durable) == ("merged", True)
+    (plain,) = producer.send([producer.build(WORK, {"name": "b"})])
+    assert (plain.replicas, plain.fsynced, plain.durable) == (None, None, True)
+    producer.broker.close()
+
+
+def test_a_replica_that_is_cut_off_confirms_nothing_and_nothing_is_raised(pair: ReplicaPair) -> None:
+    producer = producer_of(pair.primary.url)
+    send(producer, ["a"], ONE)
+    pair.link.cut()
+    began = time.monotonic()
+    (cut,) = send(producer, ["b"], ONE)
+    assert time.monotonic() - began < 1.0, "it gives up within the socket's time-out"
+    assert (cut.status, cut.replicas, cut.ok, cut.durable) == ("stored", 0, True, False)
+    (merged,) = send(producer, ["b"], ONE)
+    assert (merged.status, merged.durable) == ("merged", False), "it is no safer for being sent twice"
+    pair.link.mend()
+    deadline = time.monotonic() + 30
+    while not send(producer, ["b"], ONE)[0].durable:
+        assert time.monotonic() < deadline
+    (two,) = send(producer, ["b"], Durability(replicas=2))
+    assert (two.replicas, two.durable) == (1, False)
+    producer.broker.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "synced"),
+    [({}, False), ({"appendonly": True}, False), ({"appendonly": True, "appendfsync": "always"}, True)],
+)
+def test_fsync_is_known_where_the_server_syncs_before_it_answers(
+    options: dict[str, object], synced: bool
+) -> None:
+    with RedisServer(**options) as server:  # type: ignore[arg-type]
+        version = ask(server.port, "INFO", "server").split(b"redis_version:")[1][:1]
+        producer = producer_of(server.url)
+        (one,) = send(producer, ["a"], Durability(fsync=True))
+        if version == b"6" or not options:
+            assert (one.fsynced, one.durable) == (synced, synced)
+        else:
+            assert one.durable, "WAITAOF waits for it"
+        assert one.replicas is None
+        producer.broker.close()
+
+
+def test_after_its_scripts_are_gone_a_server_confirms_nothing_that_ran_later(pair: ReplicaPair) -> None:
+    producer = producer_of(pair.primary.url)
+    send(producer, ["a"], ONE)
+    ask(pair.primary.port, "SCRIPT", "FLUSH")
+    (one,) = send(producer, ["b"], ONE)
+    assert (one.status, one.replicas, one.durable) == ("stored", None, False)
+    assert send(producer, ["b"], ONE)[0].durable
+    producer.broker.close()
+
+
+def test_each_node_of_a_cluster_confirms_its_own() -> None:
+    with RedisCluster() as server:
+        client = cluster_of(server, socket_timeout=1.0)
+        producer = Producer(ClusterBroker(client))
+        names = [f"m{n}" for n in range(200)]
+        assert all(each.durable for each in send(producer, names, ONE))
+        ask(server.primaries[0].port, "SCRIPT", "FLUSH")
+        assert all(each.durable for each in send(producer, names, ONE)), (
+            "what is repeated is waited for as well"
+        )
+        server.replicas[1].pause()
+        found = send(producer, names, ONE)
+        assert {each.status for each in found} == {"merged"}
+        assert not any(each.durable for each in found), "the least of all nodes counts for all"
+        server.replicas[1].resume()
+        client.close()
+
+
+def test_in_memory_everything_asked_for_is_reached() -> None:
+    producer = Producer(InMemoryBroker())  # type: ignore[arg-type]
+    (one,) = send(producer, ["a"], Durability(2, True))
+    assert (one.replicas, one.fsynced, one.durable) == (2, True, True)
+
+
+@pytest.mark.parametrize("replicas", [-1, 101, True, 1.0, "1", None])
+def test_a_number_of_replicas_that_is_none_is_refused(replicas: object) -> None:
+    with pytest.raises(InvalidMessage, match="replicas"):
+        check_durability(replicas, False)
+
+
+def test_fsync_is_yes_or_no() -> None:
+    with pytest.raises(InvalidMessage, match="fsync"):
+        check_durability(1, 1)
+
+
+def test_nothing_confirmed_by_a_replica_is_lost_when_it_is_promoted_after_a_cut() -> None:
+    runs = int(os.environ.get("RMQ_TEST_PROMOTIONS", "10"))
+    confirmed_at_all = lost_unconfirmed = 0
+    for run in range(runs):
+        with ReplicaPair() as pair:
+            producer = producer_of(pair.primary.url, 0.05)
+            confirmed: set[bytes] = set()
+            stored: set[bytes] = set()
+            for trip in range(30):
+                if trip == 10 + run % 10:
+                    pair.link.cut()
+                messages = [producer.build(WORK, {"name": f"{run}-{trip}-{n}"}) for n in range(20)]
+                found, _ = producer.attempt(messages, ONE)
+                stored |= {each.member for each in found if each.ok}
+                confirmed |= {each.member for each in found if each.durable}
+            pair.primary.kill()
+            replica = pair.promote()
+            kept = Broker(client_of(replica.url))
+            here = {
+                entry.member
+                for slot in range(WORK.slots)
+                for entry in kept.peek(WORK, slot, "store", limit=1000).entries
+            }
+            assert confirmed <= here, f"{len(confirmed - here)} confirmed messages are lost in run {run}"
+            confirmed_at_all += len(confirmed)
+            lost_unconfirmed += len(stored - here)
+            kept.close()
+            producer.broker.close()
+    print(f"{runs} promotions: {confirmed_at_all} confirmed, 0 of them lost; {lost_unconfirmed} others lost")
+    assert confirmed_at_all
+    assert lost_unconfirmed, "what was stored after the cut is gone, or the test cuts nothing"

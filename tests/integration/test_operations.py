@@ -1,0 +1,776 @@
+"""What people may do with topics and messages, on a real Redis and in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.test import override_settings
+
+from django_rmq import connections
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.exceptions import (
+    InvalidMessage,
+    InvalidRequest,
+    MessageGone,
+    NotPermitted,
+    OperationRefused,
+    ServerUnavailable,
+    UnknownTopic,
+)
+from django_rmq.keys import slot_keys, slot_of
+from django_rmq.memory import InMemoryBroker
+from django_rmq.messages import Envelope, Failure, Topic, encode_envelope
+from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
+
+TOPICS = {
+    "timed": {"TYPE": "fixed_time", "SLOTS": 4, "BACKOFF": 60},
+    "ranked": {"TYPE": "priority", "SLOTS": 4},
+    "merging": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
+    "keyed": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key"},
+    "by-shop": {"TYPE": "priority", "SLOTS": 64, "SLOT_BASIS": "shop"},
+    "raw": {"TYPE": "fixed_time", "SLOTS": 2, "BODY": "bytes"},
+    "wide": {"TYPE": "fixed_time", "SLOTS": 8_192},
+    "shared": {"TYPE": "fixed_time", "SLOTS": 2, "SERIAL": False},
+}
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The broker that every purpose uses, and settings with topics of every kind."""
+    url = "redis://127.0.0.1:1/0"
+    found: Any = InMemoryBroker("m:")
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_url")
+        client = request.getfixturevalue("redis_client")
+        found = Broker(client, request.getfixturevalue("prefix"))
+    with override_settings(RMQ={"REDIS": url, "TOPICS": TOPICS}), connections.replaced_broker(found):
+        yield found
+
+
+@pytest.fixture
+def operations(broker: Any) -> Operations:
+    return Operations(Actor("tester", "command"))
+
+
+def topic_of(name: str) -> Topic:
+    return get_config().topic(name)
+
+
+def past(seconds: float = 60) -> int:
+    return int((time.time() - seconds) * 1000)
+
+
+def put(broker: Any, name: str, *members: bytes, score: int | None = None) -> list[int]:
+    """Send members as a program would that validates nothing; return their slots."""
+    topic = topic_of(name)
+    score = score if score is not None else 100 if topic.is_priority else past()
+    slots = [slot_of(member, topic.slots) for member in members]
+    for slot, member in zip(slots, members, strict=True):
+        broker.send_replace(topic, slot, [score], [member])
+    return slots
+
+
+def kill(broker: Any, name: str, *members: bytes, error: str = "shop.errors.Boom: bad\nTraceback") -> None:
+    """Send members and let each fail for good."""
+    topic = topic_of(name)
+    put(broker, name, *members)
+    for slot in sorted({slot_of(member, topic.slots) for member in members}):
+        while (taken := broker.prepare(topic, slot, "W", None, 1000)).status == "ok":
+            failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
+            broker.rollback(topic, slot, taken.receipt, failures)
+
+
+def ids_of(copies: list[Copy]) -> list[str]:
+    return [copy.id for copy in copies]
+
+
+def everything(operations: Operations, name: str, state: str, **options: Any) -> list[Copy]:
+    """Turn all pages."""
+    found: list[Copy] = []
+    cursor = ""
+    for _ in range(10_000):
+        page = operations.listing(name, state, cursor=cursor, **options)
+        found += page.copies
+        cursor = page.cursor
+        if not cursor:
+            return found
+    raise AssertionError("the pages do not end")
+
+
+# --- looking
+
+
+def test_the_overview_counts_every_state_of_every_topic(broker: Any, operations: Operations) -> None:
+    put(broker, "timed", b"1", b"2", b"3")
+    put(broker, "timed", b"later", score=int(time.time() * 1000) + 3_600_000)
+    kill(broker, "ranked", b"4")
+    figures = {one.topic.name: one for one in operations.overview()}
+    assert list(figures) == list(TOPICS)
+    timed = figures["timed"]
+    assert (timed.store, timed.due, timed.not_due, timed.dead) == (4, 3, 1, 0)
+    assert timed.age_ms is not None and 59_000 < timed.age_ms < 120_000
+    assert figures["ranked"].dead == 1 and figures["ranked"].age_ms is None
+    assert not timed.is_partial and timed.looked_at == 4
+    assert figures["wide"].is_partial and figures["wide"].looked_at < 1_000
+    assert not any(one.is_paused or one.consumers for one in figures.values())
+
+
+def test_a_key_of_a_foreign_type_spoils_its_slot_only(broker: Any, operations: Operations) -> None:
+    if not isinstance(broker, Broker):
+        pytest.skip("strangers write to Redis")
+    put(broker, "timed", b"1", b"2", b"3", b"4", b"5")
+    lost = slot_of(b"1", 4)
+    key = slot_keys(broker.prefix, "timed", lost).store
+    broker.client.delete(key)
+    broker.client.set(key, "a stranger's")
+    figures = operations.topic("timed")
+    left = sum(slot_of(member, 4) != lost for member in (b"2", b"3", b"4", b"5"))
+    assert figures.store == left and figures.is_partial
+    assert [problem.partition(":")[0] for problem in figures.problems] == [f"slot {lost}"]
+    page = operations.listing("timed", "store")
+    assert len(page.copies) == left and len(page.problems) == 1
+    assert operations.slots("timed").rows[lost].problem
+    result = operations.purge("timed", "store").result()
+    assert result.outcomes == {"purged": left} and len(result.problems) == 1
+
+
+def test_slots_show_depth_owner_and_skew(broker: Any, operations: Operations) -> None:
+    (slot, *_) = put(broker, "timed", *[b"%d" % i for i in range(40)])
+    broker.prepare(topic_of("timed"), slot, "the-owner", None, 1)
+    figures = operations.slots("timed")
+    assert [row.slot for row in figures.rows] == [0, 1, 2, 3]
+    assert sum(row.depth for row in figures.rows) == 40
+    assert figures.rows[slot].counts.owner == "the-owner" and figures.rows[slot].counts.prepare == 1
+    assert 1 <= figures.skew <= 4
+    assert operations.slots("timed", 3).rows[0].slot == 3
+    assert operations.slots("ranked").skew == 0
+
+
+@pytest.mark.parametrize("name", ["timed", "ranked", "by-shop", "raw"])
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_pages_hold_everything_once_and_in_order(
+    broker: Any, operations: Operations, name: str, size: int
+) -> None:
+    members = [b"m%d" % i for i in range(120)]
+    for i, member in enumerate(members):
+        put(broker, name, member, score=(100 if topic_of(name).is_priority else past()) + i // 40)
+    for descending in (False, True):
+        found = everything(operations, name, "store", limit=size, descending=descending)
+        assert sorted(copy.member or b"" for copy in found) == sorted(members)
+        scores = [copy.score for copy in found]
+        assert scores == sorted(scores, reverse=descending)
+
+
+def test_a_page_stays_good_while_others_come_and_go(broker: Any, operations: Operations) -> None:
+    at = past()
+    members = [b"m%03d" % i for i in range(200)]
+    for i, member in enumerate(members):
+        put(broker, "timed", member, score=at + i // 10)
+    found: list[Copy] = []
+    cursor, turn = "", 0
+    while True:
+        page = operations.listing("timed", "store", cursor=cursor, limit=13)
+        found += page.copies
+        cursor = page.cursor
+        if not cursor:
+            break
+        # What was listed last goes, what comes before the cursor is new: neither moves the rest.
+        operations.delete("timed", [page.copies[-1].id], "live")
+        put(broker, "timed", b"new%d" % turn, score=at - 1)
+        turn += 1
+    assert [copy.member for copy in found if not (copy.member or b"").startswith(b"new")] == sorted(
+        members, key=lambda member: (members.index(member) // 10, slot_of(member, 4), member)
+    )
+
+
+def test_a_cursor_is_good_for_its_own_list_only(broker: Any, operations: Operations) -> None:
+    put(broker, "timed", b"secret-1", b"secret-2", b"secret-3")
+    cursor = operations.listing("timed", "store", limit=1).cursor
+    assert operations.listing("timed", "store", limit=2, cursor=cursor).copies
+    for other in (
+        lambda: operations.listing("timed", "dead", cursor=cursor),
+        lambda: operations.listing("raw", "store", cursor=cursor),
+        lambda: operations.listing("timed", "store", cursor=cursor, descending=True),
+        lambda: operations.listing("timed", "store", cursor=cursor, wanted=Filter(text="x")),
+        lambda: operations.listing("timed", "store", cursor=cursor[:-2] + "AA"),
+        lambda: operations.listing("timed", "store", cursor="ä"),
+        lambda: operations.listing("timed", "store", cursor="x" * 3000),
+    ):
+        with pytest.raises(InvalidRequest, match="cursor"):
+            other()
+
+
+def test_lists_are_filtered_by_text_error_age_and_slot(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", b'{"sku":1}', error="shop.errors.Boom: no paint\nTraceback")
+    kill(broker, "timed", b'{"sku":2}', error="builtins.KeyError: 'Boom'\nTraceback")
+
+    def found(**wanted: Any) -> list[bytes | None]:
+        return [copy.member for copy in operations.listing("timed", "dead", wanted=Filter(**wanted)).copies]
+
+    assert found(text='"sku":2') == [b'{"sku":2}']
+    assert found(text="paint") == [b'{"sku":1}']
+    assert found(error="Boom") == found(error="shop.errors.Boom") == [b'{"sku":1}']
+    assert found(error="oom") == [] and found(error="KeyError", text="paint") == []
+    assert len(found(newer_than=3600)) == 2 and found(older_than=3600) == []
+    slot = slot_of(b'{"sku":1}', 4)
+    assert b'{"sku":1}' in found(slot=slot) and found(slot=slot, text='"sku":1') == [b'{"sku":1}']
+    assert b'{"sku":1}' not in found(slot=(slot + 1) % 4)
+
+
+def test_what_has_no_age_is_not_filtered_by_it(operations: Operations) -> None:
+    with pytest.raises(OperationRefused, match="priority"):
+        operations.listing("ranked", "store", wanted=Filter(older_than=5))
+    with pytest.raises(OperationRefused, match="rests"):
+        operations.listing("timed", "retry", wanted=Filter(newer_than=5))
+    with pytest.raises(InvalidRequest, match="age"):
+        operations.listing("timed", "dead", wanted=Filter(older_than=float("nan")))
+    with pytest.raises(InvalidRequest, match="slot"):
+        operations.listing("timed", "dead", wanted=Filter(slot=4))
+    with pytest.raises(InvalidRequest, match="state"):
+        operations.listing("timed", "buried")
+    with pytest.raises(InvalidRequest, match="page"):
+        operations.listing("timed", "dead", limit=0)
+    with pytest.raises(UnknownTopic):
+        operations.listing("nothing", "dead")
+
+
+def test_a_message_shows_all_its_copies(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", b'"a"')
+    (slot,) = put(broker, "timed", b'"a"')
+    broker.prepare(topic_of("timed"), slot, "W", None, 1)
+    put(broker, "timed", b'"a"')
+    (listed,) = operations.listing("timed", "dead").copies
+    waiting, running, dead = operations.get("timed", listed.id)
+    assert (waiting.state, running.state, dead.state) == ("store", "prepare", "dead")
+    assert dead == listed and dead.body() == "a"
+    assert (dead.failed, dead.failures, dead.error_class) == ("rejected", 1, "shop.errors.Boom")
+    assert running.receipt is not None and running.retries_left == 16
+
+
+FOREIGN = [
+    b"",
+    b"\xff\x00\xfe",
+    b"x" * 512,
+    b"x" * 513,
+    b"y" * 300_000,
+    b".store.1.",
+    "Ünïcode ✓".encode(),
+    b"<script>alert(1)</script>",
+]
+
+
+@pytest.mark.parametrize("member", FOREIGN, ids=lambda member: repr(member[:12]) + str(len(member)))
+def test_whatever_a_stranger_put_there_has_an_id_that_finds_it(
+    broker: Any, operations: Operations, member: bytes
+) -> None:
+    kill(broker, "timed", b'"other"')
+    topic = topic_of("timed")
+    put(broker, "timed", member, b'"beside"')
+    put(broker, "timed", *(b"%d" % i for i in range(30)))
+    copies = {copy.member: copy for copy in everything(operations, "timed", "store")}
+    found = copies[member]
+    assert len(found.id) < 800
+    assert [copy.member for copy in operations.get("timed", found.id)] == [member]
+    assert operations.bury("timed", [found.id]).outcomes == {"buried": 1}
+    (dead,) = (copy for copy in operations.listing("timed", "dead").copies if copy.member == member)
+    assert dead.failed == "buried" and "tester" in dead.error
+    assert operations.replay("timed", [dead.id]).outcomes == {"replayed": 1}
+    (again,) = (copy for copy in everything(operations, "timed", "store") if copy.member == member)
+    assert operations.delete("timed", [again.id], "live").outcomes == {"deleted": 1}
+    with pytest.raises(MessageGone):
+        operations.get("timed", again.id)
+    assert broker.audit(topic, found.slot).balanced
+
+
+@pytest.mark.parametrize("score", [float("-inf"), float("inf"), 1e300, 0.5, -3.0])
+def test_foreign_scores_are_listed_and_named(
+    broker: Any, operations: Operations, redis_client: redis.Redis, score: float
+) -> None:
+    if not isinstance(broker, Broker):
+        pytest.skip("strangers write to Redis")
+    for name in ("timed", "ranked"):
+        for member in (b"z" * 600, b"short"):
+            key = slot_keys(broker.prefix, name, 1).store
+            redis_client.zadd(key, {member: score})
+        copies = everything(operations, name, "store", limit=1)
+        assert {copy.member for copy in copies} == {b"z" * 600, b"short"}
+        for copy in copies:
+            assert len(operations.get(name, copy.id)) == 1
+    assert len(everything(operations, "timed", "store", wanted=Filter(text="z"), limit=1)) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("", ".", "1", "x.YQ", "-1.YQ", "4.YQ", "99999999.YQ", "1.Y Q", "1.YQ==", "1.€", "1.YR", "١.YQ"),
+        *("1.store.nan.0123456789abcdef", "1.gone.5.0123456789abcdef", "1.store.5.0123456789ABCDEF"),
+    ],
+)
+def test_what_is_no_id_is_refused_before_anything_is_done(
+    broker: Any, operations: Operations, wrong: str
+) -> None:
+    kill(broker, "timed", b'"a"')
+    good = operations.listing("timed", "dead").copies[0].id
+    with pytest.raises(InvalidRequest):
+        operations.get("timed", wrong)
+    with pytest.raises(InvalidRequest):
+        operations.replay("timed", [good, wrong])
+    assert len(operations.listing("timed", "dead").copies) == 1
+
+
+def test_too_many_ids_are_refused(operations: Operations) -> None:
+    with pytest.raises(InvalidRequest, match="1000"):
+        operations.replay("timed", [f"0.{i}" for i in range(1001)])
+
+
+# --- acts
+
+
+def test_replay_says_what_it_found(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", b'"a"', b'"b"', b'"c"')
+    ids = {copy.member: copy.id for copy in operations.listing("timed", "dead").copies}
+    put(broker, "timed", b'"b"')
+    done = operations.replay("timed", [ids[b'"a"'], ids[b'"b"'], "0.eA"])
+    assert done.found == {ids[b'"a"']: "replayed", ids[b'"b"']: "merged", "0.eA": "gone"}
+    again = operations.replay("timed", [ids[b'"a"'], ids[b'"c"']])
+    assert again.outcomes == {"waiting": 1, "replayed": 1}
+    topic = topic_of("timed")
+    slot = slot_of(b'"a"', 4)
+    taken = broker.prepare(topic, slot, "W", None, 100)
+    assert b'"a"' in [one.member for one in taken.deliveries]
+    assert operations.replay("timed", [ids[b'"a"']]).outcomes == {"in_flight": 1}
+    broker.commit(topic, slot, taken.receipt, [b'"a"'])
+    assert operations.replay("timed", [ids[b'"a"']]).outcomes == {"gone": 1}
+
+
+def test_of_two_who_replay_at_once_one_does_it(broker: Any, operations: Operations) -> None:
+    members = [b"%d" % i for i in range(300)]
+    kill(broker, "timed", *members)
+    ids = ids_of(everything(operations, "timed", "dead"))
+    start, outcomes = threading.Barrier(4), []
+
+    def click() -> None:
+        mine = Operations(Actor("somebody", "admin"))
+        start.wait(10)
+        outcomes.append(mine.replay("timed", ids).outcomes)
+
+    threads = [threading.Thread(target=click) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(outcomes) == 4
+    assert sum(one.get("replayed", 0) for one in outcomes) == 300
+    assert sum(one.get("waiting", 0) for one in outcomes) == 900
+    assert operations.topic("timed").store == 300
+    assert all(broker.audit(topic_of("timed"), slot).balanced for slot in range(4))
+
+
+def test_of_two_who_work_a_whole_topic_each_message_is_done_once(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", *[b"%d" % i for i in range(1_000)])
+    start, results = threading.Barrier(3), []
+    works: list[Callable[[], Any]] = [
+        lambda: operations.replay_all("timed"),
+        lambda: operations.replay_all("timed"),
+        lambda: operations.delete_all("timed", "dead"),
+    ]
+
+    def click(work: Callable[[], Any]) -> None:
+        start.wait(10)
+        results.append(work().result())
+
+    threads = [threading.Thread(target=click, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    outcomes = [result.outcomes for result in results]
+    assert len(outcomes) == 3 and all(result.is_complete for result in results)
+    replayed = sum(one.get("replayed", 0) for one in outcomes)
+    deleted = sum(one.get("deleted", 0) for one in outcomes)
+    assert replayed + deleted == 1_000
+    figures = operations.topic("timed")
+    assert (figures.store, figures.dead) == (replayed, 0)
+    assert all(broker.audit(topic_of("timed"), slot).balanced for slot in range(4))
+
+
+def test_delete_takes_the_copy_that_was_meant(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", b'"a"')
+    put(broker, "timed", b'"a"')
+    (dead,) = operations.listing("timed", "dead").copies
+    assert operations.delete("timed", [dead.id], "live").outcomes == {"deleted": 1}
+    # A double click deletes nothing more.
+    assert operations.delete("timed", [dead.id], "live").outcomes == {"gone": 1}
+    assert operations.delete("timed", [dead.id], "dead").outcomes == {"deleted": 1}
+    with pytest.raises(InvalidRequest, match="live or dead"):
+        operations.delete("timed", [dead.id], "any")
+
+
+def test_what_is_in_flight_is_marked(broker: Any, operations: Operations) -> None:
+    (slot,) = put(broker, "timed", b'"a"')
+    topic = topic_of("timed")
+    taken = broker.prepare(topic, slot, "W", None, 1)
+    (running,) = operations.listing("timed", "prepare").copies
+    assert operations.bury("timed", [running.id], "why not").outcomes == {"in_flight": 1}
+    assert operations.get("timed", running.id)[0].mark == "buried"
+    assert operations.delete("timed", [running.id], "live").outcomes == {"in_flight": 1}
+    assert operations.get("timed", running.id)[0].mark == "removed"
+    due = datetime.now(UTC) + timedelta(hours=1)
+    assert operations.reschedule("timed", [running.id], due=due).outcomes == {"in_flight": 1}
+    assert broker.rollback(topic, slot, taken.receipt, [Failure(b'"a"')]) == ["ok"]
+    with pytest.raises(MessageGone):
+        operations.get("timed", running.id)
+
+
+def test_reschedule_by_time_and_by_priority(broker: Any, operations: Operations) -> None:
+    put(broker, "timed", b'"a"')
+    put(broker, "ranked", b'"a"')
+    (timed,) = operations.listing("timed", "store").copies
+    (ranked,) = operations.listing("ranked", "store").copies
+    due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    assert operations.reschedule("timed", [timed.id], due=due).outcomes == {"rescheduled": 1}
+    assert operations.get("timed", timed.id)[0].at_ms == due.timestamp() * 1000
+    assert operations.reschedule("ranked", [ranked.id], priority=77).outcomes == {"rescheduled": 1}
+    assert operations.get("ranked", ranked.id)[0].priority == 77
+    for wrong in (
+        lambda: operations.reschedule("timed", [timed.id], priority=77),
+        lambda: operations.reschedule("ranked", [ranked.id], due=due),
+        lambda: operations.reschedule("timed", [timed.id]),
+    ):
+        with pytest.raises(OperationRefused):
+            wrong()
+    with pytest.raises(InvalidMessage):
+        operations.reschedule("ranked", [ranked.id], priority=3)
+    with pytest.raises(InvalidMessage):
+        operations.reschedule("timed", [timed.id], due=datetime(2026, 1, 1))  # noqa: DTZ001 - that it is naive is the point
+
+
+def test_an_edited_body_is_another_message(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", b'{"sku":1}')
+    kill(broker, "ranked", b'{"sku":1}')
+    for name in ("timed", "ranked"):
+        (dead,) = operations.listing(name, "dead").copies
+        with pytest.raises(InvalidMessage):
+            operations.replay_edited(name, dead.id, {"sku": float("nan")})
+        assert operations.replay_edited(name, dead.id, {"sku": 2}).outcomes == {"replayed": 1}
+        assert operations.replay_edited(name, dead.id, {"sku": 2}).outcomes == {"gone": 1}
+        (waiting,) = operations.listing(name, "store").copies
+        assert waiting.body() == {"sku": 2} and waiting.priority in (None, 100)
+        figures = operations.topic(name)
+        assert (figures.store, figures.due, figures.dead) == (1, 1, 0)
+
+
+def test_an_edited_keyed_message_keeps_key_headers_and_basis(broker: Any, operations: Operations) -> None:
+    topic = topic_of("keyed")
+    envelope = Envelope(b'{"n":1}', past(5), "shop-7", {"trace": "x"})
+    broker.send_replace(topic, 3, [past()], [b"order-1"], [encode_envelope(envelope)])
+    assert broker.prepare(topic, 3, "W", None, 1).status == "empty"
+    (dead,) = operations.listing("keyed", "dead").copies
+    assert (dead.failed, dead.key, dead.headers, dead.slot_basis) == (
+        "lapsed",
+        "order-1",
+        {"trace": "x"},
+        "shop-7",
+    )
+    assert operations.replay_edited("keyed", dead.id, {"n": 2}).outcomes == {"replayed": 1}
+    (waiting,) = operations.listing("keyed", "store").copies
+    assert (waiting.slot, waiting.key, waiting.body()) == (3, "order-1", {"n": 2})
+    # Its expiry had passed: the edited message has none.
+    assert (waiting.headers, waiting.slot_basis, waiting.expires_ms) == ({"trace": "x"}, "shop-7", 0)
+    assert len(broker.prepare(topic, 3, "W", None, 1).deliveries) == 1
+
+
+def test_an_edited_slot_basis_moves_the_message(broker: Any, operations: Operations) -> None:
+    operations.send("by-shop", {"shop": 1, "n": 1}, priority=500)
+    (copy,) = operations.listing("by-shop", "store").copies
+    operations.bury("by-shop", [copy.id])
+    other = next(n for n in range(2, 99) if slot_of(str(n).encode(), 64) != copy.slot)
+    assert operations.replay_edited("by-shop", copy.id, {"shop": other, "n": 1}).outcomes == {"replayed": 1}
+    (moved,) = operations.listing("by-shop", "store").copies
+    assert (moved.slot, moved.priority) == (slot_of(str(other).encode(), 64), 500)
+    assert operations.listing("by-shop", "dead").copies == []
+
+
+# --- many
+
+
+def test_replaying_a_topic_goes_in_steps_and_leaves_what_dies_meanwhile(
+    broker: Any, operations: Operations
+) -> None:
+    kill(broker, "timed", *[b"%d" % i for i in range(900)])
+    assert operations.replay_all("timed", dry_run=True).result().outcomes == {"matching": 900}
+    run = operations.replay_all("timed", limits=Limits(messages=100))
+    assert run.result().outcomes == {"replayed": 100} and not run.progress.is_complete
+    assert operations.topic("timed").dead == 800
+    seen = [progress.done for progress in operations.replay_all("timed")]
+    assert seen[0] == 0 and seen[-1] == 800 and seen == sorted(seen)
+    assert (operations.topic("timed").store, operations.topic("timed").dead) == (900, 0)
+
+
+def test_replaying_what_matches(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", *[b"%d" % i for i in range(50)])
+    kill(broker, "timed", *[b"other-%d" % i for i in range(50)], error="Other: no")
+    wanted = Filter(error="Other")
+    assert operations.replay_all("timed", wanted, dry_run=True).result().outcomes == {"matching": 50}
+    assert operations.replay_all("timed", wanted).result().outcomes == {"replayed": 50}
+    assert operations.topic("timed").dead == 50
+    assert operations.delete_all("timed", "dead", Filter(text="4")).result().outcomes == {"deleted": 14}
+    assert operations.bury_all("timed", "store", Filter(text="other-1")).result().outcomes == {"buried": 11}
+    with pytest.raises(OperationRefused, match="dead"):
+        operations.bury_all("timed", "dead")
+
+
+def test_a_rate_is_kept(broker: Any, operations: Operations) -> None:
+    kill(broker, "timed", *[b"%d" % i for i in range(60)])
+    began = time.monotonic()
+    steps = [
+        (progress.done, time.monotonic() - began)
+        for progress in operations.replay_all("timed", limits=Limits(rate=80))
+    ]
+    assert steps[-1][0] == 60
+    assert all(seconds >= done / 80 for done, seconds in steps)
+    with pytest.raises(InvalidRequest, match="rate"):
+        operations.replay_all("timed", limits=Limits(rate=0))
+
+
+def test_a_work_that_is_given_up_is_recorded_as_far_as_it_went(
+    broker: Any, operations: Operations, caplog: pytest.LogCaptureFixture
+) -> None:
+    kill(broker, "timed", *[b"%d" % i for i in range(100)])
+    with caplog.at_level("INFO", "django_rmq.audit"):
+        run = operations.replay_all("timed", limits=Limits(rate=40))
+        for progress in run:
+            if progress.done:
+                break
+        run.close()
+    assert f"{run.progress.done} replayed" in caplog.text and "not to the end" in caplog.text
+    assert operations.topic("timed").store == run.progress.done < 100
+
+
+@pytest.mark.parametrize("state", ["store", "retry", "dead"])
+def test_purge_empties_a_state(broker: Any, operations: Operations, state: str) -> None:
+    members = [b"%d" % i for i in range(700)]
+    put(broker, "timed", *members)
+    if state != "store":
+        topic = topic_of("timed")
+        kind = "rejected" if state == "dead" else "failed"
+        for slot in range(4):
+            taken = broker.prepare(topic, slot, "W", None, 1000)
+            broker.rollback(
+                topic, slot, taken.receipt, [Failure(one.member, kind, 60_000) for one in taken.deliveries]
+            )
+    assert operations.purge("timed", state, dry_run=True).result().outcomes == {"matching": 700}
+    assert getattr(operations.topic("timed"), state) == 700
+    assert operations.purge("timed", state).result().outcomes == {"purged": 700}
+    figures = operations.topic("timed")
+    assert (figures.store, figures.retry, figures.dead) == (0, 0, 0)
+    assert all(broker.audit(topic_of("timed"), slot).balanced for slot in range(4))
+
+
+def test_purge_by_age_keeps_what_is_younger_and_what_has_no_age(broker: Any, operations: Operations) -> None:
+    put(broker, "timed", b"old", score=past(7_200))
+    put(broker, "timed", b"young", score=past(60))
+    put(broker, "timed", b"later", score=past(-60))
+    put(broker, "merging", b"x")
+    # A retry that waits has a score of at most 999.
+    broker.send_replace(topic_of("timed"), 0, [past()], [b"retry"])
+    taken = broker.prepare(topic_of("timed"), 0, "W", None, 100)
+    failures = [Failure(one.member, "failed", 0) for one in taken.deliveries]
+    broker.rollback(topic_of("timed"), 0, taken.receipt, failures)
+    kept = operations.topic("timed").store - (slot_of(b"old", 4) != 0)
+    assert operations.purge("timed", "store", older_than=3_600).result().done == (slot_of(b"old", 4) != 0)
+    assert operations.topic("timed").store == kept
+    for refused in (
+        lambda: operations.purge("ranked", "store", older_than=5),
+        lambda: operations.purge("timed", "retry", older_than=5),
+        lambda: operations.purge("timed", "prepare"),
+    ):
+        with pytest.raises(OperationRefused):
+            refused()
+
+
+def test_pause_and_resume(broker: Any, operations: Operations) -> None:
+    topic = topic_of("timed")
+    put(broker, "timed", b"a", b"b", b"c", b"d")
+    assert operations.pause("timed").result().outcomes == {"paused": 4}
+    assert operations.topic("timed").is_paused
+    assert operations.pause("timed").result().outcomes == {"unchanged": 4}
+    assert {broker.prepare(topic, slot, "W", None, 10).status for slot in range(4)} == {"paused"}
+    broker.pause(topic, 2, False)
+    figures = operations.topic("timed")
+    assert figures.is_partly_paused and not figures.is_paused and figures.paused_slots == 3
+    assert operations.resume("timed").result().outcomes == {"resumed": 3, "unchanged": 1}
+    assert not operations.topic("timed").paused_slots
+    assert operations.pause("wide").result().done == 8_192
+
+
+# --- sending
+
+
+def test_send_one_and_many(broker: Any, operations: Operations) -> None:
+    assert operations.send("merging", {"a": 1}).status == "stored"
+    assert operations.send("merging", {"a": 1}).status == "merged"
+    assert operations.send_many("merging", [{"a": 1}, {"a": 2}]) == {"merged": 1, "stored": 1}
+    with pytest.raises(InvalidMessage, match="item 1"):
+        operations.send_many("merging", [{"b": 1}, float("nan")])
+    assert operations.topic("merging").store == 2
+
+
+# --- who may do what
+
+
+def get_what_is_not_there(operations: Operations) -> None:
+    with pytest.raises(MessageGone):
+        operations.get("timed", "0.YQ")
+
+
+ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
+    "overview": ({Permission.VIEW}, lambda o: o.overview()),
+    "topic": ({Permission.VIEW}, lambda o: o.topic("timed")),
+    "slots": ({Permission.VIEW}, lambda o: o.slots("timed")),
+    "flow": ({Permission.VIEW}, lambda o: o.flow()),
+    "workers": ({Permission.VIEW}, lambda o: o.workers()),
+    "listing": ({Permission.VIEW}, lambda o: o.listing("timed", "store")),
+    "listing by text": (
+        {Permission.VIEW, Permission.VIEW_BODIES},
+        lambda o: o.listing("timed", "store", wanted=Filter(text="a")),
+    ),
+    "get": ({Permission.VIEW}, get_what_is_not_there),
+    "send": ({Permission.SEND}, lambda o: o.send("merging", 1)),
+    "send_many": ({Permission.SEND}, lambda o: o.send_many("merging", [1])),
+    "replay": ({Permission.REPLAY}, lambda o: o.replay("timed", ["0.YQ"])),
+    "replay_edited": (
+        {Permission.REPLAY, Permission.EDIT},
+        lambda o: o.replay_edited("timed", "0.YQ", 1),
+    ),
+    "delete": ({Permission.DELETE}, lambda o: o.delete("timed", ["0.YQ"], "live")),
+    "bury": ({Permission.DELETE}, lambda o: o.bury("timed", ["0.YQ"])),
+    "reschedule": ({Permission.EDIT}, lambda o: o.reschedule("timed", ["0.YQ"], due=past())),
+    "replay_all": ({Permission.REPLAY}, lambda o: o.replay_all("timed").result()),
+    "replay_all by text": (
+        {Permission.REPLAY, Permission.VIEW_BODIES},
+        lambda o: o.replay_all("timed", Filter(text="a")).result(),
+    ),
+    "delete_all": ({Permission.DELETE}, lambda o: o.delete_all("timed", "store").result()),
+    "bury_all": ({Permission.DELETE}, lambda o: o.bury_all("timed", "store").result()),
+    "purge": ({Permission.PURGE}, lambda o: o.purge("timed", "dead").result()),
+    "pause": ({Permission.PAUSE}, lambda o: o.pause("timed").result()),
+    "resume": ({Permission.PAUSE}, lambda o: o.resume("timed").result()),
+}
+
+
+def test_every_public_act_is_in_the_matrix() -> None:
+    public = {name for name in vars(Operations) if not name.startswith("_")} - {"broker", "config"}
+    assert public == {name.partition(" ")[0] for name in ACTS}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_an_act_needs_just_its_permissions(broker: Any, act: str) -> None:
+    needed, do = ACTS[act]
+    do(Operations(Actor("some", "rest", None, lambda permission: permission in needed)))
+    for missing in needed:
+        actor = Actor("most", "rest", None, lambda permission, missing=missing: permission is not missing)  # type: ignore[misc]
+        with pytest.raises(NotPermitted, match=missing.value):
+            do(Operations(actor))
+
+
+def test_who_may_not_see_bodies_gets_nothing_of_them(broker: Any, operations: Operations) -> None:
+    secret = b'{"iban":"secret-content"}'
+    kill(broker, "timed", secret, error="shop.Boom: secret-error")
+    broker.send_replace(
+        topic_of("keyed"),
+        0,
+        [past()],
+        [b"secret-key"],
+        [encode_envelope(Envelope(b'"secret-body"', 0, "secret-basis", {"h": "secret-header"}))],
+    )
+    permits = {Permission.VIEW, Permission.REPLAY, Permission.DELETE}
+    viewer = Operations(Actor("viewer", "admin", None, permits.__contains__))
+    copies = [*viewer.listing("timed", "dead").copies, *viewer.listing("keyed", "store").copies]
+    copies += [copy for one in copies for copy in viewer.get(one.topic.name, one.id)]
+    assert len(copies) == 4
+    for copy in copies:
+        assert "secret" not in repr(copy) and "c2VjcmV0" not in repr(copy) and copy.size > 5
+    assert copies[0].error_class == "shop.Boom" and copies[0].failures == 1
+    kill(broker, "timed", *[b"%d" % i for i in range(20)])
+    assert viewer.replay("timed", [copies[0].id]).outcomes == {"replayed": 1}
+    # Nor does a cursor tell.
+    assert len(everything(viewer, "timed", "dead", limit=3)) == 20
+
+
+# --- the trace
+
+
+@pytest.mark.django_db
+def test_acts_of_users_are_in_the_admins_history_and_hold_no_content(
+    broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from django.contrib.admin.models import LogEntry
+    from django.contrib.auth.models import Permission as DjangoPermission
+    from django.contrib.auth.models import User
+
+    from django_rmq.models import Topic as Anchor
+
+    kill(broker, "timed", b'"secret-1"', b'"secret-2"')
+    user = User.objects.create_user("mia\nx")
+    operations = Operations(Actor.of_user(user, "admin"))
+    with pytest.raises(NotPermitted):
+        operations.purge("timed", "dead")
+    for codename in ("view_topic", "view_bodies", "replay_messages"):
+        user.user_permissions.add(DjangoPermission.objects.get(codename=codename))
+    operations = Operations(Actor.of_user(User.objects.get(pk=user.pk), "admin"))
+    first, _ = operations.listing("timed", "dead").copies
+    with caplog.at_level("INFO", "django_rmq.audit"):
+        operations.replay("timed", [first.id])
+        operations.replay_all("timed").result()
+        operations.replay_all("timed", dry_run=True).result()
+    entries = list(LogEntry.objects.order_by("pk"))
+    assert [(entry.object_id, entry.user_id) for entry in entries] == [("timed", user.pk)] * 2
+    assert [entry.get_change_message() for entry in entries] == [
+        "Replay (1 chosen): 1 replayed (admin)",
+        "Replay all (dead): 1 replayed (admin)",
+    ]
+    content_type = entries[0].content_type
+    assert content_type is not None and content_type.model_class() is Anchor
+    assert "secret" not in caplog.text and caplog.text.count("\n") == 2
+    assert [record.rmq_outcomes for record in caplog.records] == [{"replayed": 1}] * 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.django_db
+def test_the_permissions_are_in_the_database() -> None:
+    from django.contrib.auth.models import Permission as DjangoPermission
+
+    found = DjangoPermission.objects.filter(content_type__app_label="django_rmq")
+    assert {one.codename for one in found} == {one.value for one in Permission}
+
+
+@pytest.mark.django_db
+def test_no_migration_is_missing() -> None:
+    from django.core.management import call_command
+
+    call_command("makemigrations", "django_rmq", "--check", "--dry-run", verbosity=0)
+
+
+# --- what may go wrong
+
+
+def test_redis_being_away_is_told(redis_url: str) -> None:
+    settings = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": {"timed": TOPICS["timed"]}}
+    with override_settings(RMQ=settings):
+        operations = Operations(Actor("tester", "command"))
+        for act in (
+            operations.overview,
+            lambda: operations.listing("timed", "store"),
+            lambda: operations.replay("timed", ["0.YQ"]),
+            lambda: operations.pause("timed").result(),
+            lambda: operations.purge("timed", "dead").result(),
+        ):
+            with pytest.raises(ServerUnavailable):
+                act()

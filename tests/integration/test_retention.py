@@ -1,0 +1,146 @@
+"""DEAD_RETENTION: what is older goes, step by step; what is younger, and what somebody else looks after, stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from django_rmq.broker import Broker
+from django_rmq.consumer.duties import Duties, trim_dead
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.messages import Failure, Topic, TopicType
+from tests.workers import LONG, audit, client_of, eventually
+
+TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0, dead_retention=60)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Any]:
+    if request.param == "memory":
+        yield InMemoryBroker("m:", clock)
+        return
+    client = client_of(request.getfixturevalue("redis_url"))
+    yield Broker(client, request.getfixturevalue("prefix"), clock)
+    client.close()
+
+
+def bury(broker: Any, topic: Topic, slot: int, count: int, name: str = "m") -> None:
+    """Let so many messages of a slot die now."""
+    members = [f"{name}{i}".encode() for i in range(count)]
+    for start in range(0, count, 1000):
+        part = members[start : start + 1000]
+        broker.send_merge(topic, slot, 0, part)
+        taken = broker.prepare(topic, slot, "A", None, 1000)
+        failures = [Failure(delivery.member, "rejected") for delivery in taken.deliveries]
+        broker.rollback(topic, slot, taken.receipt, failures)
+
+
+def dead(broker: Any, topic: Topic) -> list[int]:
+    return [ledger.dead for ledger in audit(broker, topic)]
+
+
+def one_round(broker: Any, topic: Topic, slots: list[range]) -> int:
+    """Trim once through the slots; return in how many steps."""
+    (duty,) = trim_dead(broker, [topic], lambda _: slots)
+    steps = duty()
+    for number in range(1, 1000):
+        if next(steps) > 0.5:
+            return number
+    raise AssertionError("the round does not end")
+
+
+def test_only_what_is_older_than_the_retention_is_deleted(broker: Any, clock: Clock) -> None:
+    bury(broker, TOPIC, 0, 5, "old")
+    bury(broker, TOPIC, 3, 7, "old")
+    clock.advance(seconds=59)
+    bury(broker, TOPIC, 0, 2, "young")
+    one_round(broker, TOPIC, [range(4)])
+    assert dead(broker, TOPIC) == [7, 0, 0, 7]
+    clock.advance(seconds=1)
+    one_round(broker, TOPIC, [range(4)])
+    assert dead(broker, TOPIC) == [2, 0, 0, 0]
+    assert [ledger["purged_dead"] for ledger in audit(broker, TOPIC)] == [5, 0, 0, 7]
+
+
+def test_what_waits_or_runs_is_left_alone_however_old_it_is(broker: Any, clock: Clock) -> None:
+    bury(broker, TOPIC, 0, 1)
+    broker.send_merge(TOPIC, 0, 0, [b"m0", b"waiting", b"running"])
+    broker.prepare(TOPIC, 0, "A", None, 1)
+    clock.advance(seconds=3600)
+    one_round(broker, TOPIC, [range(4)])
+    (ledger, *_) = audit(broker, TOPIC)
+    assert (ledger.store + ledger.retry + ledger.prepare, ledger.dead) == (3, 0)
+
+
+def test_slots_of_another_worker_are_left_to_it(broker: Any, clock: Clock) -> None:
+    for slot in range(4):
+        bury(broker, TOPIC, slot, 1)
+    clock.advance(seconds=61)
+    one_round(broker, TOPIC, [range(1, 2), range(3, 4)])
+    assert dead(broker, TOPIC) == [1, 0, 1, 0]
+
+
+def test_many_are_deleted_in_many_bounded_steps(broker: Any, clock: Clock) -> None:
+    limits: list[int] = []
+    purge = type(broker).purge
+
+    bury(broker, TOPIC, 0, 3500)
+    bury(broker, TOPIC, 1, 150)
+    clock.advance(seconds=61)
+
+    class Watched(type(broker)):  # type: ignore[misc]
+        def purge(self, topic: Topic, slot: int, state: str, up_to: float, limit: int) -> Any:
+            limits.append(limit)
+            return purge(self, topic, slot, state, up_to, limit)
+
+    broker.__class__ = Watched
+    steps = one_round(broker, TOPIC, [range(4)])
+    assert dead(broker, TOPIC) == [0, 0, 0, 0]
+    assert steps >= 5
+    assert max(limits) <= 1000
+
+
+def test_a_round_over_many_slots_is_spread_over_its_time(broker: Any) -> None:
+    topic = replace(TOPIC, slots=1024, dead_retention=7 * 86_400)
+    (duty,) = trim_dead(broker, [topic], lambda _: [range(1024)])
+    steps = duty()
+    pauses = [next(steps) for _ in range(5)]
+    # An hour for 32 trips.
+    assert all(pause > 60 for pause in pauses), pauses
+
+
+def test_topics_without_retention_have_no_duty(broker: Any) -> None:
+    assert trim_dead(broker, [replace(TOPIC, dead_retention=None)], lambda _: [range(4)]) == []
+
+
+def test_a_slot_that_redis_refuses_to_touch_does_not_keep_the_others_full(
+    redis_url: str, prefix: str, clock: Clock
+) -> None:
+    with client_of(redis_url) as client:
+        broker = Broker(client, prefix, clock)
+        bury(broker, TOPIC, 1, 3)
+        client.set(f"dead_{{{prefix}prices_0}}", "not a sorted set")
+        clock.advance(seconds=61)
+        one_round(broker, TOPIC, [range(4)])
+        assert broker.audit(TOPIC, 1).dead == 0
+
+
+def test_the_thread_trims_by_the_server_s_own_clock(redis_url: str, prefix: str) -> None:
+    topic = replace(TOPIC, dead_retention=1)
+    with client_of(redis_url) as client:
+        broker = Broker(client, prefix)
+        bury(broker, topic, 2, 250)
+        assert sum(dead(broker, topic)) == 250
+        duties = Duties(trim_dead(broker, [topic], lambda _: [range(4)]))
+        duties.start()
+        eventually(lambda: sum(dead(broker, topic)) == 0)
+        duties.stop()
+        duties.join(LONG)

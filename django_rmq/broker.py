@@ -898,7 +898,7 @@ class Transitions(ABC):
         arrived: int = 0,
         max_bytes: int = 1_048_576,
     ) -> Handover:
-        """Take up to 500 (state, member) out for slot ``target``, once what left before has ``arrived``."""
+        """Take up to 250 (state, member) out for slot ``target``, once what left before has ``arrived``."""
         keys = self._keys(topic, slot)
         return self._run(
             Call(

@@ -88,7 +88,7 @@ LONGEST_DELAY_MS = 1 << 42
 UPKEEP = 400
 """Deliveries that one prepare times out, and rested messages that it returns, at most; so too of a claim that was lost."""
 
-MOVED = 500
+MOVED = 250
 """Messages that one hand-over of a re-slotting takes from slot to slot, at most."""
 
 
@@ -1342,7 +1342,7 @@ class InMemoryBroker:
         arrived: int = 0,
         max_bytes: int = 1_048_576,
     ) -> Handover:
-        """Take up to 500 (state, member) out for slot ``target``, once what left before has ``arrived``."""
+        """Take up to 250 (state, member) out for slot ``target``, once what left before has ``arrived``."""
         with self._slot(topic, slot, *_ENDING, "claimants", "leaving") as s:
             if len(members) > MOVED:
                 raise ServerRefused("ERR too many members")

@@ -31,7 +31,7 @@ from django_rmq.messages import (
 PAGE = 1_000
 """Messages looked at in one round trip."""
 
-HANDOVER = 500
+HANDOVER = 250
 """Messages that go from slot to slot in one step."""
 
 AT_ONCE = 8

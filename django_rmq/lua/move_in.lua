@@ -28,7 +28,7 @@ local retry_priority = ''
 local wrong = mistyped('zset', store, retry, dead)
   or mistyped('hash', deaths, failures, body, stats, control, arrived)
 if wrong then return wrong end
-if (last - first + 1) / 5 > 500 then return redis.error_reply('ERR too many members') end
+if (last - first + 1) / 5 > 250 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'max_retries')
 local max_retries = tonumber(known[3] or ARGV[5])
 if known[1] ~= reslot or not known[2] then return 'stale' end

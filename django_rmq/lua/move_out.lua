@@ -31,7 +31,7 @@ local kind, max_retries, retry_priority = '', 0, ''
 local wrong = mistyped('zset', store, prepare, retry, dead, claimants)
   or mistyped('hash', deaths, failures, body, stats, control, leaving)
 if wrong then return wrong end
-if (last - first + 1) / 2 > 500 then return redis.error_reply('ERR too many members') end
+if (last - first + 1) / 2 > 250 then return redis.error_reply('ERR too many members') end
 -- include: _retries
 -- include: _ledger
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'tickets')

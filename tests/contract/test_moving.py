@@ -278,7 +278,7 @@ def test_tickets_of_several_sources_are_kept_apart(make_slot: Make) -> None:
     assert not slot.hash("arrived")
 
 
-def test_a_hand_over_ends_at_its_bytes_and_at_500(make_slot: Make) -> None:
+def test_a_hand_over_ends_at_its_bytes_and_at_250(make_slot: Make) -> None:
     source, target = pair(make_slot)
     source.send(b"a" * 100, b"b" * 100, b"c" * 100)
     shut(source, target)
@@ -290,9 +290,9 @@ def test_a_hand_over_ends_at_its_bytes_and_at_500(make_slot: Make) -> None:
     assert [row.member for row in last.rows] == [b"c" * 100]
     target.move_in(1, 0, last.ticket, last.rows)
     with pytest.raises(ServerRefused):
-        source.move_out(1, 1, [("store", b"x%d" % n) for n in range(501)])
+        source.move_out(1, 1, [("store", b"x%d" % n) for n in range(251)])
     with pytest.raises(ServerRefused):
-        target.move_in(1, 0, 9, [Row("store", b"x", "50")] * 501)
+        target.move_in(1, 0, 9, [Row("store", b"x", "50")] * 251)
 
 
 def test_a_member_named_twice_or_gone_leaves_once_or_not(make_slot: Make) -> None:

@@ -210,7 +210,7 @@ def move(slot: Timed) -> None:
     slot.broker.shut(target, 0, 1)
     last = 0
     for state, group in (("retry", members), ("dead", dead)):
-        for part in (group[:MOVED], group[MOVED:]):
+        for part in (group[:MOVED], group[MOVED : 2 * MOVED]):
             pairs = [(state, member) for member in part]
             go = partial(slot.move_out, 1, 0, pairs, max_bytes=1 << 40)
             gone = slot.time("move_out", partial(go, arrived=last))

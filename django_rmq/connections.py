@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -23,15 +23,16 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from django_rmq.broker import Broker
 from django_rmq.cluster import Cluster, ClusterBroker
 from django_rmq.conf import Config, RedisServer, get_config
-from django_rmq.coordination import Coordinator, Holding, Member, Slots, StaticCoordinator, Worker
-from django_rmq.coordination.redis import RedisCoordinator, describe, members
+from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
+from django_rmq.coordination.redis import RedisCoordinator
 from django_rmq.definitions import as_registered, register_topics
+from django_rmq.durability import Flaw, flaws
 from django_rmq.exceptions import ConfigurationError, ServerTrouble
 from django_rmq.messages import Topic, slot_counts
 from django_rmq.producer import Producer
 
 if TYPE_CHECKING:
-    from django_rmq.coordination.zookeeper import Ensemble
+    from django_rmq.coordination.zookeeper import Ensemble, Survey
 
 Purpose = Literal["web", "worker", "coordinator"]
 
@@ -292,24 +293,28 @@ def end_session(worker: str, token: str) -> None:
         zookeeper.end_session(build_ensemble(get_config()), worker, token)
 
 
-def find_workers() -> tuple[list[Member], list[Holding]]:
-    """Return the workers there are, and who owns what since when; nothing where the coordinator tells only its own.
+def survey_zookeeper() -> Survey | None:
+    """Return who comes together in ZooKeeper and who owns what; None where Redis' roster tells. Raises ``ServerTrouble``."""
+    if _coordinator() != "zookeeper":
+        return None
+    from django_rmq.coordination import zookeeper
 
-    Raises ``ServerTrouble`` where Redis or ZooKeeper does not answer.
-    """
-    if _coordinator() == "redis":
-        broker = get_broker("coordinator")
-        return members(broker), describe(broker)
-    if _coordinator() == "zookeeper":
-        from django_rmq.coordination import zookeeper
-
-        return zookeeper.survey(build_ensemble(get_config()))
-    return [], []
+    return zookeeper.survey(build_ensemble(get_config()), SOCKET_TIMEOUTS["web"])
 
 
 def _coordinator() -> str:
     """Return which coordinator is in use: with a broker in memory there is none to ask."""
     return "" if in_memory() else get_config().coordinator
+
+
+def server_flaws(topics: Iterable[Topic]) -> list[Flaw]:
+    """Return what of Redis may lose messages or stand in our way, by the measure of DURABILITY.
+
+    Raises ``ServerTrouble`` where it does not answer.
+    """
+    if in_memory():
+        return []
+    return flaws(get_broker("worker"), topics, strict=get_config().durability == "strict")
 
 
 # --- definitions ------------------------------------------------------------------------------------
@@ -368,7 +373,6 @@ __all__ = [
     "close",
     "coordinator_maker",
     "end_session",
-    "find_workers",
     "forget",
     "get_broker",
     "get_producer",
@@ -377,4 +381,6 @@ __all__ = [
     "present",
     "register_topics",
     "replaced_broker",
+    "server_flaws",
+    "survey_zookeeper",
 ]

@@ -28,11 +28,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kazoo import exceptions as kazoo
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.serialization import Auth
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
@@ -72,6 +73,9 @@ LONGEST_BEAT = 5.0
 
 CONNECT_SECONDS = 5.0
 """How long a new client may take."""
+
+REFUSED_SECONDS = 1.5
+"""How long it tries where no server listens."""
 
 RETRY_SECONDS = 0.25
 """Between two attempts to join."""
@@ -127,7 +131,7 @@ _GONE = (
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """Takes what kazoo logs down to DEBUG, and keeps its last warning: it is the reason why nobody answers."""
+    """Takes what kazoo logs down to DEBUG, without credentials, and keeps its last warning: why nobody answers."""
 
     last = ""
 
@@ -137,6 +141,10 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
 
     def info(self, msg: object, *args: Any, **kwargs: Any) -> None:
         self.debug(msg, *args, **kwargs)
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        if not any(isinstance(argument, Auth) for argument in args):
+            super().log(level, msg, *args, **kwargs)
 
 
 class _Session:
@@ -148,6 +156,8 @@ class _Session:
         self.ensemble = ensemble
         self.is_lost = False
         self.is_connected = False
+        self.connections = 0
+        """How many it has had: with each new one kazoo forgets its watches."""
         self.number = 0
         """Of the session, as its ephemeral nodes show it."""
         self._is_refused = False
@@ -176,7 +186,11 @@ class _Session:
         try:
             self.client.start_async()
             with self._changed:
-                self._changed.wait_for(lambda: self.is_connected or self.is_lost, seconds)
+                for part in (REFUSED_SECONDS, seconds - REFUSED_SECONDS):
+                    if self._changed.wait_for(lambda: self.is_connected or self.is_lost, min(part, seconds)):
+                        break
+                    if "refused" in self._log.last:
+                        break
         except Exception:
             self.close(0.0)
             raise
@@ -223,6 +237,7 @@ class _Session:
     def _listen(self, state: str) -> None:
         with self._changed:
             self.is_connected = state == KazooState.CONNECTED
+            self.connections += self.is_connected
             self.is_lost = self.is_lost or state == KazooState.LOST
             self._is_refused = self._is_refused or self.client.client_state == KeeperState.AUTH_FAILED
             self._changed.notify_all()
@@ -411,6 +426,8 @@ class ZooKeeperCoordinator(Coordinator):
         self._pid = 0
         self._members = ""
         self._ids: list[str] = []
+        self._met = 0
+        """On which of the session's connections the others were learned and are watched."""
         self._crew: dict[str, Worker] = {}
         self._crew_of = ""
         """The membership of which ``_crew`` was read."""
@@ -499,6 +516,10 @@ class ZooKeeperCoordinator(Coordinator):
         while not self._stopped.is_set():
             try:
                 wait = self._turn()
+            except ServerRefused as error:
+                self._give_up()
+                self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
+                wait = self.session_seconds
             except ServerTrouble as error:
                 self._be_alone()
                 self._complain("zookeeper", "ZooKeeper is away (%s); trying again", error)
@@ -508,6 +529,12 @@ class ZooKeeperCoordinator(Coordinator):
                 self._give_up()
                 self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
                 wait = self.session_seconds
+            except kazoo.NoNodeError:
+                logger.warning(
+                    "Nodes of ours in ZooKeeper are gone; joining anew", extra={"rmq_event": "expired"}
+                )
+                self._give_up()
+                wait = RETRY_SECONDS
             except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
                 self._complain("look", "A look at ZooKeeper failed: %s", error, exc_info=True)
                 wait = self._beat_seconds
@@ -570,7 +597,7 @@ class ZooKeeperCoordinator(Coordinator):
             raise
         self.worker = worker
         self._session = session
-        self._members, self._seen, self._crew_of, self._published = "", (0, 0), "", None
+        self._members, self._met, self._seen, self._crew_of, self._published = "", 0, (0, 0), "", None
         return session
 
     def _take_over(self, session: _Session, path: str, record: bytes) -> None:
@@ -607,6 +634,7 @@ class ZooKeeperCoordinator(Coordinator):
     def _look(self, session: _Session) -> bool:
         """Take note of what changed; return whether we are still a worker of this session."""
         client, path = session.client, self.ensemble.path
+        connections = session.connections
         is_first = bool(self._ids) and self._ids[0] == self.worker.id
         own, crew, plan = session.ask(
             client.exists_async(path("workers", self.worker.id)),
@@ -615,8 +643,9 @@ class ZooKeeperCoordinator(Coordinator):
         )
         if own is None or crew is None or plan is None or own.ephemeralOwner != session.number:
             return False
-        if _version_of(crew) != self._members:
+        if (_version_of(crew), connections) != (self._members, self._met):
             self._meet(session)
+            self._met = connections
         if (plan.czxid, plan.mzxid) != self._seen:
             self._read(session)
         return True
@@ -637,7 +666,9 @@ class ZooKeeperCoordinator(Coordinator):
             (watched,) = session.ask(client.exists_async(f"{folder}/{ids[before - 1]}", watch=session.watch))
             if watched is not None:
                 break
-        self._ids, self._members, self._changed_at = sorted(ids), _version_of(stat), uptime()
+        if _version_of(stat) != self._members:
+            self._changed_at = uptime()
+        self._ids, self._members = sorted(ids), _version_of(stat)
 
     def _read(self, session: _Session) -> None:
         """Read the assignment."""
@@ -840,10 +871,27 @@ def end_session(ensemble: Ensemble, worker: str, token: str, seconds: float = 2.
         session.leave(worker, token)
 
 
-def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> tuple[list[Member], list[Holding]]:
-    """Return all workers by id, and who owns what since when; needs no worker of its own. Raises ``ServerTrouble``."""
+class Survey(NamedTuple):
+    """The workers there are, by id, and what is assigned to them."""
+
+    members: list[Member]
+    plan: Plan
+
+    @property
+    def holdings(self) -> list[Holding]:
+        """Who owns what since when, by topic and slot."""
+        return holdings(self.plan)
+
+    @property
+    def flaw(self) -> str:
+        """Why this cannot be the assignment of these workers; empty: it can."""
+        return self.plan.flaw({member.worker.id: member.worker for member in self.members})
+
+
+def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> Survey:
+    """Return who is there and who owns what; needs no worker of its own. Raises ``ServerTrouble``."""
     with _visit(ensemble, seconds) as session:
-        return session.members(), holdings(session.plan())
+        return Survey(session.members(), session.plan())
 
 
 def holdings(plan: Plan) -> list[Holding]:
@@ -851,4 +899,4 @@ def holdings(plan: Plan) -> list[Holding]:
     return [Holding(name, *span) for name, spans in sorted(plan.topics.items()) for span in spans]
 
 
-__all__ = ["Ensemble", "ZooKeeperCoordinator", "check", "end_session", "survey"]
+__all__ = ["Ensemble", "Survey", "ZooKeeperCoordinator", "check", "end_session", "survey"]

@@ -42,10 +42,11 @@ from django_rmq.messages import (
     encode_body,
     encode_envelope,
 )
-from django_rmq.operations import figures, sweeps
+from django_rmq.operations import figures, health, sweeps
 from django_rmq.operations.actors import Actor, Permission, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
 from django_rmq.operations.figures import Flow, SlotFigures, SlotsFigures, TopicFigures, WorkerFigures
+from django_rmq.operations.health import Health
 from django_rmq.operations.listing import (
     LONGEST_PAGE,
     Filter,
@@ -166,7 +167,7 @@ class Operations:
         return Listing(copies, "" if place is None else seal(order, place), scanned, problems)
 
     def get(self, name: str, message_id: str) -> list[Copy]:
-        """Return all copies of a message: where it waits, runs, rests or lies dead, in this order.
+        """Return all copies of a message: where it waits, runs, rests, is claimed or lies dead, in this order.
 
         Raises ``MessageGone`` if there is none, and ``InvalidRequest`` for what is no id.
         """
@@ -180,6 +181,15 @@ class Operations:
             if copies:
                 return copies
         raise MessageGone(f"topic {topic.name} has no message {message_id[:80]} (any more)")
+
+    def health(
+        self, limits: health.Limits, names: Iterable[str] | None = None, *, patience: float = 0.0
+    ) -> Health:
+        """Look whether all is well with topics (or those named); Redis being away is a finding, not an error."""
+        self.actor.require(Permission.VIEW)
+        return health.check(
+            self.broker, self._topics(names), self.config.coordinator, limits, patience=patience
+        )
 
     # --- sending
 
@@ -408,8 +418,7 @@ class Operations:
         return connections.present(self.config.topic(name), self._given)
 
     def _topics(self, names: Iterable[str] | None) -> list[Topic]:
-        config = self.config
-        return [self._topic(name) for name in (config.topics if names is None else names)]
+        return [self._topic(name) for name in (self.config.topics if names is None else names)]
 
     def _filter(self, topic: Topic, state: str, wanted: Filter | None) -> Filter:
         wanted = wanted or Filter()
@@ -606,7 +615,7 @@ def _instead(looked: Looked) -> str:
     """Return what a message is that is not dead."""
     if looked.store is not None:
         return "waiting"
-    if looked.prepare is not None:
+    if looked.prepare is not None or looked.claim is not None:
         return "in_flight"
     return "retry" if looked.retry is not None else "gone"
 
@@ -635,6 +644,7 @@ __all__ = [
     "Done",
     "Filter",
     "Flow",
+    "Health",
     "Identity",
     "Limits",
     "Listing",

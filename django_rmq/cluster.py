@@ -118,7 +118,7 @@ class Node:
 
     def load_scripts(self, connection: Any) -> None:
         """Give it every script."""
-        folders = ("", "workers", "history", "limits")
+        folders = ("", "workers", "topics", "history", "limits")
         texts = [lua.load(name).text for folder in folders for name in lua.names(folder)]
         connection.send_packed_command(connection.pack_commands([("SCRIPT LOAD", text) for text in texts]))
         for _ in texts:

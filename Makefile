@@ -5,8 +5,9 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 PROOF_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 
-PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py
+PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_redis_faults.py
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -17,7 +18,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test proof lint format types layers check bench wheel requirements clean
+.PHONY: help install demo test proof lint format types layers check bench soak wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +64,9 @@ check: lint types layers test proof wheel ## all that CI runs
 
 bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions (SOAK_ARGS=...)
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 # Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.
 wheel: $(INSTALLED) ## build the wheel and use it in an environment of its own

@@ -1,4 +1,6 @@
-"""System checks: what is wrong in the settings and with the listeners, before anything runs. No I/O.
+"""System checks: what is wrong in the settings and with the listeners, before anything runs.
+
+No server is asked but with `check --deploy`, and there only ZooKeeper.
 
 =========  ====================================================================================
 id         what it says
@@ -20,6 +22,14 @@ rmq.E021   two listeners for one topic
 rmq.E022   a function that cannot be a listener
 rmq.E023   a listener for a topic that is not declared
 rmq.E024   a listener for a topic that says LISTENER: False
+rmq.E030   ZooKeeper does not answer (with ``--deploy``, as E031 and E032)
+rmq.E031   ZooKeeper refuses our credentials, or its nodes belong to others
+rmq.E032   ZooKeeper holds something else at ROOT
+rmq.E040   Redis does not answer (with ``--deploy``, as W041 to W044)
+rmq.W041   Redis deletes messages when its memory is full (E041 with DURABILITY "strict", and so on)
+rmq.W042   Redis keeps nothing on disk
+rmq.W043   Redis is too old
+rmq.W044   Redis refuses its user something that RMQ needs
 rmq.W001   a topic without a listener
 rmq.W002   no topic is declared
 rmq.W003   a setting that nothing acts upon in this version
@@ -39,9 +49,9 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, register
 from django.utils.module_loading import import_string
 
-from django_rmq import registry
+from django_rmq import connections, registry
 from django_rmq.conf import Config, did_you_mean, read_settings, without_effect
-from django_rmq.exceptions import ConfigurationError
+from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 
 
 @register("rmq")
@@ -95,6 +105,49 @@ def _paths(config: Config) -> list[CheckMessage]:
                 message = f"{place} is {path!r}, which is {target!r}: it must be callable."
                 found.append(Error(message, id="rmq.E008"))
     return found
+
+
+@register("rmq", deploy=True)
+def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Ask ZooKeeper, where it is the coordinator, whether workers could join. Writes nothing."""
+    config, _ = read_settings()
+    if config is None or config.coordinator != "zookeeper" or config.broker == "memory":
+        return []
+    try:
+        connections.check_coordinator()
+    except ServerRefused as error:
+        return [
+            Error(f"{error}.", hint='RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"] say who we are.', id="rmq.E031")
+        ]
+    except ServerTrouble as error:
+        return [Error(f"{error}.", hint='RMQ["ZOOKEEPER"]["HOSTS"] says where it is.', id="rmq.E030")]
+    except ConfigurationError as error:
+        return [Error(f"{error}.", id="rmq.E032")]
+    return []
+
+
+_FLAWS = {
+    "eviction": "rmq.W041",
+    "persistence": "rmq.W042",
+    "version": "rmq.W043",
+    "rights": "rmq.W044",
+}
+
+
+@register("rmq", deploy=True)
+def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Ask Redis whether it may lose messages or lacks what we need."""
+    config, _ = read_settings()
+    if config is None or config.broker == "memory":
+        return []
+    kind, letter = (Error, "E") if config.durability == "strict" else (checks.Warning, "W")
+    try:
+        return [
+            kind(flaw.message, hint=flaw.hint, id=_FLAWS[flaw.name].replace("W", letter))
+            for flaw in connections.server_flaws(config.topics.values())
+        ]
+    except ServerTrouble as error:
+        return [Error(f"{error}.", hint='RMQ["REDIS"] says where it is.', id="rmq.E040")]
 
 
 @register("rmq")

@@ -69,9 +69,11 @@ class ZooKeeper:
     auth: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """(scheme, credential) pairs."""
     acl: str = "open"
-    """``open``, or ``creator``: only who logged in with the same AUTH."""
+    """``open``, or ``creator``: only who logged in with the same AUTH (the default where there is one)."""
     tls: Mapping[str, Any] | None = field(default=None, repr=False)
     """CA, CERT, KEY, KEY_PASSWORD, VERIFY; None: plain."""
+    when_away: str = "continue"
+    """What workers do with their slots while ZooKeeper is away: ``continue``, or ``stop``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Consumer:
 class History:
     """``RMQ["HISTORY"]``."""
 
-    hours: int = 24
+    hours: int = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +316,9 @@ def _auth(value: object) -> tuple[tuple[str, str], ...]:
         for pair in pairs
     ):
         raise Wanted("('digest', 'user:password') or a list of such pairs")
+    for scheme, credential in pairs:
+        if scheme == "sasl" or (scheme == "digest" and ":" not in credential):
+            raise Wanted("('digest', 'user:password') or a list of such pairs, none of them 'sasl'")
     return tuple((str(scheme), str(credential)) for scheme, credential in pairs)
 
 
@@ -393,6 +398,7 @@ ZOOKEEPER_KEYS: _Keys = {
     "AUTH": ("auth", _auth),
     "ACL": ("acl", _one_of("open", "creator")),
     "TLS": ("tls", _optional(_tls)),
+    "WHEN_AWAY": ("when_away", _one_of("continue", "stop")),
 }
 CONSUMER_KEYS: _Keys = {
     "PROCESSES": ("processes", _whole(1, 1024)),
@@ -569,8 +575,10 @@ class _Reader:
         values = self.values(place, root["ZOOKEEPER"], ZOOKEEPER_KEYS)
         if "hosts" not in values and len(self.problems) == before:
             self.report("E007", f"{place} has no \"HOSTS\": it must be 'host:port,host:port'.")
-        if values.get("acl") == "creator" and not values.get("auth"):
+        logs_in = bool(values.get("auth") or (values.get("tls") or {}).get("CERT"))
+        if values.get("acl") == "creator" and not logs_in:
             self.report("E007", f'{place} has ACL "creator" and no AUTH: nobody could read what was made.')
+        values.setdefault("acl", "creator" if values.get("auth") else "open")
         return None if len(self.problems) > before else ZooKeeper(**values)
 
     def coordinator(self, root: Mapping[str, Any]) -> str:
@@ -794,8 +802,8 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
-PLANNED = ("ZOOKEEPER", "DURABILITY", "HISTORY", "ADMIN", "API", "EVENTS")
-PLANNED_OF_TOPICS = ("MAX_RATE", "MAX_IN_FLIGHT", "FLOW")
+PLANNED = ("API", "EVENTS")
+PLANNED_OF_TOPICS = ("FLOW",)
 
 
 def without_effect() -> list[str]:

@@ -16,11 +16,14 @@ key                  type    member -> score, or field -> value
 ``body_{K}``         hash    keyed topics: member -> envelope (body and what travels with it)
 ``stats_{K}``        hash    the ledger: counter -> n
 ``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
-                             sleeping_until, slots
+                             sleeping_until, slots; reslot, moving, tickets (see ``reslotting``)
 ``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
 ``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
 ``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim
 ``claimants_{K}``    zset    Spark consumer -> ms when its lease ends, while it holds something
+``leaving_{K}``      hash    what left for another slot and is not known to have arrived: ticket,
+                             target, rows, and each row's parts
+``arrived_{K}``      hash    slot -> the last ticket whose rows came from there
 ``P rmq:topics``     hash    topic -> its definition as JSON
 ``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=`` of its own
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
@@ -30,6 +33,11 @@ key                  type    member -> score, or field -> value
 ``assignment_{W}``   hash    members: version of the membership; plan: who owns what, as JSON;
                              number: the plan's own; basis: the membership that it was made for
 ``W``                channel a version or number, when membership or assignment changed
+``minutes_{H}``      hash    minute since the epoch -> what was sampled then; ``H = P + "rmq:history:T"``
+``pending_{H}``      hash    claimed: the minute that somebody samples; first: the oldest that is kept;
+                             late0 … late23: deliveries since the last record, by lateness
+``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
+                             bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
 ===================  ======  ====================================================================
 
 Source of the layout: the article, sections StoreQueue, PrepareQueue and DeadQueue.
@@ -65,6 +73,8 @@ class SlotKeys(NamedTuple):
     claimants: bytes
     claim: bytes
     claim_body: bytes
+    leaving: bytes
+    arrived: bytes
 
 
 class WorkerKeys(NamedTuple):
@@ -73,6 +83,13 @@ class WorkerKeys(NamedTuple):
     sessions: bytes
     workers: bytes
     assignment: bytes
+
+
+class HistoryKeys(NamedTuple):
+    """The keys of a topic's history, on one node of a Redis Cluster."""
+
+    minutes: bytes
+    pending: bytes
 
 
 @lru_cache(maxsize=1 << 14)
@@ -97,6 +114,16 @@ def worker_keys(prefix: str) -> WorkerKeys:
     """Return the keys of workers and assignment under ``prefix``."""
     tag = workers_channel(prefix)
     return WorkerKeys(*(b"%s_{%s}" % (kind.encode(), tag) for kind in WorkerKeys._fields))
+
+
+def history_keys(prefix: str, topic: str) -> HistoryKeys:
+    """Return the keys of the history of ``topic``."""
+    return HistoryKeys(*(f"{kind}_{{{prefix}rmq:history:{topic}}}".encode() for kind in HistoryKeys._fields))
+
+
+def limits_key(prefix: str, topic: str) -> bytes:
+    """Return the hash by which workers share the limits of ``topic``."""
+    return f"limits_{{{prefix}rmq:limits:{topic}}}".encode()
 
 
 def workers_channel(prefix: str) -> bytes:

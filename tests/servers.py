@@ -79,8 +79,14 @@ class ZooKeeperEnsemble:
         return ",".join(server.hosts for server in self.servers)
 
     def leader(self) -> ZooKeeperServer:
-        """The server that leads the others."""
-        return next(server for server in self.servers if server.running and server.mode() == "leader")
+        """The server that leads the others, once there is one; TimeoutError after 30 s."""
+        deadline, pause = time.monotonic() + 30, threading.Event()
+        while time.monotonic() < deadline:
+            for server in self.servers:
+                if server.running and server.mode() == "leader":
+                    return server
+            pause.wait(0.02)
+        raise TimeoutError("The servers of the ensemble have agreed on no leader.")
 
     def __enter__(self) -> Self:
         for server in self.servers:

@@ -8,12 +8,14 @@ slow poll; idle cost does not grow with the number of slots beyond one ``heads``
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count, islice
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -31,6 +33,7 @@ from django_rmq.consumer.executor import (
     uptime,
 )
 from django_rmq.consumer.heartbeat import Heartbeat
+from django_rmq.consumer.limits import Limits
 from django_rmq.consumer.notes import Notes
 from django_rmq.exceptions import (
     LostRace,
@@ -41,7 +44,7 @@ from django_rmq.exceptions import (
     SlotMoved,
     WrongType,
 )
-from django_rmq.messages import Failure, Held, Message, Prepared, Topic
+from django_rmq.messages import Delivery, Failure, Held, Message, Prepared, Topic
 
 logger = logging.getLogger("django_rmq.consumer")
 
@@ -234,13 +237,15 @@ class Dispatcher:
 
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` say which slots are ours; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
-    all is settled, or, with ``burst``, when nothing can be taken any more. It raises ``SlotMoved``
-    where a topic has got another slot count, after it has settled what was in hand.
+    all is settled, or, with ``burst``, when nothing can be taken any more. Where a slot was given another slot
+    count, ``on_moved`` hears of it with the topic's name (often, and from the loop: it must be quick) and the slot is
+    worked on. Without it, ``run`` raises ``SlotMoved`` after it has settled what was in hand.
 
     ``settled`` says whether all slots that shall be ours have been told: before that no burst ends.
     ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
-    where threads note what they run, for whoever comes after a sudden death.
+    where threads note what they run, for whoever comes after a sudden death. ``handed_out`` is told of every
+    prepare that brought something, with the server's time in ms.
     """
 
     def __init__(
@@ -259,8 +264,12 @@ class Dispatcher:
         beat: Callable[[], None] = lambda: None,
         settled: Callable[[], bool] = lambda: True,
         leaving: Callable[[], None] = lambda: None,
+        on_moved: Callable[[str], None] | None = None,
         swept: Iterable[Topic] = (),
         notes: Notes | None = None,
+        handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: (
+            None
+        ),
     ) -> None:
         self.owner = uuid4().hex
         self.broker = broker
@@ -282,9 +291,11 @@ class Dispatcher:
         self._beat = beat
         self._settled_ownership = settled
         self._leaving = leaving
+        self._on_moved = on_moved
         self._swept = list(swept)
         self._next_sweep = 0.0
         self._notes = notes
+        self._handed_out = handed_out
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
         self._places: dict[tuple[str, int], Place] = {}
@@ -294,6 +305,9 @@ class Dispatcher:
         self._entries = count(1)
         self._waiting: dict[Place, None] = {}
         """Due, and to be prepared as soon as their thread has room."""
+        self._limits = Limits(broker, self.owner, self.topics.values(), self._capacity)
+        self._parked: defaultdict[str, dict[Place, None]] = defaultdict(dict)
+        """Topic -> its slots that are due and wait until its limits leave room."""
         self._threads = [ExecutorThread(i, self._inbox, hooks, notes) for i in range(max(1, threads))]
         self._load = [0.0] * len(self._threads)
         """Seconds of work in hand of each thread, as reckoned."""
@@ -343,6 +357,7 @@ class Dispatcher:
         place.owned = place.acquired = False
         place.entry = 0
         self._waiting.pop(place, None)
+        self._parked[place.topic.name].pop(place, None)
         if not place.uncertain:
             self._unacquired.pop(place, None)
         self._give_back_slot(place)
@@ -424,7 +439,9 @@ class Dispatcher:
         )
 
     def _idle_too_long(self) -> bool:
-        return self._max_idle_time is not None and time.monotonic() - self._last_work >= self._max_idle_time
+        if self._max_idle_time is None or any(self._parked.values()):
+            return False
+        return time.monotonic() - self._last_work >= self._max_idle_time
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -443,6 +460,7 @@ class Dispatcher:
         if self._refreshes and now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
+        self._ask_limits(now)
         pipeline = self.broker.pipeline()
         settling = self._queue_settlements(pipeline)
         asked = self._queue_prepares(pipeline)
@@ -471,6 +489,7 @@ class Dispatcher:
             wake = min(wake, self._last_work + self._max_idle_time)
         while self._heap and self._heap[0][1] != self._heap[0][2].entry:
             heapq.heappop(self._heap)
+        wake = min(wake, self._limits.due())
         if self._heap:
             wake = min(wake, now + (self._heap[0][0] - self._clock.ms()) / 1000)
         if self._refreshes and self._in_hand:
@@ -530,6 +549,9 @@ class Dispatcher:
             self._next_poll = 0.0
             for place in self._places.values():
                 place.not_before = 0.0
+            if self._on_moved is not None:
+                for name in self.topics:
+                    self._on_moved(name)
         elif isinstance(item, _Overrun):
             self._replace_thread(item.batch)
         elif isinstance(item, Exited):
@@ -558,6 +580,7 @@ class Dispatcher:
         if report.last and self._batches.pop(id(batch), None) is not None:
             place.batches -= 1
             self._in_hand -= len(batch.messages)
+            self._limits.ended(place.topic.name, len(batch.messages), time.monotonic())
             if batch.thread is not None:
                 self._load[batch.thread] -= batch.cost
             if place.blocked_by is batch:
@@ -612,20 +635,41 @@ class Dispatcher:
         """How many batches of a slot may be in hand: one runs, the next is ready."""
         if not place.topic.serial:
             return 2 * len(self._threads)
-        return 1 if place.topic.is_priority and self._paces[place.topic.name].seconds > QUICK_SECONDS else 2
+        # Where permits are few, none lies idle behind one that runs.
+        has_one = place.topic.is_priority or place.topic.max_in_flight
+        return 1 if has_one and self._paces[place.topic.name].seconds > QUICK_SECONDS else 2
 
     def _thread_for(self, place: Place, load: list[float]) -> int:
         return place.thread if place.topic.serial else min(range(len(load)), key=load.__getitem__)
 
-    def _limit(self, place: Place) -> int:
-        topic = place.topic
+    def _limit(self, topic: Topic) -> int:
         size = self.listeners[topic.name].batch_size or 1
         wanted = WORK_SECONDS / max(self._paces[topic.name].seconds, 1e-7)
         limit = max(size, min(int(wanted), max(topic.prefetch, size)))
         return max(1, min(limit - limit % size if limit > size else limit, BATCH))
 
+    def _capacity(self, topic: Topic) -> int:
+        """How many messages of a topic all threads together can have in hand."""
+        return len(self._threads) * self._limit(topic)
+
+    def _ask_limits(self, now: float) -> None:
+        """Ask for room where slots wait for it, and go on with those that have got some."""
+        if not self._limits:
+            return
+
+        def complain(name: str, error: RmqError) -> None:
+            self._complain(f"{name}/limits", f"Cannot ask for the limits of topic {name}: %s", error)
+
+        self._limits.ask(now, lambda name: len(self._parked[name]), complain)
+        for name, parked in self._parked.items():
+            for place in list(islice(parked, max(0, self._limits.room(name)))):
+                del parked[place]
+                self._ready(place)
+
     def _queue_prepares(self, pipeline: Any) -> list[Place]:
         asked: list[Place] = []
+        parked: list[Place] = []
+        promised: defaultdict[str, int] = defaultdict(int)
         load = self._load.copy()
         room, expected = IN_HAND - self._in_hand, 0
         for place in self._waiting:
@@ -637,7 +681,14 @@ class Dispatcher:
                 continue
             if room <= 0:
                 break
-            limit = min(self._limit(place), room)
+            limit = min(self._limit(topic), room)
+            if self._limits:
+                allowed = self._limits.room(topic.name) - promised[topic.name]
+                if allowed <= 0:
+                    parked.append(place)
+                    continue
+                limit = min(limit, -(-allowed // len(self._threads)))
+                promised[topic.name] += limit
             pipeline.prepare(
                 topic, place.slot, self.owner, place.epoch, limit, IN_HAND_BYTES, after=place.cursor
             )
@@ -651,6 +702,9 @@ class Dispatcher:
                 break
         for place in asked:
             del self._waiting[place]
+        for place in parked:
+            del self._waiting[place]
+            self._parked[place.topic.name][place] = None
         return asked
 
     def _prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
@@ -663,6 +717,7 @@ class Dispatcher:
         place.shut_until, place.away = 0.0, False
         place.yielded = len(reply.deliveries)
         if reply.status == "ok":
+            self._handed_out(place.topic, reply.deliveries, self._clock.ms())
             messages = [
                 Message(place.topic, place.slot, reply.receipt, delivery, self._extend)
                 for delivery in reply.deliveries
@@ -689,6 +744,11 @@ class Dispatcher:
             self._schedule(place, reply.next_due)
         elif reply.status == "fenced":
             self._fenced(place)
+        elif reply.status == "moved" and self._on_moved is not None and reply.slots:
+            # Its messages may be moving: until they have moved it answers busy.
+            place.topic = replace(place.topic, slots=reply.slots)
+            self._on_moved(place.topic.name)
+            self._ready(place)
         elif reply.status == "moved":
             self._moved = SlotMoved(
                 f"topic {place.topic.name} has another slot count than {place.topic.slots} by now; "
@@ -704,6 +764,7 @@ class Dispatcher:
         thread = self._thread_for(place, self._load)
         self._batches[id(batch)] = batch
         self._in_hand += len(messages)
+        self._limits.started(place.topic.name, len(messages))
         self._last_work = time.monotonic()
         place.batches += 1
         batch.cost = len(messages) * self._paces[place.topic.name].seconds
@@ -1105,6 +1166,8 @@ class Dispatcher:
             spent = time.monotonic() - begun
             if not self._batches:
                 if not self._settlements and (not self._unacquired or spent > UNCERTAIN_SECONDS):
+                    with contextlib.suppress(RmqError):
+                        self._limits.leave()
                     return
                 if shut:
                     break

@@ -18,7 +18,7 @@ from inspect import isasyncgen, isawaitable, isgenerator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
-from django_rmq.consumer.notes import Notes
+from django_rmq.consumer.notes import BEGUN, DONE, Notes
 from django_rmq.exceptions import Reject, Retry
 from django_rmq.messages import Failure, Message, Topic, cut_error
 
@@ -442,8 +442,6 @@ class ExecutorThread(threading.Thread):
     def _run_batch(self, batch: Batch) -> None:
         try:
             self._surround(self._hooks.before)
-            if self._marks is not None:
-                self._marks.take(batch.topic.name, batch.place.slot, batch.receipt)
             if batch.listener.batch_size:
                 self._work_groups(batch)
             else:
@@ -458,6 +456,13 @@ class ExecutorThread(threading.Thread):
             self._surround(self._hooks.after)
             self.current = None
 
+    def _states_of(self, batch: Batch) -> memoryview | bytearray:
+        """Return where to note what is begun and what is done, a byte for each message."""
+        if self._marks is None:
+            return bytearray(len(batch.messages))
+        members = [message.delivery.member for message in batch.messages]
+        return self._marks.take(batch.topic.name, batch.place.slot, batch.receipt, members)
+
     def _patience(self, batch: Batch) -> float:
         """Return until when (``uptime``) more messages of this batch are begun."""
         waits_for_better = batch.topic.is_priority or not batch.topic.serial
@@ -469,7 +474,7 @@ class ExecutorThread(threading.Thread):
         committed: list[bytes] = []
         failures: list[Failure] = []
         begun, flushed = time.monotonic(), uptime()
-        marks, at = self._marks, 0
+        states = self._states_of(batch)
         for i, message in enumerate(messages, 1):
             batch.begun = i
             now = uptime()
@@ -478,8 +483,7 @@ class ExecutorThread(threading.Thread):
             member = message.delivery.member
             if batch.stale and member in batch.stale:
                 continue
-            if marks is not None:
-                at = marks.begin(member)
+            states[i - 1] = BEGUN
             batch.running_since = now
             try:
                 outcome = _call_one(function, message, message)
@@ -489,8 +493,7 @@ class ExecutorThread(threading.Thread):
                 raise
             if outcome is None:
                 committed.append(member)
-                if marks is not None:
-                    marks.end(at)
+                states[i - 1] = DONE
             else:
                 failures.append(outcome)
                 self._surround(self._hooks.after)
@@ -508,6 +511,7 @@ class ExecutorThread(threading.Thread):
         function, patience = batch.listener.function, self._patience(batch)
         lists = deque(groups(batch.messages, batch.listener.batch_size or 1))
         batch.messages = [message for group in lists for message in group]
+        states = self._states_of(batch)
         at = 0
         while lists:
             group = lists.popleft()
@@ -518,8 +522,7 @@ class ExecutorThread(threading.Thread):
                 break
             batch.running_since = now
             ours = [message for message in group if message.delivery.member not in batch.stale]
-            marks = self._marks
-            mark = marks.begin_all([message.delivery.member for message in ours]) if marks is not None else 0
+            states[at : at + len(group)] = bytes([BEGUN]) * len(group)
             try:
                 outcomes = call_group(function, ours) if ours else []
             except Interrupted as error:
@@ -529,13 +532,16 @@ class ExecutorThread(threading.Thread):
                 self._surround(self._hooks.after)
                 lists.extendleft([message] for message in reversed(group))
                 continue
-            if marks is not None:
-                failed = {id(message) for message, failure in outcomes if failure is not None}
-                marks.end_all(mark, [id(message) not in failed for message in ours])
+            failed = [message for message, failure in outcomes if failure is not None]
+            if len(outcomes) == len(group) and not failed:
+                states[at : at + len(group)] = bytes([DONE]) * len(group)
+            else:
+                done = {id(message) for message, failure in outcomes if failure is None}
+                states[at : at + len(group)] = bytes(DONE if id(each) in done else BEGUN for each in group)
             at += len(group)
             self._report_outcomes(batch, outcomes, None if lists else [], begun)
             batch.reported = at
-            if any(failure for _, failure in outcomes):
+            if failed:
                 self._surround(self._hooks.after)
         if at < len(batch.messages):
             self._report(batch, [], [], batch.messages[at:], time.monotonic())

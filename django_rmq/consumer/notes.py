@@ -36,44 +36,30 @@ def mark_of(topic: str, slot: int, receipt: int, member: bytes) -> int:
     return hash(member) ^ hash((topic, slot, receipt))
 
 
+BEGUN, DONE = 1, 2
+"""What a thread notes of a message: it is about to run; its listener has returned and it is to be committed."""
+
+
 class Marks:
-    """Where one thread notes which messages it begins and which of them are done; the oldest are forgotten."""
+    """Where one thread notes what it begins and what is done; the oldest is forgotten."""
 
-    __slots__ = ("_at", "_delivery", "_done", "_words")
+    __slots__ = ("_at", "_marks", "_states")
 
-    def __init__(self, words: memoryview, done: memoryview) -> None:
-        self._words = words
-        self._done = done
+    def __init__(self, marks: memoryview, states: memoryview) -> None:
+        self._marks = marks
+        self._states = states
         self._at = 0
-        self._delivery = 0
 
-    def take(self, topic: str, slot: int, receipt: int) -> None:
-        """Note of which delivery the next messages are."""
-        self._delivery = hash((topic, slot, receipt))
-
-    def begin(self, member: bytes) -> int:
-        """Note that a message is about to run; return what ``end`` wants to know."""
-        at = self._at = (self._at + 1) % MARKS
-        self._done[at] = 0
-        self._words[at] = hash(member) ^ self._delivery
-        return at
-
-    def end(self, at: int) -> None:
-        """Note that the listener has returned and the message is to be committed."""
-        self._done[at] = 1
-
-    def begin_all(self, members: Sequence[bytes]) -> int:
-        """Note that messages are about to run in one call; return what ``end_all`` wants to know."""
-        count = len(members)
-        at = self._at + 1 if self._at + 1 + count <= MARKS else 0
-        self._at = at + count - 1
-        self._done[at : at + count] = bytes(count)
-        self._words[at : at + count] = memoryview(array("q", [hash(m) ^ self._delivery for m in members]))
-        return at
-
-    def end_all(self, at: int, done: Sequence[bool]) -> None:
-        """Note which of them are to be committed."""
-        self._done[at : at + len(done)] = bytes(done)
+    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> memoryview:
+        """Note which messages are next; return a byte for each, where ``BEGUN`` and ``DONE`` are to be put."""
+        at, count, delivery = self._at, len(members), hash((topic, slot, receipt))
+        if at + count > MARKS:
+            at = 0
+        self._at = at + count
+        states = self._states[at : at + count]
+        states[:] = bytes(count)
+        self._marks[at : at + count] = memoryview(array("q", [hash(member) ^ delivery for member in members]))
+        return states
 
 
 class Notes:
@@ -86,10 +72,10 @@ class Notes:
         self._memory = mmap.mmap(-1, head + 9 * marks)
         whole = memoryview(self._memory)
         self._words = whole[_OWNER:head].cast("Q")
-        self._begun = whole[head : head + 8 * marks].cast("q")
-        self._done = whole[head + 8 * marks :]
+        self._marks = whole[head : head + 8 * marks].cast("q")
+        self._states = whole[head + 8 * marks :]
         parts = [slice(i * MARKS, (i + 1) * MARKS) for i in range(threads)]
-        self._threads = [Marks(self._begun[part], self._done[part]) for part in parts]
+        self._threads = [Marks(self._marks[part], self._states[part]) for part in parts]
 
     # --- the process
 
@@ -132,9 +118,9 @@ class Notes:
     def begun(self) -> dict[int, bool]:
         """Return the mark of each message that was begun, and whether it is done. What is settled nobody holds any more."""
         found: dict[int, bool] = {}
-        for mark, done in zip(self._begun.tolist(), self._done.tolist(), strict=True):
-            if mark:
-                found[mark] = bool(done) or found.get(mark, False)
+        for mark, state in zip(self._marks.tolist(), self._states.tolist(), strict=True):
+            if state:
+                found[mark] = state == DONE
         return found
 
     def clear(self) -> None:

@@ -8,7 +8,6 @@ both write. If the first does not, the next one does after a session, and so on.
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import threading
@@ -23,13 +22,14 @@ from django_rmq.coordination import (
     Member,
     Owned,
     Slots,
-    TopicSlots,
     Worker,
     announced,
     assign,
 )
+from django_rmq.coordination.complaints import Complaints
 from django_rmq.coordination.ownership import Ownership, uptime
 from django_rmq.coordination.plan import Plan
+from django_rmq.coordination.records import read_record, served_topics, whose, write_record
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 from django_rmq.messages import Beat, Roster, Topic
 
@@ -107,7 +107,7 @@ class RedisCoordinator(Coordinator):
         """When the last answered beat was sent, by ``uptime``: our session runs from then at least."""
         self._stop_seconds = 1.0
         self._next_audit = 0.0
-        self._quarrels: dict[str, float] = {}
+        self._complain = Complaints()
         self._stopped = threading.Event()
         self._poked = threading.Event()
         self._ownership = Ownership(own, disown)
@@ -123,7 +123,7 @@ class RedisCoordinator(Coordinator):
         beat = self._send_beat(full=True)
         if beat.status == "duplicate":
             raise ConfigurationError(
-                f"a worker with the id {self.worker.id} is there already ({_shown(beat.rival)}): every start of a "
+                f"a worker with the id {self.worker.id} is there already ({whose(beat.rival)}): every start of a "
                 "process needs an id of its own"
             )
         if beat.status != "ok":
@@ -212,7 +212,7 @@ class RedisCoordinator(Coordinator):
             self._complain(
                 beat.status,
                 "Redis does not take this worker any more (%s)",
-                ConfigurationError(f"{beat.status}: {_shown(beat.rival)}" if beat.rival else beat.status),
+                ConfigurationError(f"{beat.status}: {whose(beat.rival)}" if beat.rival else beat.status),
             )
             return self.session_seconds
         self._heard(beat, sent)
@@ -232,7 +232,7 @@ class RedisCoordinator(Coordinator):
         with self._changed:
             worker, record = self._announced, ""
             if not self._joined or worker is not self.worker:
-                record = f"{self._token} {_encode(worker)}"
+                record = write_record(self._token, worker)
         beat = self.broker.beat(
             worker.id,
             self._token,
@@ -254,7 +254,7 @@ class RedisCoordinator(Coordinator):
             self._crew = {}
             for worker, record in beat.workers.items():
                 try:
-                    self._crew[worker] = _decode(worker, record)
+                    self._crew[worker] = read_record(worker, record)
                 except ValueError as error:
                     self._complain(f"worker/{worker}", "A worker cannot be read and gets no slots: %s", error)
         if beat.plan is not None:
@@ -322,7 +322,7 @@ class RedisCoordinator(Coordinator):
 
     def _assign(self, why: str) -> None:
         """Recalculate, and write what is new if nobody else was first."""
-        topics = self._topics()
+        topics = served_topics(self._crew, self.broker.definitions())
         crew = [worker.capacity for worker in self._crew.values()]
         assignment = assign(topics, crew, self._last_plan.runs())
         is_new = self._plan is None or self._basis != self._members or assignment != self._plan.runs()
@@ -344,20 +344,6 @@ class RedisCoordinator(Coordinator):
             self._plan = self._last_plan = plan
         self._vetted = (self._members, self._number)
         self._tell()
-
-    def _topics(self) -> list[TopicSlots]:
-        """Return the topics that workers serve: as they are registered, else as the first worker has them."""
-        said: dict[str, TopicSlots] = {}
-        for _, worker in sorted(self._crew.items()):
-            for topic in worker.topics:
-                said.setdefault(topic.name, topic)
-        registered = self.broker.definitions()
-        for name, topic in said.items():
-            found = registered.get(name, {})
-            slots, serial = found.get("slots", topic.slots), found.get("serial", topic.serial)
-            if isinstance(slots, int) and slots > 0:
-                said[name] = TopicSlots(name, slots, bool(serial))
-        return list(said.values())
 
     # --- news
 
@@ -381,14 +367,6 @@ class RedisCoordinator(Coordinator):
                 if changes is not None:
                     changes.close()
 
-    def _complain(self, about: str, text: str, error: Exception, *, exc_info: bool = False) -> None:
-        """Log one line per kind of trouble and ten seconds."""
-        now = time.monotonic()
-        if now - self._quarrels.get(about, float("-inf")) >= 10.0:
-            self._quarrels[about] = now
-            level = logging.WARNING if isinstance(error, ServerTrouble) else logging.ERROR
-            logger.log(level, text, error, exc_info=exc_info, extra={"rmq_event": "trouble"})
-
 
 # --- looking from outside ---------------------------------------------------------------------------
 
@@ -403,7 +381,7 @@ def members_of_roster(roster: Roster) -> list[Member]:
     found = []
     for worker, ends_ms, record in roster.sessions:
         try:
-            found.append(Member(_decode(worker, record), (ends_ms - roster.now_ms) / 1000))
+            found.append(Member(read_record(worker, record), (ends_ms - roster.now_ms) / 1000))
         except ValueError:
             continue
     return sorted((one for one in found if one.session_left > 0), key=lambda one: one.worker.id)
@@ -425,49 +403,6 @@ def describe_roster(roster: Roster) -> list[Holding]:
     except ValueError:
         return []
     return [Holding(name, *span) for name, spans in sorted(topics.items()) for span in spans]
-
-
-def _encode(worker: Worker) -> str:
-    return json.dumps(
-        {
-            "host": worker.host,
-            "pid": worker.pid,
-            "started": worker.started,
-            "threads": worker.threads,
-            "topics": {topic.name: [topic.slots, int(topic.serial)] for topic in worker.topics},
-        },
-        separators=(",", ":"),
-    )
-
-
-def _decode(worker: str, record: bytes) -> Worker:
-    """Read what a worker says of itself. Raises ``ValueError`` for what is none."""
-    try:
-        found = json.loads(record.partition(b" ")[2])
-        return Worker(
-            worker,
-            str(found["host"]),
-            int(found["pid"]),
-            float(found["started"]),
-            max(1, int(found["threads"])),
-            tuple(
-                sorted(
-                    TopicSlots(name, max(1, int(slots)), bool(serial))
-                    for name, (slots, serial) in found["topics"].items()
-                )
-            ),
-        )
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"worker {worker} says {record[:100]!r}") from error
-
-
-def _shown(record: bytes) -> str:
-    """Return host and pid of a worker, as far as its record tells."""
-    try:
-        worker = _decode("", record)
-    except ValueError:
-        return "of an unknown kind"
-    return f"process {worker.pid} on {worker.host}"
 
 
 __all__ = ["RedisCoordinator", "describe", "describe_roster", "members", "members_of_roster"]

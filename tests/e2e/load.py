@@ -27,6 +27,7 @@ LEDGER = Topic(
     backoff=BackOff(0, 0),
 )
 CHAOS = Topic("chaos", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, timeout=2, backoff=BackOff(0, 0))
+TAKEN_OVER = Topic("taken-over", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, timeout=5)
 POISON = Topic("poison", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, timeout=1, backoff=BackOff(0, 0))
 
 

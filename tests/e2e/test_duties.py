@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
+from django_rmq import history
 from django_rmq.broker import Broker
 from django_rmq.messages import Failure, Topic, TopicType
 from tests.e2e.processes import Happened, Start, named
@@ -45,3 +46,24 @@ def test_two_workers_trim_dead_and_one_goes_on_when_the_other_is_killed(
     assert time.monotonic() - asked < 5
     assert "older than DEAD_RETENTION" in first.output
     assert "Traceback" not in first.output
+
+
+def test_two_workers_write_one_history(start: Start, broker: Broker, happened: Happened) -> None:
+    workers = [start("work"), start("work")]
+    for worker in workers:
+        worker.ready()
+    send(broker, WORK, named(*range(50)))
+    happened.wait("done", 50)
+    eventually(
+        lambda: any(one.depth for one in history.read(broker, WORK, 0.1)),
+        "the first minute of the history",
+        90,
+    )
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    # What was counted last is given away by whoever ends.
+    minute = broker.now_ms() // 60_000 + 1
+    broker.keep_minute(WORK, minute, "", 60)
+    late = [raw.partition(b"|")[2] for raw in broker.minutes(WORK, minute - 5, minute) if raw]
+    assert sum(int(pair.partition(b":")[2]) for part in late for pair in part.split()) == 50

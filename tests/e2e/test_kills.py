@@ -10,6 +10,7 @@ from django_rmq.broker import Broker
 from tests.e2e.chaos import Chaos
 from tests.e2e.load import CHAOS, POISON, Load
 from tests.e2e.processes import Start
+from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
 from tests.e2e.worker_project.points import POINTS
 from tests.workers import eventually, total
 
@@ -78,3 +79,15 @@ def test_a_message_that_kills_its_process_runs_seventeen_times_and_takes_no_neig
     assert found.runs["poison0"] == DELIVERIES
     assert (total(broker, POISON, "died"), total(broker, POISON, "committed")) == (1, 80)
     assert load.charged() == DELIVERIES, "nobody else was charged"
+
+
+@pytest.mark.proof
+def test_what_a_killed_command_owned_is_taken_over(redis_url: str, prefix: str, tmp_path: Path) -> None:
+    samples = takeovers(redis_url, tmp_path, prefix, kills=5, worlds=2)
+    for gated, goal in ((False, GOAL_SECONDS), (True, GATED_GOAL_SECONDS)):
+        seconds = sorted(sample.seconds for sample in samples if sample.gated is gated)
+        assert len(seconds) >= 5
+        print(
+            f"{'gated' if gated else 'free'}: {len(seconds)} slots, {seconds[0]:.2f} to {seconds[-1]:.2f} s"
+        )
+        assert seconds[-1] <= 5 * goal

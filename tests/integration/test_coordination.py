@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,19 +32,10 @@ from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongTy
 from django_rmq.keys import worker_keys
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import Topic, TopicType
+from tests import party as parties
 from tests.contract.keyspaces import RedisKeyspace
+from tests.party import PATIENCE, SERIAL, SESSION, SHARED, TAKE_OVER, Slot
 from tests.servers import RedisServer, TcpProxy
-
-SESSION = 1.0
-PATIENCE = 5
-"""Tests bound liveness by so many times the goal."""
-
-TAKE_OVER = SESSION + 1.5
-"""The goal: seconds from the last sign of a worker until others own its slots."""
-
-SERIAL = Topic("serial", TopicType.PRIORITY, slots=64)
-SHARED = Topic("shared", TopicType.PRIORITY, slots=4, serial=False)
-Slot = tuple[str, int]
 
 
 class Killed:
@@ -53,102 +45,35 @@ class Killed:
         raise ServerUnavailable("killed")
 
 
-class Member:
-    """A worker of the party and what it was told."""
+class Member(parties.Member):
+    """A worker that meets others in Redis."""
 
-    def __init__(self, party: Party, broker: Any, topics: Iterable[Topic], **options: Any) -> None:
-        self.party = party
-        self.slots: set[Slot] = set()
-        self.lost: Counter[str] = Counter()
-        self.wrong: list[str] = []
-        self.silent = False
-        """Killed: what it believes to own concerns nobody."""
-        threads = options.pop("threads", 4)
-        identity = options.pop("identity", uuid.uuid4().hex)
-        worker = Worker(identity, "host", os.getpid(), time.time(), threads, topic_slots(topics))
-        options = {"session_seconds": SESSION, "audit_seconds": 0.5, **options}
-        self.coordinator = RedisCoordinator(broker, worker, self.own, self.disown, **options)
-
-    @property
-    def id(self) -> str:
-        return self.coordinator.worker.id
-
-    def own(self, slots: Iterable[Slot]) -> None:
-        with self.party.changed:
-            for slot in slots:
-                if slot in self.slots:
-                    self.wrong.append(f"owns {slot} twice")
-                self.slots.add(slot)
-            self.party.changed.notify_all()
-
-    def disown(self, slots: Iterable[Slot]) -> None:
-        with self.party.changed:
-            for slot in slots:
-                if slot not in self.slots:
-                    self.wrong.append(f"loses {slot} that it had not")
-                self.slots.discard(slot)
-                self.lost[slot[0]] += 1
-            self.party.changed.notify_all()
-
-    def serial(self) -> set[int]:
-        return {slot for topic, slot in self.slots if topic == SERIAL.name}
+    def __init__(self, of: Party, broker: Any, topics: Iterable[Topic], **options: Any) -> None:
+        super().__init__(
+            of,
+            partial(RedisCoordinator, broker),
+            topics,
+            **{"session_seconds": SESSION, "audit_seconds": 0.5, **options},
+        )
 
     def kill(self) -> None:
         """Be heard of no more."""
         self.silent = True
-        broker: Any = Killed()
-        self.coordinator.broker = broker
-
-    def leave(self) -> None:
-        self.coordinator.stop()
-        with self.party.changed:
-            self.silent = True
+        self.coordinator.broker = Killed()
 
 
-class Party:
+class Party(parties.Party):
     """Workers under one prefix."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
+        super().__init__()
         self.connect = connect
-        self.all: list[Member] = []
-        self.changed = threading.Condition()
 
     def add(self, topics: Iterable[Topic] = (SERIAL, SHARED), broker: Any = None, **options: Any) -> Member:
         member = Member(self, broker or self.connect(), topics, **options)
         self.all.append(member)
         member.coordinator.start()
         return member
-
-    def live(self) -> list[Member]:
-        return [member for member in self.all if not member.silent]
-
-    def wait_for(self, fact: Callable[[], bool], seconds: float, what: str) -> float:
-        """Return how long it took until ``fact``, which is looked at whenever a worker is told something."""
-        started = time.monotonic()
-        with self.changed:
-            assert self.changed.wait_for(fact, seconds), f"not within {seconds} s: {what}; {self.shown()}"
-        return time.monotonic() - started
-
-    def shown(self) -> str:
-        return "; ".join(f"{member.id[:6]} {sorted(member.serial())}" for member in self.live())
-
-    def is_shared_out(self, slots: int = SERIAL.slots) -> bool:
-        """Every slot is owned once, and each worker has its share."""
-        live = self.live()
-        owned = [member.serial() for member in live]
-        if Counter(slot for each in owned for slot in each) != Counter(range(slots)):
-            return False
-        threads = sum(member.coordinator.worker.threads for member in live)
-        quotas = [slots * member.coordinator.worker.threads / threads for member in live]
-        return all(abs(len(each) - quota) < 1 for each, quota in zip(owned, quotas, strict=True))
-
-    def wait_until_shared_out(self, seconds: float = TAKE_OVER * PATIENCE) -> float:
-        return self.wait_for(self.is_shared_out, seconds, "every slot owned once, in fair shares")
-
-    def end(self) -> None:
-        for member in self.all:
-            member.coordinator.stop(0.2 if member.silent else 2.0)
-        assert [member.wrong for member in self.all] == [[] for _ in self.all]
 
 
 def connect(url: str, prefix: str, seconds: float = 2.0) -> Broker:

@@ -11,10 +11,11 @@ from django.apps import apps
 from django.core import checks
 from django.test import override_settings
 
-from django_rmq import listener, registry
-from django_rmq.checks import check_listeners, check_settings
+from django_rmq import conf, listener, registry
+from django_rmq.checks import check_listeners, check_settings, check_zookeeper
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.registry import FailedModule, isolated
+from example_project.embedded_redis import free_port
 
 ORDERS = {"orders": {"TYPE": "fixed_time"}}
 
@@ -63,12 +64,16 @@ def test_listeners_are_not_looked_at_while_the_settings_are_wrong() -> None:
     assert told(check_listeners, TOPICS={"orders": {}}) == []
 
 
-def test_settings_that_nothing_acts_upon_are_a_warning_that_names_them_all() -> None:
+def test_settings_that_nothing_acts_upon_are_a_warning_that_names_them_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(conf, "PLANNED", ("EVENTS",))
+    monkeypatch.setattr(conf, "PLANNED_OF_TOPICS", ("MAX_RATE", "FLOW"))
     topics = {"orders": {"TYPE": "fixed_time", "MAX_RATE": 5}}
-    [warning] = told(check_settings, TOPICS=topics, DURABILITY="strict", TOPIC_DEFAULTS={"FLOW": "auto"})
+    [warning] = told(check_settings, TOPICS=topics, EVENTS=True, TOPIC_DEFAULTS={"FLOW": "auto"})
     assert warning.id == "rmq.W003"
     assert warning.msg == (
-        'Nothing acts upon RMQ["DURABILITY"], RMQ["TOPIC_DEFAULTS"]["FLOW"], '
+        'Nothing acts upon RMQ["EVENTS"], RMQ["TOPIC_DEFAULTS"]["FLOW"], '
         'RMQ["TOPICS"]["orders"]["MAX_RATE"] in this version.'
     )
 
@@ -95,7 +100,7 @@ def test_a_dotted_path_that_leads_nowhere_is_an_error(rmq: dict[str, Any]) -> No
 
 def test_a_dotted_path_that_leads_somewhere_is_fine() -> None:
     rmq = {"ADMIN": {"FORMATTER": {"orders": "json.dumps"}}, "COORDINATOR": "collections.Counter"}
-    assert ids(told(check_settings, TOPICS=ORDERS, **rmq)) == ["rmq.W003"]
+    assert told(check_settings, TOPICS=ORDERS, **rmq) == []
 
 
 def test_a_topic_without_a_listener_is_a_warning_unless_it_says_so() -> None:
@@ -160,3 +165,19 @@ def test_the_example_project_passes_its_checks_and_loads_listeners_only_then(
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "example_project.settings")
     answer = run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert answer.stdout.splitlines() == ["[False, False]", "[]", "[True, True]"]
+
+
+# --- ZooKeeper, with --deploy
+
+
+def test_zookeeper_is_asked_only_where_it_is_the_coordinator() -> None:
+    assert told(check_zookeeper, TOPICS=ORDERS) == []
+    assert check_zookeeper not in checks.registry.registry.get_checks()
+    assert check_zookeeper in checks.registry.registry.get_checks(include_deployment_checks=True)
+
+
+def test_a_zookeeper_that_does_not_answer_is_an_error() -> None:
+    zookeeper = {"HOSTS": f"127.0.0.1:{free_port()}"}
+    [error] = told(check_zookeeper, TOPICS=ORDERS, BROKER="redis", REDIS="redis://h/1", ZOOKEEPER=zookeeper)
+    assert error.id == "rmq.E030"
+    assert f"ZooKeeper at {zookeeper['HOSTS']} does not answer" in error.msg

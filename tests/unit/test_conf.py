@@ -174,6 +174,7 @@ def test_zookeeper_selects_its_coordinator_unless_another_is_named() -> None:
         8.0,
     )
     assert found.zookeeper.auth == (("digest", "a:b"),)
+    assert found.zookeeper.when_away == "continue"
     assert config(ZOOKEEPER=zookeeper, COORDINATOR="redis").coordinator == "redis"
     assert config(COORDINATOR="shop.rules.Coordinator").coordinator == "shop.rules.Coordinator"
 
@@ -367,7 +368,10 @@ def test_a_value_that_cannot_be_used_says_what_it_is_and_what_it_must_be(
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "ROOT": "/rmq/../other"}},
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "SESSION_TIMEOUT": 0}},
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "AUTH": "digest"}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "AUTH": ("digest", "password-only")}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "AUTH": [("sasl", "a:b")]}},
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "ACL": "world"}},
+        {"ZOOKEEPER": {"HOSTS": "zk1:2181", "WHEN_AWAY": "panic"}},
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "TLS": {"cafile": "x"}}},
     ],
     ids=str,
@@ -416,6 +420,25 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) ->
 )
 def test_zookeeper_needs_hosts_and_a_closed_acl_needs_a_login(rmq: dict[str, Any]) -> None:
     assert [problem.id for problem in problems(**rmq)] == ["rmq.E007"]
+
+
+@pytest.mark.parametrize(
+    ("given", "acl"),
+    [
+        ({}, "open"),
+        ({"AUTH": ("digest", "a:b")}, "creator"),
+        ({"AUTH": ("digest", "a:b"), "ACL": "open"}, "open"),
+        ({"TLS": {"CERT": "c.pem", "KEY": "c.key"}, "ACL": "creator"}, "creator"),
+    ],
+    ids=str,
+)
+def test_who_logs_in_to_zookeeper_closes_its_nodes_unless_told_otherwise(
+    given: dict[str, Any], acl: str
+) -> None:
+    found = config(ZOOKEEPER={"HOSTS": "zk1:2181", **given}).zookeeper
+    assert found is not None
+    assert found.acl == acl
+    assert "a:b" not in repr(found)
 
 
 def test_a_formatter_for_a_topic_that_is_not_declared_is_found() -> None:

@@ -79,10 +79,10 @@ def test_a_duty_that_fails_is_begun_anew_and_the_others_go_on(
 
 
 def test_a_duty_that_ends_is_done() -> None:
-    def nothing() -> Generator[float, None, None]:
-        yield from ()
+    def duty() -> Generator[float, None, None]:
+        yield 0.0
 
-    duties = Duties([nothing])
+    duties = Duties([duty])
     duties.start()
     duties.join(LONG)
     assert not duties.is_alive()

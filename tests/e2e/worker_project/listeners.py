@@ -14,7 +14,7 @@ from django.db import connection
 
 from django_rmq import Message, Retry, listener
 from tests.e2e import ledger
-from tests.e2e.worker_project import points
+from tests.e2e.worker_project import points, stalls
 from tests.e2e.worker_project.settings import WORKER_DATA
 
 
@@ -57,8 +57,11 @@ def work(message: Message) -> None:
 
 
 @listener("ledger")
+@listener("permits")
+@listener("paced")
 @listener("chaos")
 @listener("poison")
+@listener("taken-over")
 def entered(message: Message) -> None:
     body = message.body
     do = body.get("do")
@@ -75,6 +78,20 @@ def entered(message: Message) -> None:
     ledger.write(WORKER_DATA / "ledger", "end", 0, *entry)
 
 
+@listener("moving-merge")
+@listener("moving-priority")
+@listener("moving-fixed")
+@listener("moving-keyed")
+@listener("moving-shared")
+def moving(message: Message) -> None:
+    """Write down whose message ran: slots change."""
+    body = message.body
+    entry = (threading.get_ident(), body["entity"], message.receipt, body["name"])
+    ledger.write(WORKER_DATA / "ledger", "start", 0, *entry)
+    time.sleep(body["ms"] / 1000)
+    ledger.write(WORKER_DATA / "ledger", "end", 0, *entry)
+
+
 @listener("later")
 async def later(message: Message) -> None:
     write_down("begun", message.body)
@@ -84,3 +101,5 @@ async def later(message: Message) -> None:
 
 if "WORKER_POINTS" in os.environ:
     points.install()
+if "WORKER_STALLS" in os.environ:
+    stalls.install()

@@ -1,0 +1,164 @@
+"""``python -m benchmarks.soak``: thousands of deaths, hundreds of take-overs, a thousand promotions.
+
+Ends with 1 if a promise broke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from django_rmq.broker import Broker
+from example_project.embedded_redis import EmbeddedRedis, start_redis
+from tests.e2e.chaos import Chaos
+from tests.e2e.load import CHAOS, Load
+from tests.e2e.processes import WorkerProcess
+from tests.e2e.promotions import promotions
+from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
+from tests.workers import client_of
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--only", choices=sorted(PARTS), help="only this part")
+    parser.add_argument("--kills", type=int, default=2000, help="deaths under load (default 2000)")
+    parser.add_argument("--takeovers", type=int, default=200, help="take-overs after kill -9 (default 200)")
+    parser.add_argument(
+        "--promotions", type=int, default=1000, help="replicas promoted after a cut (default 1000)"
+    )
+    parser.add_argument("--json", type=Path, help="write the results there too")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    for name in [options.only] if options.only else PARTS:
+        with tempfile.TemporaryDirectory(prefix="rmq-soak-") as directory:
+            server = start_redis(f"{directory}/redis")
+            try:
+                print(
+                    f"{name}: Python {platform.python_version()}, redis-py {redis.__version__}, {os.cpu_count()} cores"
+                )
+                results[name] = PARTS[name](server, Path(directory), options)
+            finally:
+                server.stop()
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2))
+    return 0 if all(part["met"] for part in results.values()) else 1
+
+
+def _kills(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Let workers die in runs of some hundreds, each with a ledger of its own."""
+    total: dict[str, Any] = {
+        "deaths": 0,
+        "seconds": 0.0,
+        "messages": 0,
+        "lost": 0,
+        "overlapping": 0,
+        "early": 0,
+        "other": 0,
+        "run_twice": 0,
+        "points": {},
+        "met": True,
+    }
+    number = 0
+    while total["deaths"] < options.kills:
+        number += 1
+        data = directory / f"run{number}"
+        data.mkdir()
+        started: list[WorkerProcess] = []
+
+        def start(*arguments: str, _data: Path = data, _to: list = started, **environment: str) -> WorkerProcess:  # fmt: skip
+            _to.append(WorkerProcess(_data, server.url, f"{_data.name}:", *arguments, **environment))
+            return _to[-1]
+
+        client = client_of(server.url)
+        try:
+            load = Load(Broker(client, f"{data.name}:"), data, CHAOS)
+            outcome = Chaos(start, load, data).run(min(400, options.kills - total["deaths"]), 600)
+        finally:
+            for worker in started:
+                worker.kill()
+            client.close()
+        found = outcome.findings
+        total["deaths"] += outcome.kills.total()
+        total["seconds"] += outcome.seconds
+        total["messages"] += outcome.messages
+        total["lost"] += len(found.lost)
+        total["overlapping"] += len(found.overlapping)
+        total["early"] += len(found.early)
+        total["other"] += len(found.unexpected) + len(found.disordered)
+        total["run_twice"] += len(found.doubled)
+        for point, count in outcome.kills.items():
+            total["points"][point] = total["points"].get(point, 0) + count
+        ran_too_often = max(found.runs[name] for name in load.poison) > 1 + CHAOS.max_retries
+        total["met"] &= found.clean() and outcome.died == len(load.poison) and not ran_too_often
+        _progress(f"{total['deaths']} of {options.kills} deaths")
+    print(
+        f"\n{total['deaths']} deaths in {total['seconds']:.0f} s, {total['messages']} messages: "
+        f"{total['lost']} lost, {total['overlapping']} overlapping, {total['early']} early, "
+        f"{total['other']} otherwise wrong, {total['run_twice']} run twice"
+    )
+    for point, count in sorted(total["points"].items()):
+        print(f"  {point:<20}{count:>6}")
+    return total
+
+
+def _takeovers(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Kill commands, and see how long their slots stand still."""
+    samples = takeovers(
+        server.url,
+        directory / "worlds",
+        "t:",
+        options.takeovers,
+        2,
+        lambda done: _progress(f"{done} of {options.takeovers} take-overs"),
+    )
+    found: dict[str, Any] = {"kills": options.takeovers, "met": True}
+    print(f"\n{'slots with':<22}{'slots':>8}{'p50 s':>8}{'p99 s':>8}{'max s':>8}{'goal s':>8}   met")
+    for name, gated, goal in (
+        ("nothing in flight", False, GOAL_SECONDS),
+        ("something in flight", True, GATED_GOAL_SECONDS),
+    ):
+        seconds = sorted(sample.seconds for sample in samples if sample.gated is gated)
+        p50, p99 = (seconds[min(len(seconds) - 1, int(len(seconds) * part))] for part in (0.5, 0.99))
+        met = (seconds[-1] if gated else p99) <= goal
+        found[name] = {"slots": len(seconds), "p50": p50, "p99": p99, "max": seconds[-1], "goal": goal}
+        found["met"] &= met
+        print(
+            f"{name:<22}{len(seconds):>8}{p50:>8.2f}{p99:>8.2f}{seconds[-1]:>8.2f}{goal:>8.1f}   {'yes' if met else 'no'}"
+        )
+    return found
+
+
+def _promotions(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Cut replicas off, kill their primaries and promote them, and look for what they had confirmed."""
+    found = promotions(
+        options.promotions, lambda done: _progress(f"{done} of {options.promotions} promotions")
+    )
+    print(
+        f"\n{found.runs} promotions: {found.confirmed} messages confirmed, {found.confirmed_and_lost} of them lost; "
+        f"{found.others_lost} others lost"
+    )
+    return {**asdict(found), "met": found.confirmed > 0 and not found.confirmed_and_lost}
+
+
+def _progress(text: str) -> None:
+    print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+
+PARTS: dict[str, Callable[[EmbeddedRedis, Path, argparse.Namespace], dict[str, Any]]] = {
+    "kills": _kills,
+    "takeovers": _takeovers,
+    "promotions": _promotions,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,367 @@
+"""History: what a topic held and did, minute by minute, sampled by the workers and kept in Redis.
+
+Once a minute one worker reads the depths and the ledger of a topic's slots and keeps their sums as one record of some 150
+bytes in a hash; how late messages were handed out is counted by every worker and goes into the next record. Rates are
+differences of the ledger's counters, so nothing is counted twice or lost, whoever samples. A minute in which nobody
+sampled is a gap.
+
+Size: some 250 bytes per topic and minute in Redis, 0.7 MB per topic for 48 hours. Cost: a script of 1 to 2 ms per 256 slots
+and minute. Of more than 65,536 slots every second (fourth, …) is read and the sums are scaled; above 4,096 the reading is
+spread over the minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from zlib import crc32
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import RmqError
+from django_rmq.messages import LATENESS_BUCKETS, Delivery, Sample, Topic
+
+logger = logging.getLogger("django_rmq.history")
+
+EDGES_MS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 60_000, 120_000, 300_000, 600_000,
+    1_800_000, 3_600_000, 10_800_000, 43_200_000, 86_400_000,
+)  # fmt: skip
+"""The classes of lateness: up to 1 ms, up to 2 ms, …, up to a day, more."""
+
+SLOTS_AT_ONCE = 256
+"""Slots that one script reads."""
+
+SPREAD_SLOTS = 4_096
+"""Of more slots the reading is spread over ``SPREAD_SECONDS``."""
+
+SPREAD_SECONDS = 45.0
+MOST_SLOTS = 65_536
+"""Of more slots only every second, fourth, … is read."""
+
+LONGEST_GAP_MINUTES = 5
+"""A rate over a longer gap says nothing of any minute in it."""
+
+FLUSH_SECONDS = 5.0
+"""How long lateness is counted before it goes to Redis."""
+
+
+# --- what is read -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many messages a topic held at one instant, by state."""
+
+    store: int
+    due: int
+    """Of ``store``: could be taken."""
+    prepare: int
+    claimed: int
+    """Held by Spark consumers."""
+    retry: int
+    dead: int
+    oldest_due_ms: int | None
+    """Time topics: since when (ms) the most overdue message is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What happened per minute."""
+
+    sent: float
+    merged: float
+    """Of ``sent``: met a waiting copy (merged or replaced)."""
+    handed_out: float
+    committed: float
+    failed: float
+    """Failed, timed out or rejected deliveries."""
+    died: float
+
+    @property
+    def merge_ratio(self) -> float | None:
+        """The part of what was sent that met a waiting copy; None: nothing was sent."""
+        return self.merged / self.sent if self.sent else None
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How long after their due time messages were handed out: how many, by class of ``EDGES_MS``.
+
+    Counted are fresh messages of topics with due times, when a worker of this package takes them.
+    """
+
+    counts: tuple[int, ...]
+
+    @property
+    def messages(self) -> int:
+        return sum(self.counts)
+
+    def percentile(self, part: float) -> float:
+        """Return the lateness in ms that this part (0 … 1) of the messages did not exceed, interpolated in its class."""
+        wanted = part * self.messages
+        for bucket, reached in enumerate(accumulate(self.counts)):
+            if reached >= wanted and self.counts[bucket]:
+                low = EDGES_MS[bucket - 1] if bucket else 0
+                high = EDGES_MS[bucket] if bucket < len(EDGES_MS) else EDGES_MS[-1]
+                return low + (high - low) * (1 - (reached - wanted) / self.counts[bucket])
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """One minute of a topic, or several in one. What nobody sampled is None."""
+
+    at_ms: int
+    """When it begins."""
+    sampled_ms: int | None = None
+    depth: Depth | None = None
+    """At ``sampled_ms``."""
+    rates: Rates | None = None
+    """From the record before to this one."""
+    lateness: Lateness | None = None
+    """The same; None also where nothing was handed out late or in time."""
+    is_scaled: bool = False
+    """Not all slots were read."""
+
+
+def read(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> list[Minute]:
+    """Return the last ``hours`` of ``topic``, oldest first, each ``step`` minutes in one; gaps are there, and empty.
+
+    The present minute is the last one. Of several minutes in one, depths are the last sampled, rates the average,
+    lateness the sum.
+    """
+    now = broker.now_ms() // 60_000
+    count = max(1, round(hours * 60 / step)) * step
+    # Steps begin at the same instants whenever one asks.
+    first = (now // step + 1) * step - count
+    records = broker.minutes(topic, first - LONGEST_GAP_MINUTES, now)
+    before: _Record | None = None
+    found: list[Minute] = []
+    for minute, raw in enumerate(records, first - LONGEST_GAP_MINUTES):
+        record = _Record.parse(raw)
+        if minute >= first:
+            found.append(_minute(minute, record, before))
+        before = record or before
+    found += [Minute(minute * 60_000) for minute in range(now + 1, first + count)]
+    if step == 1:
+        return found
+    return [_together(found[at : at + step]) for at in range(0, count, step)]
+
+
+def _together(minutes: list[Minute]) -> Minute:
+    sampled = [minute for minute in minutes if minute.depth]
+    rates = [minute.rates for minute in minutes if minute.rates]
+    late = [minute.lateness.counts for minute in minutes if minute.lateness]
+    return Minute(
+        minutes[0].at_ms,
+        sampled[-1].sampled_ms if sampled else None,
+        sampled[-1].depth if sampled else None,
+        Rates(*(sum(getattr(one, name) for one in rates) / len(rates) for name in Rates.__slots__))
+        if rates
+        else None,
+        Lateness(tuple(map(sum, zip(*late, strict=True)))) if late else None,
+        any(minute.is_scaled for minute in sampled),
+    )
+
+
+_COUNTED = ("sent", "merged", "handed_out", "committed", "failed", "died")
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What is kept of one minute: ``ms slots asked store due prepare claimed retry dead oldest sent … died|bucket:n …``."""
+
+    sampled_ms: int
+    slots: int
+    asked: int
+    """Of how many slots: more than ``slots`` where sums are scaled, or a slot could not be read."""
+    depth: Depth
+    counters: tuple[int, ...]
+    late: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, sample: Sample, topic: Topic, now_ms: int) -> _Record:
+        scale = topic.slots / sample.slots if sample.slots else 0
+        sums = {name: round(value * scale) for name, value in sample.counters.items()}
+        claimed = max(0, sums["claimed"] - sums["acked"] - sums["claim_returned"])
+        depths = (sample.store, sample.due, sample.prepare, sample.retry, sample.dead)
+        store, due, prepare, retry, dead = (round(value * scale) for value in depths)
+        return cls(
+            now_ms,
+            sample.slots,
+            topic.slots,
+            Depth(store, due, prepare, claimed, retry, dead, sample.oldest_due_ms),
+            (
+                sums["sent"],
+                sums["merged"] + sums["replaced"],
+                sums["prepared"] + sums["claimed"],
+                sums["committed"] + sums["acked"],
+                sums["failed"] + sums["expired"] + sums["rejected"],
+                sums["died"] + sums["lapsed"],
+            ),
+        )
+
+    def encode(self) -> str:
+        depth = self.depth
+        numbers = (
+            *(self.sampled_ms, self.slots, self.asked, depth.store, depth.due, depth.prepare, depth.claimed),
+            *(depth.retry, depth.dead, depth.oldest_due_ms or 0, *self.counters),
+        )
+        return " ".join(map(str, numbers))
+
+    @classmethod
+    def parse(cls, raw: bytes | None) -> _Record | None:
+        """Read a record; what is none of ours is a gap."""
+        try:
+            head, _, tail = (raw or b"").decode().partition("|")
+            ms, slots, asked, store, due, prepare, claimed, retry, dead, oldest, *counters = map(
+                int, head.split(" ")
+            )
+            late = [0] * LATENESS_BUCKETS
+            for pair in tail.split():
+                bucket, _, count = pair.partition(":")
+                late[int(bucket)] = int(count)
+        except (ValueError, IndexError):
+            return None
+        if len(counters) != len(_COUNTED):
+            return None
+        depth = Depth(store, due, prepare, claimed, retry, dead, oldest or None)
+        return cls(ms, slots, asked, depth, tuple(counters), tuple(late))
+
+
+def _minute(minute: int, record: _Record | None, before: _Record | None) -> Minute:
+    if record is None:
+        return Minute(minute * 60_000)
+    return Minute(
+        minute * 60_000,
+        record.sampled_ms,
+        record.depth,
+        _rates(record, before),
+        Lateness(record.late) if any(record.late) else None,
+        record.slots < record.asked,
+    )
+
+
+def _rates(record: _Record, before: _Record | None) -> Rates | None:
+    if before is None or before.asked != record.asked or before.slots != record.slots:
+        return None
+    minutes = (record.sampled_ms - before.sampled_ms) / 60_000
+    raised = [now - then for now, then in zip(record.counters, before.counters, strict=True)]
+    # Less than before: keys were deleted, or the server lost its data.
+    if not 0 < minutes <= LONGEST_GAP_MINUTES + 1 or min(raised) < 0:
+        return None
+    return Rates(*(number / minutes for number in raised))
+
+
+# --- how it is written ------------------------------------------------------------------------------
+
+Steps = Callable[[], Generator[float, None, None]]
+"""A duty of a worker: does a small step and says after how many seconds it wants the next."""
+
+
+def sampling(
+    broker: Broker, topics: Iterable[Topic], hours: int, is_ours: Callable[[Topic], bool]
+) -> list[Steps]:
+    """Return a duty for each topic: once a minute, sample it, if nobody else does. None with ``hours`` 0.
+
+    ``is_ours`` says who should rather not even try; that only one does is for Redis to see to.
+    """
+    return [_Sampling(broker, topic, hours * 60, is_ours) for topic in topics] if hours else []
+
+
+class _Sampling:
+    """Samples one topic."""
+
+    def __init__(self, broker: Broker, topic: Topic, keep: int, is_ours: Callable[[Topic], bool]) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._keep = keep
+        self._is_ours = is_ours
+        # Topics are not sampled all at the same instant.
+        self._offset_ms = crc32(topic.name.encode()) % 5_000
+
+    def __call__(self) -> Generator[float, None, None]:
+        while True:
+            minute, passed = divmod(self._broker.now_ms(), 60_000)
+            if passed < self._offset_ms:
+                yield (self._offset_ms - passed) / 1000
+            elif passed > 12_000 and self._topic.slots > SPREAD_SLOTS:
+                yield (60_000 - passed) / 1000
+            elif self._is_ours(self._topic) and self._broker.claim_minute(self._topic, minute):
+                yield from self._sample(minute)
+                yield self._until_next()
+            else:
+                yield self._until_next()
+
+    def _until_next(self) -> float:
+        return (60_000 + self._offset_ms - self._broker.now_ms() % 60_000) / 1000
+
+    def _sample(self, minute: int) -> Generator[float, None, None]:
+        stride = -(-self._topic.slots // MOST_SLOTS)
+        slots = range(0, self._topic.slots, stride)
+        parts = [slots[at : at + SLOTS_AT_ONCE] for at in range(0, len(slots), SLOTS_AT_ONCE)]
+        pause = SPREAD_SECONDS / len(parts) if self._topic.slots > SPREAD_SLOTS else 0.02
+        whole: Sample | None = None
+        for number, part in enumerate(parts):
+            if number:
+                yield pause
+            found = self._broker.sample(self._topic, part)
+            whole = found if whole is None else whole.plus(found)
+        assert whole is not None
+        record = _Record.of(whole, self._topic, self._broker.now_ms())
+        self._broker.keep_minute(self._topic, minute, record.encode(), self._keep)
+
+
+class LatenessCount:
+    """Counts how late messages are handed out, and gives the counts to Redis every few seconds."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._counts: defaultdict[Topic, list[int]] = defaultdict(lambda: [0] * LATENESS_BUCKETS)
+        self._lock = threading.Lock()
+
+    def note(self, topic: Topic, deliveries: Sequence[Delivery], now_ms: float) -> None:
+        """Note messages that were just handed out. Priorities and retries tell no due time."""
+        if topic.is_priority:
+            return
+        late = sorted(now_ms - delivery.score for delivery in deliveries if delivery.score > 999)
+        with self._lock:
+            for bucket, number in enumerate(_by_class(late)):
+                if number:
+                    self._counts[topic][bucket] += number
+
+    def flushing(self) -> Generator[float, None, None]:
+        """A duty: give what was counted to Redis, also in the end."""
+        try:
+            while True:
+                yield FLUSH_SECONDS
+                self._flush()
+        finally:
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            taken, self._counts = self._counts, defaultdict(lambda: [0] * LATENESS_BUCKETS)
+        for topic, counts in taken.items():
+            try:
+                self._broker.note_late(topic, counts)
+            except RmqError as error:
+                logger.warning("The lateness of %d messages could not be noted: %s", sum(counts), error)
+
+
+def _by_class(late: Sequence[float]) -> Iterator[int]:
+    """Return how many of ``late`` (in order) are in each class."""
+    before = 0
+    for edge in EDGES_MS:
+        upto = bisect_left(late, edge + 1e-6, before)
+        yield upto - before
+        before = upto
+    yield len(late) - before
+
+
+__all__ = ["EDGES_MS", "Depth", "Lateness", "LatenessCount", "Minute", "Rates", "read", "sampling"]

@@ -1,0 +1,37 @@
+-- Keep the record of a minute with the lateness counted since the last one, and forget what is older than the retention.
+--
+-- KEYS[1] minutes  HASH  minute -> its record
+-- KEYS[2] pending  HASH  field -> value
+--
+-- ARGV[1] minute  minutes since the epoch
+-- ARGV[2] record
+-- ARGV[3] keep    how many minutes are kept
+-- ARGV[4] now
+--
+-- Returns kept | present
+local minutes, pending = KEYS[1], KEYS[2]
+local minute, record, keep, now = tonumber(ARGV[1]), string.sub(ARGV[2], 1, 500), tonumber(ARGV[3]), ARGV[4]
+-- include: _types
+local wrong = mistyped('hash', minutes, pending)
+if wrong then return wrong end
+local field = string.format('%.0f', minute)
+if redis.call('HEXISTS', minutes, field) == 1 then return 'present' end
+local names, late = { 'first' }, {}
+for bucket = 0, 23 do names[#names + 1] = string.format('late%d', bucket) end
+local found = redis.call('HMGET', pending, unpack(names))
+for i = 2, #names do
+  if found[i] then late[#late + 1] = string.format('%d:%s', i - 2, string.sub(found[i], 1, 16)) end
+end
+-- Oldest first, a bounded part of what is too old; before 'first' nothing is kept.
+local first, gone = tonumber(found[1] or '') or minute, {}
+if first > minute then first = minute - keep - 1000 end
+local last = math.min(minute - keep, first + 999)
+for old = first, last do gone[#gone + 1] = string.format('%.0f', old) end
+if #gone > 0 then redis.call('HDEL', minutes, unpack(gone)) end
+redis.call('HDEL', pending, unpack(names))
+redis.call('HSET', minutes, field, string.format('%s|%s', record, table.concat(late, ' ')))
+redis.call('HSET', pending, 'first', string.format('%.0f', math.max(first, last + 1)))
+-- Nobody samples any more: the whole goes when its last minute is too old.
+redis.pcall('EXPIRE', minutes, (keep + 60) * 60)
+redis.pcall('EXPIRE', pending, (keep + 60) * 60)
+return 'kept'

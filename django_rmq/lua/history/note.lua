@@ -1,0 +1,24 @@
+-- Count how late messages were handed out, until the next record takes the counts.
+--
+-- KEYS[1] pending  HASH  field -> value
+--
+-- ARGV[1] counts  24 numbers with blanks between them, one for each bucket
+-- ARGV[2] now
+--
+-- Returns how many buckets were raised
+local pending = KEYS[1]
+local counts, now = ARGV[1], ARGV[2]
+-- include: _types
+local wrong = mistyped('hash', pending)
+if wrong then return wrong end
+-- A write of nothing first, so that a full server lets the rest pass.
+redis.call('HDEL', pending, '')
+local bucket, raised = 0, 0
+for number in string.gmatch(string.sub(counts, 1, 600), '%d+') do
+  if bucket < 24 and tonumber(number) > 0 then
+    redis.call('HINCRBY', pending, string.format('late%d', bucket), number)
+    raised = raised + 1
+  end
+  bucket = bucket + 1
+end
+return raised

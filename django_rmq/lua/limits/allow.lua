@@ -1,0 +1,94 @@
+-- Share what a topic may do among the workers that want it: deliveries per second, and messages in flight.
+--
+-- KEYS[1] limits  HASH  field -> value
+--
+-- ARGV[1] worker
+-- ARGV[2] rate       deliveries per second; 0: no limit
+-- ARGV[3] tokens     deliveries wanted now; negative: so many are given back
+-- ARGV[4] in_flight  messages in flight; 0: no limit
+-- ARGV[5] in_use     of these, how many this worker has
+-- ARGV[6] wanted     how many it could have
+-- ARGV[7] lease_ms   how long its permits are kept unless it is heard of
+-- ARGV[8] now
+--
+-- Returns {tokens given, us until there is another, permits: begin nothing while as many are in use, yes | no: others wait}
+local limits = KEYS[1]
+local worker, rate, tokens, in_flight = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local in_use, wanted, lease_ms, now = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+-- include: _types
+local wrong = mistyped('hash', limits)
+if wrong then return wrong end
+-- include: _now
+-- A write of nothing first, so that a full server lets the rest pass: who asks can drain.
+redis.call('HDEL', limits, '')
+local longest_ms = lease_ms
+
+local given, wait_us = tokens, 0
+if rate > 0 then
+  -- A bucket of a tenth of a second, and of one delivery at least. 'empty' is when it was last empty.
+  local each = 1000000 / rate
+  local depth = math.max(each, 100000)
+  local empty = tonumber(redis.call('HGET', limits, 'empty') or '')
+  -- Ahead by more than its depth: the clock was set back since.
+  if not empty or empty > now_us + depth then empty = now_us - depth end
+  empty = math.max(empty, now_us - depth)
+  given = math.min(tokens, math.max(0, math.floor((now_us - empty) / each + 0.000001)))
+  empty = empty + given * each
+  if given < tokens then wait_us = math.max(0, math.ceil(empty + each - now_us)) end
+  redis.call('HSET', limits, 'empty', string.format('%.17g', empty))
+  longest_ms = math.max(longest_ms, depth / 1000)
+end
+
+local permits, waiting = wanted, 'no'
+if in_flight > 0 then
+  local ours, others, left, crew = string.format('worker:%s', worker), 0, in_flight, {}
+  local rows = redis.call('HGETALL', limits)
+  for i = 1, #rows, 2 do
+    local held, wants, ends = string.match(rows[i + 1], '^(%d+) (%d+) (%d+)$')
+    if held and rows[i] ~= ours then
+      if tonumber(ends) <= now_ms then
+        redis.call('HDEL', limits, rows[i])
+      else
+        others = others + held
+        if tonumber(wants) > tonumber(held) then waiting = 'yes' end
+        if tonumber(wants) > 0 then crew[#crew + 1] = { rows[i], tonumber(wants) } end
+      end
+    end
+  end
+  if wanted > 0 then crew[#crew + 1] = { ours, wanted } end
+  -- Who wants less than an even share gets it all, and the others share the rest.
+  table.sort(crew, function(a, b)
+    if a[2] ~= b[2] then return a[2] < b[2] end
+    return a[1] < b[1]
+  end)
+  local share, over, rank, equals = 0, 0, 0, 0
+  for i = 1, #crew do
+    share = math.floor(left / (#crew - i + 1))
+    if crew[i][2] > share then
+      -- What cannot be divided goes round, for two seconds each.
+      equals, over = #crew - i + 1, left - share * (#crew - i + 1)
+      for j = i, #crew do
+        if crew[j][1] < ours then rank = rank + 1 end
+      end
+      break
+    end
+    left = left - crew[i][2]
+  end
+  local fair = wanted
+  if equals > 0 and wanted > share then
+    fair = share
+    -- Not in step with messages that take just as long.
+    local turn = math.floor(math.floor(now_s / 2) * 40503 % 65536 / 256)
+    if (rank + turn) % equals < over then fair = share + 1 end
+  end
+  permits = math.min(fair, math.max(0, in_flight - others))
+  -- What runs is not taken away: it counts until the worker asks again without it.
+  local held = math.max(in_use, permits)
+  if held + wanted > 0 then
+    redis.call('HSET', limits, ours, string.format('%.0f %.0f %.0f', held, wanted, now_ms + lease_ms))
+  else
+    redis.call('HDEL', limits, ours)
+  end
+end
+redis.pcall('PEXPIRE', limits, string.format('%.0f', math.min(longest_ms + 60000, 1e12)))
+return { given, wait_us, permits, waiting }

@@ -1,0 +1,103 @@
+"""MAX_RATE and MAX_IN_FLIGHT over several commands with several processes each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+from django_rmq.broker import Broker
+from django_rmq.keys import slot_keys
+from django_rmq.messages import Topic, TopicType
+from tests.e2e.ledger import Line, read
+from tests.e2e.processes import Start
+from tests.workers import eventually, live, send, total
+
+PERMITS = Topic("permits", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, timeout=2, max_in_flight=3)
+PACED = Topic("paced", TopicType.RANGE_MERGE, slots=16, time_range_ms=1, serial=False, max_rate=50)
+
+
+def most_at_once(lines: list[Line], dead: set[int] = frozenset()) -> int:  # type: ignore[assignment]
+    """How many listeners ran at once; those of processes that were killed do not count."""
+    running: set[tuple[int, int]] = set()
+    most = 0
+    for line in lines:
+        if line.word == "start":
+            running.add((line.pid, line.thread))
+            most = max(most, len({who for who in running if who[0] not in dead}))
+        elif line.word == "end":
+            running.discard((line.pid, line.thread))
+    return most
+
+
+def in_flight(broker: Broker) -> int:
+    """How many messages are handed out, in one instant."""
+    pipeline = broker.client.pipeline(transaction=True)
+    for slot in range(PERMITS.slots):
+        pipeline.zcard(slot_keys(broker.prefix, PERMITS.name, slot).prepare)
+    return sum(pipeline.execute())
+
+
+def ended(data: Path) -> int:
+    return len({line.name for line in read(data / "ledger") if line.word == "end"})
+
+
+def test_messages_in_flight_are_limited_over_all_processes_while_they_come_and_die(
+    start: Start, broker: Broker, tmp_path: Path
+) -> None:
+    send(broker, PERMITS, [{"name": f"m{i}", "ms": 25} for i in range(600)])
+    most = 0
+
+    def until(count: int) -> None:
+        def is_so() -> bool:
+            nonlocal most
+            most = max(most, in_flight(broker))
+            return ended(tmp_path) >= count
+
+        eventually(is_so, f"{count} messages", 60)
+
+    first = start("permits", "--processes", "2")
+    until(60)
+    second = start("permits", "--processes", "2")
+    second.ready()
+
+    def both_work() -> bool:
+        children = set(second.children)
+        return len(children) == 2 and children <= {line.pid for line in read(tmp_path / "ledger")}
+
+    eventually(both_work, "both at work", 30)
+    victim = second.children[0]
+
+    os.kill(victim, signal.SIGKILL)
+    until(ended(tmp_path) + 40)
+    first.signal(signal.SIGTERM)
+    until(600)
+    assert first.wait() == 0
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 0
+    lines = read(tmp_path / "ledger")
+    assert most_at_once(lines, {victim}) <= 3
+    assert most <= 3, "handed out at a time"
+    assert most_at_once(lines) >= 3, "the limit was reached"
+    by_process = Counter(line.pid for line in lines if line.word == "end")
+    assert len(by_process) >= 4
+    assert live(broker, PERMITS) == 0
+
+
+def test_the_rate_holds_over_all_processes(start: Start, broker: Broker, tmp_path: Path) -> None:
+    workers = [start("paced", "--processes", "2") for _ in range(2)]
+    for worker in workers:
+        worker.ready()
+    send(broker, PACED, [{"name": f"m{i}", "ms": 0} for i in range(200)])
+    eventually(lambda: ended(tmp_path) == 200, "200 messages", 60)
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    starts = [line.at / 1e9 for line in read(tmp_path / "ledger") if line.word == "start"]
+    assert starts[-1] - starts[0] >= (200 - 5) / 50 - 0.3
+    assert starts[-1] - starts[0] < 5 * 200 / 50
+    for begin in starts:
+        # A process that was not running for a while begins late what it was given in time.
+        assert sum(1 for at in starts if begin <= at < begin + 1) <= 50 + 5 + 25
+    assert total(broker, PACED, "committed") == 200

@@ -1,0 +1,179 @@
+"""Redis dies, freezes, or its replies are lost under whole worker processes: they go on, and lose and overlap nothing."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from django_rmq import lua
+from django_rmq.broker import Broker
+from tests.e2e.ledger import read
+from tests.e2e.load import CHAOS, Load
+from tests.e2e.processes import Start, WorkerProcess
+from tests.servers import RedisServer, TcpProxy
+from tests.workers import client_of, eventually, total
+
+pytestmark = pytest.mark.proof
+
+GOAL_SECONDS = 2.0
+"""From PING answering to consuming."""
+
+LONGEST_CALL = 5.0
+"""Seconds that a call to Redis may block a thread: the time-out of the worker's sockets."""
+
+
+@contextmanager
+def load_on(server: RedisServer, prefix: str, data: Path) -> Iterator[Load]:
+    client = client_of(server.url)
+    try:
+        yield Load(Broker(client, prefix), data, CHAOS)
+    finally:
+        client.close()
+
+
+def two_commands(start: Start, url: str) -> list[WorkerProcess]:
+    workers = [start("chaos", "-p", "2", "-t", "2", url=url, WORKER_STALLS="1") for _ in range(2)]
+    for worker in workers:
+        worker.ready()
+    return workers
+
+
+def finish(load: Load, workers: list[WorkerProcess]) -> None:
+    """Let all come to its end, and compare."""
+    load.wait(90)
+    for worker in workers:
+        worker.signal()
+    assert [worker.wait() for worker in workers] == [0] * len(workers)
+    found = load.examine()
+    print(f"{len(load.due)} messages, {load.charged()} charged, {len(found.doubled)} run twice")
+    assert total(load.broker, CHAOS, "died") == 0
+    assert not [name for name in found.runs if found.runs[name] > 4], "nothing was handed out again and again"
+
+
+def longest_call(data: Path) -> float:
+    path = data / "stalls"
+    return (
+        max((float(line.split(" ")[0]) for line in path.read_text().splitlines()), default=0)
+        if path.exists()
+        else 0
+    )
+
+
+def consumes_again(load: Load) -> float:
+    """Return after how many seconds from now a message begins."""
+    began = time.monotonic_ns()
+    load.send(40, ms=10)
+
+    def has_begun() -> bool:
+        return any(line.word == "start" and line.at > began for line in read(load.path)[-20:])
+
+    eventually(has_begun, "consuming", 5 * GOAL_SECONDS)
+    return (time.monotonic_ns() - began) / 1e9
+
+
+def test_a_redis_that_is_killed_and_started_again(start: Start, prefix: str, tmp_path: Path) -> None:
+    with (
+        RedisServer(appendonly=True, appendfsync="always") as server,
+        load_on(server, prefix, tmp_path) as load,
+    ):
+        workers = two_commands(start, server.url)
+        for down in (0.1, 1.0, 5.0):
+            load.send(400, ms=10)
+            load.wait_for(len(load.due) - 300)
+            server.kill()
+            time.sleep(down)
+            server.start()
+            print(f"consuming {consumes_again(load):.2f} s after a start that came {down} s after a kill")
+        finish(load, workers)
+        assert longest_call(tmp_path) < LONGEST_CALL + 1
+
+
+def test_a_redis_that_freezes(start: Start, prefix: str, tmp_path: Path) -> None:
+    with RedisServer() as server, load_on(server, prefix, tmp_path) as load:
+        workers = two_commands(start, server.url)
+        # Shorter than a call's patience, longer than the time-out of messages; longer than everything.
+        for frozen in (3.0, 8.0):
+            load.send(400, ms=10)
+            load.wait_for(len(load.due) - 300)
+            server.pause()
+            time.sleep(frozen)
+            server.resume()
+            print(f"consuming {consumes_again(load):.2f} s after {frozen} s of silence")
+        finish(load, workers)
+        assert 1 < longest_call(tmp_path) < LONGEST_CALL + 1
+
+
+def replace_processes(workers: list[WorkerProcess], proxy: TcpProxy) -> None:
+    workers[0].signal(signal.SIGHUP)
+
+
+def lose_replies(workers: list[WorkerProcess], proxy: TcpProxy) -> None:
+    """Cut whatever is under way, so that workers have to ask what they hold."""
+    proxy.disconnect()
+
+
+NOTHING: Callable[[list[WorkerProcess], TcpProxy], None] = lambda workers, proxy: None  # noqa: E731
+
+SCRIPTS = {
+    "prepare": NOTHING,
+    "commit": NOTHING,
+    "rollback": NOTHING,
+    "extend": NOTHING,
+    "heads": NOTHING,
+    "held": lose_replies,
+    "acquire": replace_processes,
+    "release": replace_processes,
+    "workers/beat": NOTHING,
+    "workers/assign": replace_processes,
+    "workers/leave": replace_processes,
+}
+"""Script -> what makes workers send it."""
+
+
+def test_replies_of_every_script_in_turn_are_lost(start: Start, prefix: str, tmp_path: Path) -> None:
+    with (
+        RedisServer() as server,
+        TcpProxy(server.port) as proxy,
+        load_on(server, prefix, tmp_path) as load,
+    ):
+        workers = two_commands(start, proxy.url)
+        for script, provoke in SCRIPTS.items():
+            load.send(100, ms=10)
+            load.send(10, ms=1, do="fail once")
+            load.send(4, ms=900)
+            proxy.drop_reply(containing=lua.load(script).sha)
+            end = time.monotonic() + 30
+            while True:
+                provoke(workers, proxy)
+                try:
+                    proxy.wait_for_drop(1.0)
+                    break
+                except TimeoutError:
+                    assert time.monotonic() < end, f"no reply of {script} was lost"
+                    load.send(20, ms=10)
+            print(f"{script}: consuming after {consumes_again(load):.2f} s")
+        finish(load, workers)
+        assert longest_call(tmp_path) < LONGEST_CALL + 1
+
+
+@pytest.mark.parametrize("seconds", [0.5, 6.0])
+def test_a_network_that_is_cut(start: Start, prefix: str, tmp_path: Path, seconds: float) -> None:
+    with (
+        RedisServer() as server,
+        TcpProxy(server.port) as proxy,
+        load_on(server, prefix, tmp_path) as load,
+    ):
+        workers = two_commands(start, proxy.url)
+        load.send(400, ms=10)
+        load.wait_for(50)
+        proxy.cut()
+        threading.Event().wait(seconds)
+        proxy.mend()
+        print(f"consuming {consumes_again(load):.2f} s after {seconds} s without a network")
+        finish(load, workers)

@@ -1,0 +1,363 @@
+"""Worker processes that come together in ZooKeeper, while it and they die in every way: nothing is lost or overlaps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from django_rmq.broker import Broker
+from django_rmq.coordination.zookeeper import Ensemble, survey
+from django_rmq.exceptions import ServerTrouble
+from example_project.embedded_redis import free_port
+from tests.e2e.load import LEDGER, Load, timed
+from tests.e2e.processes import ROOT, Start, WorkerProcess
+from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
+from tests.workers import eventually, total
+
+SESSION = 4.0
+TAKE_OVER = SESSION + 1.5
+"""The goal: seconds until every slot is owned again after a process was killed."""
+
+PATIENCE = 5
+"""Tests bound liveness by so many times the goal."""
+
+
+class Crew:
+    """Commands that meet at one path, and who owns what there."""
+
+    def __init__(self, start: Start, hosts: str) -> None:
+        self.start_one = start
+        self.ensemble = Ensemble(hosts, f"/t{uuid.uuid4().hex[:12]}", SESSION)
+
+    def start(
+        self, *arguments: str, hosts: str = "", listeners: str = "listeners", **settings: Any
+    ) -> WorkerProcess:
+        """Start a command and return when it consumes."""
+        given = {
+            "HOSTS": hosts or self.ensemble.hosts,
+            "ROOT": self.ensemble.root,
+            "SESSION_TIMEOUT": SESSION,
+            **settings,
+        }
+        worker = self.start_one(
+            "ledger", *arguments, RMQ_TEST_ZOOKEEPER=json.dumps(given), WORKER_LISTENERS=listeners
+        )
+        worker.ready()
+        return worker
+
+    def owners(self) -> dict[int, int]:
+        """Slot -> the id of the process that owns it; nothing while ZooKeeper is away."""
+        try:
+            workers, plan = survey(self.ensemble, 1.0)
+        except ServerTrouble:
+            return {}
+        pids = {member.worker.id: member.worker.pid for member in workers}
+        return {
+            slot: pids[worker]
+            for start, stop, worker, _ in plan.topics.get("ledger", ())
+            if worker in pids
+            for slot in range(start, stop)
+        }
+
+    def shares(self) -> list[int]:
+        """How many slots each process owns, the fewest first."""
+        return sorted(Counter(self.owners().values()).values())
+
+    def wait_for_shares(self, *wanted: int, seconds: float = 25) -> float:
+        return timed(lambda: self.shares() == sorted(wanted), f"owning {wanted}", seconds)
+
+
+@pytest.fixture
+def load(broker: Broker, tmp_path: Path) -> Load:
+    return Load(broker, tmp_path, LEDGER)
+
+
+@pytest.fixture
+def crew(start: Start, zookeeper: str) -> Iterator[Crew]:
+    crew = Crew(start, zookeeper)
+    yield crew
+    client = KazooClient(zookeeper)
+    client.start(10)
+    client.delete(crew.ensemble.root, recursive=True)
+    client.stop()
+    client.close()
+
+
+def end(*workers: WorkerProcess) -> None:
+    for worker in workers:
+        worker.signal()
+    assert [worker.wait() for worker in workers] == [0] * len(workers)
+
+
+# --- workers die, come and go
+
+
+def test_a_killed_command_is_replaced_by_the_others_and_no_other_slot_moves(crew: Crew, load: Load) -> None:
+    first, second, third = crew.start("-t", "2"), crew.start("-t", "2"), crew.start("-t", "2")
+    crew.wait_for_shares(5, 5, 6)
+    load.send(500)
+    load.wait_for(50)
+    before, dead = crew.owners(), first.children
+    first.kill()
+    for pid in dead:
+        load.note_death(pid)
+    spent = timed(
+        lambda: len(now := crew.owners()) == 16 and not set(now.values()) & set(dead),
+        "taking over",
+        TAKE_OVER * PATIENCE,
+    )
+    print(f"taken over {spent:.2f} s after kill -9, session {SESSION} s")
+    after = crew.owners()
+    assert {slot: after[slot] for slot in before if before[slot] not in dead} == {
+        slot: pid for slot, pid in before.items() if pid not in dead
+    }
+    load.wait()
+    end(second, third)
+    load.examine()
+    assert total(load.broker, LEDGER, "died") == 0
+
+
+def test_a_killed_child_is_replaced_at_once_as_its_parent_ends_its_session(crew: Crew, load: Load) -> None:
+    worker = crew.start("-p", "2", "-t", "2")
+    crew.wait_for_shares(8, 8)
+    load.send(400)
+    load.wait_for(50)
+    dead = worker.children[0]
+    load.kill(dead)
+    spent = timed(
+        lambda: len(now := crew.owners()) == 16 and dead not in now.values(), "taking over", 1.5 * PATIENCE
+    )
+    print(f"taken over {spent:.2f} s after the death of a child")
+    load.wait()
+    end(worker)
+    load.examine()
+    assert load.charged() <= 2, "only what ran was charged"
+
+
+def test_workers_that_come_and_go_under_load_lose_nothing(crew: Crew, load: Load) -> None:
+    workers = [crew.start("-t", "2")]
+    load.send(900)
+    for done in (50, 150, 250):
+        load.wait_for(done)
+        workers.append(crew.start("-t", "2"))
+    crew.wait_for_shares(4, 4, 4, 4)
+    for done in (450, 550, 650):
+        load.wait_for(done)
+        leaving = workers.pop(0)
+        leaving.signal()
+        assert leaving.wait() == 0
+    load.wait()
+    end(*workers)
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
+def test_burst_ends(crew: Crew, load: Load) -> None:
+    load.send(60, ms=1)
+    worker = crew.start("--burst", "-p", "2")
+    assert worker.wait() == 0
+    load.wait()
+    assert not load.examine().doubled
+
+
+def test_settings_may_change_one_command_after_the_other(crew: Crew, load: Load) -> None:
+    """For a while there are two crews, each of which shares out all slots: the gate holds."""
+    old = [crew.start("-t", "2"), crew.start("-t", "2")]
+    crew.wait_for_shares(8, 8)
+    load.send(700)
+    load.wait_for(50)
+    other = f"{crew.ensemble.root}/other"
+    new = [crew.start("-t", "2", ROOT=other, SESSION_TIMEOUT=6, WHEN_AWAY="stop")]
+    load.wait_for(200)
+    end(old[0])
+    new.append(crew.start("-t", "2", ROOT=other, SESSION_TIMEOUT=6, WHEN_AWAY="stop"))
+    load.wait_for(400)
+    end(old[1])
+    load.wait()
+    end(*new)
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
+def test_a_second_process_with_the_same_id_is_refused_and_the_first_goes_on(crew: Crew, load: Load) -> None:
+    first = crew.start(listeners="twins")
+    crew.wait_for_shares(16)
+    load.send(200)
+    load.wait_for(20)
+    second = crew.start(listeners="twins")
+    assert second.wait() == 2
+    assert f"is there already (process {first.child()} on" in second.output
+    load.wait()
+    assert crew.shares() == [16]
+    end(first)
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
+# --- ZooKeeper dies, is wiped, is cut off
+
+
+@pytest.mark.parametrize("when_away", ["continue", "stop"])
+@pytest.mark.usefixtures("java")
+def test_zookeeper_is_killed_and_comes_back_and_is_wiped(start: Start, load: Load, when_away: str) -> None:
+    with ZooKeeperServer() as server:
+        crew = Crew(start, server.hosts)
+        workers = [crew.start("-t", "2", WHEN_AWAY=when_away) for _ in range(2)]
+        crew.wait_for_shares(8, 8)
+        load.send(300)
+        load.wait_for(30)
+        server.kill()
+        if when_away == "continue":
+            load.wait()
+        else:
+            eventually(lambda: all("ZooKeeper is away" in one.output for one in workers), "noticing")
+        server.start()
+        crew.wait_for_shares(8, 8)
+        load.wait()
+
+        load.send(300)
+        load.wait_for(330)
+        server.kill()
+        server.wipe()
+        server.start()
+        crew.wait_for_shares(8, 8)
+        load.wait()
+        end(*workers)
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
+@pytest.mark.usefixtures("java")
+def test_the_leader_of_the_ensemble_dies_under_load_and_no_slot_moves(start: Start, load: Load) -> None:
+    with ZooKeeperEnsemble() as three:
+        crew = Crew(start, three.hosts)
+        workers = [crew.start("-t", "2") for _ in range(2)]
+        crew.wait_for_shares(8, 8)
+        load.send(400)
+        load.wait_for(30)
+        before = crew.owners()
+        three.leader().kill()
+        three.leader()
+        load.wait()
+        eventually(lambda: crew.owners() == before, "the same owners", 25)
+        end(*workers)
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
+def test_a_worker_in_a_black_hole_goes_on_and_nothing_overlaps(crew: Crew, load: Load) -> None:
+    with TcpProxy(int(crew.ensemble.hosts.rpartition(":")[2])) as proxy:
+        near, far = crew.start("-t", "2"), crew.start("-t", "2", hosts=f"127.0.0.1:{proxy.port}")
+        crew.wait_for_shares(8, 8)
+        load.send(300)
+        load.wait_for(50)
+        proxy.swallow()
+        spent = crew.wait_for_shares(16, seconds=TAKE_OVER * PATIENCE)
+        print(f"taken over {spent:.2f} s after the last byte")
+        load.send(600)
+        load.wait_for(400)
+        proxy.let_through()
+        proxy.disconnect()
+        crew.wait_for_shares(8, 8)
+        load.wait()
+        end(near, far)
+        assert "The ZooKeeper session is over" in far.output
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
+def test_a_worker_that_stood_still_for_longer_than_its_session_joins_again(crew: Crew, load: Load) -> None:
+    first, second = crew.start("-t", "2"), crew.start("-t", "2")
+    crew.wait_for_shares(8, 8)
+    frozen = first.child()
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        crew.wait_for_shares(16, seconds=TAKE_OVER * PATIENCE)
+        load.send(200)
+        load.wait()
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    crew.wait_for_shares(8, 8)
+    load.send(200)
+    load.wait()
+    end(first, second)
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
+# --- it cannot start
+
+
+def refused(start: Start, **settings: Any) -> tuple[int, str]:
+    worker = start("ledger", RMQ_TEST_ZOOKEEPER=json.dumps(settings))
+    code = worker.wait()
+    assert "Traceback" not in worker.output
+    return code, worker.output
+
+
+def test_what_is_wrong_is_said_at_the_start(crew: Crew, start: Start) -> None:
+    hosts = f"127.0.0.1:{free_port()}"
+    code, said = refused(start, HOSTS=hosts)
+    assert (code, f"ZooKeeper at {hosts} does not answer" in said) == (3, True)
+
+    client = KazooClient(crew.ensemble.hosts)
+    client.start(10)
+    client.create(crew.ensemble.root, b"brokers and topics of another system")
+    where = {"HOSTS": crew.ensemble.hosts, "ROOT": crew.ensemble.root}
+    code, said = refused(start, **where)
+    assert (code, f"something else at {crew.ensemble.root}" in said) == (2, True)
+    client.delete(crew.ensemble.root)
+
+    closed = crew.start(AUTH=["digest", "rmq:secret"])
+    code, said = refused(start, **where, AUTH=["digest", "rmq:canary"])
+    assert (code, "belongs to other credentials" in said, "canary" in said) == (3, True, False)
+    end(closed)
+    client.stop()
+    client.close()
+    owner = KazooClient(crew.ensemble.hosts, auth_data=[("digest", "rmq:secret")])
+    owner.start(10)
+    owner.delete(crew.ensemble.root, recursive=True)
+    owner.stop()
+    owner.close()
+
+
+def test_check_deploy_asks_zookeeper(crew: Crew, redis_url: str, prefix: str, tmp_path: Path) -> None:
+    def check(**zookeeper: Any) -> str:
+        done = subprocess.run(
+            [sys.executable, "manage.py", "check", "--deploy", "--tag", "rmq"],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
+                "REDIS_URL": redis_url,
+                "RMQ_KEY_PREFIX": prefix,
+                "WORKER_DATA": str(tmp_path),
+                "RMQ_TEST_ZOOKEEPER": json.dumps(zookeeper),
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    where = {"HOSTS": crew.ensemble.hosts, "ROOT": crew.ensemble.root}
+    assert "rmq.E03" not in check(**where)
+    assert "(rmq.E030)" in check(HOSTS=f"127.0.0.1:{free_port()}")
+    client = KazooClient(crew.ensemble.hosts)
+    client.start(10)
+    client.create(crew.ensemble.root, b"another system")
+    assert "(rmq.E032)" in check(**where)
+    client.stop()
+    client.close()

@@ -1,0 +1,373 @@
+"""MAX_RATE and MAX_IN_FLIGHT over several workers: never more in all, everybody in turn, and no busy waiting."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq.broker import Broker
+from django_rmq.consumer.limits import Limits, return_permits
+from django_rmq.exceptions import WrongType
+from django_rmq.keys import limits_key
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.messages import Message, Topic, TopicType
+from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
+
+TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=2)
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "memory":
+        yield InMemoryBroker("m:")
+        return
+    client = client_of(request.getfixturevalue("redis_url"))
+    yield Broker(client, request.getfixturevalue("prefix"))
+    client.close()
+
+
+def ask(broker: Any, topic: Topic, worker: str, **options: int) -> Any:
+    return broker.allow(topic, worker, **{"tokens": 0, "in_use": 0, "wanted": 0, "lease_ms": 3000, **options})
+
+
+# --- deliveries per second, by given time
+
+
+@given(
+    st.floats(0.5, 5000),
+    st.lists(
+        st.tuples(st.sampled_from("ABC"), st.integers(1, 400), st.integers(0, 300)), min_size=5, max_size=60
+    ),
+)
+def test_in_no_window_more_is_given_than_the_rate_and_a_tenth_of_a_second(
+    rate: float, asks: list[Any]
+) -> None:
+    clock = Clock()
+    broker, topic = InMemoryBroker("m:", clock), replace(TOPIC, max_rate=rate)
+    given_at: list[tuple[float, int]] = []
+    for worker, tokens, ms in asks:
+        clock.advance(ms=ms)
+        allowed = ask(broker, topic, worker, tokens=tokens)
+        assert 0 <= allowed.tokens <= tokens
+        assert (allowed.wait_us > 0) == (allowed.tokens < tokens)
+        given_at.append((clock() / 1e6, allowed.tokens))
+    for i, (begin, _) in enumerate(given_at):
+        for j in range(i, len(given_at)):
+            seconds = given_at[j][0] - begin
+            most = rate * seconds + max(1.0, rate / 10)
+            assert sum(number for _, number in given_at[i : j + 1]) <= most + 0.01
+
+
+@pytest.mark.parametrize("rate", [0.2, 3, 50, 20_000])
+def test_who_waits_as_told_gets_the_whole_rate(rate: float) -> None:
+    clock = Clock()
+    broker, topic = InMemoryBroker("m:", clock), replace(TOPIC, max_rate=rate)
+    begun, given_in_all = clock(), 0
+    while clock() - begun < 60_000_000:
+        allowed = ask(broker, topic, "A", tokens=100_000)
+        given_in_all += allowed.tokens
+        clock.advance(ms=max(allowed.wait_us / 1000, 20))
+    assert given_in_all == pytest.approx(rate * 60, rel=0.02, abs=1.5)
+
+
+def test_what_is_given_back_is_there_for_others(broker: Any) -> None:
+    topic = replace(TOPIC, max_rate=0.1)
+    assert ask(broker, topic, "A", tokens=1).tokens == 1
+    assert ask(broker, topic, "B", tokens=1).tokens == 0
+    ask(broker, topic, "A", tokens=-1)
+    assert ask(broker, topic, "B", tokens=1).tokens == 1
+
+
+# --- messages in flight, by given time
+
+
+class Crew:
+    """Workers that ask, begin and end as they like."""
+
+    def __init__(self, limit: int, names: str) -> None:
+        self.clock = Clock()
+        self.broker = InMemoryBroker("m:", self.clock)
+        self.topic = replace(TOPIC, max_in_flight=limit)
+        self.running = dict.fromkeys(names, 0)
+        self.permits = dict.fromkeys(names, 0)
+        self.served: Counter[str] = Counter()
+
+    def ask(self, name: str, wanted: int) -> None:
+        wanted = max(wanted, self.running[name])
+        allowed = ask(self.broker, self.topic, name, in_use=self.running[name], wanted=wanted)
+        self.permits[name] = allowed.permits
+
+    def begin(self, name: str) -> None:
+        if self.running[name] < self.permits[name]:
+            self.running[name] += 1
+            self.served[name] += 1
+
+    def end(self, name: str) -> None:
+        self.running[name] -= self.running[name] > 0
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(
+        st.tuples(
+            st.sampled_from("ABCD"), st.sampled_from(["ask", "begin", "begin", "end"]), st.integers(0, 15)
+        ),
+        max_size=150,
+    ),
+)
+def test_never_more_is_in_flight_than_the_limit(limit: int, story: list[Any]) -> None:
+    crew = Crew(limit, "ABCD")
+    for name, what, number in story:
+        crew.clock.advance(ms=number * 10)
+        if what == "ask":
+            crew.ask(name, number)
+        else:
+            getattr(crew, what)(name)
+        # Nobody is silent for as long as a lease.
+        for other in "ABCD":
+            if number == 15:
+                crew.ask(other, crew.running[other])
+        assert sum(crew.running.values()) <= limit
+
+
+@pytest.mark.parametrize(("limit", "names"), [(1, "AB"), (1, "ABCDE"), (3, "ABCD"), (8, "ABC"), (100, "ABC")])
+def test_who_always_wants_more_gets_an_equal_part(limit: int, names: str) -> None:
+    crew, chance = Crew(limit, names), random.Random(5)
+    for _ in range(6000):
+        crew.clock.advance(ms=100)
+        for name in chance.sample(names, len(names)):
+            for _ in range(chance.randrange(limit + 1)):
+                crew.end(name)
+            crew.ask(name, 50)
+            for _ in range(limit):
+                crew.begin(name)
+    shares = [crew.served[name] / sum(crew.served.values()) for name in names]
+    assert min(shares) > 0.7 / len(names), crew.served
+    assert sum(crew.running.values()) >= limit - len(names)
+
+
+def test_who_wants_little_leaves_the_rest_to_others() -> None:
+    crew = Crew(10, "ABC")
+    for _ in range(4):
+        crew.clock.advance(ms=100)
+        crew.ask("A", 1)
+        crew.ask("B", 3)
+        crew.ask("C", 50)
+    assert crew.permits == {"A": 1, "B": 3, "C": 6}
+    crew.clock.advance(ms=100)
+    crew.ask("B", 0)
+    crew.ask("C", 50)
+    assert crew.permits["C"] == 9
+
+
+def test_the_permits_of_a_silent_worker_are_free_after_its_lease(broker: Any) -> None:
+    clock = Clock()
+    broker._clock = clock
+    topic = replace(TOPIC, max_in_flight=2)
+    assert ask(broker, topic, "A", wanted=2, in_use=2).permits == 2
+    clock.advance(seconds=2.9)
+    assert ask(broker, topic, "B", wanted=2).permits == 0
+    clock.advance(seconds=0.2)
+    assert ask(broker, topic, "B", wanted=2).permits == 2
+
+
+def test_what_a_dead_worker_held_is_free_at_once_but_for_what_it_ran(broker: Any) -> None:
+    topic = replace(TOPIC, max_in_flight=5)
+    for slot in (0, 3):
+        broker.send_merge(topic, slot, 0, [b"a", b"b"])
+        epoch = broker.acquire(topic, slot)
+        broker.prepare(topic, slot, "A", epoch, 1)
+    assert ask(broker, topic, "A", wanted=5, in_use=5).permits == 5
+    assert ask(broker, topic, "B", wanted=5).permits == 0
+    return_permits(broker, [topic, replace(TOPIC, name="other")], "A")
+    assert ask(broker, topic, "B", wanted=5).permits == 3
+
+
+# --- dispatchers
+
+
+class Gauge:
+    """A listener that knows how many of it run, and when each began."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.running = self.most = 0
+        self.begun: list[float] = []
+        self.by: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self.begun.append(time.monotonic())
+            self.by[threading.current_thread().name] += 1
+        if self.seconds:
+            time.sleep(self.seconds)
+        with self._lock:
+            self.running -= 1
+
+    def most_within(self, seconds: float) -> int:
+        times = sorted(self.begun)
+        return max(sum(1 for at in times[i:] if at < begin + seconds) for i, begin in enumerate(times))
+
+
+def halves(topic: Topic, workers: int) -> list[list[tuple[str, int]]]:
+    return [[(topic.name, slot) for slot in range(number, topic.slots, workers)] for number in range(workers)]
+
+
+@pytest.mark.parametrize(("workers", "serial"), [(1, True), (3, True), (3, False)])
+def test_the_rate_holds_over_all_workers(broker: Any, workers: int, serial: bool) -> None:
+    topic = replace(TOPIC, max_rate=100, serial=serial)
+    gauge = Gauge()
+    send(broker, topic, range(150))
+    with ExitStack() as stack:
+        parts = halves(topic, workers) if serial else [None] * workers
+        for slots in parts:
+            stack.enter_context(Worker(broker, topic, gauge, slots=slots))
+        eventually(lambda: len(gauge.begun) == 150)
+    took = max(gauge.begun) - min(gauge.begun)
+    assert took >= 1.3, "150 at 100 per second, ten of them at once"
+    assert took < 5 * 1.5
+    assert total(broker, topic, "committed") == 150
+    # Between being handed out and being begun lies a part of a second.
+    assert gauge.most_within(1.0) <= 100 * 1.0 + 10 + 50
+
+
+def test_a_low_rate_is_neither_exceeded_nor_waited_for_in_vain(broker: Any) -> None:
+    topic = replace(TOPIC, max_rate=5)
+    gauge = Gauge()
+    send(broker, topic, range(6))
+    with Worker(broker, topic, gauge):
+        eventually(lambda: len(gauge.begun) == 6)
+    assert 0.95 <= gauge.begun[-1] - gauge.begun[0] < 5
+
+
+@pytest.mark.parametrize(
+    ("workers", "serial", "limit"), [(1, True, 3), (1, False, 3), (2, True, 1), (2, True, 3), (2, False, 3)]
+)
+def test_never_more_messages_are_in_flight_over_all_workers(
+    broker: Any, workers: int, serial: bool, limit: int
+) -> None:
+    topic = replace(TOPIC, max_in_flight=limit, serial=serial)
+    gauge, most = Gauge(0.02), [0]
+    send(broker, topic, range(30))
+    with ExitStack() as stack:
+        parts = halves(topic, workers) if serial else [None] * workers
+        for slots in parts:
+            stack.enter_context(Worker(broker, topic, gauge, slots=slots, threads=4))
+
+        def is_done() -> bool:
+            most[0] = max(most[0], sum(broker.audit(topic, slot).prepare for slot in range(topic.slots)))
+            return len(gauge.begun) == 30
+
+        eventually(is_done, seconds=30)
+    assert gauge.most <= limit
+    if workers == 1:
+        assert gauge.most == limit
+    assert live(broker, topic) == 0
+
+
+def test_a_limited_topic_leaves_the_others_alone(broker: Any) -> None:
+    limited = replace(TOPIC, max_in_flight=1)
+    free = replace(TOPIC, name="free")
+    go, heard = threading.Event(), Heard()
+    send(broker, limited, range(50))
+    with Worker(broker, [limited, free], {"prices": lambda _: go.wait(LONG), "free": heard}, threads=2):
+        eventually(lambda: total(broker, limited, "prepared") == 1)
+        send(broker, free, range(500))
+        # Half of its slots share a thread with the message that waits.
+        heard.wait(200)
+        assert total(broker, limited, "prepared") == 1
+        go.set()
+        heard.wait(500)
+    assert total(broker, limited, "prepared") <= 50
+
+
+def test_a_worker_that_is_limited_sleeps(broker: Any) -> None:
+    topic = replace(TOPIC, max_rate=0.1)
+    gauge = Gauge()
+    send(broker, topic, range(50))
+    with Worker(broker, topic, gauge) as worker:
+        eventually(lambda: len(gauge.begun) == 1)
+        turns = Counter[str]()
+        turn, allow = worker.dispatcher._turn, broker.allow
+
+        def counted() -> bool:
+            turns["turn"] += 1
+            return turn()
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            turns["ask"] += 1
+            return allow(*args, **kwargs)
+
+        worker.dispatcher._turn = counted  # type: ignore[method-assign]
+        broker.allow = asked
+        threading.Event().wait(1.0)
+    assert turns["turn"] <= 20, turns
+    assert turns["ask"] <= 3, turns
+
+
+def test_a_worker_with_nothing_to_do_holds_nothing_and_asks_for_nothing(broker: Any) -> None:
+    topic = replace(TOPIC, max_in_flight=3, max_rate=100)
+    gauge = Gauge()
+    send(broker, topic, range(10))
+    with Worker(broker, topic, gauge) as worker:
+        eventually(lambda: len(gauge.begun) == 10)
+        worker.asleep()
+        eventually(lambda: not worker.dispatcher._limits.shares["prices"].told)
+        eventually(lambda: worker.dispatcher._limits.due() == float("inf"))
+        assert ask(broker, topic, "other", wanted=9).permits == 3
+
+
+def test_a_worker_that_stops_gives_its_permits_back(broker: Any) -> None:
+    topic = replace(TOPIC, max_in_flight=3)
+    gauge = Gauge(0.01)
+    send(broker, topic, range(100))
+    with Worker(broker, topic, gauge):
+        eventually(lambda: len(gauge.begun) > 5)
+    assert ask(broker, topic, "other", wanted=9).permits == 3
+
+
+def test_a_burst_waits_for_the_rate(broker: Any) -> None:
+    topic = replace(TOPIC, max_rate=20)
+    heard = Heard()
+    send(broker, topic, range(12))
+    with Worker(broker, topic, heard, burst=True, max_idle_time=0.01) as worker:
+        worker.join()
+    assert sorted(heard.bodies) == list(range(12))
+
+
+def test_a_foreign_key_at_the_limits_stops_the_topic_and_is_named(
+    redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited, free = replace(TOPIC, max_rate=5), replace(TOPIC, name="free")
+    heard = Heard()
+    with client_of(redis_url) as client:
+        broker = Broker(client, prefix)
+        client.set(limits_key(prefix, "prices"), "foreign")
+        send(broker, limited, [1])
+        send(broker, free, range(20))
+        with Worker(broker, [limited, free], heard):
+            heard.wait(20)
+            eventually(lambda: "Cannot ask for the limits of topic prices" in caplog.text)
+        assert total(broker, limited, "prepared") == 0
+        with pytest.raises(WrongType):
+            ask(broker, limited, "A", tokens=1)
+
+
+def test_topics_without_limits_ask_for_nothing() -> None:
+    limits = Limits(InMemoryBroker("m:"), "A", [TOPIC], lambda topic: 1)  # type: ignore[arg-type]
+    assert not limits
+    assert limits.room("prices") > 1_000_000
+    assert limits.due() == float("inf")

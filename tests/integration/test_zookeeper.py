@@ -1,0 +1,1088 @@
+"""Several workers and ZooKeeper: who owns which slots when workers come, go, die, hang, are cut off or find all gone.
+
+Workers are coordinators in threads, with a client each. What they own is what their callbacks were told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import override_settings
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError, NoNodeError
+
+from django_rmq import connections
+from django_rmq.conf import get_config
+from django_rmq.coordination import Worker, topic_slots
+from django_rmq.coordination.plan import Plan
+from django_rmq.coordination.zookeeper import (
+    MAX_NODE,
+    Ensemble,
+    ZooKeeperCoordinator,
+    check,
+    end_session,
+    survey,
+    unpack,
+)
+from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
+from django_rmq.messages import Topic, TopicType
+from django_rmq.operations import figures, health
+from example_project.embedded_redis import free_port
+from tests import party as parties
+from tests.party import PATIENCE, SERIAL, SHARED, Slot
+from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
+from tests.workers import eventually
+
+SESSION = 2.0
+TAKE_OVER = SESSION + 1.5
+"""The goal: seconds from the last sign of a worker until others own its slots."""
+
+
+def nothing_registered() -> dict[str, dict[str, Any]]:
+    return {}
+
+
+class Member(parties.Member):
+    """A worker that meets others in ZooKeeper; `proxy` is its own way there, if it has one."""
+
+    proxy: TcpProxy | None = None
+
+    def kill(self) -> None:
+        """Be heard of no more: connections stay, no byte passes."""
+        assert self.proxy is not None
+        self.silent = True
+        self.proxy.swallow()
+
+    def expire(self) -> None:
+        """Let the server end the session, as if it had not heard of this worker for long enough."""
+        mine = self.coordinator._session.client
+        other = KazooClient(self.coordinator.ensemble.hosts, client_id=mine.client_id)
+        other.start(10)
+        other.stop()
+        other.close()
+
+
+class Party(parties.Party):
+    """Workers below one path."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        super().__init__()
+        self.ensemble = ensemble
+        self.proxies: list[TcpProxy] = []
+
+    def make(
+        self,
+        topics: Iterable[Topic] = (SERIAL, SHARED),
+        *,
+        apart: bool = False,
+        ensemble: Ensemble | None = None,
+        **options: Any,
+    ) -> Member:
+        ensemble = ensemble or self.ensemble
+        proxy = None
+        if apart:
+            proxy = TcpProxy(int(ensemble.hosts.rpartition(":")[2])).__enter__()
+            self.proxies.append(proxy)
+            ensemble = Ensemble(f"127.0.0.1:{proxy.port}", ensemble.root, ensemble.session_seconds)
+        options = {
+            "registered": nothing_registered,
+            "token": uuid.uuid4().hex,
+            "audit_seconds": 0.5,
+            **options,
+        }
+        member = Member(self, partial(ZooKeeperCoordinator, ensemble), topics, **options)
+        member.proxy = proxy
+        return member
+
+    def add(self, topics: Iterable[Topic] = (SERIAL, SHARED), **options: Any) -> Member:
+        member = self.make(topics, **options)
+        self.all.append(member)
+        member.coordinator.start()
+        return member
+
+    def wait_until_shared_out(self, seconds: float = TAKE_OVER * PATIENCE) -> float:
+        return super().wait_until_shared_out(seconds)
+
+    def end(self) -> None:
+        try:
+            super().end()
+        finally:
+            for proxy in self.proxies:
+                proxy.__exit__()
+
+
+@contextmanager
+def visitor(hosts: str, **options: Any) -> Iterator[KazooClient]:
+    """Somebody who is no worker."""
+    client = KazooClient(hosts, **options)
+    client.start(10)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+@pytest.fixture
+def ensemble(zookeeper: str) -> Iterator[Ensemble]:
+    root = f"/t{uuid.uuid4().hex[:12]}"
+    yield Ensemble(zookeeper, root, SESSION)
+    with visitor(zookeeper, auth_data=[("digest", "rmq:secret")]) as client:
+        client.delete(root, recursive=True)
+
+
+@pytest.fixture
+def party(ensemble: Ensemble) -> Iterator[Party]:
+    party = Party(ensemble)
+    yield party
+    party.end()
+
+
+@contextmanager
+def server_of_its_own(session: float = SESSION) -> Iterator[tuple[ZooKeeperServer, Party]]:
+    with ZooKeeperServer() as server:
+        party = Party(Ensemble(server.hosts, "/rmq", session))
+        try:
+            yield server, party
+        finally:
+            party.end()
+
+
+def forget_losses(party: Party) -> None:
+    for member in party.all:
+        member.lost.clear()
+
+
+def losses(party: Party) -> list[Counter[str]]:
+    return [member.lost for member in party.live()]
+
+
+# --- coming and going
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_workers_share_out_all_slots(party: Party, count: int) -> None:
+    for threads in range(1, count + 1):
+        party.add(threads=threads)
+    party.wait_until_shared_out()
+    for member in party.live():
+        assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        assert {slot for topic, slot in member.slots if topic == "shared"} == set(range(4))
+        owned = member.coordinator.owned()
+        assert {(topic, slot) for topic, parts in owned.items() for part in parts for slot in part} == (
+            member.slots
+        )
+
+
+def test_when_a_worker_leaves_the_others_take_over_at_once_and_keep_what_they_have(party: Party) -> None:
+    first, second, third = (party.add() for _ in range(3))
+    party.wait_until_shared_out()
+    forget_losses(party)
+    second.leave()
+    assert second.slots == set()
+    party.wait_until_shared_out(1.0 * PATIENCE)
+    assert [first.lost, third.lost] == [Counter(), Counter()]
+
+
+def test_when_a_worker_joins_the_others_give_only_what_it_gets(party: Party) -> None:
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    forget_losses(party)
+    third = party.add()
+    party.wait_until_shared_out()
+    assert first.lost + second.lost == Counter({"serial": len(third.serial())})
+    assert third.lost == Counter()
+
+
+def test_when_a_worker_is_heard_of_no_more_the_others_take_over_and_keep_what_they_have(party: Party) -> None:
+    first, second, third = party.add(), party.add(apart=True), party.add()
+    party.wait_until_shared_out()
+    forget_losses(party)
+    second.kill()
+    seconds = party.wait_until_shared_out()
+    print(f"taken over after {seconds:.2f} s, session {SESSION} s")
+    assert [first.lost, third.lost] == [Counter(), Counter()]
+    workers = survey(party.ensemble).members
+    assert {one.worker.id for one in workers} == {first.id, third.id}
+
+
+def test_the_worker_that_assigns_can_die_as_well(party: Party) -> None:
+    workers = [party.add(identity=f"{number:032x}", apart=True) for number in range(4)]
+    party.wait_until_shared_out()
+    workers[0].kill()
+    workers[1].kill()
+    party.wait_until_shared_out()
+    workers[2].kill()
+    party.wait_until_shared_out()
+
+
+def test_if_the_first_worker_does_not_assign_the_next_one_does(party: Party) -> None:
+    first = party.add(identity="0" * 32)
+    party.wait_until_shared_out()
+    first.coordinator._assign = lambda session, why: None
+    party.add()
+    party.wait_until_shared_out()
+
+
+def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
+    chance = random.Random(20)
+    for _ in range(2):
+        party.add()
+    for step in range(12):
+        live = party.live()
+        leaving = [member for member in live if member.proxy is not None]
+        if len(live) > 2 and leaving and chance.random() < 0.6:
+            one = chance.choice(leaving)
+            one.leave() if chance.random() < 0.5 else one.kill()
+        else:
+            party.add(threads=chance.randint(1, 4), apart=True)
+        if step % 4 == 3:
+            party.wait_until_shared_out()
+    party.wait_until_shared_out()
+    holdings = survey(party.ensemble).holdings
+    owners = {slot: holding.worker for holding in holdings for slot in range(holding.start, holding.stop)}
+    for member in party.live():
+        assert {slot for slot, owner in owners.items() if owner == member.id} == member.serial()
+
+
+def test_more_threads_get_more_slots_and_a_topic_that_is_served_no_more_goes_to_others(party: Party) -> None:
+    first, second = party.add(identity="1" * 32), party.add(identity="0" * 32)
+    party.wait_until_shared_out()
+    first.coordinator.announce(threads=12)
+    party.wait_for(lambda: len(first.serial()) == 48, TAKE_OVER * PATIENCE, "three quarters for the first")
+    assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    first.coordinator.announce(topics=[SHARED])
+    party.wait_for(
+        lambda: not first.serial() and len(second.serial()) == 64, TAKE_OVER * PATIENCE, "all for the second"
+    )
+    assert ("shared", 3) in first.slots
+
+
+def test_workers_of_different_topics_get_their_own_only(party: Party) -> None:
+    other = Topic("other", TopicType.PRIORITY, slots=8)
+    first, second = party.add([SERIAL]), party.add([other])
+    party.wait_for(
+        lambda: len(first.slots) == 64 and len(second.slots) == 8, TAKE_OVER * PATIENCE, "each its own topic"
+    )
+    assert {topic for topic, _ in second.slots} == {"other"}
+
+
+# --- ids and sessions
+
+
+def test_a_second_worker_with_the_same_id_is_refused(party: Party) -> None:
+    first = party.add()
+    party.wait_until_shared_out()
+    with pytest.raises(
+        ConfigurationError, match=rf"{first.id} is there already \(process {os.getpid()} on host\)"
+    ):
+        party.add(identity=first.id)
+    party.all.pop().coordinator.stop()
+    assert len(first.serial()) == 64
+    workers = survey(party.ensemble).members
+    assert [one.worker.id for one in workers] == [first.id]
+
+
+def test_who_meets_a_node_of_its_own_earlier_session_replaces_it(party: Party) -> None:
+    first = party.add()
+    party.wait_until_shared_out()
+    token = first.coordinator._token
+    first.silent = True
+    second = party.add(identity=first.id, token=token)
+    party.wait_until_shared_out()
+    party.wait_for(lambda: not first.serial(), TAKE_OVER * PATIENCE, "the earlier one gives up")
+    assert len(second.serial()) == 64
+
+
+def test_who_loses_its_session_gives_up_its_slots_and_joins_with_a_new_client(party: Party) -> None:
+    near, far = party.add(), party.add()
+    party.wait_until_shared_out()
+    forget_losses(party)
+    client = far.coordinator._session.client
+    far.expire()
+    party.wait_for(lambda: far.lost["serial"] == 32, TAKE_OVER * PATIENCE, "it gives up what it had")
+    party.wait_until_shared_out()
+    assert far.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    assert far.coordinator._session.client is not client
+    assert near.lost["serial"] <= 32
+    eventually(lambda: not client.connected and client._stopped.is_set(), "the old client's end")
+
+
+def test_a_worker_whose_node_was_deleted_joins_again(party: Party) -> None:
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    with visitor(party.ensemble.hosts) as client:
+        before = client.exists(party.ensemble.path("workers", first.id)).czxid
+        client.delete(party.ensemble.path("workers", first.id))
+        path = party.ensemble.path("workers", first.id)
+        eventually(lambda: (found := client.exists(path)) and found.czxid > before, "joining again", 20)
+    party.wait_until_shared_out()
+    assert len(second.serial()) == 32
+
+
+def test_a_parent_ends_the_session_of_its_dead_child(party: Party) -> None:
+    first, second = party.add(), party.add(apart=True)
+    party.wait_until_shared_out()
+    end_session(party.ensemble, second.id, "another token")
+    assert len(survey(party.ensemble).members) == 2
+    second.kill()
+    end_session(party.ensemble, second.id, second.coordinator._token)
+    assert [one.worker.id for one in survey(party.ensemble).members] == [first.id]
+    party.wait_until_shared_out(1.0 * PATIENCE)
+
+
+def test_a_fork_leaves_the_session_of_its_parent_alone(party: Party) -> None:
+    first = party.add()
+    party.wait_until_shared_out()
+    number = first.coordinator._session.number
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            first.coordinator.stop(1.0)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with visitor(party.ensemble.hosts) as client:
+        path = party.ensemble.path("workers", first.id)
+        assert client.exists(path).ephemeralOwner == number
+        # The copies of the socket in the child are gone, and the session goes on.
+        party.add()
+        party.wait_until_shared_out()
+        assert client.exists(path).ephemeralOwner == number
+
+
+# --- it cannot start
+
+
+def test_nobody_starts_without_zookeeper(party: Party) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        hosts = f"127.0.0.1:{free.getsockname()[1]}"
+    member = party.make(ensemble=Ensemble(hosts, session_seconds=SESSION))
+    started = time.monotonic()
+    with pytest.raises(ServerUnavailable, match=rf"{hosts} does not answer \(.*refused"):
+        member.coordinator.start()
+    assert time.monotonic() - started < 5 * PATIENCE
+    member.coordinator.stop()
+
+
+def test_a_path_that_holds_something_else_is_refused(party: Party) -> None:
+    ensemble = party.ensemble
+    with visitor(ensemble.hosts) as client:
+        client.create(ensemble.root, b"the locks of another program")
+        with pytest.raises(ConfigurationError, match=r"something else at /t.*locks of another program"):
+            party.make().coordinator.start()
+        with pytest.raises(ConfigurationError, match="something else"):
+            check(ensemble)
+        client.set(ensemble.root, b"")
+        client.create(ensemble.path("brokers"))
+        with pytest.raises(ConfigurationError, match="children \\['brokers'\\]"):
+            party.make().coordinator.start()
+        client.delete(ensemble.path("brokers"))
+    check(ensemble)
+    party.add()
+    party.wait_until_shared_out()
+    check(ensemble)
+
+
+def test_workers_of_another_prefix_do_not_share_a_path(party: Party) -> None:
+    party.add()
+    other = Ensemble(party.ensemble.hosts, party.ensemble.root, SESSION, key_prefix="other:")
+    with pytest.raises(ConfigurationError, match="KEY_PREFIX '', ours is 'other:'"):
+        party.make(ensemble=other).coordinator.start()
+
+
+def test_a_check_writes_nothing(ensemble: Ensemble) -> None:
+    check(ensemble)
+    with visitor(ensemble.hosts) as client:
+        assert client.exists(ensemble.root) is None
+
+
+def closed(ensemble: Ensemble, *auth: tuple[str, str]) -> Ensemble:
+    return Ensemble(
+        ensemble.hosts, ensemble.root, SESSION, auth or (("digest", "rmq:secret"),), is_closed=True
+    )
+
+
+def test_with_a_login_every_node_is_for_its_workers_only(ensemble: Ensemble) -> None:
+    party = Party(closed(ensemble))
+    try:
+        first = party.add()
+        party.add()
+        party.wait_until_shared_out()
+        assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        with visitor(ensemble.hosts, auth_data=[("digest", "rmq:secret")]) as client:
+            nodes = list(every_node(client, ensemble.root))
+            assert len(nodes) == 1 + 3 + 2 + 2
+            for node in nodes:
+                (acl,) = client.get_acls(node)[0]
+                assert (acl.id.scheme, acl.id.id.partition(":")[0], acl.perms) == ("digest", "rmq", 31), node
+        with visitor(ensemble.hosts) as stranger:
+            with pytest.raises(NoAuthError):
+                stranger.delete(ensemble.path("workers", first.id))
+            with pytest.raises(NoAuthError):
+                stranger.set(ensemble.path("assignment"), b"")
+        for others in (ensemble, closed(ensemble, ("digest", "rmq:wrong"))):
+            started = time.monotonic()
+            with pytest.raises(ServerRefused, match="belongs to other credentials"):
+                party.make(ensemble=others).coordinator.start()
+            with pytest.raises(ServerRefused, match="belongs to other credentials"):
+                check(others)
+            assert time.monotonic() - started < 2 * PATIENCE
+        assert len(survey(party.ensemble).members) == 2
+    finally:
+        party.end()
+
+
+def test_credentials_do_not_reach_the_log(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(1)
+    party = Party(closed(ensemble, ("digest", "rmq:secret")))
+    try:
+        party.add()
+        party.wait_until_shared_out()
+        with pytest.raises(ServerRefused):
+            check(closed(ensemble, ("digest", "rmq:canary")))
+    finally:
+        party.end()
+    assert "Sending request" in caplog.text, "kazoo was heard"
+    assert not {"secret", "canary"} & set(re.findall("secret|canary", caplog.text))
+
+
+def every_node(client: KazooClient, root: str) -> Iterator[str]:
+    yield root
+    for name in client.get_children(root):
+        yield from every_node(client, f"{root}/{name}")
+
+
+def test_a_login_of_a_kind_that_the_server_does_not_know_is_refused(ensemble: Ensemble) -> None:
+    with pytest.raises(ServerRefused, match="refuses our credentials \\(schemes: palmistry\\)"):
+        check(closed(ensemble, ("palmistry", "a:b")))
+
+
+def test_logins_may_be_introduced_one_worker_after_the_other(
+    party: Party, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who has none yet cannot read of those who have: it shares out without them as long as it is the first."""
+    old = party.add(identity="0" * 32)
+    party.wait_until_shared_out()
+    assert "was made for everybody" not in caplog.text
+    new = party.add(ensemble=closed(party.ensemble))
+    assert "was made for everybody" in caplog.text
+    assert old.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    assert len(old.serial()) == 64
+    party.add(ensemble=closed(party.ensemble))
+    old.leave()
+    party.wait_until_shared_out()
+    assert len(new.serial()) == 32
+
+
+# --- ZooKeeper away
+
+
+def test_by_default_workers_go_on_with_what_they_own_while_zookeeper_is_away() -> None:
+    with server_of_its_own() as (server, party):
+        workers = [party.add() for _ in range(3)]
+        party.wait_until_shared_out()
+        for member in workers:
+            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        forget_losses(party)
+        server.kill()
+        eventually(lambda: not any(m.coordinator._session.is_connected for m in workers), "losing it")
+        assert not any(member.coordinator.wait_settled(0) for member in workers)
+        threading.Event().wait(SESSION * 1.5)
+        assert party.is_shared_out()
+        assert losses(party) == [Counter()] * 3
+        with pytest.raises(ServerUnavailable):
+            workers[0].coordinator.members()
+        server.start()
+        for member in workers:
+            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        assert losses(party) == [Counter()] * 3, "sessions outlive a restart"
+        party.add()
+        party.wait_until_shared_out()
+
+
+def test_strict_workers_stop_when_the_connection_is_lost_and_come_back() -> None:
+    with server_of_its_own() as (server, party):
+        workers = [party.add(is_strict=True) for _ in range(2)]
+        party.wait_until_shared_out()
+        had = [member.serial() for member in workers]
+        server.kill()
+        seconds = party.wait_for(
+            lambda: not any(member.serial() for member in workers), SESSION * PATIENCE, "all give up"
+        )
+        print(f"given up after {seconds:.2f} s")
+        assert all(("shared", 0) in member.slots for member in workers), (
+            "what has no gate needs no coordinator"
+        )
+        server.start()
+        party.wait_until_shared_out()
+        assert [member.serial() for member in workers] == had
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_in_a_black_hole_suspended_comes_and_lost_never_does(party: Party, is_strict: bool) -> None:
+    near = party.add()
+    far = party.add(apart=True, is_strict=is_strict)
+    party.wait_until_shared_out()
+    forget_losses(party)
+    assert far.proxy is not None
+    far.proxy.swallow()
+    seconds = party.wait_for(
+        lambda: len(near.serial()) == 64, TAKE_OVER * PATIENCE, "the near one takes over"
+    )
+    print(f"taken over after {seconds:.2f} s")
+    session = far.coordinator._session
+    eventually(lambda: not session.is_connected, "SUSPENDED")
+    assert not session.is_lost
+    assert not far.coordinator.wait_settled(0)
+    if is_strict:
+        party.wait_for(lambda: not far.serial(), SESSION * PATIENCE, "the far one gives up")
+    else:
+        assert len(far.serial()) == 32, "the gate keeps that safe"
+    far.proxy.let_through()
+    far.proxy.disconnect()
+    party.wait_until_shared_out()
+    assert far.lost["serial"] == 32
+    assert near.lost["serial"] == 32
+    assert session.is_lost, "the server said so at last"
+
+
+def test_a_strict_worker_gives_up_by_its_own_clock_if_nobody_tells_it_anything(party: Party) -> None:
+    far = party.add(apart=True, is_strict=True)
+    party.wait_until_shared_out()
+    # What kazoo would tell is not heard, and the thread that looks is stuck.
+    far.coordinator._session.client.remove_listener(far.coordinator._session._listen)
+    stuck = threading.Event()
+    far.coordinator._turn = lambda: stuck.wait(60) and 0.0
+    assert far.proxy is not None
+    far.proxy.swallow()
+    gave_up = party.wait_for(lambda: not far.serial(), SESSION * PATIENCE, "giving up")
+    assert gave_up <= SESSION + 1.0
+    stuck.set()
+    far.silent = True
+
+
+def test_a_cut_shorter_than_a_session_moves_nothing(ensemble: Ensemble) -> None:
+    party = Party(Ensemble(ensemble.hosts, ensemble.root, 8.0))
+    try:
+        near, far = party.add(identity="1" * 32), party.add(identity="0" * 32, apart=True)
+        party.wait_until_shared_out()
+        forget_losses(party)
+        assert far.proxy is not None
+        session = far.coordinator._session
+        far.proxy.cut()
+        eventually(lambda: not session.is_connected, "SUSPENDED")
+        far.proxy.mend()
+        eventually(lambda: session.is_connected, "being back")
+        assert far.coordinator.wait_settled(8.0)
+        assert losses(party) == [Counter()] * 2
+        assert far.coordinator._session is session
+        # Watches are set anew: it hears of changes at once, not when it next looks.
+        eventually(lambda: any(session.client._child_watchers.values()), "watching again", 1.5)
+        third = party.add()
+        party.wait_until_shared_out()
+        assert near.lost + far.lost == Counter({"serial": len(third.serial())})
+    finally:
+        party.end()
+
+
+def test_stop_is_bounded_whatever_zookeeper_does(party: Party) -> None:
+    far = party.add(apart=True)
+    party.wait_until_shared_out()
+    far.kill()
+    started = time.monotonic()
+    far.coordinator.stop(0.5)
+    assert time.monotonic() - started < 0.5 + 1.0
+    assert far.slots == set()
+
+
+def test_after_the_data_was_wiped_everybody_is_back() -> None:
+    with server_of_its_own() as (server, party):
+        workers = [party.add() for _ in range(3)]
+        party.wait_until_shared_out()
+        had = [member.serial() for member in workers]
+        server.kill()
+        server.wipe()
+        server.start()
+        eventually(
+            lambda: len(survey(party.ensemble).members) == 3, "three workers again", TAKE_OVER * PATIENCE
+        )
+        party.wait_until_shared_out()
+        assert [member.serial() for member in workers] == had, "the plan is remembered by who makes it"
+
+
+def test_after_all_nodes_were_deleted_everybody_is_back_with_what_it_had(party: Party) -> None:
+    workers = [party.add() for _ in range(3)]
+    party.wait_until_shared_out()
+    had = [member.serial() for member in workers]
+    with visitor(party.ensemble.hosts) as client:
+        before = client.exists(party.ensemble.root).czxid
+        client.delete(party.ensemble.root, recursive=True)
+
+        def is_back() -> bool:
+            found = client.exists(party.ensemble.root)
+            return found is not None and found.czxid > before
+
+        eventually(is_back, "the path", 10 * PATIENCE)
+    eventually(lambda: len(survey(party.ensemble).members) == 3, "three workers", 10 * PATIENCE)
+    for member in workers:
+        assert member.coordinator.wait_settled(10 * PATIENCE)
+    party.wait_until_shared_out()
+    assert [member.serial() for member in workers] == had
+
+
+# --- an ensemble of three
+
+
+@pytest.mark.usefixtures("java")
+def test_the_leader_of_the_ensemble_dies_and_no_slot_moves() -> None:
+    with ZooKeeperEnsemble() as three:
+        party = Party(Ensemble(three.hosts, "/rmq", 6.0))
+        try:
+            workers = [party.add() for _ in range(3)]
+            party.wait_until_shared_out()
+            for member in workers:
+                assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+            forget_losses(party)
+            first = three.leader()
+            first.kill()
+            three.leader()
+            for member in workers:
+                assert member.coordinator.wait_settled(6.0 * PATIENCE)
+            assert losses(party) == [Counter()] * 3
+            party.add()
+            party.wait_until_shared_out()
+
+            # The quorum is lost, and comes back.
+            forget_losses(party)
+            second = three.leader()
+            second.kill()
+            eventually(
+                lambda: not any(m.coordinator._session.is_connected for m in party.live()), "losing it", 30
+            )
+            assert losses(party) == [Counter()] * 4
+            first.launch()
+            second.launch()
+            for server in three.servers:
+                server.wait_until_serving()
+            for member in party.live():
+                assert member.coordinator.wait_settled(6.0 * PATIENCE)
+            party.wait_until_shared_out(6.0 * PATIENCE)
+        finally:
+            party.end()
+
+
+# --- the assignment
+
+
+def spoiled_plans() -> Mapping[str, Callable[[Party], bytes]]:
+    def owner(worker: str, slots: int = 64) -> bytes:
+        plan = {"workers": [worker], "times": [1], "topics": {"serial": [slots, 0, 0]}}
+        return b"x\n" + zlib.compress(json.dumps(plan).encode())
+
+    return {
+        "nothing": lambda party: b"",
+        "junk": lambda party: b"junk",
+        "cut off": lambda party: owner(party.all[0].id)[:-9],
+        "no plan": lambda party: b"x\n" + zlib.compress(b"{}"),
+        "owned by the dead": lambda party: owner("f" * 32),
+        "owned by one": lambda party: owner(party.all[0].id),
+        "owned beyond the end": lambda party: owner(party.all[1].id, 128),
+        "huge": lambda party: b"x\n" + zlib.compress(bytes(1 << 27)),
+    }
+
+
+@pytest.mark.parametrize("how", spoiled_plans())
+def test_an_assignment_that_was_spoiled_is_healed(party: Party, how: str) -> None:
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    path = party.ensemble.path("assignment")
+    with visitor(party.ensemble.hosts) as client:
+        spoiled = client.set(path, spoiled_plans()[how](party)).version
+
+        def is_healed() -> bool:
+            data, stat = client.get(path)
+            if stat.version == spoiled:
+                return False
+            owners = {span.worker for span in unpack(data)[1].topics["serial"]}
+            return owners == {first.id, second.id}
+
+        eventually(is_healed, "healing", 10 * PATIENCE)
+    for member in (first, second):
+        assert member.coordinator.wait_settled(10 * PATIENCE)
+    party.wait_until_shared_out()
+
+
+def test_an_assignment_spoiled_with_the_right_membership_is_found_by_the_audit(party: Party) -> None:
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    for member in (first, second):
+        assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    path = party.ensemble.path("assignment")
+    with visitor(party.ensemble.hosts) as client:
+        basis = client.get(path)[0].partition(b"\n")[0]
+        plan = {"workers": [first.id], "times": [1], "topics": {"serial": [60, 0, 0]}}
+        spoiled = client.set(path, basis + b"\n" + zlib.compress(json.dumps(plan).encode())).version
+        eventually(lambda: client.get(path)[1].version > spoiled, "healing", 10 * PATIENCE)
+    for member in (first, second):
+        assert member.coordinator.wait_settled(10 * PATIENCE)
+    party.wait_until_shared_out()
+
+
+def test_strange_workers_get_no_slots(party: Party) -> None:
+    first = party.add(identity="1" * 32)
+    party.wait_until_shared_out()
+    with visitor(party.ensemble.hosts) as client:
+        client.create(party.ensemble.path("workers", "zz"), b"what?")
+        client.create(party.ensemble.path("workers", "00"), b"")
+    party.add()
+    party.wait_until_shared_out()
+    assert len(survey(party.ensemble).members) == 2
+    assert len(first.serial()) == 32
+
+
+def test_definitions_are_published_and_decide_how_many_slots_there_are(party: Party) -> None:
+    registered: dict[str, dict[str, Any]] = {"gone": {"slots": 2}}
+    trouble: list[Exception] = []
+
+    def definitions() -> dict[str, dict[str, Any]]:
+        if trouble:
+            raise trouble[0]
+        return dict(registered)
+
+    first, second = party.add(registered=definitions), party.add(registered=definitions)
+    party.wait_until_shared_out()
+    wider = {"slots": 128, "serial": True, "type": "priority"}
+    registered["serial"] = wider
+    del registered["gone"]
+    party.wait_for(lambda: party.is_shared_out(128), 5.0 * PATIENCE, "all of the new slots")
+    assert len(first.serial()) == len(second.serial()) == 64
+    folder = party.ensemble.path("topics")
+    with visitor(party.ensemble.hosts) as client:
+        eventually(lambda: set(client.get_children(folder)) == {"serial", "shared"}, "publishing")
+        assert json.loads(client.get(f"{folder}/serial")[0]) == wider
+        assert json.loads(client.get(f"{folder}/shared")[0]) == {"serial": False, "slots": 4}
+
+    # Nobody can tell now: what was published counts, for a new first worker too.
+    trouble.append(ServerUnavailable("Redis is away"))
+    party.add(identity="0" * 32, registered=definitions)
+    party.wait_for(lambda: party.is_shared_out(128), TAKE_OVER * PATIENCE, "all of the published slots")
+
+
+def test_a_callback_that_raises_stops_nothing(party: Party, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[int] = []
+
+    def own(slots: Iterable[Slot]) -> None:
+        told.append(len(list(slots)))
+        raise RuntimeError("not today")
+
+    worker = Worker(uuid.uuid4().hex, "host", 1, 0.0, 4, topic_slots([SERIAL]))
+    coordinator = ZooKeeperCoordinator(
+        party.ensemble, worker, own, lambda slots: None, registered=nothing_registered, token="t"
+    )
+    coordinator.start()
+    try:
+        assert coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        assert told == [64]
+        assert "could not be told which slots it gains" in caplog.text
+    finally:
+        coordinator.stop()
+
+
+# --- what it costs
+
+
+def packets(server: ZooKeeperServer) -> int:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(b"mntr")
+        said = b"".join(iter(partial(connection.recv, 65536), b"")).decode()
+    return int(next(line.split()[1] for line in said.splitlines() if line.startswith("zk_packets_received")))
+
+
+def test_workers_ask_little_and_a_change_wakes_few() -> None:
+    count, window, session = 12, 4.0, 6.0
+    with server_of_its_own(session) as (server, party):
+        members = [party.add(audit_seconds=5.0) for _ in range(count)]
+        party.wait_until_shared_out(20)
+        for member in members:
+            assert member.coordinator.wait_settled(20)
+        before = packets(server)
+        threading.Event().wait(window)
+        idle = packets(server) - before
+        # Three stats every third of a session, and kazoo's own pings.
+        print(f"{idle / count / window:.1f} requests per second and worker while nothing happens")
+        assert idle <= count * (window / (session / 3) + 1) * 5
+
+        before = packets(server)
+        party.add(audit_seconds=5.0)
+        party.wait_until_shared_out(20)
+        for member in party.all:
+            assert member.coordinator.wait_settled(20)
+        woken = packets(server) - before
+        print(f"{woken} requests of {count + 1} workers for a join")
+        # All read the assignment and who is there; only one reads every record.
+        assert woken <= (count + 1) * 25
+
+
+def test_a_million_slots_find_their_owners_and_no_node_is_large(party: Party) -> None:
+    topic = Topic("million", TopicType.PRIORITY, slots=1 << 20)
+    counts = [0, 0]
+    done = threading.Condition()
+
+    def count(which: int, sign: int) -> Callable[[Iterable[Slot]], None]:
+        def told(slots: Iterable[Slot]) -> None:
+            number = sum(1 for _ in slots)
+            with done:
+                counts[which] += sign * number
+                done.notify_all()
+
+        return told
+
+    coordinators = [
+        ZooKeeperCoordinator(
+            party.ensemble,
+            Worker(uuid.uuid4().hex, "host", 1, 0.0, 4, topic_slots([topic])),
+            count(which, 1),
+            count(which, -1),
+            registered=nothing_registered,
+            token=uuid.uuid4().hex,
+        )
+        for which in range(2)
+    ]
+    started = time.monotonic()
+    for coordinator in coordinators:
+        coordinator.start()
+    try:
+        with done:
+            assert done.wait_for(lambda: counts == [1 << 19, 1 << 19], 60)
+        print(f"2^20 slots shared out after {time.monotonic() - started:.2f} s")
+        with visitor(party.ensemble.hosts) as client:
+            sizes = {node: client.exists(node).dataLength for node in every_node(client, party.ensemble.root)}
+        assert max(sizes.values()) < 2_000, sizes
+    finally:
+        for coordinator in coordinators:
+            coordinator.stop(10)
+    assert counts == [0, 0]
+
+
+def test_an_assignment_too_large_for_a_node_forgets_and_is_written_all_the_same(
+    party: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = party.add()
+    party.wait_until_shared_out()
+    assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    crumbs = {
+        "workers": sorted([first.id, "f" * 32]),
+        "times": list(range(64)),
+        "topics": {"serial": [number for slot in range(64) for number in (1, slot % 2, slot)]},
+    }
+    path = party.ensemble.path("assignment")
+    with visitor(party.ensemble.hosts) as client:
+        size = len(client.get(path)[0])
+        monkeypatch.setattr("django_rmq.coordination.zookeeper.MAX_NODE", size + 70)
+        client.set(path, b"x\n" + zlib.compress(json.dumps(crumbs).encode()))
+        second = party.add()
+        party.wait_until_shared_out()
+        for member in (first, second):
+            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        data = client.get(path)[0]
+        assert len(data) <= size + 70
+        assert len(unpack(data)[1].topics["serial"]) == 2, "two whole runs"
+
+
+def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit() -> None:
+    """What hundreds of joins and leaves make of 2^20 slots: see docs/decisions/0002."""
+    from django_rmq.coordination import Capacity, TopicSlots, assign
+    from django_rmq.coordination.zookeeper import pack
+
+    chance = random.Random(1)
+    topic = TopicSlots("million", 1 << 20)
+    crew = [
+        Capacity(uuid.UUID(int=chance.getrandbits(128)).hex, 4, frozenset({"million"})) for _ in range(50)
+    ]
+    plan, largest = Plan({}), 0
+    for step in range(60):
+        if chance.random() < 0.5 and len(crew) > 20:
+            crew.pop(chance.randrange(len(crew)))
+        else:
+            identity = uuid.UUID(int=chance.getrandbits(128)).hex
+            crew.append(Capacity(identity, chance.randint(1, 4), frozenset({"million"})))
+        plan = plan.renewed(assign([topic], crew, plan.runs()), 1_800_000_000 + step)
+        largest = max(largest, len(pack("m", plan)))
+    print(f"at most {largest} bytes")
+    assert largest < MAX_NODE / 10
+
+
+# --- what is shown to people
+
+
+def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
+    assert survey(party.ensemble) == ([], Plan({}))
+    first = party.add(identity="1" * 32, threads=3)
+    party.wait_until_shared_out()
+    assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+    found = survey(party.ensemble)
+    assert found.flaw == ""
+    workers, holdings = found.members, found.holdings
+    assert (workers, holdings) == (first.coordinator.members(), first.coordinator.describe())
+    (holding,) = holdings
+    assert (holding.topic, holding.start, holding.stop, holding.worker) == ("serial", 0, 64, "1" * 32)
+    assert abs(holding.since - time.time()) < 60
+    (member,) = workers
+    assert (member.worker, member.session_left) == (first.worker, SESSION)
+    first.leave()
+    assert survey(party.ensemble).members == []
+    with visitor(party.ensemble.hosts) as client, pytest.raises(NoNodeError):
+        client.get(party.ensemble.path("workers", first.id))
+
+
+def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url: str, prefix: str) -> None:
+    topic = {"TYPE": "priority", "SLOTS": 64}
+    zookeeper = {"HOSTS": party.ensemble.hosts, "ROOT": party.ensemble.root}
+    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": {"serial": topic}, "ZOOKEEPER": zookeeper}
+    party.ensemble = Ensemble(party.ensemble.hosts, party.ensemble.root, SESSION, key_prefix=prefix)
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    with override_settings(RMQ=rmq):
+        broker = connections.get_broker()
+        declared = get_config().topic("serial")
+        found = figures.workers(broker)
+        assert {one.member.worker.id: one.slots["serial"] for one in found} == {first.id: 32, second.id: 32}
+        assert {one.shared for one in found} == {("shared",)}
+        assert figures.overview(broker, [declared])[0].consumers == 2
+        assert {row.worker for row in figures.slots(broker, declared, range(64)).rows} == {
+            first.id,
+            second.id,
+        }
+        told = {
+            one.name: one for one in health.check(broker, [declared], "zookeeper", health.Limits()).findings
+        }
+        assert (told["coordinator"].is_well, told["workers"].is_well) == (True, True)
+    with override_settings(RMQ={**rmq, "ZOOKEEPER": {"HOSTS": f"127.0.0.1:{free_port()}"}}):
+        broker = connections.get_broker()
+        with pytest.raises(ServerUnavailable):
+            figures.workers(broker)
+        assert figures.overview(broker, [declared])[0].consumers == 0
+        (found_wrong,) = (
+            one
+            for one in health.check(broker, [declared], "zookeeper", health.Limits()).findings
+            if one.name == "coordinator"
+        )
+        assert "does not answer" in found_wrong.text
+
+
+def test_nobody_hears_kazoo_in_the_log_but_us(party: Party, caplog: pytest.LogCaptureFixture) -> None:
+    far = party.add(apart=True)
+    party.wait_until_shared_out()
+    assert far.proxy is not None
+    far.proxy.cut()
+    eventually(lambda: "ZooKeeper is away" in caplog.text, "the complaint")
+    threading.Event().wait(1.5)
+    far.proxy.mend()
+    loud = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert len([record for record in loud if "ZooKeeper is away" in record.getMessage()]) == 1
+    assert all(record.name == "django_rmq.coordination" for record in loud)
+
+
+# --- TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CA, a server's certificate for 127.0.0.1 and a client's."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+    try:
+        openssl("version")
+    except FileNotFoundError:
+        pytest.skip("there is no openssl to make certificates with")
+    new_key = ("req", "-newkey", "rsa:2048", "-nodes")
+    openssl(*new_key, "-x509", "-days", "2", "-subj", "/CN=test CA", "-keyout", "ca.key", "-out", "ca.pem")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for who in ("server", "client"):
+        openssl(*new_key, "-subj", f"/CN={who}", "-keyout", f"{who}.key", "-out", f"{who}.csr")
+        openssl(
+            *("x509", "-req", "-days", "2", "-in", f"{who}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
+            *("-CAcreateserial", "-extfile", "names", "-out", f"{who}.pem"),
+        )
+    (folder / "server.both.pem").write_text(
+        (folder / "server.key").read_text() + (folder / "server.pem").read_text()
+    )
+    return folder
+
+
+# kazoo leaves a socket to the garbage collector when a handshake fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("java")
+def test_tls_with_certificates_that_are_looked_at(certificates: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = {
+        "secureClientPort": str(port),
+        "secureClientPortAddress": "127.0.0.1",
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "ssl.keyStore.location": str(certificates / "server.both.pem"),
+        "ssl.keyStore.type": "PEM",
+        "ssl.trustStore.location": str(certificates / "ca.pem"),
+        "ssl.trustStore.type": "PEM",
+        "authProvider.x509": "org.apache.zookeeper.server.auth.X509AuthenticationProvider",
+        "ssl.hostnameVerification": "false",
+        "ssl.clientHostnameVerification": "false",
+    }
+    tls = {
+        "CA": str(certificates / "ca.pem"),
+        "CERT": str(certificates / "client.pem"),
+        "KEY": str(certificates / "client.key"),
+    }
+    with ZooKeeperServer(options=options):
+        hosts = f"127.0.0.1:{port}"
+        party = Party(Ensemble(hosts, "/rmq", 4.0, is_closed=True, tls=tls))
+        try:
+            party.add()
+            party.add()
+            party.wait_until_shared_out()
+            for wrong in ({**tls, "CA": None}, {"CA": tls["CA"]}):
+                with pytest.raises(ServerUnavailable, match="does not answer"):
+                    check(Ensemble(hosts, "/rmq", 2.0, tls=wrong), 1.5)
+            with pytest.raises(ServerUnavailable, match="does not answer"):
+                check(Ensemble(hosts, "/rmq", 2.0), 1.5)
+            check(Ensemble(hosts, "/rmq", 2.0, tls={**tls, "CA": None, "VERIFY": False}))
+        finally:
+            party.end()
+
+
+def test_a_frozen_server_is_no_reason_to_hang() -> None:
+    with server_of_its_own() as (server, party):
+        first = party.add()
+        party.wait_until_shared_out()
+        server.pause()
+        try:
+            eventually(lambda: not first.coordinator._session.is_connected, "SUSPENDED", SESSION * PATIENCE)
+            started = time.monotonic()
+            first.coordinator.stop(0.5)
+            assert time.monotonic() - started < 0.5 + 1.0
+            assert first.slots == set()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)

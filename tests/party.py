@@ -1,0 +1,122 @@
+"""Workers that share slots, as coordinators in threads; what they own is what their callbacks were told."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from django_rmq.coordination import Worker, topic_slots
+from django_rmq.messages import Topic, TopicType
+
+SESSION = 1.0
+PATIENCE = 5
+"""Tests bound liveness by so many times the goal."""
+
+TAKE_OVER = SESSION + 1.5
+"""The goal: seconds from the last sign of a worker until others own its slots."""
+
+SERIAL = Topic("serial", TopicType.PRIORITY, slots=64)
+SHARED = Topic("shared", TopicType.PRIORITY, slots=4, serial=False)
+Slot = tuple[str, int]
+
+
+class Member:
+    """A worker of the party and what it was told; `make` makes its coordinator."""
+
+    def __init__(
+        self,
+        party: Party,
+        make: Callable[..., Any],
+        topics: Iterable[Topic],
+        *,
+        threads: int = 4,
+        identity: str = "",
+        **options: Any,
+    ) -> None:
+        self.party = party
+        self.slots: set[Slot] = set()
+        self.lost: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.silent = False
+        """Killed: what it believes to own concerns nobody."""
+        identity = identity or uuid.uuid4().hex
+        worker = Worker(identity, "host", os.getpid(), time.time(), threads, topic_slots(topics))
+        self.coordinator = make(worker, self.own, self.disown, **options)
+
+    @property
+    def worker(self) -> Worker:
+        found: Worker = self.coordinator.worker
+        return found
+
+    @property
+    def id(self) -> str:
+        return self.worker.id
+
+    def own(self, slots: Iterable[Slot]) -> None:
+        with self.party.changed:
+            for slot in slots:
+                if slot in self.slots:
+                    self.wrong.append(f"owns {slot} twice")
+                self.slots.add(slot)
+            self.party.changed.notify_all()
+
+    def disown(self, slots: Iterable[Slot]) -> None:
+        with self.party.changed:
+            for slot in slots:
+                if slot not in self.slots:
+                    self.wrong.append(f"loses {slot} that it had not")
+                self.slots.discard(slot)
+                self.lost[slot[0]] += 1
+            self.party.changed.notify_all()
+
+    def serial(self) -> set[int]:
+        return {slot for topic, slot in self.slots if topic == SERIAL.name}
+
+    def leave(self) -> None:
+        self.coordinator.stop()
+        with self.party.changed:
+            self.silent = True
+
+
+class Party:
+    """Workers that belong together."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+        self.changed = threading.Condition()
+
+    def live(self) -> list[Any]:
+        return [member for member in self.all if not member.silent]
+
+    def wait_for(self, fact: Callable[[], bool], seconds: float, what: str) -> float:
+        """Return how long it took until ``fact``, which is looked at whenever a worker is told something."""
+        started = time.monotonic()
+        with self.changed:
+            assert self.changed.wait_for(fact, seconds), f"not within {seconds} s: {what}; {self.shown()}"
+        return time.monotonic() - started
+
+    def shown(self) -> str:
+        return "; ".join(f"{member.id[:6]} {sorted(member.serial())}" for member in self.live())
+
+    def is_shared_out(self, slots: int = SERIAL.slots) -> bool:
+        """Every slot is owned once, and each worker has its share."""
+        live = self.live()
+        owned = [member.serial() for member in live]
+        if Counter(slot for each in owned for slot in each) != Counter(range(slots)):
+            return False
+        threads = sum(member.worker.threads for member in live)
+        quotas = [slots * member.worker.threads / threads for member in live]
+        return all(abs(len(each) - quota) < 1 for each, quota in zip(owned, quotas, strict=True))
+
+    def wait_until_shared_out(self, seconds: float = TAKE_OVER * PATIENCE) -> float:
+        return self.wait_for(self.is_shared_out, seconds, "every slot owned once, in fair shares")
+
+    def end(self) -> None:
+        for member in self.all:
+            member.coordinator.stop(0.2 if member.silent else 2.0)
+        assert [member.wrong for member in self.all] == [[] for _ in self.all]

@@ -1,0 +1,97 @@
+"""The script of the limits keeps to the rules of all scripts, though it belongs to no slot."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq import lua
+from django_rmq.broker import Broker, Call
+from django_rmq.keys import limits_key
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.messages import Topic, TopicType
+from tests.unit import test_lua as rules
+
+SOURCE = rules.Source("limits/allow")
+TOPIC = Topic("topic", TopicType.RANGE_MERGE, slots=1, timeout=3)
+
+
+class Recorder(Broker):
+    """Answers with the call that would be made."""
+
+    def _run(self, call: Call) -> Any:
+        return call
+
+
+def test_a_call_hands_over_what_the_header_declares() -> None:
+    ask: Any = Recorder(None, "P:")
+    call = ask.allow(TOPIC, "w", tokens=1, in_use=2, wanted=3, lease_ms=4)
+    assert call.script == "limits/allow"
+    assert list(call.keys) == [limits_key("P:", "topic")] == [b"limits_{P:rmq:limits:topic}"]
+    assert [key.kind for key in SOURCE.declared("KEYS")] == ["HASH"]
+    arguments = SOURCE.declared("ARGV")
+    assert len(call.args) == len(arguments) - 1
+    assert arguments[-1].name == "now"
+
+
+def test_header_bindings_and_code_keep_to_the_rules() -> None:
+    rules.test_a_header_begins_with_one_sentence_and_says_what_is_returned(SOURCE)
+    rules.test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(SOURCE)
+    rules.test_keys_and_fixed_arguments_are_read_in_bindings_only(SOURCE)
+    rules.test_the_types_that_a_header_names_are_looked_at_before_anything_else(SOURCE)
+    for table in ("KEYS", "ARGV"):
+        rules.test_what_a_header_declares_is_numbered_from_one_without_gaps(SOURCE, table)
+    commands = re.findall(r"redis\.p?call\('([A-Z]+)'", SOURCE.code)
+    assert len(commands) == len(re.findall(r"redis\.p?call", SOURCE.code))
+    assert set(commands) <= rules.READS | rules.WRITES | {"PEXPIRE"}
+    assert next(command for command in commands if command in rules.WRITES) == "HDEL"
+    assert "tostring" not in SOURCE.code
+    assert list(rules.joined(SOURCE.code)) == []
+    assert not re.search(r"\bwhile\b|\brepeat\b|math\.random", SOURCE.code)
+    assert max(map(len, SOURCE.text.split("\n"))) <= 130
+
+
+def test_it_reads_no_unknown_global_and_has_the_sha_that_redis_computes(redis_client: redis.Redis) -> None:
+    script = lua.load("limits/allow")
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, script.text)
+    assert isinstance(dump, bytes)
+    chunk = rules.Bytecode(dump)
+    assert chunk.read <= rules.KNOWN_GLOBALS | {"table"}
+    assert chunk.written == set()
+    assert redis_client.script_load(script.text).encode() == script.sha
+
+
+asks = st.tuples(
+    st.sampled_from("ABCD"),
+    st.integers(-3, 20),
+    st.integers(0, 6),
+    st.integers(0, 12),
+    st.sampled_from([0, 1, 17, 250, 1_999, 4_001, 3_600_000, -5_000]),
+)
+
+
+@given(
+    st.sampled_from([None, 0.001, 1.0, 3.7, 20.0, 1000.0, 1e6]),
+    st.sampled_from([None, 1, 2, 5, 30]),
+    st.lists(asks, min_size=1, max_size=25),
+)
+def test_both_brokers_share_alike(
+    redis_client: redis.Redis, rate: float, permits: int, history: list[Any]
+) -> None:
+    topic, clock = replace(TOPIC, max_rate=rate, max_in_flight=permits), Clock()
+    redis_client.delete(limits_key("alike:", "topic"))
+    brokers: list[Any] = [Broker(redis_client, "alike:", clock), InMemoryBroker("alike:", clock)]
+    for worker, tokens, in_use, wanted, ms in history:
+        clock.advance(ms=ms)
+        one, other = (
+            broker.allow(topic, worker, tokens=tokens, in_use=in_use, wanted=wanted, lease_ms=4_000)
+            for broker in brokers
+        )
+        assert one == other
+        kept = brokers[1].keyspace.get(limits_key("alike:", "topic"), {})
+        assert redis_client.hgetall(limits_key("alike:", "topic")) == dict(kept)

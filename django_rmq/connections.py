@@ -22,15 +22,15 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from django_rmq.broker import Broker
 from django_rmq.cluster import Cluster, ClusterBroker
 from django_rmq.conf import Config, RedisServer, get_config
-from django_rmq.coordination import Coordinator, Holding, Member, Slots, StaticCoordinator, Worker
-from django_rmq.coordination.redis import RedisCoordinator, describe, members
+from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
+from django_rmq.coordination.redis import RedisCoordinator
 from django_rmq.definitions import register_topics
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.messages import Topic
 from django_rmq.producer import Producer
 
 if TYPE_CHECKING:
-    from django_rmq.coordination.zookeeper import Ensemble
+    from django_rmq.coordination.zookeeper import Ensemble, Survey
 
 Purpose = Literal["web", "worker", "coordinator"]
 
@@ -283,19 +283,13 @@ def end_session(worker: str, token: str) -> None:
         zookeeper.end_session(build_ensemble(get_config()), worker, token)
 
 
-def find_workers() -> tuple[list[Member], list[Holding]]:
-    """Return the workers there are, and who owns what since when; nothing where the coordinator tells only its own.
+def survey_zookeeper() -> Survey | None:
+    """Return who comes together in ZooKeeper and who owns what; None where Redis' roster tells. Raises ``ServerTrouble``."""
+    if _coordinator() != "zookeeper":
+        return None
+    from django_rmq.coordination import zookeeper
 
-    Raises ``ServerTrouble`` where Redis or ZooKeeper does not answer.
-    """
-    if _coordinator() == "redis":
-        broker = get_broker("coordinator")
-        return members(broker), describe(broker)
-    if _coordinator() == "zookeeper":
-        from django_rmq.coordination import zookeeper
-
-        return zookeeper.survey(build_ensemble(get_config()))
-    return [], []
+    return zookeeper.survey(build_ensemble(get_config()), SOCKET_TIMEOUTS["web"])
 
 
 def _coordinator() -> str:
@@ -337,7 +331,6 @@ __all__ = [
     "close",
     "coordinator_maker",
     "end_session",
-    "find_workers",
     "forget",
     "get_broker",
     "get_producer",
@@ -345,4 +338,5 @@ __all__ = [
     "is_agreed",
     "register_topics",
     "replaced_broker",
+    "survey_zookeeper",
 ]

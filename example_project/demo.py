@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django_rmq.exceptions import RmqError
 from example_project.embedded_redis import EmbeddedRedis, NoRedisServer, RedisDidNotStart, free_port
+from example_project.embedded_zookeeper import EmbeddedZooKeeper, ZooKeeperDidNotStart
+from example_project.java import NoJava
 
 if TYPE_CHECKING:
     from example_project.accounts import Accounts, Figures
@@ -122,6 +124,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="the web server's port (default 8000, or a free one)")
     parser.add_argument("--products", type=int, default=2000, help="size of the catalogue (default 2000)")
     parser.add_argument("--rate", type=float, default=100, help="price changes per second (default 100)")
+    parser.add_argument(
+        "--zookeeper",
+        action="store_true",
+        help="let the workers come together in ZooKeeper: that of ZOOKEEPER_HOSTS, or one started here (needs Java)",
+    )
     options = parser.parse_args(argv)
     if options.seconds is not None and options.seconds <= 0:
         parser.error("--seconds must be more than 0")
@@ -141,7 +148,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped:
         print("\nStopped before its time.")
         return 128 + (signals.received or 0)
-    except (DemoFailed, NoRedisServer, RedisDidNotStart, RmqError) as failure:
+    except (
+        DemoFailed,
+        NoJava,
+        NoRedisServer,
+        RedisDidNotStart,
+        RmqError,
+        ZooKeeperDidNotStart,
+    ) as failure:
         print(f"\nThe demo failed: {failure}", file=sys.stderr)
         return 1
 
@@ -214,6 +228,8 @@ class Demo:
             os.environ["REDIS_URL"] = server.url
             print(f"Redis: {server.binary} on port {server.port}")
         self.signals.check()
+        if self.options.zookeeper:
+            self._prepare_zookeeper()
         if not os.environ.get("SHOP_ORDER_SECONDS"):
             # Short enough to see it happen.
             seconds = self.options.seconds
@@ -236,6 +252,19 @@ class Demo:
             raise DemoFailed(f"another demo runs on {data}; give this one a folder in SHOP_DATA") from None
         self._fill()
         return data
+
+    def _prepare_zookeeper(self) -> None:
+        if os.environ.get("ZOOKEEPER_HOSTS"):
+            print("ZooKeeper: the one of ZOOKEEPER_HOSTS")
+        else:
+            folder = self.cleanup.enter_context(tempfile.TemporaryDirectory(prefix="shop-zookeeper-"))
+            server = EmbeddedZooKeeper(folder)
+            self.cleanup.callback(server.stop)
+            server.start()
+            os.environ["ZOOKEEPER_HOSTS"] = server.hosts
+            print(f"ZooKeeper: {server.java} on port {server.port}")
+        os.environ["SHOP_ZOOKEEPER"] = "1"
+        self.signals.check()
 
     def _fill(self) -> None:
         from django.contrib.auth import get_user_model
@@ -277,6 +306,7 @@ class Demo:
         address = f"http://{HOST}:{port}/"
         print(
             f"\nShop:   {address}\nOrders: {address}orders/\nAdmin:  {address}admin/   login {LOGIN}, password {PASSWORD}\n"
+            f"Queues: {address}admin/django_rmq/topic/\n"
             f"\nProduct {SLOW_DISK_SKU} fails twice each time it is rendered, then succeeds: a retry.\n"
             f"Product {MISSING_SKU} has no photo: its message is in Dead. Give it one in the admin "
             f"({address}admin/prices/product/{MISSING_SKU}/change/) and change its price.\n"

@@ -1,7 +1,8 @@
 """Settings of the example shop, for development and for the project's tests.
 
 Read from the environment: REDIS_URL, RMQ_KEY_PREFIX, SHOP_DATA (a folder for the database and the
-images), SHOP_ORDER_SECONDS (how long an order may stay unpaid), DJANGO_DEBUG (1 or 0).
+images), SHOP_ORDER_SECONDS (how long an order may stay unpaid), SHOP_ZOOKEEPER (1: workers come together in
+ZooKeeper, at ZOOKEEPER_HOSTS), DJANGO_DEBUG (1 or 0).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "example_project.csp.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -95,7 +97,16 @@ RMQ = {
         # One message for each unpaid order, due when its time is up.
         "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
     },
+    "ADMIN": {"PAGE_SIZE": 25},
 }
+
+# Who owns which slots is settled through Redis, or with this switch in ZooKeeper.
+if os.environ.get("SHOP_ZOOKEEPER") == "1":
+    RMQ["ZOOKEEPER"] = {
+        "HOSTS": os.environ.get("ZOOKEEPER_HOSTS") or "127.0.0.1:2181",
+        "ROOT": "/shop/rmq",
+        "SESSION_TIMEOUT": 4,
+    }
 
 SHOP_ORDER_TIMEOUT = timedelta(seconds=float(os.environ.get("SHOP_ORDER_SECONDS") or 15 * 60))
 

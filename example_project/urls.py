@@ -2,13 +2,17 @@
 
 from django.conf import settings
 from django.contrib import admin
+from django.templatetags.static import static
 from django.urls import include, path
+from django.views.generic import RedirectView
 from django.views.static import serve
 
 urlpatterns = [
     path("", include("example_project.prices.urls")),
     path("orders/", include("example_project.orders.urls")),
     path("admin/", admin.site.urls),
+    # What browsers ask for on every page that names no icon, such as those of the admin.
+    path("favicon.ico", RedirectView.as_view(url=static("shop/icon.svg"))),
     # Fit for an example: a real site lets its web server do this.
     path("media/<path:path>", serve, {"document_root": settings.MEDIA_ROOT}),
 ]

@@ -28,7 +28,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kazoo import exceptions as kazoo
 from kazoo.client import KazooClient
@@ -72,6 +72,9 @@ LONGEST_BEAT = 5.0
 
 CONNECT_SECONDS = 5.0
 """How long a new client may take."""
+
+REFUSED_SECONDS = 1.5
+"""How long it tries where no server listens."""
 
 RETRY_SECONDS = 0.25
 """Between two attempts to join."""
@@ -176,7 +179,11 @@ class _Session:
         try:
             self.client.start_async()
             with self._changed:
-                self._changed.wait_for(lambda: self.is_connected or self.is_lost, seconds)
+                for part in (REFUSED_SECONDS, seconds - REFUSED_SECONDS):
+                    if self._changed.wait_for(lambda: self.is_connected or self.is_lost, min(part, seconds)):
+                        break
+                    if "refused" in self._log.last:
+                        break
         except Exception:
             self.close(0.0)
             raise
@@ -840,10 +847,27 @@ def end_session(ensemble: Ensemble, worker: str, token: str, seconds: float = 2.
         session.leave(worker, token)
 
 
-def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> tuple[list[Member], list[Holding]]:
-    """Return all workers by id, and who owns what since when; needs no worker of its own. Raises ``ServerTrouble``."""
+class Survey(NamedTuple):
+    """The workers there are, by id, and what is assigned to them."""
+
+    members: list[Member]
+    plan: Plan
+
+    @property
+    def holdings(self) -> list[Holding]:
+        """Who owns what since when, by topic and slot."""
+        return holdings(self.plan)
+
+    @property
+    def flaw(self) -> str:
+        """Why this cannot be the assignment of these workers; empty: it can."""
+        return self.plan.flaw({member.worker.id: member.worker for member in self.members})
+
+
+def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> Survey:
+    """Return who is there and who owns what; needs no worker of its own. Raises ``ServerTrouble``."""
     with _visit(ensemble, seconds) as session:
-        return session.members(), holdings(session.plan())
+        return Survey(session.members(), session.plan())
 
 
 def holdings(plan: Plan) -> list[Holding]:
@@ -851,4 +875,4 @@ def holdings(plan: Plan) -> list[Holding]:
     return [Holding(name, *span) for name, spans in sorted(plan.topics.items()) for span in spans]
 
 
-__all__ = ["Ensemble", "ZooKeeperCoordinator", "check", "end_session", "survey"]
+__all__ = ["Ensemble", "Survey", "ZooKeeperCoordinator", "check", "end_session", "survey"]

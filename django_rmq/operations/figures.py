@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from django_rmq import connections
 from django_rmq.broker import Broker
 from django_rmq.coordination import Holding, Member
 from django_rmq.coordination.redis import describe_roster, members_of_roster
@@ -159,7 +160,7 @@ def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
     roster, *answers = pipeline.execute()
     if isinstance(roster, RmqError):
         raise roster
-    members = members_of_roster(roster)
+    members, _ = _crew(roster)
     found, at = [], 0
     for topic in topics:
         slots = looked_at[topic.name]
@@ -177,7 +178,7 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
     roster, *answers = pipeline.execute()
     if isinstance(roster, RmqError):
         raise roster
-    owners = [holding for holding in describe_roster(roster) if holding.topic == topic.name]
+    owners = [holding for holding in _crew(roster)[1] if holding.topic == topic.name]
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
         if isinstance(answer, ServerTrouble):
@@ -217,10 +218,10 @@ def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
 
 def workers(broker: Broker) -> list[WorkerFigures]:
     """Return all live workers, by host and start. Raises ``ServerTrouble``."""
-    roster = broker.roster()
+    members, holdings = _who_owns(broker.roster())
     owned: dict[str, dict[str, int]] = {}
     for topic, start, stop, worker, _ in (
-        (one.topic, one.start, one.stop, one.worker, one.since) for one in describe_roster(roster)
+        (one.topic, one.start, one.stop, one.worker, one.since) for one in holdings
     ):
         topics = owned.setdefault(worker, {})
         topics[topic] = topics.get(topic, 0) + stop - start
@@ -230,9 +231,25 @@ def workers(broker: Broker) -> list[WorkerFigures]:
             owned.get(member.worker.id, {}),
             tuple(topic.name for topic in member.worker.topics if not topic.serial),
         )
-        for member in members_of_roster(roster)
+        for member in members
     ]
     return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))
+
+
+def _who_owns(roster: Roster) -> tuple[list[Member], list[Holding]]:
+    """Return the workers and their slots: in ZooKeeper where they come together there, else by the roster."""
+    found = connections.survey_zookeeper()
+    if found is None:
+        return members_of_roster(roster), describe_roster(roster)
+    return found.members, found.holdings
+
+
+def _crew(roster: Roster) -> tuple[list[Member], list[Holding]]:
+    """Return what ``_who_owns`` does; nobody while ZooKeeper is away, for what is in Redis can be shown all the same."""
+    try:
+        return _who_owns(roster)
+    except ServerTrouble:
+        return [], []
 
 
 def _slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:

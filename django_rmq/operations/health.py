@@ -7,10 +7,11 @@ nothing has been due for too long; not too much is dead.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django_rmq import connections
 from django_rmq.broker import Broker
 from django_rmq.coordination.plan import Plan
 from django_rmq.coordination.redis import members_of_roster
@@ -89,7 +90,9 @@ def check(
     findings = [Finding("redis", "", True, f"answers within {(time.monotonic() - began) * 1000:.0f} ms")]
     try:
         if coordinator == "redis":
-            findings.append(_coordinator(broker, patience))
+            findings.append(_coordinator(lambda: _in_redis(broker), patience))
+        elif coordinator == "zookeeper":
+            findings.append(_coordinator(_in_zookeeper, patience))
         for one in figures.overview(broker, topics):
             findings += _topic(one, limits)
     except ServerTrouble as error:
@@ -97,17 +100,29 @@ def check(
     return Health(findings)
 
 
-def _coordinator(broker: Broker, patience: float) -> Finding:
+def _coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Finding:
+    """Return whether what ``look`` finds, workers and what is wrong with their assignment, is well in the end."""
     end = time.monotonic() + patience
     while True:
-        roster = broker.roster()
-        flaw = _flaw(roster)
+        count, flaw = look()
         if not flaw:
-            count = len(members_of_roster(roster))
             return Finding("coordinator", "", True, f"{count} workers, all that they serve is assigned")
         if time.monotonic() >= end:
             return Finding("coordinator", "", False, flaw)
         time.sleep(min(LOOK_AGAIN_SECONDS, max(0.0, end - time.monotonic())))
+
+
+def _in_redis(broker: Broker) -> tuple[int, str]:
+    roster = broker.roster()
+    return len(members_of_roster(roster)), _flaw(roster)
+
+
+def _in_zookeeper() -> tuple[int, str]:
+    try:
+        found = connections.survey_zookeeper()
+    except RmqError as error:
+        return 0, str(error)
+    return (len(found.members), found.flaw if found.members else "") if found is not None else (0, "")
 
 
 def _flaw(roster: Roster) -> str:

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from django_rmq.coordination.zookeeper import Ensemble, survey
+from tests.workers import eventually
+
 ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.slow,
@@ -28,7 +31,14 @@ class RunningDemo:
 
     def __init__(self, data: Path, *arguments: str) -> None:
         self.data = data
-        ours = ("REDIS_URL", "RMQ_KEY_PREFIX", "SHOP_ORDER_SECONDS", "DJANGO_DEBUG")
+        ours = (
+            "REDIS_URL",
+            "ZOOKEEPER_HOSTS",
+            "SHOP_ZOOKEEPER",
+            "RMQ_KEY_PREFIX",
+            "SHOP_ORDER_SECONDS",
+            "DJANGO_DEBUG",
+        )
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         self.process = subprocess.Popen(
             [
@@ -141,6 +151,24 @@ def test_a_short_demo_accounts_for_everything_and_leaves_no_process(
     assert count["delivered early"] == count["not yet due or resting"] == 0
     assert demo.processes() == []
     assert not demo.redis_answers()
+
+
+@pytest.mark.usefixtures("java")
+def test_one_switch_lets_the_workers_come_together_in_zookeeper(
+    start_demo: Callable[..., RunningDemo],
+) -> None:
+    demo = start_demo("--seconds", "4", "--zookeeper")
+    hosts = f"127.0.0.1:{demo.wait_for(r'^ZooKeeper: .* on port ([0-9]+)$')[1]}"
+    demo.wait_for(r"^Shop:")
+
+    def owned() -> dict[str, int]:
+        return {holding.topic: holding.stop for holding in survey(Ensemble(hosts, "/shop/rmq")).holdings}
+
+    slots = {"price-changes": 64, "image-renders": 16, "order-timeouts": 16}
+    eventually(lambda: owned() == slots, "owning all slots", 30)
+    assert demo.wait() == 0, demo.output
+    assert "Everything that was sent is accounted for." in demo.output
+    assert demo.processes() == []
 
 
 def test_sigterm_ends_everything(start_demo: Callable[..., RunningDemo]) -> None:

@@ -55,15 +55,15 @@ class Crew:
     def owners(self) -> dict[int, int]:
         """Slot -> the id of the process that owns it; nothing while ZooKeeper is away."""
         try:
-            workers, holdings = survey(self.ensemble, 1.0)
+            workers, plan = survey(self.ensemble, 1.0)
         except ServerTrouble:
             return {}
         pids = {member.worker.id: member.worker.pid for member in workers}
         return {
-            slot: pids[holding.worker]
-            for holding in holdings
-            if holding.topic == "ledger" and holding.worker in pids
-            for slot in range(holding.start, holding.stop)
+            slot: pids[worker]
+            for start, stop, worker, _ in plan.topics.get("ledger", ())
+            if worker in pids
+            for slot in range(start, stop)
         }
 
     def shares(self) -> list[int]:

@@ -23,9 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import override_settings
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError
 
+from django_rmq import connections
+from django_rmq.conf import get_config
 from django_rmq.coordination import Worker, topic_slots
 from django_rmq.coordination.plan import Plan
 from django_rmq.coordination.zookeeper import (
@@ -39,6 +42,8 @@ from django_rmq.coordination.zookeeper import (
 )
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.messages import Topic, TopicType
+from django_rmq.operations import figures, health
+from example_project.embedded_redis import free_port
 from tests import party as parties
 from tests.party import PATIENCE, SERIAL, SHARED, Slot
 from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
@@ -213,7 +218,7 @@ def test_when_a_worker_is_heard_of_no_more_the_others_take_over_and_keep_what_th
     seconds = party.wait_until_shared_out()
     print(f"taken over after {seconds:.2f} s, session {SESSION} s")
     assert [first.lost, third.lost] == [Counter(), Counter()]
-    workers, _ = survey(party.ensemble)
+    workers = survey(party.ensemble).members
     assert {one.worker.id for one in workers} == {first.id, third.id}
 
 
@@ -250,7 +255,7 @@ def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
         if step % 4 == 3:
             party.wait_until_shared_out()
     party.wait_until_shared_out()
-    _, holdings = survey(party.ensemble)
+    holdings = survey(party.ensemble).holdings
     owners = {slot: holding.worker for holding in holdings for slot in range(holding.start, holding.stop)}
     for member in party.live():
         assert {slot for slot, owner in owners.items() if owner == member.id} == member.serial()
@@ -290,7 +295,7 @@ def test_a_second_worker_with_the_same_id_is_refused(party: Party) -> None:
         party.add(identity=first.id)
     party.all.pop().coordinator.stop()
     assert len(first.serial()) == 64
-    workers, _ = survey(party.ensemble)
+    workers = survey(party.ensemble).members
     assert [one.worker.id for one in workers] == [first.id]
 
 
@@ -335,10 +340,10 @@ def test_a_parent_ends_the_session_of_its_dead_child(party: Party) -> None:
     first, second = party.add(), party.add(apart=True)
     party.wait_until_shared_out()
     end_session(party.ensemble, second.id, "another token")
-    assert len(survey(party.ensemble)[0]) == 2
+    assert len(survey(party.ensemble).members) == 2
     second.kill()
     end_session(party.ensemble, second.id, second.coordinator._token)
-    assert [one.worker.id for one in survey(party.ensemble)[0]] == [first.id]
+    assert [one.worker.id for one in survey(party.ensemble).members] == [first.id]
     party.wait_until_shared_out(1.0 * PATIENCE)
 
 
@@ -441,7 +446,7 @@ def test_with_a_login_every_node_is_for_its_workers_only(ensemble: Ensemble) -> 
             with pytest.raises(ServerRefused, match="belongs to other credentials"):
                 check(others)
             assert time.monotonic() - started < 2 * PATIENCE
-        assert len(survey(party.ensemble)[0]) == 2
+        assert len(survey(party.ensemble).members) == 2
     finally:
         party.end()
 
@@ -602,7 +607,9 @@ def test_after_the_data_was_wiped_everybody_is_back() -> None:
         server.kill()
         server.wipe()
         server.start()
-        eventually(lambda: len(survey(party.ensemble)[0]) == 3, "three workers again", TAKE_OVER * PATIENCE)
+        eventually(
+            lambda: len(survey(party.ensemble).members) == 3, "three workers again", TAKE_OVER * PATIENCE
+        )
         party.wait_until_shared_out()
         assert [member.serial() for member in workers] == had, "the plan is remembered by who makes it"
 
@@ -620,7 +627,7 @@ def test_after_all_nodes_were_deleted_everybody_is_back_with_what_it_had(party: 
             return found is not None and found.czxid > before
 
         eventually(is_back, "the path", 10 * PATIENCE)
-    eventually(lambda: len(survey(party.ensemble)[0]) == 3, "three workers", 10 * PATIENCE)
+    eventually(lambda: len(survey(party.ensemble).members) == 3, "three workers", 10 * PATIENCE)
     for member in workers:
         assert member.coordinator.wait_settled(10 * PATIENCE)
     party.wait_until_shared_out()
@@ -733,7 +740,7 @@ def test_strange_workers_get_no_slots(party: Party) -> None:
         client.create(party.ensemble.path("workers", "00"), b"")
     party.add()
     party.wait_until_shared_out()
-    assert len(survey(party.ensemble)[0]) == 2
+    assert len(survey(party.ensemble).members) == 2
     assert len(first.serial()) == 32
 
 
@@ -913,11 +920,13 @@ def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit(
 
 
 def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
-    assert survey(party.ensemble) == ([], [])
+    assert survey(party.ensemble) == ([], Plan({}))
     first = party.add(identity="1" * 32, threads=3)
     party.wait_until_shared_out()
     assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
-    workers, holdings = survey(party.ensemble)
+    found = survey(party.ensemble)
+    assert found.flaw == ""
+    workers, holdings = found.members, found.holdings
     assert (workers, holdings) == (first.coordinator.members(), first.coordinator.describe())
     (holding,) = holdings
     assert (holding.topic, holding.start, holding.stop, holding.worker) == ("serial", 0, 64, "1" * 32)
@@ -925,9 +934,44 @@ def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
     (member,) = workers
     assert (member.worker, member.session_left) == (first.worker, SESSION)
     first.leave()
-    assert survey(party.ensemble)[0] == []
+    assert survey(party.ensemble).members == []
     with visitor(party.ensemble.hosts) as client, pytest.raises(NoNodeError):
         client.get(party.ensemble.path("workers", first.id))
+
+
+def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url: str, prefix: str) -> None:
+    topic = {"TYPE": "priority", "SLOTS": 64}
+    zookeeper = {"HOSTS": party.ensemble.hosts, "ROOT": party.ensemble.root}
+    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": {"serial": topic}, "ZOOKEEPER": zookeeper}
+    party.ensemble = Ensemble(party.ensemble.hosts, party.ensemble.root, SESSION, key_prefix=prefix)
+    first, second = party.add(), party.add()
+    party.wait_until_shared_out()
+    with override_settings(RMQ=rmq):
+        broker = connections.get_broker()
+        declared = get_config().topic("serial")
+        found = figures.workers(broker)
+        assert {one.member.worker.id: one.slots["serial"] for one in found} == {first.id: 32, second.id: 32}
+        assert {one.shared for one in found} == {("shared",)}
+        assert figures.overview(broker, [declared])[0].consumers == 2
+        assert {row.worker for row in figures.slots(broker, declared, range(64)).rows} == {
+            first.id,
+            second.id,
+        }
+        told = {
+            one.name: one for one in health.check(broker, [declared], "zookeeper", health.Limits()).findings
+        }
+        assert (told["coordinator"].is_well, told["workers"].is_well) == (True, True)
+    with override_settings(RMQ={**rmq, "ZOOKEEPER": {"HOSTS": f"127.0.0.1:{free_port()}"}}):
+        broker = connections.get_broker()
+        with pytest.raises(ServerUnavailable):
+            figures.workers(broker)
+        assert figures.overview(broker, [declared])[0].consumers == 0
+        (found_wrong,) = (
+            one
+            for one in health.check(broker, [declared], "zookeeper", health.Limits()).findings
+            if one.name == "coordinator"
+        )
+        assert "does not answer" in found_wrong.text
 
 
 def test_nobody_hears_kazoo_in_the_log_but_us(party: Party, caplog: pytest.LogCaptureFixture) -> None:

@@ -100,7 +100,7 @@ def test_a_dotted_path_that_leads_nowhere_is_an_error(rmq: dict[str, Any]) -> No
 
 def test_a_dotted_path_that_leads_somewhere_is_fine() -> None:
     rmq = {"ADMIN": {"FORMATTER": {"orders": "json.dumps"}}, "COORDINATOR": "collections.Counter"}
-    assert ids(told(check_settings, TOPICS=ORDERS, **rmq)) == ["rmq.W003"]
+    assert told(check_settings, TOPICS=ORDERS, **rmq) == []
 
 
 def test_a_topic_without_a_listener_is_a_warning_unless_it_says_so() -> None:

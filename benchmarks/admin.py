@@ -1,0 +1,141 @@
+"""``python -m benchmarks.admin``: how long the admin's pages take before a large backlog, and how long a script holds Redis.
+
+One topic gets a million waiting and a hundred thousand dead messages (by default), as producers and listeners would
+make them; then each page is asked for as a browser would, without the network between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from example_project.embedded_redis import start_redis
+
+GOAL_SECONDS = 0.3
+GOAL_SCRIPT_MS = 15.0
+TOPIC = "price-changes"
+ERROR = "requests.exceptions.ConnectTimeout: no answer within 5 s\n" + "  File 'listeners.py', line 1\n" * 12
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.admin", description=__doc__)
+    parser.add_argument("--waiting", type=int, default=1_000_000)
+    parser.add_argument("--dead", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        server = start_redis(directory)
+        try:
+            os.environ |= {
+                "DJANGO_SETTINGS_MODULE": "example_project.settings",
+                "DJANGO_DEBUG": "0",
+                "REDIS_URL": server.url,
+                "SHOP_DATA": str(Path(directory) / "shop"),
+            }
+            return _measure(options)
+        finally:
+            server.stop()
+
+
+def _measure(options: argparse.Namespace) -> int:
+    import django
+    from django.core.management import call_command
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+
+    from django.contrib.auth.models import User
+    from django.test import Client
+    from django.urls import reverse
+
+    from django_rmq.connections import get_broker
+
+    began = time.perf_counter()
+    _fill(options.waiting, options.dead)
+    print(
+        f"{options.waiting:,} waiting, {options.dead:,} dead, filled in {time.perf_counter() - began:.0f} s"
+    )
+
+    client = Client(SERVER_NAME="localhost")
+    client.force_login(User.objects.create_superuser("bench"))
+    topic = reverse("admin:django_rmq_topic_change", args=[TOPIC])
+    pages = {
+        "dashboard": reverse("admin:django_rmq_topic_changelist"),
+        "dashboard, renewed": reverse("admin:django_rmq_topic_dashboard_live"),
+        "waiting": f"{topic}?tab=store",
+        "waiting, next page": "",
+        "dead": f"{topic}?tab=dead",
+        "dead, next page": "",
+        "dead, by error class": f"{topic}?tab=dead&error=ConnectTimeout",
+        "dead, text found nowhere": f"{topic}?tab=dead&text=no+such+text",
+        "waiting, text found nowhere": f"{topic}?tab=store&text=no+such+text",
+        "dead, by age": f"{topic}?tab=dead&age=newer:3600",
+        "slots": f"{topic}?tab=slots",
+        "history": f"{topic}?tab=history",
+    }
+    for name in ("waiting", "dead"):
+        pages[f"{name}, next page"] = topic + _next(client.get(pages[name]).content.decode())
+    redis: Any = get_broker().client
+    redis.config_set("slowlog-log-slower-than", 0)
+    redis.config_set("slowlog-max-len", 10_000)
+
+    late = False
+    print(f"{'page':<30}{'median s':>10}{'worst s':>10}{'longest script ms':>20}   met")
+    for name, address in pages.items():
+        redis.slowlog_reset()
+        took = [_timed(lambda address=address: client.get(address)) for _ in range(options.rounds)]  # type: ignore[misc]
+        scripts = [
+            entry["duration"] / 1000
+            for entry in redis.slowlog_get(10_000)
+            if entry["command"].startswith(b"EVAL")
+        ]
+        longest = max(scripts, default=0.0)
+        met = statistics.median(took) <= GOAL_SECONDS and longest <= GOAL_SCRIPT_MS
+        late = late or not met
+        print(
+            f"{name:<30}{statistics.median(took):>10.3f}{max(took):>10.3f}{longest:>20.2f}   {'yes' if met else 'NO'}"
+        )
+    print(f"goals: {GOAL_SECONDS:g} s a page, {GOAL_SCRIPT_MS:g} ms a script")
+    return int(late)
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    response = call()
+    took = time.perf_counter() - began
+    assert response.status_code == 200, response.status_code
+    return took
+
+
+def _next(page: str) -> str:
+    return page.partition('rel="next" href="')[2].partition('"')[0].replace("&amp;", "&")
+
+
+def _fill(waiting: int, dead: int) -> None:
+    from django_rmq.conf import get_config
+    from django_rmq.connections import get_broker, get_producer
+    from django_rmq.messages import Failure
+
+    topic, broker, producer = get_config().topic(TOPIC), get_broker("worker"), get_producer("worker")
+    for start in range(0, dead, 20_000):
+        bodies = [{"sku": sku, "source": "feed-1"} for sku in range(start, min(start + 20_000, dead))]
+        producer.send_bodies(topic, bodies, time_range=1)
+        time.sleep(0.01)
+        for slot in range(topic.slots):
+            while (taken := broker.prepare(topic, slot, "bench", None, 1000)).status == "ok":
+                failures = [Failure(one.member, "rejected", None, ERROR) for one in taken.deliveries]
+                broker.rollback(topic, slot, taken.receipt, failures)
+    for start in range(0, waiting, 50_000):
+        bodies = [{"sku": sku, "source": "feed-2"} for sku in range(start, min(start + 50_000, waiting))]
+        producer.send_bodies(topic, bodies, time_range=3_600_000)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,13 @@
+"""RMQ in the Django admin: topics, their messages, and what a person may do with them.
+
+A project's own ``AdminSite`` registers the same two: ``site.register(Topic, TopicAdmin)``.
+"""
+
+from django.contrib import admin
+
+from django_rmq.admin.topics import TopicAdmin
+from django_rmq.models import Topic
+
+admin.site.register(Topic, TopicAdmin)
+
+__all__ = ["TopicAdmin"]

@@ -1,0 +1,237 @@
+"""What can be done to messages from a page: its words, its question, and the operation behind it.
+
+Nothing is decided here: permissions, outcomes and the audit are those of ``django_rmq.operations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_rmq.admin.forms import BuryForm, PurgeForm, QuestionForm, RateForm, RescheduleForm
+from django_rmq.admin.words import STATES, Text
+from django_rmq.messages import Topic
+from django_rmq.operations import Done, Filter, Limits, Operations, Permission, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """To what something is done."""
+
+    topic: Topic
+    state: str
+    ids: Sequence[str] = ()
+    wanted: Filter = field(default_factory=Filter)
+    answers: Mapping[str, Any] | None = None
+    """What the form of the question was answered with."""
+
+    def answer(self, name: str) -> Any:
+        return (self.answers or {}).get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing that a person may do to named messages (``named``), or to all that match (``sweep``)."""
+
+    name: str
+    label: Text
+    permissions: tuple[Permission, ...]
+    states: tuple[str, ...]
+    form: type[QuestionForm] = QuestionForm
+    named: Callable[[Operations, Chosen], Done] | None = None
+    sweep: Callable[[Operations, Chosen, Limits | None, bool], Run] | None = None
+    is_danger: bool = False
+    always_asks: bool = False
+    """Also before it is done to one message."""
+    for_filtered: bool | None = None
+    """True: only to what a filter chose; False: only without one (but for age and slot); None: both."""
+    for_priorities: bool = True
+    """Whether it has a meaning for what rests of a priority topic."""
+
+    def fits(self, topic: Topic, state: str) -> bool:
+        """Return whether it can be done to messages of this state."""
+        if state not in self.states:
+            return False
+        return self.for_priorities or not (topic.is_priority and state == "retry")
+
+    def fits_filter(self, wanted: Filter) -> bool:
+        """Return whether it can be done to what this filter means."""
+        if self.for_filtered is None:
+            return True
+        chosen = bool(wanted.text or wanted.error or wanted.newer_than is not None)
+        return self.for_filtered == chosen
+
+    def question(self, chosen: Chosen, count: int, is_exact: bool) -> str:
+        """Return what is asked before it is done to ``count`` messages."""
+        number = number_format(count, force_grouping=True)
+        if not is_exact:
+            number = _("at least %(number)s") % {"number": number}
+        given = {"number": number, "topic": chosen.topic.name, "state": STATES[chosen.state]}
+        return _QUESTIONS[self.name](count) % given
+
+
+_QUESTIONS: Mapping[str, Callable[[int], str]] = {
+    "replay": lambda n: ngettext(
+        "Replay %(number)s message of %(topic)s?", "Replay %(number)s messages of %(topic)s?", n
+    ),
+    "delete": lambda n: ngettext(
+        "Delete %(number)s message of %(topic)s?", "Delete %(number)s messages of %(topic)s?", n
+    ),
+    "bury": lambda n: ngettext(
+        "Put %(number)s message of %(topic)s into Dead?", "Put %(number)s messages of %(topic)s into Dead?", n
+    ),
+    "reschedule": lambda n: ngettext(
+        "Reschedule %(number)s message of %(topic)s?", "Reschedule %(number)s messages of %(topic)s?", n
+    ),
+    "replay_all": lambda n: ngettext(
+        "Replay %(number)s dead message of %(topic)s?", "Replay %(number)s dead messages of %(topic)s?", n
+    ),
+    "delete_all": lambda n: ngettext(
+        "Delete %(number)s message of %(topic)s that matches? (%(state)s)",
+        "Delete %(number)s messages of %(topic)s that match? (%(state)s)",
+        n,
+    ),
+    "bury_all": lambda n: ngettext(
+        "Put %(number)s message of %(topic)s into Dead? (%(state)s)",
+        "Put %(number)s messages of %(topic)s into Dead? (%(state)s)",
+        n,
+    ),
+    "purge": lambda n: ngettext(
+        "Purge %(number)s message of %(topic)s? (%(state)s)",
+        "Purge %(number)s messages of %(topic)s? (%(state)s)",
+        n,
+    ),
+}
+
+
+def _purge(operations: Operations, chosen: Chosen, limits: Limits | None, dry_run: bool) -> Run:
+    return operations.purge(
+        chosen.topic.name,
+        chosen.state,
+        older_than=chosen.wanted.older_than,
+        slot=chosen.wanted.slot,
+        limits=limits,
+        dry_run=dry_run,
+    )
+
+
+def _reschedule(operations: Operations, chosen: Chosen) -> Done:
+    return operations.reschedule(
+        chosen.topic.name, chosen.ids, due=chosen.answer("due"), priority=chosen.answer("priority")
+    )
+
+
+ACTS: Mapping[str, Act] = {
+    act.name: act
+    for act in (
+        Act(
+            "replay",
+            gettext_lazy("Replay"),
+            (Permission.REPLAY,),
+            ("dead",),
+            named=lambda operations, chosen: operations.replay(chosen.topic.name, chosen.ids),
+        ),
+        Act(
+            "reschedule",
+            gettext_lazy("Reschedule"),
+            (Permission.EDIT,),
+            ("store", "retry"),
+            RescheduleForm,
+            named=_reschedule,
+            always_asks=True,
+            for_priorities=False,
+        ),
+        Act(
+            "bury",
+            gettext_lazy("Put into Dead"),
+            (Permission.DELETE,),
+            ("store", "prepare", "retry"),
+            BuryForm,
+            named=lambda operations, chosen: operations.bury(
+                chosen.topic.name, chosen.ids, chosen.answer("why") or ""
+            ),
+            always_asks=True,
+        ),
+        Act(
+            "delete",
+            gettext_lazy("Delete"),
+            (Permission.DELETE,),
+            ("store", "prepare", "retry", "dead"),
+            named=lambda operations, chosen: operations.delete(
+                chosen.topic.name, chosen.ids, "dead" if chosen.state == "dead" else "live"
+            ),
+            is_danger=True,
+            always_asks=True,
+        ),
+        Act(
+            "replay_all",
+            gettext_lazy("Replay all"),
+            (Permission.REPLAY,),
+            ("dead",),
+            RateForm,
+            sweep=lambda operations, chosen, limits, dry_run: operations.replay_all(
+                chosen.topic.name, chosen.wanted, limits=limits, dry_run=dry_run
+            ),
+        ),
+        Act(
+            "bury_all",
+            gettext_lazy("Put all into Dead"),
+            (Permission.DELETE,),
+            ("store", "retry"),
+            BuryForm,
+            sweep=lambda operations, chosen, limits, dry_run: operations.bury_all(
+                chosen.topic.name,
+                chosen.state,
+                chosen.wanted,
+                why=chosen.answer("why") or "",
+                limits=limits,
+                dry_run=dry_run,
+            ),
+            for_filtered=True,
+        ),
+        Act(
+            "delete_all",
+            gettext_lazy("Delete all that match"),
+            (Permission.DELETE,),
+            ("store", "retry", "dead"),
+            sweep=lambda operations, chosen, limits, dry_run: operations.delete_all(
+                chosen.topic.name, chosen.state, chosen.wanted, limits=limits, dry_run=dry_run
+            ),
+            is_danger=True,
+            for_filtered=True,
+        ),
+        Act(
+            "purge",
+            gettext_lazy("Purge"),
+            (Permission.PURGE,),
+            ("store", "retry", "dead"),
+            PurgeForm,
+            sweep=_purge,
+            is_danger=True,
+            for_filtered=False,
+        ),
+    )
+}
+
+
+def named_acts(operations: Operations, topic: Topic, state: str) -> list[Act]:
+    """Return what the actor may do to chosen messages of a state."""
+    return [act for act in ACTS.values() if act.named and act.fits(topic, state) and _may(operations, act)]
+
+
+def sweeping_acts(operations: Operations, topic: Topic, state: str, wanted: Filter) -> list[Act]:
+    """Return what the actor may do to all messages of a state that ``wanted`` means."""
+    return [
+        act
+        for act in ACTS.values()
+        if act.sweep and act.fits(topic, state) and act.fits_filter(wanted) and _may(operations, act)
+    ]
+
+
+def _may(operations: Operations, act: Act) -> bool:
+    return all(operations.actor.may(permission) for permission in act.permissions)

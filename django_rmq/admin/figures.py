@@ -1,0 +1,156 @@
+"""Rows and totals of the dashboard, and the tabs of a topic: figures as templates want them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_rmq.admin.charts import Sparkline
+from django_rmq.admin.trends import Recent
+from django_rmq.messages import Topic
+from django_rmq.operations import TopicFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One topic as the dashboard shows it. Where not all slots were looked at, the figures are the workers' last sample."""
+
+    topic: Topic
+    url: str
+    store: int
+    due: int
+    prepare: int
+    retry: int
+    dead: int
+    claims: int
+    oldest_seconds: float | None
+    paused: str
+    """all, part, or empty."""
+    workers: int
+    sampled_ms: int | None
+    """When the figures were sampled; None: they are of this very moment."""
+    is_partial: bool
+    """Nobody has sampled: the figures are those of a part of the slots."""
+    problems: Sequence[str]
+    spark: Sparkline | None = None
+    sent: float | None = None
+    merged: float | None = None
+    done: float | None = None
+    failed: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.topic.name
+
+    @property
+    def type(self) -> str:
+        return self.topic.type.value
+
+    @property
+    def slots(self) -> int:
+        return self.topic.slots
+
+    @property
+    def listener(self) -> bool:
+        return self.topic.listener
+
+    @property
+    def later(self) -> int:
+        return max(self.store - self.due, 0)
+
+    @property
+    def has_ages(self) -> bool:
+        """Whether what waits holds a time."""
+        return not self.topic.is_priority
+
+
+def row_of(figures: TopicFigures, recent: Recent, url: str) -> Row:
+    """Return the row of a topic."""
+    depth: Any = figures
+    oldest, sampled_ms, partial = figures.oldest_due_ms, None, figures.is_partial
+    claimed = figures.claimed
+    if figures.is_partial and recent.sample is not None and recent.sample.depth is not None:
+        depth, sampled_ms, partial = recent.sample.depth, recent.sample.sampled_ms, False
+        oldest, claimed = recent.sample.depth.oldest_due_ms, recent.sample.depth.claimed
+    return Row(
+        figures.topic,
+        url,
+        depth.store,
+        depth.due,
+        depth.prepare,
+        depth.retry,
+        depth.dead,
+        claimed,
+        None if oldest is None else max(0.0, (figures.now_ms - oldest) / 1000),
+        "all" if figures.is_paused else "part" if figures.is_partly_paused else "",
+        figures.consumers,
+        sampled_ms,
+        partial,
+        figures.problems,
+        recent.spark,
+        recent.sent,
+        recent.merged,
+        recent.done,
+        recent.failed,
+    )
+
+
+@dataclass(slots=True)
+class Totals:
+    """All topics in a few numbers."""
+
+    store: int = 0
+    due: int = 0
+    prepare: int = 0
+    retry: int = 0
+    dead: int = 0
+    claims: int = 0
+    done: float | None = None
+    failed: float | None = None
+    workers: int = 0
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], workers: int) -> Totals:
+        """Add up ``rows``; a rate that no topic tells stays unknown."""
+        totals = cls(workers=workers)
+        for row in rows:
+            for name in ("store", "due", "prepare", "retry", "dead", "claims"):
+                setattr(totals, name, getattr(totals, name) + getattr(row, name))
+            for name in ("done", "failed"):
+                known = getattr(row, name)
+                if known is not None:
+                    setattr(totals, name, (getattr(totals, name) or 0.0) + known)
+        return totals
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A tab of a topic."""
+
+    name: str
+    label: str
+    url: str
+    current: bool
+    count: int | None = None
+    alarm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What a banner says."""
+
+    title: str
+    text: str
+
+
+@dataclass(slots=True)
+class Places:
+    """The addresses that a page leads to."""
+
+    topic: str = ""
+    live: str = ""
+    act: str = ""
+    send: str = ""
+    log: str = ""
+    extra: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,167 @@
+"""What a person is asked before something is done: reasons, times, bodies, and the name of a topic to be emptied."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext_lazy as _
+
+from django_rmq.exceptions import InvalidMessage
+from django_rmq.messages import MAX_PRIORITY, Topic, TopicType, encode_body
+
+
+class QuestionForm(forms.Form):
+    """Asks nothing: a yes is enough."""
+
+    def __init__(self, topic: Topic, state: str, data: Any = None) -> None:
+        super().__init__(data, auto_id="rmq-%s", label_suffix="")
+        self.topic = topic
+        self.state = state
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Leave out the fields that have no meaning for this topic and state."""
+
+
+class BuryForm(QuestionForm):
+    """Why a message is put into Dead by hand."""
+
+    why = forms.CharField(
+        label=_("Why"),
+        required=False,
+        max_length=500,
+        help_text=_("Shown with the dead messages as their error."),
+    )
+
+
+class RateForm(QuestionForm):
+    """How fast many messages are replayed."""
+
+    rate = forms.IntegerField(
+        label=_("Messages per second"),
+        required=False,
+        min_value=1,
+        max_value=1_000_000,
+        help_text=_("Empty: as fast as it goes."),
+    )
+
+
+class RescheduleForm(QuestionForm):
+    """When, or with which priority, waiting messages are taken."""
+
+    due = forms.DateTimeField(
+        label=_("Due"),
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
+        input_formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
+        help_text=_("A time that has passed: at once."),
+    )
+    priority = forms.IntegerField(
+        label=_("Priority"), max_value=MAX_PRIORITY, help_text=_("The highest goes first.")
+    )
+
+    def prepare(self) -> None:
+        if self.topic.is_priority:
+            del self.fields["due"]
+            self.fields["priority"] = forms.IntegerField(
+                label=_("Priority"),
+                min_value=self.topic.min_priority,
+                max_value=MAX_PRIORITY,
+                help_text=_("The highest goes first."),
+            )
+        else:
+            del self.fields["priority"]
+
+
+class PurgeForm(QuestionForm):
+    """The proof that the right topic is meant."""
+
+    name = forms.CharField(label=_("Name of the topic"), help_text=_("Type it to show that you mean it."))
+
+    def prepare(self) -> None:
+        self.fields["name"].widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
+
+    def clean_name(self) -> str:
+        name = str(self.cleaned_data["name"])
+        if name != self.topic.name:
+            raise forms.ValidationError(_("This is not the name of the topic."))
+        return name
+
+
+class BodyForm(forms.Form):
+    """A body as text; what cannot be sent is an error of its field."""
+
+    body = forms.CharField(
+        label=_("Body"),
+        strip=False,
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 14, "spellcheck": "false"}),
+    )
+
+    def __init__(self, topic: Topic, data: Any = None, initial: Any = None) -> None:
+        super().__init__(data, initial=initial, auto_id="rmq-%s", label_suffix="")
+        self.topic = topic
+        kinds = {"json": _("JSON."), "text": _("Text."), "bytes": _("Text, sent as UTF-8.")}
+        self.fields["body"].help_text = kinds[topic.body]
+
+    def clean_body(self) -> Any:
+        # Browsers send line ends as CR LF, whatever the text had.
+        text = str(self.cleaned_data["body"]).replace("\r\n", "\n")
+        body: Any = text
+        if self.topic.body == "json":
+            try:
+                body = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise forms.ValidationError(_("This is not JSON: %(error)s") % {"error": error}) from None
+        elif self.topic.body == "bytes":
+            body = text.encode()
+        try:
+            encode_body(self.topic, body)
+        except InvalidMessage as error:
+            raise forms.ValidationError(str(error)) from None
+        return body
+
+
+class SendForm(BodyForm):
+    """A message to be sent, with what its topic's type asks for."""
+
+    key = forms.CharField(
+        label=_("Key"), required=False, help_text=_("Equal keys are one message. Empty: a new one.")
+    )
+    priority = forms.IntegerField(label=_("Priority"), help_text=_("The highest goes first."))
+    time_range = forms.IntegerField(
+        label=_("Time range in ms"),
+        required=False,
+        min_value=1,
+        help_text=_("Sends within this time are merged. Empty: the topic's own."),
+    )
+    fixed_time = forms.DateTimeField(
+        label=_("Due"),
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
+        input_formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
+    )
+
+    def __init__(self, topic: Topic, data: Any = None, initial: Any = None) -> None:
+        super().__init__(topic, data, initial)
+        if not topic.keyed:
+            del self.fields["key"]
+        wanted = {
+            TopicType.RANGE_MERGE: "time_range",
+            TopicType.PRIORITY: "priority",
+            TopicType.FIXED_TIME: "fixed_time",
+        }[topic.type]
+        for name in ("priority", "time_range", "fixed_time"):
+            if name != wanted:
+                del self.fields[name]
+        if topic.type is TopicType.RANGE_MERGE:
+            self.fields["time_range"].required = topic.time_range_ms is None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What ``send_message`` takes besides the body."""
+        given: dict[str, int | str | datetime | None] = {
+            name: value for name, value in self.cleaned_data.items() if name != "body"
+        }
+        return {name: value for name, value in given.items() if value not in (None, "")}

@@ -1,0 +1,142 @@
+// Keeps the figures of a page up to date, selects all rows at once, and guards against the second press of a button.
+// A page works without it. The parts of a page are elements with data-rmq-part; the address in data-rmq-live answers
+// the same parts with newer figures. Nothing is fetched while nobody sees the page.
+"use strict";
+
+(() => {
+  const live = document.querySelector("[data-rmq-live]");
+  if (live) keepFresh(live);
+  for (const all of document.querySelectorAll("[data-rmq-all]")) selectAll(all);
+  for (const form of document.querySelectorAll("form[data-rmq-once]")) sendOnce(form);
+  for (const form of document.querySelectorAll("form[data-rmq-go-on]")) form.requestSubmit();
+
+  function keepFresh(live) {
+    const select = live.querySelector("select");
+    const said = live.querySelector("[data-rmq-said]");
+    const stored = remembered();
+    if (stored !== null && [...select.options].some((option) => option.value === stored)) select.value = stored;
+    live.hidden = false;
+
+    let timer = 0;
+    let busy = false;
+
+    const seconds = () => Number(select.value);
+    const show = (state, words) => {
+      live.dataset.state = state;
+      if (said.textContent !== words) said.textContent = words;
+    };
+
+    const plan = () => {
+      clearTimeout(timer);
+      if (seconds() && !document.hidden) timer = setTimeout(refresh, seconds() * 1000);
+    };
+
+    const refresh = async () => {
+      if (busy || document.hidden || !seconds()) return;
+      busy = true;
+      try {
+        const answer = await fetch(live.dataset.rmqLive, {
+          credentials: "same-origin",
+          headers: { "X-Requested-With": "XMLHttpRequest" },
+          redirect: "error",
+          signal: AbortSignal.timeout(10000),
+        });
+        if (answer.ok && answer.headers.get("X-RMQ-Fragment")) {
+          take(await answer.text());
+          show("on", new Date().toLocaleTimeString());
+        } else {
+          show("away", live.dataset.away);
+        }
+      } catch {
+        show("away", live.dataset.away);
+      }
+      busy = false;
+      plan();
+    };
+
+    select.addEventListener("change", () => {
+      remember(select.value);
+      show(seconds() ? "on" : "off", "");
+      plan();
+    });
+    document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
+    show(seconds() ? "on" : "off", "");
+    plan();
+  }
+
+  function remembered() {
+    try {
+      return localStorage.getItem("rmq-refresh");
+    } catch {
+      return null;
+    }
+  }
+
+  function remember(value) {
+    try {
+      localStorage.setItem("rmq-refresh", value);
+    } catch {
+      // A browser that keeps nothing asks again on the next page.
+    }
+  }
+
+  function take(html) {
+    const fresh = new DOMParser().parseFromString(html, "text/html");
+    for (const part of fresh.querySelectorAll("[data-rmq-part]")) {
+      const shown = document.querySelector(`[data-rmq-part="${part.dataset.rmqPart}"]`);
+      if (shown) sync(shown, part);
+    }
+  }
+
+  // Changes only what differs, so that focus, selection and open details stay where they are.
+  function sync(shown, fresh) {
+    for (const { name } of [...shown.attributes]) {
+      if (name !== "open" && !fresh.hasAttribute(name)) shown.removeAttribute(name);
+    }
+    for (const { name, value } of fresh.attributes) {
+      if (shown.getAttribute(name) !== value) shown.setAttribute(name, value);
+    }
+    const wanted = [...fresh.childNodes];
+    while (shown.childNodes.length > wanted.length) shown.lastChild.remove();
+    wanted.forEach((node, i) => {
+      const old = shown.childNodes[i];
+      if (!old) shown.append(document.importNode(node, true));
+      else if (old.nodeType !== node.nodeType || old.nodeName !== node.nodeName) old.replaceWith(document.importNode(node, true));
+      else if (node.nodeType === Node.ELEMENT_NODE) sync(old, node);
+      else if (old.nodeValue !== node.nodeValue) old.nodeValue = node.nodeValue;
+    });
+  }
+
+  function selectAll(all) {
+    const boxes = [...document.querySelectorAll('input[type="checkbox"][name="id"]')];
+    const show = () => {
+      const checked = boxes.filter((box) => box.checked).length;
+      all.checked = checked > 0 && checked === boxes.length;
+      all.indeterminate = checked > 0 && checked < boxes.length;
+      for (const count of document.querySelectorAll("[data-rmq-selected]")) count.textContent = String(checked);
+    };
+    all.hidden = false;
+    all.addEventListener("change", () => {
+      for (const box of boxes) box.checked = all.checked;
+      show();
+    });
+    for (const box of boxes) box.addEventListener("change", show);
+    show();
+  }
+
+  function sendOnce(form) {
+    form.addEventListener("submit", (event) => {
+      if (form.dataset.rmqSent) event.preventDefault();
+      form.dataset.rmqSent = "1";
+      // After the browser has gathered the form, or the pressed button's own value would be missing.
+      setTimeout(() => {
+        for (const button of form.querySelectorAll("button")) button.disabled = true;
+      });
+    });
+    // Back from the next page, the form can be sent again.
+    addEventListener("pageshow", () => {
+      delete form.dataset.rmqSent;
+      for (const button of form.querySelectorAll("button")) button.disabled = false;
+    });
+  }
+})();

@@ -1,0 +1,97 @@
+"""Times and numbers as the admin's pages write them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django import template
+from django.utils import timezone
+from django.utils.formats import date_format, number_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+register = template.Library()
+
+FARTHEST_MS = 253_402_300_799_000
+"""The last instant that a datetime holds."""
+
+
+@register.filter
+def moment(ms: float | None) -> datetime | None:
+    """Return the instant ``ms`` (since the epoch) on the viewer's clock; None where there is no such instant."""
+    if ms is None or not 0 <= ms <= FARTHEST_MS:
+        return None
+    return timezone.localtime(datetime.fromtimestamp(ms / 1000, UTC))
+
+
+@register.filter
+def duration(seconds: float | None) -> str:
+    """Return a length of time in one unit, two digits or more: 85 ms, 4.2 s, 12 min, 3 h, 15 d."""
+    if seconds is None:
+        return ""
+    seconds = abs(seconds)
+    if seconds == 0:
+        return _("%(number)s s") % {"number": 0}
+    if seconds < 1:
+        return _("%(number)s ms") % {"number": _short(seconds * 1000)}
+    if seconds < 100:
+        return _("%(number)s s") % {"number": _short(seconds)}
+    if seconds < 6000:
+        return _("%(number)s min") % {"number": _short(seconds / 60)}
+    if seconds < 172_800:
+        return _("%(number)s h") % {"number": _short(seconds / 3600)}
+    return _("%(number)s d") % {"number": _short(seconds / 86_400)}
+
+
+def _short(number: float) -> str:
+    return number_format(round(number, 1) if number < 9.95 else round(number), use_l10n=True)
+
+
+@register.filter
+def number(value: float | None) -> str:
+    """Return a count with groups of digits; a fraction where it is small."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        value = round(value) if abs(value) >= 9.95 or value == int(value) else round(value, 1)
+    return number_format(value, force_grouping=True)
+
+
+@register.simple_tag
+def when(ms: float | None, now_ms: float) -> str | SafeString:
+    """Return how far ``ms`` lies from now, with the instant itself for whoever points at it."""
+    instant = moment(ms)
+    if ms is None or instant is None:
+        return "–"
+    seconds = (ms - now_ms) / 1000
+    if abs(seconds) < 1:
+        words = _("now")
+    else:
+        words = (_("in %(time)s") if seconds > 0 else _("%(time)s ago")) % {"time": duration(seconds)}
+    exact = date_format(instant, "DATETIME_FORMAT")
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>', instant.isoformat(timespec="milliseconds"), exact, words
+    )
+
+
+@register.simple_tag
+def instant(ms: float | None) -> str | SafeString:
+    """Return the instant ``ms`` to the millisecond, on the viewer's clock."""
+    found = moment(ms)
+    if found is None:
+        return "–"
+    text = f"{date_format(found, 'Y-m-d H:i:s')}.{found.microsecond // 1000:03d}"
+    return format_html('<time datetime="{}">{}</time>', found.isoformat(timespec="milliseconds"), text)
+
+
+@register.simple_tag(takes_context=True)
+def with_query(context: dict[str, Any], **changes: Any) -> str:
+    """Return the page's own query string with some of its parameters set, or left out where None."""
+    query = context["request"].GET.copy()
+    for name, value in changes.items():
+        query.pop(name, None)
+        if value is not None:
+            query[name] = value
+    return f"?{query.urlencode()}"

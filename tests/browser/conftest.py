@@ -1,0 +1,231 @@
+"""A real Chromium before the running example project. Tests touch data through pages or a process of its own only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from example_project.embedded_redis import NoRedisServer, free_port
+from tests.servers import RedisServer
+
+ROOT = Path(__file__).parents[2]
+SHOTS = ROOT / "build" / "screenshots"
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATIENCE = 30.0
+"""Seconds for a server to start, or a page to show something: on two busy cores."""
+
+expect.set_options(timeout=PATIENCE * 1000)
+
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def call(name: str, *arguments: Any, **options: Any) -> Call:
+    """Return a call of a function of `shop/fill.py`."""
+    return name, arguments, options
+
+
+class Shop:
+    """The running shop: Redis, database, web server, and consumers when asked for."""
+
+    def __init__(self, data: Path, redis: RedisServer) -> None:
+        self.data = data
+        self.redis = redis
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.admin = f"{self.url}/admin/django_rmq/topic/"
+        self.environment = {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.browser.shop.settings",
+            "DJANGO_DEBUG": "1",
+            "REDIS_URL": redis.url,
+            "RMQ_KEY_PREFIX": "browser:",
+            "SHOP_DATA": str(data),
+        }
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def manage(self, *arguments: str) -> str:
+        """Run a command of manage.py and return what it printed."""
+        return self._run(sys.executable, "manage.py", *arguments)
+
+    def fill(self, *calls: Call) -> None:
+        """Make calls of `shop/fill.py` in a process of its own."""
+        self._run(sys.executable, "-m", "tests.browser.shop.fill", json.dumps(calls))
+
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command of manage.py; it ends with the shop."""
+        with (self.data / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-u", "manage.py", *arguments],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def log(self, name: str) -> str:
+        return (self.data / f"{name}.log").read_text(errors="replace")
+
+    def serve(self) -> None:
+        """Start the web server and return when it answers."""
+        process = self.start("web", "runserver", "--noreload", f"127.0.0.1:{self.port}")
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            assert process.poll() is None, self.log("web")
+            try:
+                urllib.request.urlopen(f"{self.url}/admin/login/", timeout=PATIENCE).close()
+            except urllib.error.HTTPError:
+                raise
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process as an operator does."""
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def close(self) -> None:
+        for process in reversed(self._started):
+            self.stop(process)
+
+    def _run(self, *command: str) -> str:
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of the system's Chromium."""
+    for name in CHROMIUMS:
+        if path := shutil.which(name):
+            return path
+    reason = f"no Chromium: none of {', '.join(CHROMIUMS)} is on PATH"
+    if os.environ.get("CI") == "true":
+        raise RuntimeError(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium refuses to sandbox root's processes
+        running = playwright.chromium.launch(
+            executable_path=chromium, args=[*sandbox, "--disable-dev-shm-usage", "--disable-gpu"]
+        )
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def shop(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """The running shop with its users: boss may do everything, viewer may look, reader may read bodies, guest nothing."""
+    try:
+        server = RedisServer()
+    except NoRedisServer as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    with server:
+        running = Shop(tmp_path_factory.mktemp("shop"), server)
+        try:
+            running.manage("migrate", "--verbosity", "0")
+            running.manage("seed_shop", "--products", "60")
+            running.fill(
+                call("user", "boss", "*"),
+                call("user", "viewer", "view_topic"),
+                call("user", "reader", "view_topic", "view_bodies"),
+                call("user", "guest"),
+            )
+            running.serve()
+            yield running
+        finally:
+            running.close()
+
+
+class Watched:
+    """What a page complained about: its console, its errors, and what its security policy refused."""
+
+    def __init__(self, page: Page) -> None:
+        self.complaints: list[str] = []
+        self.allowed: list[str] = []
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        page.on("dialog", self._dialog)
+
+    def allow(self, part: str) -> None:
+        """Let the console say this: what the browser itself notes of an answer that a test has asked for."""
+        self.allowed.append(part)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.type}: {message.text} ({message.location.get('url')})")
+
+    def _dialog(self, dialog: Any) -> None:
+        self.complaints.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def check(self) -> None:
+        left = [
+            complaint for complaint in self.complaints if not any(part in complaint for part in self.allowed)
+        ]
+        assert left == []
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page in a browser that remembers nothing; the test fails if its console or its policy complained."""
+    context = browser.new_context(viewport={"width": 1360, "height": 900}, locale="en-GB")
+    context.set_default_timeout(PATIENCE * 1000)
+    context.add_init_script(
+        "addEventListener('securitypolicyviolation', (event) => console.error('CSP: ' + event.violatedDirective"
+        " + ' ' + event.blockedURI + ' ' + event.sample))"
+    )
+    opened = context.new_page()
+    watched = Watched(opened)
+    opened.watched = watched  # type: ignore[attr-defined]
+    yield opened
+    context.close()
+    watched.check()
+
+
+@pytest.fixture
+def log_in(shop: Shop, page: Page) -> Any:
+    """Log in as one of the users of `shop`, by the login page."""
+
+    def log_in_as(name: str) -> Page:
+        page.goto(f"{shop.url}/admin/login/?next=/admin/django_rmq/topic/")
+        page.get_by_label("Username").fill(name)
+        page.get_by_label("Password").fill(name)
+        page.get_by_role("button", name="Log in").click()
+        return page
+
+    return log_in_as

@@ -1,0 +1,149 @@
+"""Puts messages into states, from a process of its own: `python -m tests.browser.shop.fill '[["dead", […], {}]]'`.
+
+The argument is a list of calls: the name of a function here, its arguments, and those with a name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import uuid
+from typing import Any
+
+import django
+
+HEADROOM_MS = 3_600_000
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.browser.shop.settings")
+    django.setup()
+    for name, arguments, options in json.loads(sys.argv[1]):
+        globals()[name](*arguments, **options)
+
+
+def user(name: str, *permissions: str) -> None:
+    """Make a member of staff with the password ``name``; ``*``: who may do everything."""
+    from django.contrib.auth.models import Permission, User
+
+    made = User.objects.create_user(name, password=name, is_staff=True, is_superuser="*" in permissions)
+    found = Permission.objects.filter(content_type__app_label="django_rmq", codename__in=permissions)
+    assert "*" in permissions or len(found) == len(permissions), permissions
+    made.user_permissions.set(found)
+
+
+def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
+    """Send messages that are not due for an hour (or of this priority)."""
+    from datetime import timedelta
+
+    from django.utils import timezone
+
+    from django_rmq import send_messages
+    from django_rmq.conf import get_config
+
+    options: dict[str, Any] = {"on_commit": False}
+    kind = get_config().topic(topic).type
+    if kind == "priority":
+        options["priority"] = priority
+    elif kind == "fixed_time":
+        options["fixed_time"] = timezone.now() + timedelta(milliseconds=HEADROOM_MS)
+    else:
+        options["time_range"] = HEADROOM_MS
+    send_messages(topic, bodies, **options)
+
+
+def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
+    """Send messages and prepare them, as a worker does; return slot, receipt and members."""
+    from django_rmq.conf import get_config
+    from django_rmq.connections import get_broker, register_topics
+    from django_rmq.keys import slot_of
+    from django_rmq.messages import Envelope, encode_body, encode_envelope
+
+    found = get_config().topic(topic)
+    broker = get_broker()
+    register_topics(broker, [found])
+    by_slot: dict[int, list[tuple[bytes, bytes]]] = {}
+    for body in bodies:
+        raw = encode_body(found, body)
+        member = uuid.uuid4().hex.encode() if found.keyed else raw
+        by_slot.setdefault(slot_of(member, found.slots), []).append((member, raw))
+    held = []
+    for slot, pairs in by_slot.items():
+        members = [member for member, _ in pairs]
+        envelopes = [encode_envelope(Envelope(raw, headers={"from": "<b>test</b>"})) for _, raw in pairs]
+        broker.send_replace(
+            found, slot, [1000] * len(members), members, envelopes if found.keyed else ()
+        ) if found.type != "range_merge" else broker.send_merge(found, slot, 0, members)
+        prepared = broker.prepare(found, slot, "00000000-test", None, 1000)
+        taken = {delivery.member for delivery in prepared.deliveries}
+        assert set(members) <= taken, prepared
+        if others := taken - set(members):
+            broker.release(found, slot, prepared.receipt, sorted(others))
+        held.append((slot, prepared.receipt, members))
+    return held
+
+
+def dead(topic: str, bodies: list[Any], error: str) -> None:
+    """Let messages fail for good with this error."""
+    _fail(topic, bodies, "rejected", error)
+
+
+def resting(topic: str, bodies: list[Any], error: str) -> None:
+    """Let messages fail once; they rest for an hour."""
+    _fail(topic, bodies, "failed", error, HEADROOM_MS)
+
+
+def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | None = None) -> None:
+    from django_rmq.conf import get_config
+    from django_rmq.connections import get_broker
+    from django_rmq.messages import Failure
+
+    found = get_config().topic(topic)
+    for slot, receipt, members in in_flight(topic, bodies):
+        failures = [Failure(member, kind, delay_ms, error) for member in members]
+        words = get_broker().rollback(found, slot, receipt, failures)
+        assert set(words) == {"ok"}, words
+
+
+def history(topic: str, hours: int) -> None:
+    """Keep a sample of each minute, as workers do: a busy day with a lunch break, and one hour in which nobody sampled."""
+    import math
+
+    from django_rmq.conf import get_config
+    from django_rmq.connections import get_broker
+
+    found = get_config().topic(topic)
+    broker = get_broker()
+    now = broker.now_ms() // 60_000
+    sent = merged = taken = done = failed = died = 0
+    for minute in range(now - 60 * hours, now + 1):
+        passed = minute - (now - 60 * hours)
+        busy = 1.2 + math.sin(passed / 95) + 0.25 * math.sin(passed / 7)
+        rate = max(0, round(900 * busy))
+        sent, merged, taken = sent + rate, merged + round(rate * 0.3), taken + round(rate * 0.72)
+        done, failed, died = done + round(rate * 0.7), failed + rate // 60, died + rate // 900
+        if 120 <= now - minute < 150:
+            continue
+        waiting = round(4000 * busy + 1500)
+        numbers = (minute * 60_000, found.slots, found.slots, waiting, waiting // 5, 40, 0, 120, died % 60, 0)
+        broker.note_late(found, [50, 80, 200, 300, 120, 60, 20, 8, 3, round(busy), *[0] * 14])
+        record = " ".join(map(str, (*numbers, sent, merged, taken, done, failed, died)))
+        broker.keep_minute(found, minute, record, 48 * 60)
+
+
+def foreign(topic: str, members: list[str]) -> None:
+    """Add members as a program that is not RMQ does: bytes of Latin-1."""
+    from django_rmq.conf import get_config
+    from django_rmq.connections import get_broker
+    from django_rmq.keys import slot_keys
+
+    found = get_config().topic(topic)
+    broker = get_broker()
+    for member in members:
+        key = slot_keys(broker.prefix, found.name, 0).store
+        broker.client.zadd(key, {member.encode("latin-1"): 9_999_999_999_999})
+
+
+if __name__ == "__main__":
+    main()

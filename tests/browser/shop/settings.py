@@ -1,0 +1,19 @@
+"""The example shop's settings, and topics for what the shop itself has no use for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from example_project.settings import *  # noqa: F403
+from example_project.settings import RMQ as SHOP_RMQ
+
+RMQ: dict[str, Any] = {  # type: ignore[no-redef]
+    **SHOP_RMQ,
+    "TOPICS": {
+        **SHOP_RMQ["TOPICS"],  # type: ignore[dict-item]
+        "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1000, "BODY": "text", "LISTENER": False},
+        "letters": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key", "LISTENER": False},
+        "cards": {"TYPE": "priority", "SLOTS": 2, "LISTENER": False},
+    },
+    "ADMIN": {"PAGE_SIZE": 20, "FORMATTER": {"cards": "tests.browser.shop.redaction.hide_numbers"}},
+}

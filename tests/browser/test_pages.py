@@ -1,0 +1,452 @@
+"""What a person does with the admin, in a real browser before the running shop."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import PATIENCE, Shop, call
+
+pytestmark = pytest.mark.slow
+
+LogIn = Callable[[str], Page]
+
+
+@pytest.fixture
+def consumers(shop: Shop) -> Iterator[None]:
+    """Workers for the shop's topics, as long as the test lasts."""
+    process = shop.start("consumers", "runrmqconsumers", "--threads", "2")
+    yield
+    shop.stop(process)
+
+
+def tab(page: Page, name: str) -> Any:
+    return page.get_by_role("navigation", name="States of messages").get_by_role("link", name=name)
+
+
+def content(page: Page) -> Any:
+    return page.locator("#content-main")
+
+
+def rows(page: Page) -> Any:
+    return content(page).locator("tbody tr")
+
+
+def open_dead(shop: Shop, page: Page, topic: str, query: str = "") -> None:
+    page.goto(f"{shop.admin}{topic}/change/?tab=dead{query}")
+
+
+# --- looking
+
+
+def test_depths_move_by_themselves(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("boss")
+    page.get_by_label("Refresh").select_option("2")
+    row = rows(page).filter(has_text="letters")
+    expect(row).to_contain_text("fixed_time")
+    shop.fill(call("waiting", "letters", [{"number": number} for number in range(7)]))
+    expect(row.locator("td").nth(2)).to_have_text("7")
+    page.goto(f"{shop.admin}letters/change/")
+    expect(tab(page, "Waiting")).to_contain_text("7")
+    shop.fill(call("waiting", "letters", [{"number": number} for number in range(5)]))
+    expect(tab(page, "Waiting")).to_contain_text("12")
+    # The list stays as it is until somebody asks for it.
+    expect(rows(page)).to_have_count(7)
+
+
+def test_nothing_is_fetched_while_nobody_looks(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("boss")
+    page.get_by_label("Refresh").select_option("2")
+    with page.expect_response("**/topic/live/"):
+        pass
+    page.evaluate(
+        "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(5_000)
+    assert asked == []
+    with page.expect_response("**/topic/live/"):
+        page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def test_the_choice_of_refresh_is_remembered(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("boss")
+    page.get_by_label("Refresh").select_option("0")
+    page.reload()
+    expect(page.get_by_label("Refresh")).to_have_value("0")
+
+
+def test_workers_and_their_slots_are_shown(shop: Shop, log_in: LogIn, consumers: None) -> None:
+    page = log_in("boss")
+    page.get_by_label("Refresh").select_option("2")
+    row = rows(page).filter(has_text="order-timeouts")
+    expect(row.locator("td").last).to_have_text("1")
+    page.goto(f"{shop.admin}order-timeouts/change/?tab=slots")
+    page.get_by_label("Refresh").select_option("2")
+    expect(content(page).locator("table").first.locator("tbody tr")).to_have_count(1)
+    expect(content(page).locator("table").first.locator("tbody tr td").nth(3)).to_have_text("16")
+    expect(content(page).get_by_text("nobody")).to_have_count(0)
+
+
+# --- acting
+
+
+def test_one_is_found_by_a_filter_and_replayed(shop: Shop, log_in: LogIn) -> None:
+    shop.fill(
+        call("dead", "letters", [{"to": "Ada"}, {"to": "Grace"}], "post.errors.NoStamp: a stamp is missing"),
+        call("dead", "letters", [{"to": "Alan"}], "post.errors.NoAddress: where to?"),
+    )
+    page = log_in("boss")
+    open_dead(shop, page, "letters")
+    page.get_by_label("Error class").fill("NoStamp")
+    page.get_by_role("button", name="Filter").click()
+    expect(rows(page)).to_have_count(2)
+    page.get_by_label("Text", exact=True).fill("Grace")
+    page.get_by_role("button", name="Filter").click()
+    expect(rows(page)).to_have_count(1)
+    rows(page).get_by_role("link").first.click()
+    expect(page.get_by_text('"Grace"')).to_be_visible()
+    expect(page.get_by_text("a stamp is missing")).to_be_visible()
+    page.get_by_role("button", name="Replay").click()
+    expect(page.locator(".messagelist")).to_have_text(re.compile("Replay: 1 replayed."))
+    # Back in the same list.
+    expect(page.get_by_label("Text", exact=True)).to_have_value("Grace")
+    expect(page.get_by_label("Error class")).to_have_value("NoStamp")
+    expect(content(page).get_by_text("Nothing here matches.")).to_be_visible()
+
+
+def test_all_that_match_are_replayed_after_a_question(shop: Shop, log_in: LogIn) -> None:
+    shop.fill(
+        call("dead", "letters", [{"batch": number} for number in range(45)], "post.Strike: no post today"),
+        call("dead", "letters", [{"other": 1}], "post.Lost: lost"),
+    )
+    page = log_in("boss")
+    open_dead(shop, page, "letters", "&error=Strike")
+    expect(rows(page)).to_have_count(20)
+    page.get_by_role("link", name="Next page").click()
+    expect(page.get_by_role("link", name="First page")).to_be_visible()
+    page.get_by_role("button", name="Replay all").click()
+    expect(page.get_by_text("Replay 45 dead messages of letters?")).to_be_visible()
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.locator(".messagelist")).to_have_text(re.compile("Replay all: 45 replayed."))
+    open_dead(shop, page, "letters", "&error=Lost")
+    expect(rows(page)).to_have_count(1)
+
+
+def test_selected_messages_are_deleted_after_a_question(shop: Shop, log_in: LogIn) -> None:
+    shop.fill(call("dead", "notes", [f"note {number}" for number in range(5)], "Refused: no"))
+    page = log_in("boss")
+    open_dead(shop, page, "notes")
+    page.get_by_label("Select all of this page").check()
+    page.get_by_label("Select message 1", exact=True).uncheck()
+    expect(page.locator("[data-rmq-selected]")).to_have_text("4")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_text("Delete 4 messages of notes?")).to_be_visible()
+    page.get_by_role("link", name="No, take me back").click()
+    expect(rows(page)).to_have_count(5)
+    page.get_by_label("Select all of this page").check()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.locator(".messagelist")).to_have_text(re.compile("Delete: 5 deleted."))
+
+
+def test_a_body_is_edited_and_replayed(shop: Shop, log_in: LogIn) -> None:
+    shop.fill(call("dead", "letters", [{"to": "Nobody"}], "post.NoAddress: where to?"))
+    page = log_in("boss")
+    open_dead(shop, page, "letters", "&text=Nobody")
+    rows(page).get_by_role("link").first.click()
+    page.get_by_role("link", name="Edit and replay").click()
+    field = page.get_by_label("Body")
+    expect(field).to_have_value('{\n  "to": "Nobody"\n}')
+    field.fill('{"to": }')
+    page.get_by_role("button", name="Replay with this body").click()
+    expect(page.get_by_text("This is not JSON")).to_be_visible()
+    field.fill('{"to": "Somebody"}')
+    page.get_by_role("button", name="Replay with this body").click()
+    expect(page.locator(".messagelist")).to_have_text(re.compile("Edit and replay: 1 replayed."))
+    page.goto(f"{shop.admin}letters/change/?tab=store&text=Somebody")
+    expect(rows(page)).to_have_count(1)
+
+
+def test_purge_wants_the_name_of_the_topic(shop: Shop, log_in: LogIn) -> None:
+    shop.fill(call("waiting", "notes", [f"to be purged {number}" for number in range(30)]))
+    page = log_in("boss")
+    page.goto(f"{shop.admin}notes/change/?tab=store")
+    page.get_by_role("button", name="Purge").click()
+    expect(page.get_by_text(re.compile(r"Purge 30 messages of notes\?"))).to_be_visible()
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.get_by_text("This field is required.")).to_be_visible()
+    page.get_by_label("Name of the topic").fill("note")
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.get_by_text("This is not the name of the topic.")).to_be_visible()
+    page.get_by_label("Name of the topic").fill("notes")
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.locator(".messagelist")).to_have_text(re.compile("Purge: 30 purged."))
+    expect(page.get_by_text("Nothing waits.")).to_be_visible()
+    page.get_by_role("link", name="Who did what").click()
+    expect(page.locator("#change-history")).to_contain_text("30 purged")
+    expect(page.locator("#change-history")).not_to_contain_text("to be purged")
+
+
+def test_a_topic_is_paused_and_resumed(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("boss")
+    page.goto(f"{shop.admin}letters/change/")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator(".rmq-is-paused")).to_have_text("paused")
+    page.goto(shop.admin)
+    expect(rows(page).filter(has_text="letters")).to_contain_text("paused")
+    page.goto(f"{shop.admin}letters/change/")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".rmq-is-paused")).to_have_count(0)
+
+
+def test_a_double_click_sends_one(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("boss")
+    page.goto(f"{shop.admin}letters/send/")
+    page.get_by_label("Body").fill('{"sent": "by hand"}')
+    page.get_by_label("Due").fill("2040-01-02T03:04:05")
+    page.get_by_role("button", name="Send").dblclick()
+    expect(page.locator(".messagelist")).to_have_text(re.compile("Send: 1 stored."))
+    page.goto(f"{shop.admin}letters/change/?tab=store&text=by+hand")
+    expect(rows(page)).to_have_count(1)
+
+
+def test_a_dead_message_of_a_listener_shows_its_traceback(shop: Shop, log_in: LogIn, consumers: None) -> None:
+    page = log_in("boss")
+    page.goto(f"{shop.admin}image-renders/send/")
+    page.get_by_label("Body").fill('{"sku": 999999, "shop": 1}')
+    page.get_by_label("Priority").fill("500")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".messagelist")).to_have_text(re.compile("Send: 1 stored."))
+    page.get_by_label("Refresh").select_option("2")
+    expect(tab(page, "Dead")).not_to_have_text(re.compile(r"\b0\b"))
+    open_dead(shop, page, "image-renders", "&text=999999")
+    rows(page).get_by_role("link").first.click()
+    expect(page.get_by_text("there is no product 999999").first).to_be_visible()
+
+
+# --- who may not
+
+
+def test_a_viewer_sees_depths_but_neither_bodies_nor_buttons(shop: Shop, log_in: LogIn) -> None:
+    shop.fill(call("dead", "notes", ["the combination is 12345"], "Refused: the combination is 12345"))
+    page = log_in("viewer")
+    rows(page).filter(has_text="notes").get_by_role("link", name="notes").click()
+    tab(page, "Dead").click()
+    expect(rows(page)).not_to_have_count(0)
+    assert "12345" not in page.content()
+    for name in ("Replay", "Delete", "Purge", "Pause", "Put into Dead"):
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
+    expect(page.get_by_label("Text", exact=True)).to_have_count(0)
+    rows(page).get_by_role("link").first.click()
+    expect(page.get_by_text("shown to those who may read them")).to_be_visible()
+    assert "12345" not in page.content()
+    page.watched.allow("403")  # type: ignore[attr-defined]
+    page.goto(f"{shop.admin}notes/send/")
+    expect(page.get_by_text("403 Forbidden")).to_be_visible()
+
+
+def test_a_guest_finds_nothing(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("guest")
+    page.watched.allow("403")  # type: ignore[attr-defined]
+    expect(page.get_by_text("403 Forbidden")).to_be_visible()
+    page.goto(f"{shop.url}/admin/")
+    expect(page.get_by_role("link", name="Topics")).to_have_count(0)
+
+
+def test_redacted_bodies_stay_redacted(shop: Shop, log_in: LogIn) -> None:
+    shop.fill(call("dead", "cards", [{"card": "4111222233334444"}], "bank.Declined: 4111222233334444"))
+    page = log_in("boss")
+    open_dead(shop, page, "cards")
+    expect(content(page).get_by_text("**** 4444")).to_be_visible()
+    assert "4111" not in page.content()
+    rows(page).get_by_role("link").first.click()
+    expect(page.get_by_text('"**** 4444"')).to_be_visible()
+    assert "4111" not in page.content()
+    assert "NDExMT" not in page.url
+
+
+# --- what comes from Redis is not trusted
+
+
+XSS = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(2)>",
+    '"><svg onload=alert(3)>',
+    "'-alert(4)-'",
+    "{{ 7|add:7 }}{% debug %}",
+    "</title></pre></textarea><script>alert(5)</script>",
+    "javascript:alert(6)",
+    "<a href='javascript:alert(7)'>x</a>",
+    "&lt;script&gt;alert(8)&lt;/script&gt;",
+    "<iframe srcdoc='<script>alert(9)</script>'></iframe>",
+    "\u202e<b>\u2066reversed",
+    "\x1b[31m\x00\x08<style>*{display:none}</style>",
+    "]]><!--<script>alert(10)//-->",
+    "<meta http-equiv=refresh content='0;url=//evil.example'>",
+    "\ufeff<base href=//evil.example>",
+    "%3Cscript%3Ealert(11)%3C/script%3E",
+]
+
+
+def test_nothing_from_redis_becomes_markup_on_any_page(shop: Shop, log_in: LogIn) -> None:
+    error = "\n".join(XSS)[:900]
+    shop.fill(
+        call("waiting", "letters", [{text: text} for text in XSS]),
+        call("dead", "letters", [{"xss": text} for text in XSS], error),
+        call("resting", "notes", [f"xss resting {text}" for text in XSS], f"<b>Class</b>: {error}"),
+        call("in_flight", "letters", [{"flying": text} for text in XSS]),
+        call("dead", "notes", [f"xss {text}" for text in XSS], error),
+        call(
+            "foreign",
+            "notes",
+            [*(text.encode("utf-8").decode("latin-1") for text in XSS), "\xff\xfe\x00", ""],
+        ),
+        call("user", "<script>alert(99)</script>", "*"),
+    )
+    page = log_in("<script>alert(99)</script>")
+    seen: list[str] = []
+    for topic in ("letters", "notes"):
+        for state in ("store", "prepare", "retry", "dead"):
+            page.goto(
+                f"{shop.admin}{topic}/change/?tab={state}&text=&error=%22%3E%3Cscript%3Ealert(0)%3C/script%3E"
+            )
+            page.goto(f"{shop.admin}{topic}/change/?tab={state}&text=%3Cscript%3Ealert(0)%3C/script%3E")
+            check_clean(page)
+            page.goto(f"{shop.admin}{topic}/change/?tab={state}")
+            check_clean(page)
+            found = rows(page).locator("th a")
+            seen += [str(found.nth(at).get_attribute("href")) for at in range(found.count())]
+    assert len(seen) > 60
+    for address in seen:
+        page.goto(shop.url + address)
+        check_clean(page)
+        download = page.get_by_role("link", name="Edit and replay")
+        if download.count():
+            page.goto(shop.url + str(download.get_attribute("href")))
+            check_clean(page)
+    page.goto(f"{shop.admin}letters/change/?tab=dead")
+    page.get_by_label("Select all of this page").check()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    check_clean(page)
+    page.goto(f"{shop.admin}letters/history/")
+    check_clean(page)
+
+
+def check_clean(page: Page) -> None:
+    """Only markup of ours is within the content, and nothing came from elsewhere. (Alerts fail the test by themselves.)"""
+    strange = page.evaluate(
+        "[...document.querySelectorAll('#content script, #content img, #content iframe, #content style, #content base,"
+        ' #content meta, #content b, [onerror], [onload], [srcdoc], a[href^="javascript:"]\')].map((e) => e.outerHTML)'
+    )
+    assert strange == []
+    assert page.url.startswith("http://127.0.0.1:")
+
+
+# --- keyboard, contrast, languages
+
+
+def test_everything_is_reached_by_the_keyboard(shop: Shop, log_in: LogIn) -> None:
+    shop.fill(call("dead", "notes", ["by keyboard one", "by keyboard two"], "Refused: no"))
+    page = log_in("boss")
+    open_dead(shop, page, "notes", "&text=by+keyboard")
+    expect(rows(page)).to_have_count(2)
+    reached: list[str] = []
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        found = page.evaluate(
+            "(() => { const e = document.activeElement; const s = getComputedStyle(e);"
+            " return [e.getAttribute('aria-label') || e.innerText || e.name || '', s.outlineStyle, s.textDecorationLine,"
+            " !!e.closest('#content-main')] })()"
+        )
+        if found[3]:
+            reached.append(found[0].strip())
+            assert found[1] != "none" or "underline" in found[2], found
+        if "Select message 1" in reached[-1:]:
+            page.keyboard.press("Space")
+        if reached[-1:] == ["Replay"]:
+            page.keyboard.press("Enter")
+            break
+    assert "Select message 1" in reached, reached
+    expect(page.locator(".messagelist")).to_have_text(re.compile("Replay: 1 replayed."))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_have_no_violation_of_wcag_a_and_aa(
+    shop: Shop, browser: Browser, scheme: Any, log_in: LogIn, page: Page
+) -> None:
+    shop.fill(
+        call("dead", "letters", [{"axe": [1, "two", None, True]}], "post.Axe: dropped"),
+        call("waiting", "letters", [{"axe": number} for number in range(30)]),
+        call("history", "letters", 3),
+    )
+    page.emulate_media(color_scheme=scheme)
+    # axe brings its own styles into the page: the policy is judged by the other tests.
+    page.watched.allow("")  # type: ignore[attr-defined]
+    log_in("boss")
+    addresses = [
+        shop.admin,
+        *(f"{shop.admin}letters/change/?tab={name}" for name in ("store", "dead", "slots", "history")),
+        f"{shop.admin}letters/send/",
+    ]
+    open_dead(shop, page, "letters", "&text=axe")
+    addresses.append(shop.url + str(rows(page).locator("th a").first.get_attribute("href")))
+    found = []
+    for address in addresses:
+        page.goto(address)
+        found += [(address, violation) for violation in violations(page)]
+    page.goto(f"{shop.admin}letters/change/?tab=dead")
+    page.get_by_role("button", name="Purge").click()
+    found += [("purge", violation) for violation in violations(page)]
+    assert found == []
+
+
+def violations(page: Page) -> list[str]:
+    options = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
+    results = Axe().run(page, context={"include": [["#content"]]}, options=options)
+    return [
+        f"{violation['id']}: {[node['html'][:200] for node in violation['nodes'][:3]]}"
+        for violation in results.response["violations"]
+    ]
+
+
+def test_the_pages_speak_chinese(shop: Shop, browser: Browser) -> None:
+    context = browser.new_context(locale="zh-CN", extra_http_headers={"Accept-Language": "zh-Hans"})
+    page = context.new_page()
+    page.goto(f"{shop.url}/admin/login/?next=/admin/django_rmq/topic/")
+    page.locator("#id_username").fill("boss")
+    page.locator("#id_password").fill("boss")
+    page.locator("[type=submit]").click()
+    expect(page.get_by_role("heading", name="主题")).to_be_visible()
+    expect(page.get_by_text("等待中").first).to_be_visible()
+    context.close()
+
+
+# --- trouble
+
+
+def test_redis_away_is_a_banner_within_three_seconds(shop: Shop, log_in: LogIn) -> None:
+    page = log_in("boss")
+    page.get_by_label("Refresh").select_option("2")
+    page.watched.allow("503")  # type: ignore[attr-defined]
+    os.kill(shop.redis.pid, signal.SIGSTOP)
+    try:
+        expect(page.locator("[data-rmq-live]")).to_have_attribute("data-state", "away")
+        began = time.monotonic()
+        page.reload()
+        assert time.monotonic() - began < 3
+        expect(page.get_by_role("alert")).to_contain_text("Redis is away.")
+    finally:
+        os.kill(shop.redis.pid, signal.SIGCONT)
+    page.get_by_role("link", name="Try again").click()
+    expect(rows(page).first).to_be_visible(timeout=PATIENCE * 1000)

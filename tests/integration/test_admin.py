@@ -1,0 +1,742 @@
+"""The admin's pages on a real Redis: who may see and do what, and what comes of it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission as AuthPermission
+from django.contrib.auth.models import User
+from django.test import Client, override_settings
+from django.urls import URLPattern, path, reverse
+
+from django_rmq import connections
+from django_rmq.admin import TopicAdmin
+from django_rmq.admin import topics as pages
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.keys import slot_of
+from django_rmq.messages import Envelope, Failure, Topic, encode_envelope
+from django_rmq.messages import message_id as id_of
+from django_rmq.models import Topic as TopicModel
+from django_rmq.operations import Permission
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.django_db
+
+TOPICS = {
+    "timed": {"TYPE": "fixed_time", "SLOTS": 4, "BACKOFF": 60},
+    "ranked": {"TYPE": "priority", "SLOTS": 4},
+    "under_scored.topic": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 60_000, "BODY": "text"},
+    "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
+    "secret": {"TYPE": "fixed_time", "SLOTS": 2},
+    "wide": {"TYPE": "fixed_time", "SLOTS": 8_192},
+}
+
+
+def redact(topic: str, body: Any) -> Any:
+    return {"card": f"**** {body['card'][-4:]}"}
+
+
+own_site = admin.AdminSite(name="operators")
+own_site.register(TopicModel, TopicAdmin)
+urlpatterns = [path("operators/", own_site.urls), path("admin/", admin.site.urls)]
+
+
+@pytest.fixture
+def broker(redis_url: str, redis_client: Any, prefix: str) -> Iterator[Broker]:
+    found = Broker(redis_client, prefix)
+    rmq = {
+        "REDIS": redis_url,
+        "TOPICS": TOPICS,
+        "ADMIN": {"PAGE_SIZE": 10, "FORMATTER": {"secret": f"{__name__}.redact"}},
+    }
+    with override_settings(RMQ=rmq), connections.replaced_broker(found):
+        yield found
+
+
+@pytest.fixture
+def log_in(client: Client) -> Callable[..., Client]:
+    """Log in as a member of staff with these permissions; `*`: all."""
+
+    def log_in_with(*permissions: str) -> Client:
+        user = User.objects.create_user(
+            f"user{User.objects.count()}", is_staff=True, is_superuser="*" in permissions
+        )
+        user.user_permissions.set(
+            AuthPermission.objects.filter(content_type__app_label="django_rmq", codename__in=permissions)
+        )
+        client.force_login(user)
+        return client
+
+    return log_in_with
+
+
+@pytest.fixture
+def boss(broker: Broker, log_in: Callable[..., Client]) -> Client:
+    return log_in("*")
+
+
+def topic_of(name: str) -> Topic:
+    return get_config().topic(name)
+
+
+def url(page: str, *args: str) -> str:
+    return reverse(f"admin:django_rmq_topic_{page}", args=args)
+
+
+def send(broker: Broker, name: str, *members: bytes, score: int | None = None) -> None:
+    topic = topic_of(name)
+    score = score or (100 if topic.is_priority else int(time.time() * 1000) - 60_000)
+    by_slot: dict[int, list[bytes]] = {}
+    for member in members:
+        by_slot.setdefault(slot_of(member, topic.slots), []).append(member)
+    for slot, group in by_slot.items():
+        envelopes = (
+            [encode_envelope(Envelope(b'{"for":"%s"}' % member)) for member in group] if topic.keyed else ()
+        )
+        broker.send_replace(topic, slot, [score] * len(group), group, envelopes)
+
+
+def kill(broker: Broker, name: str, *members: bytes, error: str = "shop.errors.Boom: bad card 4111") -> None:
+    topic = topic_of(name)
+    send(broker, name, *members)
+    for slot in range(topic.slots):
+        while (taken := broker.prepare(topic, slot, "W", None, 1000)).status == "ok":
+            failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
+            broker.rollback(topic, slot, taken.receipt, failures)
+
+
+def depth(broker: Broker, name: str, state: str) -> int:
+    topic = topic_of(name)
+    return sum(getattr(broker.count(topic, slot), state) for slot in range(topic.slots))
+
+
+def ids(page: str) -> list[str]:
+    return [html.unescape(found) for found in re.findall(r'name="id" value="([^"]*)"', page)]
+
+
+def text(response: Any) -> str:
+    return html.unescape(response.content.decode())
+
+
+def carried(response: Any) -> dict[str, Any]:
+    """The hidden fields of the form on a page."""
+    form = response.content.decode().partition('<form class="rmq-confirm"')[2].partition("</form>")[0]
+    fields: dict[str, Any] = {}
+    for tag in re.findall(r"<input[^>]*type=\"hidden\"[^>]*>", form):
+        name, value = re.search(r'name="([^"]*)"', tag), re.search(r'value="([^"]*)"', tag)
+        assert name
+        fields.setdefault(name[1], []).append(html.unescape(value[1]) if value else "")
+    fields.pop("csrfmiddlewaretoken", None)
+    return fields
+
+
+def members(prefix: str, count: int) -> list[bytes]:
+    return [b'{"n":"%s%d"}' % (prefix.encode(), number) for number in range(count)]
+
+
+# --- every address
+
+
+def our_urls() -> list[URLPattern]:
+    return admin.site.get_model_admin(TopicModel).get_urls()
+
+
+def test_every_address_is_behind_the_admin_and_declares_a_permission() -> None:
+    names = set()
+    for pattern in our_urls():
+        view: Any = pattern.callback
+        permissions = getattr(view, "rmq_permissions", ())
+        assert Permission.VIEW in permissions, pattern
+        assert view.__wrapped__, pattern
+        names.add(pattern.name)
+    assert len(names) == 10
+
+
+def addresses(message_id: str) -> dict[str, str]:
+    arguments = {"object_id": "timed", "message_id": message_id}
+    found = {}
+    for pattern in our_urls():
+        assert pattern.name
+        wanted = {name: arguments[name] for name in pattern.pattern.converters}
+        found[pattern.name.removeprefix("django_rmq_topic_")] = reverse(
+            f"admin:{pattern.name}", kwargs=wanted
+        )
+    return found
+
+
+def test_without_a_permission_no_address_answers(broker: Broker, log_in: Callable[..., Client]) -> None:
+    kill(broker, "timed", b'{"a":1}')
+    message_id = ids_of_dead(broker)
+    client = log_in()
+    for name, address in addresses(message_id).items():
+        for method in (client.get, client.post):
+            assert method(address).status_code == 403, (name, method)
+    client.logout()
+    for name, address in addresses(message_id).items():
+        assert client.get(address).status_code == 302, name
+    assert "django_rmq" not in text(log_in().get("/admin/"))
+
+
+def test_a_viewer_sees_pages_and_can_change_nothing(broker: Broker, log_in: Callable[..., Client]) -> None:
+    kill(broker, "timed", b'{"a":1}')
+    client = log_in("view_topic")
+    page = text(client.get(url("change", "timed"), {"tab": "dead"}))
+    assert "<button" in page  # the filter's
+    assert 'name="act"' not in page
+    message_id = ids_of_dead(broker)
+    for act in ("replay", "delete", "replay_all", "purge", "pause", "resume", "bury"):
+        state = "store" if act == "bury" else "dead"
+        answer = client.post(
+            url("act", "timed"),
+            {"act": act, "state": state, "id": message_id, "confirmed": "yes", "name": "timed"},
+        )
+        assert answer.status_code == 403, act
+    for name in ("send", "edit", "raw"):
+        arguments = ["timed"] if name == "send" else ["timed", message_id]
+        assert client.post(url(name, *arguments), {"body": "1"}).status_code == 403, name
+    assert depth(broker, "timed", "dead") == 1
+    assert not LogEntry.objects.exists()
+
+
+def ids_of_dead(broker: Broker) -> str:
+    topic = topic_of("timed")
+    for slot in range(topic.slots):
+        for entry in broker.peek(topic, slot, "dead").entries:
+            return id_of(slot, entry.member)
+    raise AssertionError("nothing is dead")
+
+
+@pytest.mark.parametrize(
+    ("act", "permission"),
+    [
+        ("replay", "replay_messages"),
+        ("delete", "delete_messages"),
+        ("replay_all", "replay_messages"),
+        ("purge", "purge_topic"),
+        ("pause", "pause_topic"),
+        ("resume", "pause_topic"),
+    ],
+)
+def test_each_act_needs_its_own_permission_and_no_other(
+    broker: Broker, log_in: Callable[..., Client], act: str, permission: str
+) -> None:
+    kill(broker, "timed", b'{"a":1}')
+    given = {"act": act, "state": "dead", "id": ids_of_dead(broker), "confirmed": "yes", "name": "timed"}
+    others = {one.value for one in Permission} - {permission}
+    assert log_in(*others).post(url("act", "timed"), given).status_code == 403
+    assert log_in("view_topic", permission).post(url("act", "timed"), given).status_code == 302
+    entry = LogEntry.objects.get()
+    assert entry.object_id == "timed"
+    assert entry.get_admin_url() == url("change", "timed")
+
+
+def test_get_changes_nothing(boss: Client, broker: Broker, prefix: str) -> None:
+    kill(broker, "timed", b'{"a":1}')
+    send(broker, "timed", b'{"a":2}')
+
+    def everything() -> dict[bytes, bytes]:
+        keys = sorted(broker.client.scan_iter(match=f"*{prefix}*"))
+        return {key: broker.client.dump(key) for key in keys}
+
+    before = everything()
+    for address in addresses(ids_of_dead(broker)).values():
+        assert boss.get(address).status_code in (200, 302)
+    for tab in ("store", "prepare", "retry", "dead", "slots", "history"):
+        assert boss.get(url("change", "timed"), {"tab": tab}).status_code == 200
+    assert everything() == before
+
+
+def test_posts_need_the_token(broker: Broker) -> None:
+    user = User.objects.create_superuser("root")
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(user)
+    assert client.post(url("act", "timed"), {"act": "pause"}).status_code == 403
+    assert not broker.count(topic_of("timed"), 0).paused
+
+
+# --- names, sites, strange requests
+
+
+def test_names_arrive_quoted_as_everywhere_in_the_admin(boss: Client, broker: Broker) -> None:
+    page = text(boss.get(url("changelist")))
+    (address,) = set(re.findall(r'href="([^"?]*under[^"?]*)"', page))
+    assert "under_5Fscored.topic" in address
+    shown = boss.get(address)
+    assert shown.status_code == 200
+    assert "under_scored.topic</h1>" in text(shown)
+    boss.post(url("act", "under_5Fscored.topic"), {"act": "pause"})
+    assert boss.get(LogEntry.objects.get().get_admin_url() or "").status_code == 200
+
+
+@pytest.mark.urls(__name__)
+def test_it_works_in_a_site_of_ones_own(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", b'{"a":1}')
+    page = text(boss.get("/operators/django_rmq/topic/"))
+    assert '"/admin/' not in page
+    assert "/operators/django_rmq/topic/timed/change/" in page
+    page = text(boss.get("/operators/django_rmq/topic/timed/change/?tab=dead"))
+    assert '"/admin/' not in page
+    answer = boss.post("/operators/django_rmq/topic/timed/act/", {"act": "pause"})
+    assert answer["Location"].startswith("/operators/")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"tab": "nonsense"},
+        {"tab": "dead", "cursor": "nonsense"},
+        {"tab": "dead", "slot": "99"},
+        {"tab": "dead", "slot": "minus"},
+        {"tab": "dead", "age": "older:nan"},
+        {"tab": "dead", "age": "nonsense"},
+        {"tab": "retry", "age": "older:60"},
+        {"tab": "dead", "text": "\x00\ud800"},
+        {"tab": "history", "hours": "99999999999999999999"},
+        {"tab": "slots", "first": "-1"},
+        {"tab": "slots", "first": "999999"},
+    ],
+)
+def test_strange_queries_are_answered(boss: Client, query: dict[str, str]) -> None:
+    safe = {name: value.encode("utf-8", "surrogatepass") for name, value in query.items()}
+    assert boss.get(url("change", "timed"), safe).status_code == 200
+    assert boss.get(url("live", "timed"), safe).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "message_id",
+    [
+        "x",
+        "0.x!",
+        "9.eyJhIjoxfQ",
+        "0.dead.1.0123456789abcdef",
+        "0.dead.nan.0123456789abcdef",
+        "0." + "A" * 5000,
+    ],
+)
+def test_strange_ids_are_not_found(boss: Client, message_id: str) -> None:
+    for page in ("message", "raw"):
+        assert boss.get(url(page, "timed", message_id)).status_code == 404
+    assert boss.get(url("edit", "timed", message_id)).status_code in (302, 404)
+    given = {"act": "replay", "state": "dead", "id": message_id}
+    assert boss.post(url("act", "timed"), given).status_code == 302
+
+
+def test_unknown_topics_are_not_found(boss: Client) -> None:
+    for page in ("change", "live", "send", "act"):
+        assert boss.get(url(page, "nobody")).status_code == 404
+    # As for every object of the admin that is not there.
+    assert boss.get(url("history", "nobody")).status_code == 302
+
+
+@pytest.mark.parametrize("back", ["//evil.example", "tab=dead&text=%22%3E&next=//evil", "x" * 10_000])
+def test_the_way_back_leads_to_the_topic_and_nowhere_else(boss: Client, back: str) -> None:
+    answer = boss.post(url("act", "timed"), {"act": "pause", "back": back})
+    location = answer["Location"]
+    assert location.startswith(f"{url('change', 'timed')}?")
+    assert "evil" not in location
+
+
+# --- content
+
+
+def test_who_may_not_read_bodies_sees_no_content(broker: Broker, log_in: Callable[..., Client]) -> None:
+    kill(broker, "timed", b'{"card":"4111"}')
+    send(broker, "keyed", b"ada@example.com")
+    client = log_in("view_topic")
+    page = text(client.get(url("change", "timed"), {"tab": "dead"}))
+    links = re.findall(r'href="([^"]*/message/[^"]*)"', page)
+    pages = [page, text(client.get(links[0])), text(client.get(url("change", "keyed")))]
+    keyed = re.findall(r'href="([^"]*/message/[^"]*)"', pages[2])
+    pages.append(text(client.get(keyed[0])))
+    for shown in pages:
+        for hidden in ("4111", "card", "eyJjYXJk", "ada@", "YWRhQGV4"):
+            assert hidden not in shown
+    assert "shop.errors.Boom" in page
+    assert 'name="text"' not in page
+    assert "4111" in text(log_in("view_topic", "view_bodies").get(url("change", "timed"), {"tab": "dead"}))
+
+
+def test_a_search_for_text_is_no_way_around(broker: Broker, log_in: Callable[..., Client]) -> None:
+    kill(broker, "timed", b'{"card":"4111"}')
+    client = log_in("view_topic", "replay_messages")
+    found = [
+        ids(text(client.get(url("change", "timed"), {"tab": "dead", "text": part})))
+        for part in ("4111", "5222")
+    ]
+    assert found[0] == found[1] != []
+    client.post(url("act", "timed"), {"act": "replay_all", "state": "dead", "text": "5222"})
+    assert depth(broker, "timed", "dead") == 1
+
+
+def test_redacted_bodies_are_in_no_page_and_no_address(boss: Client, broker: Broker) -> None:
+    kill(broker, "secret", b'{"card":"4111222233334444"}')
+    page = text(boss.get(url("change", "secret"), {"tab": "dead"}))
+    (link,) = re.findall(r'href="([^"]*/message/[^"]*)"', page)
+    for shown in (page, text(boss.get(link))):
+        assert "**** 4444" in shown
+        for hidden in ("4111", "eyJjYXJk", "bad card"):
+            assert hidden not in shown
+    assert 'name="text"' not in page
+    (message_id,) = ids(page)
+    assert boss.get(url("raw", "secret", message_id)).status_code == 403
+    assert (
+        boss.post(url("act", "secret"), {"act": "replay", "state": "dead", "id": message_id}).status_code
+        == 302
+    )
+    assert depth(broker, "secret", "store") == 1
+
+
+def test_a_body_can_be_downloaded_as_it_is(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", b"<script>alert(1)</script>\xff")
+    answer = boss.get(url("raw", "timed", ids_of_dead(broker)), {"state": "dead"})
+    assert answer.content == b"<script>alert(1)</script>\xff"
+    assert answer["Content-Type"].startswith("text/plain")
+    assert answer["Content-Disposition"].startswith("attachment")
+    assert answer["X-Content-Type-Options"] == "nosniff"
+
+
+def test_a_key_with_a_dead_and_a_waiting_copy_shows_both(boss: Client, broker: Broker) -> None:
+    kill(broker, "keyed", b"k")
+    send(broker, "keyed", b"k")
+    page = text(boss.get(url("message", "keyed", f"{slot_of(b'k', 2)}.aw")))
+    assert page.count("rmq-panel") == 5  # two bodies, two lists of facts, one error
+    assert "Waiting" in page
+    assert "Why it died" in page
+
+
+# --- acts
+
+
+def test_one_is_replayed_at_once_and_a_second_person_is_told(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", b'{"a":1}')
+    given = {"act": "replay", "state": "dead", "id": ids_of_dead(broker), "back": "tab=dead&error=Boom"}
+    first = boss.post(url("act", "timed"), given, follow=True)
+    assert first.redirect_chain[0][0].endswith("?tab=dead&error=Boom")
+    assert "Replay: 1 replayed." in text(first)
+    second = boss.post(url("act", "timed"), given, follow=True)
+    assert "Replay: 1 waiting already." in text(second)
+    assert depth(broker, "timed", "store") == 1
+
+
+def test_several_are_asked_for_with_their_count(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", *members("x", 7))
+    chosen = ids(text(boss.get(url("change", "timed"), {"tab": "dead"})))[:5]
+    question = boss.post(url("act", "timed"), {"act": "replay", "state": "dead", "id": chosen})
+    assert "Replay 5 messages of timed?" in text(question)
+    assert depth(broker, "timed", "dead") == 7
+    answer = boss.post(url("act", "timed"), carried(question) | {"confirmed": "yes"}, follow=True)
+    assert "5 replayed" in text(answer)
+    assert depth(broker, "timed", "dead") == 2
+    assert "5 replayed" in LogEntry.objects.get().change_message
+
+
+@pytest.mark.parametrize("act", ["delete", "bury"])
+def test_what_cannot_be_undone_is_always_asked_for(boss: Client, broker: Broker, act: str) -> None:
+    send(broker, "timed", b'{"a":1}')
+    (chosen,) = ids(text(boss.get(url("change", "timed"))))
+    question = boss.post(url("act", "timed"), {"act": act, "state": "store", "id": chosen})
+    assert question.status_code == 200
+    assert depth(broker, "timed", "store") == 1
+    answers = carried(question) | {"confirmed": "yes", "why": "a mistake"}
+    assert boss.post(url("act", "timed"), answers).status_code == 302
+    assert depth(broker, "timed", "store") == 0
+    assert depth(broker, "timed", "dead") == (act == "bury")
+    if act == "bury":
+        assert "a mistake" in text(boss.get(url("change", "timed"), {"tab": "dead"}))
+
+
+def test_waiting_messages_are_rescheduled(boss: Client, broker: Broker) -> None:
+    send(broker, "timed", b'{"a":1}')
+    send(broker, "ranked", b'{"a":1}')
+    given = {"act": "reschedule", "state": "store", "confirmed": "yes"}
+    (timed,), (ranked,) = (ids(text(boss.get(url("change", name)))) for name in ("timed", "ranked"))
+    wrong = boss.post(url("act", "timed"), given | {"id": timed, "due": "nonsense"})
+    assert "errorlist" in text(wrong)
+    boss.post(url("act", "timed"), given | {"id": timed, "due": "2040-01-02T03:04:05"})
+    boss.post(url("act", "ranked"), given | {"id": ranked, "priority": "12345"})
+    assert "2040-01-02 03:04:05.000" in text(boss.get(url("message", "timed", timed)))
+    assert "12,345" in text(boss.get(url("change", "ranked")))
+
+
+def test_purge_wants_the_name_of_the_topic(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", *members("x", 12))
+    question = boss.post(url("act", "timed"), {"act": "purge", "state": "dead"})
+    assert "Purge 12 messages of timed? (Dead)" in text(question)
+    wrong = boss.post(url("act", "timed"), carried(question) | {"confirmed": "yes", "name": "time"})
+    assert "errorlist" in text(wrong)
+    assert depth(broker, "timed", "dead") == 12
+    done = boss.post(
+        url("act", "timed"), carried(question) | {"confirmed": "yes", "name": "timed"}, follow=True
+    )
+    assert "12 purged" in text(done)
+    assert depth(broker, "timed", "dead") == 0
+
+
+def test_all_that_match_are_replayed_and_the_filter_stays(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", *members("x", 15))
+    kill(broker, "timed", *members("y", 4), error="shop.errors.Other: no")
+    query = {"tab": "dead", "error": "Other"}
+    page = text(boss.get(url("change", "timed"), query))
+    assert len(ids(page)) == 4
+    question = boss.post(
+        url("act", "timed"),
+        {"act": "replay_all", "state": "dead", "error": "Other", "back": "tab=dead&error=Other"},
+    )
+    assert "Replay 4 dead messages of timed?" in text(question)
+    done = boss.post(url("act", "timed"), carried(question) | {"confirmed": "yes"}, follow=True)
+    assert "4 replayed" in text(done)
+    assert done.redirect_chain[0][0].endswith("?tab=dead&error=Other")
+    assert (depth(broker, "timed", "dead"), depth(broker, "timed", "store")) == (15, 4)
+
+
+def test_purge_is_not_a_way_to_delete_what_a_filter_chose(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", *members("x", 3))
+    answer = boss.post(
+        url("act", "timed"),
+        {"act": "purge", "state": "dead", "error": "Boom", "confirmed": "yes", "name": "timed"},
+        follow=True,
+    )
+    assert "This filter cannot be used for that." in text(answer)
+    delete = {"act": "delete_all", "state": "dead", "confirmed": "yes"}
+    boss.post(url("act", "timed"), delete)
+    assert depth(broker, "timed", "dead") == 3
+    boss.post(url("act", "timed"), delete | {"error": "Boom"})
+    assert depth(broker, "timed", "dead") == 0
+
+
+def test_long_work_goes_on_from_page_to_page(
+    boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(broker, "ranked", *members("x", 3_000))
+    monkeypatch.setattr(pages, "SLICE_SECONDS", 0.002)
+    answers: dict[str, Any] = {"act": "replay_all", "state": "dead", "confirmed": "yes", "back": "tab=dead"}
+    shown = []
+    for _ in range(10):
+        answer = boss.post(url("act", "ranked"), answers)
+        if answer.status_code == 302:
+            break
+        shown.append(text(answer))
+        answers = carried(answer) | {"confirmed": "yes"}
+    assert len(shown) >= 1
+    assert re.search(r"of 3,000: [\d,]+ replayed", shown[0])
+    assert "data-rmq-go-on" in shown[0]
+    assert depth(broker, "ranked", "dead") == 0
+    assert depth(broker, "ranked", "store") == 3_000
+    assert "Replay all: 3,000 replayed." in text(boss.get(answer["Location"]))
+
+
+def test_what_dies_again_meanwhile_is_not_replayed_for_ever(
+    boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(broker, "ranked", *members("x", 3_000))
+    time.sleep(0.01)
+    monkeypatch.setattr(pages, "SLICE_SECONDS", 0.002)
+    answers: dict[str, Any] = {"act": "replay_all", "state": "dead", "confirmed": "yes"}
+    for _ in range(10):
+        answer = boss.post(url("act", "ranked"), answers)
+        if answer.status_code == 302:
+            break
+        answers = carried(answer) | {"confirmed": "yes"}
+        kill(broker, "ranked")
+    assert answer.status_code == 302
+    assert "Replay all: 3,000 replayed." in text(boss.get(answer["Location"]))
+    replayed = sum(broker.audit(topic_of("ranked"), slot)["revived"] for slot in range(4))
+    assert replayed == 3_000
+
+
+def test_an_edited_body_is_replayed(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", b'{"a":1}')
+    message_id = ids_of_dead(broker)
+    page = text(boss.get(url("edit", "timed", message_id)))
+    assert '{\n  "a": 1\n}' in page
+    wrong = boss.post(url("edit", "timed", message_id), {"body": '{"a":'})
+    assert "This is not JSON" in text(wrong)
+    done = boss.post(url("edit", "timed", message_id), {"body": '{"a":\r\n 2}'}, follow=True)
+    assert "1 replayed" in text(done)
+    assert [
+        entry.member for slot in range(4) for entry in broker.peek(topic_of("timed"), slot, "store").entries
+    ] == [b'{"a":2}']
+    assert depth(broker, "timed", "dead") == 0
+    again = boss.post(url("edit", "timed", message_id), {"body": '{"a":3}'}, follow=True)
+    assert "not there any more" in text(again)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("timed", {"body": '{"a":1}', "fixed_time": "2040-01-02T03:04"}),
+        ("ranked", {"body": '{"a":1}', "priority": "77"}),
+        ("under_5Fscored.topic", {"body": "line\r\nline"}),
+        ("keyed", {"body": "1", "key": "k", "fixed_time": "2040-01-02T03:04:05"}),
+    ],
+)
+def test_a_message_is_sent(boss: Client, broker: Broker, name: str, given: dict[str, str]) -> None:
+    assert boss.get(url("send", name)).status_code == 200
+    assert boss.post(url("send", name), {"body": ""}).status_code == 200
+    done = boss.post(url("send", name), given, follow=True)
+    assert "Send: 1 stored." in text(done)
+    assert depth(broker, name.replace("_5F", "_"), "store") == 1
+
+
+def test_a_message_that_cannot_be_sent_is_an_error_of_the_form(boss: Client) -> None:
+    past = boss.post(url("send", "timed"), {"body": "1", "fixed_time": "2001-01-01T00:00"})
+    assert past.status_code == 200
+    assert "errorlist" in text(past)
+    low = boss.post(url("send", "ranked"), {"body": "1", "priority": "3"})
+    assert "errorlist" in text(low)
+
+
+def test_a_topic_is_paused_and_resumed(boss: Client, broker: Broker) -> None:
+    send(broker, "timed", b'{"a":1}')
+    assert "4 paused (4 slots)" in text(boss.post(url("act", "timed"), {"act": "pause"}, follow=True))
+    assert "paused</span>" in text(boss.get(url("changelist")))
+    assert broker.prepare(topic_of("timed"), slot_of(b'{"a":1}', 4), "W", None, 10).status == "paused"
+    boss.post(url("act", "timed"), {"act": "resume"})
+    assert "paused</span>" not in text(boss.get(url("changelist")))
+
+
+# --- figures
+
+
+def test_pages_follow_each_other_without_gaps(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", *members("x", 25))
+    seen: list[str] = []
+    address = f"{url('change', 'timed')}?tab=dead"
+    for _ in range(5):
+        page = text(boss.get(address))
+        seen += ids(page)
+        following = re.search(r'rel="next" href="([^"]*)"', page)
+        if not following:
+            break
+        address = f"{url('change', 'timed')}{following[1]}"
+    assert len(seen) == len(set(seen)) == 25
+
+
+def test_a_topic_of_many_slots_shows_a_dated_sample(boss: Client, broker: Broker) -> None:
+    topic = topic_of("wide")
+    page = text(boss.get(url("change", "wide")))
+    assert "slots were looked at" in page
+    now = broker.now_ms()
+    numbers = (now - 1000, 8192, 8192, 777, 5, 0, 0, 0, 3, 0, *[0] * 6)
+    assert broker.keep_minute(topic, now // 60_000, " ".join(map(str, numbers)), 60) == "kept"
+    page = text(boss.get(url("change", "wide")))
+    assert "slots were looked at" not in page
+    assert "figures of" in page
+    assert "772 later" in page
+    assert "as of" in text(boss.get(url("changelist")))
+
+
+def test_priorities_show_no_age(boss: Client, broker: Broker) -> None:
+    send(broker, "ranked", b'{"a":1}')
+    page = text(boss.get(url("change", "ranked")))
+    assert "priorities hold no time" in page
+    assert 'name="age"' not in page
+    answer = boss.post(
+        url("act", "ranked"),
+        {"act": "purge", "state": "store", "age": "older:60", "confirmed": "yes", "name": "ranked"},
+    )
+    assert answer.status_code == 302
+    assert depth(broker, "ranked", "store") in (0, 1)
+
+
+def test_the_fragment_has_the_parts_of_the_page(boss: Client, broker: Broker) -> None:
+    for page, fragment in (
+        (url("changelist"), url("dashboard_live")),
+        (f"{url('change', 'timed')}?tab=slots", f"{url('live', 'timed')}?tab=slots"),
+    ):
+        answer = boss.get(fragment)
+        assert answer["X-RMQ-Fragment"] == "1"
+        parts = re.findall(r'data-rmq-part="(\w+)"', text(answer))
+        assert parts
+        assert parts == re.findall(r'data-rmq-part="(\w+)"', text(boss.get(page)))
+
+
+# --- trouble
+
+
+def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[..., Client]) -> None:
+    with RedisServer() as server:
+        address = server.url
+    client = log_in("*")
+    message_id = "0.eyJhIjoxfQ"
+    with override_settings(RMQ={"REDIS": address, "TOPICS": TOPICS}):
+        for name, page in addresses(message_id).items():
+            if name in ("history", "send", "act"):
+                continue
+            began = time.monotonic()
+            answer = client.get(page)
+            assert time.monotonic() - began < 3, name
+            assert answer.status_code == 503, name
+            assert "Redis is away." in text(answer)
+            assert answer["Retry-After"]
+        given: list[tuple[str, dict[str, str]]] = [
+            ("act", {"act": "pause"}),
+            ("act", {"act": "purge", "state": "dead"}),
+            ("send", {"body": "1", "fixed_time": "2040-01-01T00:00"}),
+        ]
+        for name, data in given:
+            assert client.post(url(name, "timed"), data).status_code == 503
+
+
+def test_a_redis_that_hangs_is_away_too(log_in: Callable[..., Client]) -> None:
+    import os
+    import signal
+
+    client = log_in("*")
+    with RedisServer() as server, override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
+        assert client.get(url("changelist")).status_code == 200
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for page in (url("changelist"), url("change", "timed"), url("dashboard_live")):
+                began = time.monotonic()
+                answer = client.get(page)
+                assert answer.status_code == 503
+                assert time.monotonic() - began < 3
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_slot_that_cannot_be_read_does_not_hide_the_others(
+    boss: Client, broker: Broker, prefix: str
+) -> None:
+    kill(broker, "timed", *members("x", 8))
+    broker.client.set(f"{prefix}timed_0", "a foreign text")
+    for page in (url("changelist"), url("change", "timed"), f"{url('change', 'timed')}?tab=slots"):
+        answer = boss.get(page)
+        assert answer.status_code == 200
+        assert "slot 0" in text(answer) or "WRONGTYPE" in text(answer)
+
+
+def test_nothing_is_marked_safe_and_nothing_is_inline() -> None:
+    package = Path(pages.__file__).parents[1]
+    for source in [*package.glob("admin/*.py"), *package.glob("templatetags/*.py")]:
+        assert "mark_safe" not in source.read_text(), source
+    for template in package.glob("templates/**/*.html"):
+        found = template.read_text()
+        assert not re.search(r"\|\s*safe|autoescape|\sstyle=|<style|<script(?! src)|\son\w+=", found), (
+            template
+        )
+
+
+def test_what_is_carried_is_read_with_care() -> None:
+    assert pages._so_far('{"replayed": 3, "evil": 4, "gone": -1}') == {"replayed": 3}
+    for text_ in (
+        None,
+        "",
+        "nonsense",
+        "[]",
+        '{"replayed": "x"}',
+        "[" * 100_000,
+        json.dumps({"replayed": 1e400}),
+    ):
+        assert pages._so_far(text_) == {}

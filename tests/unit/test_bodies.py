@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq.admin.bodies import BYTES_OF_DUMP, MAX_SHOWN, show_body, summary, visible
+from django_rmq.messages import Topic, TopicType, encode_json
+
+JSON = Topic("orders", TopicType.FIXED_TIME)
+TEXT = Topic("orders", TopicType.FIXED_TIME, body="text")
+BYTES = Topic("orders", TopicType.FIXED_TIME, body="bytes")
+
+
+def text_of(topic: Topic, raw: bytes) -> str:
+    return "".join(text for _, text in show_body(topic, raw).pieces)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+        max_leaves=20,
+    )
+)
+def test_json_is_shown_with_indents_and_nothing_lost(body: Any) -> None:
+    shown = text_of(JSON, encode_json(body))
+    assert shown == visible(json.dumps(json.loads(encode_json(body)), ensure_ascii=False, indent=2))
+
+
+def test_the_pieces_of_json_say_what_they_are() -> None:
+    pieces = show_body(JSON, b'{"a":[1,-2.5e3,"x\\"y:",true,null]}').pieces
+    assert [piece for piece in pieces if piece[0]] == [
+        ("key", '"a"'),
+        ("number", "1"),
+        ("number", "-2500.0"),
+        ("text", '"x\\"y:"'),
+        ("word", "true"),
+        ("word", "null"),
+    ]
+
+
+def test_a_number_beyond_doubles_keeps_its_digits() -> None:
+    assert text_of(JSON, b"12345678901234567890123") == "12345678901234567890123"
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_can_be_shown_and_summed_up(raw: bytes) -> None:
+    for topic in (JSON, TEXT, BYTES):
+        assert text_of(topic, raw).replace("\n", "").replace("\t", "").isprintable()
+        assert len(summary(topic, raw, 40)) <= 40
+        assert "\n" not in summary(topic, raw, 40)
+
+
+def test_what_is_not_seen_is_shown_by_its_number() -> None:
+    assert visible("a\u202eb\x1b[0m\u200b\ud800\n") == "a\\u202eb\\u001b[0m\\u200b\\ud800\n"
+
+
+def test_what_is_neither_json_nor_text_is_a_dump() -> None:
+    shown = show_body(JSON, bytes(range(256)) * 20)
+    assert shown.kind == "bytes"
+    assert shown.cut == 5120 - BYTES_OF_DUMP
+    assert shown.pieces[0][1].splitlines()[4] == (
+        "000040  40 41 42 43 44 45 46 47  48 49 4a 4b 4c 4d 4e 4f  @ABCDEFGHIJKLMNO"
+    )
+
+
+def test_a_long_body_is_cut_and_says_by_how_much() -> None:
+    shown = show_body(TEXT, b"x" * (MAX_SHOWN + 7))
+    assert shown.cut == 7
+    assert len(shown.pieces[0][1]) == MAX_SHOWN
+
+
+def test_nesting_that_no_parser_takes_is_shown_as_text() -> None:
+    raw = b"[" * 200_000
+    assert show_body(JSON, raw).kind == "text"
+    assert summary(JSON, raw).startswith("[[[")
+
+
+def hide_card(topic: str, body: Any) -> Any:
+    return {**body, "card": f"{topic} ***"}
+
+
+def fail(topic: str, body: Any) -> Any:
+    raise RuntimeError(body)
+
+
+@pytest.fixture
+def formatter(settings: Any):
+    def set_formatter(given: object) -> None:
+        settings.RMQ = {
+            "BROKER": "memory",
+            "TOPICS": {"orders": {"TYPE": "fixed_time"}},
+            "ADMIN": {"FORMATTER": given},
+        }
+
+    return set_formatter
+
+
+def test_a_formatter_stands_before_page_and_list(formatter: Any) -> None:
+    formatter({"orders": f"{__name__}.hide_card"})
+    raw = b'{"card":"4111","order":1}'
+    shown = show_body(JSON, raw)
+    assert shown.formatted
+    assert "4111" not in text_of(JSON, raw)
+    assert "4111" not in summary(JSON, raw)
+    assert "orders ***" in summary(JSON, raw)
+    other = Topic("other", TopicType.FIXED_TIME)
+    assert "4111" in text_of(other, raw)
+
+
+@pytest.mark.parametrize("path", ["fail", "missing"])
+def test_a_formatter_that_fails_withholds_the_body(formatter: Any, path: str) -> None:
+    formatter(f"{__name__}.{path}")
+    raw = b'{"card":"4111"}'
+    assert show_body(JSON, raw).kind == "withheld"
+    assert "4111" not in text_of(JSON, raw) + summary(JSON, raw)

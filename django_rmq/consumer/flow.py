@@ -39,6 +39,8 @@ class Flow:
         self.limit = 1
         self.base: float | None = None
         """Seconds that a message takes when none waits."""
+        self._spread = 0.0
+        """How far apart these seconds are, as a part of them: those of calls that wait say nothing of that."""
         self._doubling = True
         self._probed_from = 0
         """While probing: the limit to return to."""
@@ -76,15 +78,14 @@ class Flow:
     def _close(self) -> None:
         latency = max(self._seconds / self._messages, 1e-9)
         spread = sqrt(max(0.0, self._squares / self._messages - latency * latency))
-        doubt = spread / sqrt(self._messages) / latency
         used = self._used / self._messages
         if self._probed_from:
-            self.base = latency
+            self.base, self._spread = latency, spread / latency
             self.limit, self._probed_from = min(self._probed_from, self.most), 0
             return
         if self._most_used <= 1:
             # Nothing of ours can have waited for anything of ours.
-            self.base = latency
+            self.base, self._spread = latency, spread / latency
         elif self.base is None or latency < self.base:
             self.base = latency if self.base is None else 0.9 * self.base + 0.1 * latency
         if self._most_used < self.limit:
@@ -93,7 +94,7 @@ class Flow:
         if self._doubling:
             self._double(waiting, used)
         else:
-            self._follow(waiting, used, doubt)
+            self._follow(waiting, used, self._spread / sqrt(self._messages))
 
     def _double(self, waiting: float, used: float) -> None:
         if waiting > max(0.5, 2 * TOLERANCE * used):

@@ -70,11 +70,38 @@ def is_near(limit: float, best: int) -> bool:
     return best * 0.75 - 0.01 <= limit <= best * 1.25 + 0.01
 
 
+class Unfair(Simulation):
+    """The calls that a backend has room for are any of those that wait, as with a semaphore."""
+
+    def run(
+        self, seconds: float, seen: Callable[[int], None] = lambda limit: None, demand: int = 10_000
+    ) -> None:
+        backend, until = self.backend, self.backend.now + seconds
+        while backend.now < until:
+            while len(self.running) + len(self.waiting) < min(self.flow.limit, demand):
+                self.waiting.append(backend.now)
+            while self.waiting and len(self.running) < backend.capacity:
+                begun = self.waiting.pop(backend.chance.randrange(len(self.waiting)))
+                noise = max(0.05, backend.chance.gauss(1, backend.noise)) if backend.noise else 1
+                heapq.heappush(self.running, (backend.now + backend.seconds * noise, begun))
+            backend.now, begun = heapq.heappop(self.running)
+            in_use = len(self.running) + len(self.waiting) + 1
+            self.flow.note(backend.now - begun, 1, in_use, backend.now)
+            seen(self.flow.limit)
+
+    def __init__(self, backend: Backend, flow: Flow) -> None:
+        super().__init__(backend, flow)
+        self.waiting: list[float] = []
+
+
+@pytest.mark.parametrize("kind", [Simulation, Unfair])
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("seconds", [0.005, 0.5])
 @pytest.mark.parametrize("capacity", [1, 2, 3, 4, 8, 16, 31])
-def test_it_settles_within_a_quarter_of_the_capacity(capacity: int, seconds: float, noise: float) -> None:
-    simulation = Simulation(Backend(capacity, seconds, noise), Flow(64))
+def test_it_settles_within_a_quarter_of_the_capacity(
+    capacity: int, seconds: float, noise: float, kind: type[Simulation]
+) -> None:
+    simulation = kind(Backend(capacity, seconds, noise), Flow(64))
     simulation.run(40 * seconds + 5)
     limit = settled(simulation, 400 * seconds + 20)
     assert is_near(limit, capacity), limit

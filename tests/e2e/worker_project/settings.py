@@ -1,5 +1,6 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
-(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`)."""
+(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`); RMQ_TEST_CLUSTER (URLs) or
+RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -48,6 +49,18 @@ RMQ = {
         "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "TIMEOUT": 1, "BACKOFF": 0},
         "taken-over": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 5},
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
+        "moving-merge": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 20, "SLOT_BASIS": "entity"},
+        "moving-priority": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "entity"},
+        "moving-fixed": {"TYPE": "fixed_time", "SLOTS": 16, "SLOT_BASIS": "entity"},
+        "moving-keyed": {
+            "TYPE": "range_merge",
+            "SLOTS": 16,
+            "TIME_RANGE": 20,
+            "IDENTITY": "key",
+            "TIMEOUT": 2,
+            "BACKOFF": 0,
+        },
+        "moving-shared": {"TYPE": "priority", "SLOTS": 16, "SERIAL": False},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "permits": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "TIMEOUT": 2, "MAX_IN_FLIGHT": 3},
         "flowing": {"TYPE": "range_merge", "SLOTS": 32, "TIME_RANGE": 1, "TIMEOUT": 5, "FLOW": "auto"},
@@ -55,6 +68,20 @@ RMQ = {
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }
+if "RMQ_TEST_CLUSTER" in os.environ:
+    RMQ["REDIS"] = {"CLUSTER": os.environ["RMQ_TEST_CLUSTER"].split(",")}
+if "RMQ_TEST_SENTINELS" in os.environ:
+    RMQ["REDIS"] = "rmq"
+    CACHES = {
+        "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+        "rmq": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": "redis://rmq/0",
+            "OPTIONS": {
+                "SENTINELS": [address.split(":") for address in os.environ["RMQ_TEST_SENTINELS"].split(",")]
+            },
+        },
+    }
 if "RMQ_TEST_COORDINATOR" in os.environ:
     RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
 if "RMQ_TEST_ZOOKEEPER" in os.environ:

@@ -49,7 +49,19 @@ REDIRECTIONS = 16
 """Times that a call follows MOVED and ASK without a pause in between."""
 
 READS = frozenset(
-    {"audit", "between", "count", "find", "heads", "held", "history/sample", "look", "peek", "read_claim"}
+    {
+        "audit",
+        "between",
+        "count",
+        "find",
+        "heads",
+        "held",
+        "history/sample",
+        "look",
+        "peek",
+        "read_claim",
+        "survey",
+    }
 )
 """Scripts that change nothing."""
 
@@ -114,7 +126,7 @@ class Node:
 
     def load_scripts(self, connection: Any) -> None:
         """Give it every script."""
-        folders = ("", "workers", "history", "limits")
+        folders = ("", "workers", "topics", "history", "limits")
         texts = [lua.load(name).text for folder in folders for name in lua.names(folder)]
         connection.send_packed_command(connection.pack_commands([("SCRIPT LOAD", text) for text in texts]))
         for _ in texts:

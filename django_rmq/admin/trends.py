@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from django_rmq import history
 from django_rmq.admin.charts import Chart, Series, Sparkline, chart, sparkline
 from django_rmq.broker import Broker
+from django_rmq.exceptions import WrongType
 from django_rmq.history import Minute
 from django_rmq.messages import Topic
 from django_rmq.templatetags.rmq_times import duration, number
@@ -48,8 +49,11 @@ class Titled:
 
 
 def recent(broker: Broker, topic: Topic) -> Recent:
-    """Return what the last hour of ``topic`` tells."""
-    minutes = history.read(broker, topic, 1)
+    """Return what the last hour of ``topic`` tells; nothing where its history cannot be read."""
+    try:
+        minutes = history.read(broker, topic, 1)
+    except WrongType:
+        return Recent()
     found = Recent(
         sparkline([minute.rates.committed if minute.rates else None for minute in minutes]),
         sample=next((minute for minute in reversed(minutes) if minute.depth), None),

@@ -312,6 +312,7 @@ def test_nothing_from_redis_becomes_markup_on_any_page(shop: Shop, log_in: LogIn
             "notes",
             [*(text.encode("utf-8").decode("latin-1") for text in XSS), "\xff\xfe\x00", ""],
         ),
+        call("worker", '"><img src=x onerror=alert(98)>', "letters"),
         call("user", "<script>alert(99)</script>", "*"),
     )
     page = log_in("<script>alert(99)</script>")
@@ -328,6 +329,9 @@ def test_nothing_from_redis_becomes_markup_on_any_page(shop: Shop, log_in: LogIn
             found = rows(page).locator("th a")
             seen += [str(found.nth(at).get_attribute("href")) for at in range(found.count())]
     assert len(seen) > 60
+    page.goto(f"{shop.admin}letters/change/?tab=slots")
+    expect(content(page).get_by_text("<img src=x onerror=alert(98)>")).to_be_visible()
+    check_clean(page)
     for address in seen:
         page.goto(shop.url + address)
         check_clean(page)

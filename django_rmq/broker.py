@@ -12,16 +12,18 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, Self
+from uuid import uuid4
 
 import redis
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from django_rmq import lua
 from django_rmq.exceptions import (
+    NodeUnavailable,
     RmqError,
     ServerFull,
     ServerRefused,
@@ -58,6 +60,7 @@ from django_rmq.messages import (
     Held,
     Ledger,
     Looked,
+    Loose,
     Page,
     Prepared,
     Roster,
@@ -76,6 +79,35 @@ _STATES = {
     "dead": ("dead", "deaths"),
     "claim": ("claim", "failures"),
 }
+_ZSETS = ("store", "prepare", "retry", "dead", "claimants")
+_HARMLESS: tuple[tuple[Any, ...], ...] = (
+    ("HSET", "field", 1),
+    ("HSETNX", "field", 1),
+    ("HINCRBY", "field", 1),
+    ("HGET", "field"),
+    ("HMGET", "field"),
+    ("HEXISTS", "field"),
+    ("HGETALL",),
+    ("HLEN",),
+    ("HDEL", "field"),
+    ("EXPIRE", 1),
+    ("PEXPIRE", 1),
+    ("UNLINK",),
+    ("TYPE",),
+    ("ZADD", "XX", 0, "member"),
+    ("ZREM", "member"),
+    ("ZCARD",),
+    ("ZCOUNT", 0, 0),
+    ("ZMSCORE", "member"),
+    ("ZSCORE", "member"),
+    ("ZRANGE", 0, 0),
+    ("ZRANGEBYSCORE", 0, 0),
+    ("ZREVRANGE", 0, 0),
+    ("ZRANK", "member"),
+    ("ZREVRANK", "member"),
+)
+"""Every command of the scripts on a key, so that together they leave nothing behind."""
+
 Clock = Callable[[], int]
 """Returns microseconds since the epoch. Given by tests only: scripts ask Redis' own clock."""
 
@@ -189,10 +221,14 @@ def _counts(reply: list[Any]) -> Counts:
 
 def _looked(reply: list[Any]) -> list[Looked]:
     found = []
-    for *scores, in_flight, death, failure, envelope in reply:
-        store, prepare, retry, dead = (None if score is None else float(score) for score in scores)
-        found.append(Looked(store, prepare, retry, dead, in_flight, death, failure, envelope))
+    for row in reply:
+        store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
+        found.append(Looked(store, prepare, retry, dead, claim, *row[5:]))
     return found
+
+
+def _loose(reply: list[Any]) -> Loose:
+    return Loose(reply[0].decode(), reply[1], reply[2])
 
 
 def _ledger(reply: list[Any]) -> Ledger:
@@ -262,6 +298,21 @@ def _roster(reply: list[Any]) -> Roster:
         for worker, ends, record in zip(rows[::2], rows[1::2], records, strict=True)
     ]
     return Roster(int(now), _text(members), _text(number), _text(basis), plan, sessions)
+
+
+class Server(NamedTuple):
+    """What a Redis server says of itself."""
+
+    name: str
+    info: Mapping[str, str]
+    """What INFO answers."""
+    config: Mapping[str, str]
+    """``maxmemory-policy`` and ``save``, as far as we may see them."""
+
+
+def _info(raw: bytes) -> dict[str, str]:
+    lines = raw.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def _allowance(reply: list[Any]) -> Allowance:
@@ -805,6 +856,31 @@ class Transitions(ABC):
         """Book ``drift`` messages beyond the account as foreign, if ``foreign`` are so far. Answers ok or changed."""
         return self._run(Call("adopt", (self._keys(topic, slot).stats,), (drift, foreign), _word))
 
+    def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
+        """Look through some records of a kind for those that belong to no message."""
+        if kind not in ("inflight", "deaths", "failures", "body", "claim_body"):
+            raise ValueError(f"{kind!r} are no records")
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "loose",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.retry,
+                    keys.dead,
+                    keys.inflight,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                    keys.claim,
+                    keys.claim_body,
+                ),
+                (kind, cursor, int(repair)),
+                _loose,
+            )
+        )
+
     # --- looking, changing nothing
 
     def peek(
@@ -914,6 +990,8 @@ class Transitions(ABC):
                     keys.deaths,
                     keys.failures,
                     keys.body,
+                    keys.claim,
+                    keys.claim_body,
                 ),
                 tuple(members),
                 _looked,
@@ -1056,6 +1134,14 @@ class Broker(Transitions):
         except RedisError as error:
             raise translate(error) from error
 
+    def has_slot_bases(self, topic: Topic) -> bool:
+        """Return whether ``note_slot_basis`` was ever told of ``topic``."""
+        try:
+            found = self.client.execute_command("HEXISTS", explicit_basis_key(self.prefix), topic.name)
+        except RedisError as error:
+            raise translate(error) from error
+        return bool(found)
+
     def ping(self) -> None:
         """Raise ``ServerTrouble`` unless the server answers and is ready."""
         try:
@@ -1072,6 +1158,77 @@ class Broker(Transitions):
         except RedisError as error:
             raise translate(error) from error
         return int(seconds) * 1000 + int(micros) // 1000
+
+    def servers(self) -> list[Server]:
+        """Return what the server says of itself; on a cluster, each primary. Raises ``ServerRefused`` without INFO."""
+        answers = self._on_all("INFO")
+        told = {name: raw for name, raw in answers.items() if not isinstance(raw, RedisError)}
+        if not told:
+            error = next(iter(answers.values()))
+            raise translate(error) from error
+        configs: dict[str, dict[str, str]] = {name: {} for name in told}
+        for setting in ("maxmemory-policy", "save"):
+            for name, reply in self._on_all("CONFIG", "GET", setting).items():
+                if not isinstance(reply, RedisError) and len(reply) == 2 and name in configs:
+                    configs[name][setting] = reply[1].decode()
+        return [Server(name, _info(raw), configs[name]) for name, raw in told.items()]
+
+    def refused(self, topics: Iterable[Topic]) -> list[str]:
+        """Return what the server refuses us of what we need, by trying all of it in ways that change nothing."""
+        scratch, nobody = f"{self.prefix}rmq:rights".encode(), uuid4().hex.encode()
+        tries: list[tuple[Any, ...]] = [(command[0], scratch, *command[1:]) for command in _HARMLESS]
+        chosen = list(topics)
+        for topic in chosen:
+            keys = self._keys(topic, 0)
+            for name, key in zip(SlotKeys._fields, keys, strict=True):
+                tries.append(("ZREM" if name in _ZSETS else "HDEL", key, nobody))
+            # Slot -1 is nobody's.
+            tries.append(("PUBLISH", self._channel(topic), b"-1"))
+        refused = dict.fromkeys(
+            f"{command[0]} {command[1].decode(errors='replace')}: {reply}"
+            for command, reply in zip(tries, self._each(tries), strict=True)
+            if isinstance(reply, NoPermissionError)
+        )
+        attempts: list[Callable[[], Any]] = [
+            self.roster,
+            *(partial(self.audit, topic, 0) for topic in chosen),
+        ]
+        if chosen:
+            attempts.append(lambda: self.wakeups(chosen).close())
+        for attempt in attempts:
+            try:
+                attempt()
+            except ServerRefused as error:
+                refused[str(error)] = None
+            except (WrongType, NodeUnavailable):
+                pass
+        return list(refused)
+
+    def _on_all(self, *command: Any) -> dict[str, Any]:
+        """Return the plain answer of each server, or its ``RedisError``, by a name for people."""
+        (reply,) = self._each([command])
+        return {"Redis": reply}
+
+    def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return the plain answer, or the ``RedisError``, of each command, in one round trip."""
+        pool = self.client.connection_pool
+        replies: list[Any] = []
+        try:
+            connection = pool.get_connection()
+            try:
+                connection.send_packed_command(connection.pack_commands(commands))
+                for _ in commands:
+                    try:
+                        replies.append(connection.read_response())
+                    except ResponseError as error:
+                        replies.append(error)
+            finally:
+                if len(replies) < len(commands):
+                    connection.disconnect()
+                pool.release(connection)
+        except RedisError as error:
+            raise translate(error) from error
+        return replies
 
     def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
         """Subscribe to the wake-ups of ``topics``."""

@@ -25,6 +25,11 @@ rmq.E024   a listener for a topic that says LISTENER: False
 rmq.E030   ZooKeeper does not answer (with ``--deploy``, as E031 and E032)
 rmq.E031   ZooKeeper refuses our credentials, or its nodes belong to others
 rmq.E032   ZooKeeper holds something else at ROOT
+rmq.E040   Redis does not answer (with ``--deploy``, as W041 to W044)
+rmq.W041   Redis deletes messages when its memory is full (E041 with DURABILITY "strict", and so on)
+rmq.W042   Redis keeps nothing on disk
+rmq.W043   Redis is too old
+rmq.W044   Redis refuses its user something that RMQ needs
 rmq.W001   a topic without a listener
 rmq.W002   no topic is declared
 rmq.W003   a setting that nothing acts upon in this version
@@ -119,6 +124,30 @@ def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     except ConfigurationError as error:
         return [Error(f"{error}.", id="rmq.E032")]
     return []
+
+
+_FLAWS = {
+    "eviction": "rmq.W041",
+    "persistence": "rmq.W042",
+    "version": "rmq.W043",
+    "rights": "rmq.W044",
+}
+
+
+@register("rmq", deploy=True)
+def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Ask Redis whether it may lose messages or lacks what we need."""
+    config, _ = read_settings()
+    if config is None or config.broker == "memory":
+        return []
+    kind, letter = (Error, "E") if config.durability == "strict" else (checks.Warning, "W")
+    try:
+        return [
+            kind(flaw.message, hint=flaw.hint, id=_FLAWS[flaw.name].replace("W", letter))
+            for flaw in connections.server_flaws(config.topics.values())
+        ]
+    except ServerTrouble as error:
+        return [Error(f"{error}.", hint='RMQ["REDIS"] says where it is.', id="rmq.E040")]
 
 
 @register("rmq")

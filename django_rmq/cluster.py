@@ -499,6 +499,19 @@ class ClusterBroker(Broker):
         times = self._everywhere("TIME").values()
         return min(int(seconds) * 1000 + int(micros) // 1000 for seconds, micros in times)
 
+    def _on_all(self, *command: Any) -> dict[str, Any]:
+        try:
+            errands = [Errand(None, command, node) for node in self.client.primaries()]
+        except RedisError as error:
+            raise translate(error) from error
+        Trip(self.client, errands).send().receive()
+        return {f"the node {errand.node}": errand.reply for errand in errands}
+
+    def _each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        errands = [Errand(key_slot(command[1]), command) for command in commands]
+        Trip(self.client, errands).send().receive()
+        return [errand.reply for errand in errands]
+
     def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
         """Return what some slots hold and have counted, in sums; raise where a node is away."""
         pipeline = self.pipeline()

@@ -802,7 +802,7 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
-PLANNED = ("DURABILITY", "API", "EVENTS")
+PLANNED = ("API", "EVENTS")
 PLANNED_OF_TOPICS = ("FLOW",)
 
 

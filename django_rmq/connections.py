@@ -8,7 +8,7 @@ nothing is shared with the parent.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -25,6 +25,7 @@ from django_rmq.conf import Config, RedisServer, get_config
 from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.coordination.redis import RedisCoordinator
 from django_rmq.definitions import register_topics
+from django_rmq.durability import Flaw, flaws
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.messages import Topic
 from django_rmq.producer import Producer
@@ -297,6 +298,16 @@ def _coordinator() -> str:
     return "" if in_memory() else get_config().coordinator
 
 
+def server_flaws(topics: Iterable[Topic]) -> list[Flaw]:
+    """Return what of Redis may lose messages or stand in our way, by the measure of DURABILITY.
+
+    Raises ``ServerTrouble`` where it does not answer.
+    """
+    if in_memory():
+        return []
+    return flaws(get_broker("worker"), topics, strict=get_config().durability == "strict")
+
+
 # --- definitions ------------------------------------------------------------------------------------
 
 
@@ -338,5 +349,6 @@ __all__ = [
     "is_agreed",
     "register_topics",
     "replaced_broker",
+    "server_flaws",
     "survey_zookeeper",
 ]

@@ -100,13 +100,26 @@ class Options:
 def check_start(topics: Iterable[Topic]) -> None:
     """Make sure, before any process is forked, that workers could start.
 
-    Raises ``ConfigurationError`` where workers could not come together, ``TopicMismatch`` where Redis knows
-    another definition, and ``ServerTrouble`` where it (or ZooKeeper) does not answer.
+    Raises ``ConfigurationError`` where workers could not come together or a strict DURABILITY is not met,
+    ``TopicMismatch`` where Redis knows another definition, and ``ServerTrouble`` where it (or ZooKeeper) does
+    not answer.
     """
+    chosen = list(topics)
     connections.check_coordinator()
     broker = connections.get_broker("worker")
     broker.ping()
-    register_topics(broker, topics)
+    _look_at_server(chosen)
+    register_topics(broker, chosen)
+
+
+def _look_at_server(topics: list[Topic]) -> None:
+    """Warn of what may lose messages; refuse it where DURABILITY is strict."""
+    found = connections.server_flaws(topics)
+    if found and get_config().durability == "strict":
+        reasons = " ".join(f"{flaw.message} {flaw.hint}" for flaw in found)
+        raise ConfigurationError(f'RMQ["DURABILITY"] is "strict": {reasons}')
+    for flaw in found:
+        logger.warning("%s %s", flaw.message, flaw.hint, extra={"rmq_event": "server_flaw"})
 
 
 def before_fork() -> None:

@@ -55,6 +55,7 @@ from django_rmq.messages import (
     Held,
     Ledger,
     Looked,
+    Loose,
     Page,
     Prepared,
     Roster,
@@ -1264,6 +1265,35 @@ class InMemoryBroker:
             s.count("foreign", drift)
             return "ok"
 
+    def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
+        """Look through the records of a kind for those that belong to no message."""
+        homes = {
+            "inflight": ("prepare",),
+            "deaths": ("dead",),
+            "body": ("store", "retry", "prepare"),
+            "failures": ("store", "retry", "prepare", "claim"),
+            "claim_body": ("claim",),
+        }[kind]
+        names = [
+            "store",
+            "prepare",
+            "retry",
+            "dead",
+            "inflight",
+            "deaths",
+            "failures",
+            "body",
+            "claim",
+            "claim_body",
+        ]
+        with self._slot(topic, slot, *names) as s:
+            records: Hash = getattr(s, kind)
+            scanned = len(records)
+            found = [member for member in records if not any(member in getattr(s, home) for home in homes)]
+            for member in found if repair else ():
+                del records[member]
+            return Loose("0", scanned, found)
+
     # --- looking, changing nothing
 
     def peek(
@@ -1379,7 +1409,10 @@ class InMemoryBroker:
         """Return what the slot knows of up to 100 members, in whatever states they are."""
         if len(members) > 100:
             raise ServerRefused("ERR too many members")
-        names = ("store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body")
+        names = (
+            *("store", "prepare", "retry", "dead", "claim"),
+            *("inflight", "deaths", "failures", "body", "claim_body"),
+        )
         with self._slot(topic, slot, *names) as s:
             return [Looked(*(getattr(s, name).get(member) for name in names)) for member in members]
 
@@ -1448,6 +1481,11 @@ class InMemoryBroker:
             noted = self._open(key, Hash)
             noted[topic.name.encode()] = b"1"
             self._keep(key, noted)
+
+    def has_slot_bases(self, topic: Topic) -> bool:
+        """Return whether ``note_slot_basis`` was ever told of ``topic``."""
+        with self._lock:
+            return topic.name.encode() in self._open(topics_key(self.prefix) + b":explicit_basis", Hash)
 
     def ping(self) -> None:
         """Return: memory always answers."""

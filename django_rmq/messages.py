@@ -628,10 +628,21 @@ class Looked(NamedTuple):
     prepare: float | None
     retry: float | None
     dead: float | None
+    claim: float | None = None
     in_flight: bytes | None = None
     death: bytes | None = None
     failure: bytes | None = None
     envelope: bytes | None = None
+    claimed_envelope: bytes | None = None
+
+
+class Loose(NamedTuple):
+    """Records that belong to no message, of those that were looked at."""
+
+    cursor: str
+    """Where to go on; "0": all were looked at."""
+    scanned: int
+    members: Sequence[bytes]
 
 
 class FailureRecord(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -451,6 +452,20 @@ def test_with_a_login_every_node_is_for_its_workers_only(ensemble: Ensemble) -> 
         party.end()
 
 
+def test_credentials_do_not_reach_the_log(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(1)
+    party = Party(closed(ensemble, ("digest", "rmq:secret")))
+    try:
+        party.add()
+        party.wait_until_shared_out()
+        with pytest.raises(ServerRefused):
+            check(closed(ensemble, ("digest", "rmq:canary")))
+    finally:
+        party.end()
+    assert "Sending request" in caplog.text, "kazoo was heard"
+    assert not {"secret", "canary"} & set(re.findall("secret|canary", caplog.text))
+
+
 def every_node(client: KazooClient, root: str) -> Iterator[str]:
     yield root
     for name in client.get_children(root):
@@ -569,7 +584,7 @@ def test_a_strict_worker_gives_up_by_its_own_clock_if_nobody_tells_it_anything(p
 def test_a_cut_shorter_than_a_session_moves_nothing(ensemble: Ensemble) -> None:
     party = Party(Ensemble(ensemble.hosts, ensemble.root, 8.0))
     try:
-        near, far = party.add(), party.add(apart=True)
+        near, far = party.add(identity="1" * 32), party.add(identity="0" * 32, apart=True)
         party.wait_until_shared_out()
         forget_losses(party)
         assert far.proxy is not None
@@ -581,7 +596,8 @@ def test_a_cut_shorter_than_a_session_moves_nothing(ensemble: Ensemble) -> None:
         assert far.coordinator.wait_settled(8.0)
         assert losses(party) == [Counter()] * 2
         assert far.coordinator._session is session
-        # Watches are set anew: it hears of changes.
+        # Watches are set anew: it hears of changes at once, not when it next looks.
+        eventually(lambda: any(session.client._child_watchers.values()), "watching again", 1.5)
         third = party.add()
         party.wait_until_shared_out()
         assert near.lost + far.lost == Counter({"serial": len(third.serial())})

@@ -762,6 +762,27 @@ MUTANTS: dict[str, Mutant] = {
         "Purging by age leaves what has none.",
         "persons",
     ),
+    "loose_takes_what_rests": Mutant(
+        "loose",
+        "records, homes = body, { store, retry, prepare }",
+        "records, homes = body, { store, prepare }",
+        "What rests keeps its records.",
+        "persons",
+    ),
+    "loose_forgets_spark": Mutant(
+        "loose",
+        "{ store, retry, prepare, claim }",
+        "{ store, retry, prepare }",
+        "What Spark holds keeps its records.",
+        "persons",
+    ),
+    "loose_deletes_unasked": Mutant(
+        "loose",
+        "if repair and #loose > 0",
+        "if #loose > 0",
+        "Looking changes nothing.",
+        "persons",
+    ),
     "pause_for_ever": Mutant(
         "pause",
         "redis.call('HDEL', control, 'paused', 'sleeping_until')",

@@ -67,13 +67,13 @@ def test_listeners_are_not_looked_at_while_the_settings_are_wrong() -> None:
 def test_settings_that_nothing_acts_upon_are_a_warning_that_names_them_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(conf, "PLANNED", ("DURABILITY",))
+    monkeypatch.setattr(conf, "PLANNED", ("EVENTS",))
     monkeypatch.setattr(conf, "PLANNED_OF_TOPICS", ("MAX_RATE", "FLOW"))
     topics = {"orders": {"TYPE": "fixed_time", "MAX_RATE": 5}}
-    [warning] = told(check_settings, TOPICS=topics, DURABILITY="strict", TOPIC_DEFAULTS={"FLOW": "auto"})
+    [warning] = told(check_settings, TOPICS=topics, EVENTS=True, TOPIC_DEFAULTS={"FLOW": "auto"})
     assert warning.id == "rmq.W003"
     assert warning.msg == (
-        'Nothing acts upon RMQ["DURABILITY"], RMQ["TOPIC_DEFAULTS"]["FLOW"], '
+        'Nothing acts upon RMQ["EVENTS"], RMQ["TOPIC_DEFAULTS"]["FLOW"], '
         'RMQ["TOPICS"]["orders"]["MAX_RATE"] in this version.'
     )
 

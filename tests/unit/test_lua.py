@@ -24,7 +24,7 @@ FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
 READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim"}
-READS = {"HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "TIME", "TYPE"} | {
+READS = {"HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }  # fmt: skip
 WRITES = {"HDEL", "HINCRBY", "HSET", "PUBLISH", "UNLINK", "ZADD", "ZREM"}
@@ -174,6 +174,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.pause(TOPIC, 0),
         ask.configure(TOPIC, 0),
         ask.adopt(TOPIC, 0, 1, 0),
+        ask.loose(TOPIC, 0, "body"),
         ask.peek(TOPIC, 0, "store"),
         ask.find(TOPIC, 0, "store", b"a"),
         ask.count(TOPIC, 0),

@@ -1,5 +1,6 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
-(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`)."""
+(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`); RMQ_TEST_CLUSTER (URLs) or
+RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -54,6 +55,20 @@ RMQ = {
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }
+if "RMQ_TEST_CLUSTER" in os.environ:
+    RMQ["REDIS"] = {"CLUSTER": os.environ["RMQ_TEST_CLUSTER"].split(",")}
+if "RMQ_TEST_SENTINELS" in os.environ:
+    RMQ["REDIS"] = "rmq"
+    CACHES = {
+        "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+        "rmq": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": "redis://rmq/0",
+            "OPTIONS": {
+                "SENTINELS": [address.split(":") for address in os.environ["RMQ_TEST_SENTINELS"].split(",")]
+            },
+        },
+    }
 if "RMQ_TEST_COORDINATOR" in os.environ:
     RMQ["COORDINATOR"] = os.environ["RMQ_TEST_COORDINATOR"]
 if "RMQ_TEST_ZOOKEEPER" in os.environ:

@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import PATIENCE, Shop, call
+from tests.browser.conftest import PATIENCE, SHOTS, Shop, call
 
 pytestmark = pytest.mark.slow
 
@@ -55,9 +55,9 @@ def test_depths_move_by_themselves(shop: Shop, log_in: LogIn) -> None:
     shop.fill(call("waiting", "letters", [{"number": number} for number in range(7)]))
     expect(row.locator("td").nth(2)).to_have_text("7")
     page.goto(f"{shop.admin}letters/change/")
-    expect(tab(page, "Waiting")).to_contain_text("7")
+    expect(tab(page, "Store")).to_contain_text("7")
     shop.fill(call("waiting", "letters", [{"number": number} for number in range(5)]))
-    expect(tab(page, "Waiting")).to_contain_text("12")
+    expect(tab(page, "Store")).to_contain_text("12")
     # The list stays as it is until somebody asks for it.
     expect(rows(page)).to_have_count(7)
 
@@ -433,6 +433,7 @@ def test_the_pages_speak_chinese(shop: Shop, browser: Browser) -> None:
     page.locator("[type=submit]").click()
     expect(page.get_by_role("heading", name="主题")).to_be_visible()
     expect(page.get_by_text("等待中").first).to_be_visible()
+    page.screenshot(path=SHOTS / "chinese.png", full_page=True)
     context.close()
 
 

@@ -68,7 +68,7 @@ bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...
 bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,000 dead messages (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.admin $(BENCH_ARGS)
 
-soak: $(INSTALLED) ## thousands of deaths and hundreds of take-overs (SOAK_ARGS=...)
+soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions (SOAK_ARGS=...)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 # Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.

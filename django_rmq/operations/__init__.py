@@ -58,7 +58,7 @@ from django_rmq.operations.listing import (
     unseal,
 )
 from django_rmq.operations.sweeps import Limits, Progress, Run
-from django_rmq.producer import Outgoing, check_fixed_time, check_priority
+from django_rmq.producer import check_fixed_time, check_priority
 
 MAX_IDS = 1_000
 """Messages that may be named one by one in one call."""
@@ -413,11 +413,12 @@ class Operations:
     def _hidden(self) -> bool:
         return not self.actor.may(Permission.VIEW_BODIES)
 
+    def _topic(self, name: str) -> Topic:
+        """Return a topic with the slots that it has by now, whatever the settings say."""
+        return connections.present(self.config.topic(name), self._given)
+
     def _topics(self, names: Iterable[str] | None) -> list[Topic]:
         return [self._topic(name) for name in (self.config.topics if names is None else names)]
-
-    def _topic(self, name: str) -> Topic:
-        return self.config.topic(name)
 
     def _filter(self, topic: Topic, state: str, wanted: Filter | None) -> Filter:
         wanted = wanted or Filter()
@@ -530,19 +531,20 @@ class Operations:
                 raise InvalidMessage("the key is not UTF-8: such a message cannot be edited") from None
             basis = dead.slot_basis if topic.slot_basis is None else None
             envelope = _edited(topic, looked, dead, body, broker.now_ms())
-            target, _ = producer.address(topic, body, key=key, slot_basis=basis)
-            if target == slot or topic.slot_basis is None:
+            outgoing = producer.outgoing(
+                topic, body, self._score_at_once(topic, dead), envelope, key=key, slot_basis=basis
+            )
+            if outgoing.slot == slot or topic.slot_basis is None:
                 (word,) = broker.replay(topic, slot, [member], [envelope])
                 return "gone" if word == "not_found" else word
-            outgoing = Outgoing(topic, target, member, self._score_at_once(topic, dead), envelope)
         else:
-            target, edited = producer.address(topic, body)
+            outgoing = producer.outgoing(topic, body, self._score_at_once(topic, dead))
             if topic.slot_basis is None and slot != slot_of(member, topic.slots):
-                target = slot  # it was sent with a slot basis of its own, which nobody knows any more
-            if edited == member:
+                # It was sent with a slot basis of its own, which nobody knows any more.
+                outgoing = outgoing._replace(slot=slot, crc=None)
+            if outgoing.member == member:
                 (word,) = broker.replay(topic, slot, [member])
                 return "gone" if word == "not_found" else word
-            outgoing = Outgoing(topic, target, edited, self._score_at_once(topic, dead))
         sent = sending.send_outgoing(outgoing, body)
         broker.remove(topic, slot, [member], "dead")
         return "merged" if sent.status in ("merged", "replaced") else "replayed"

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django_rmq.broker import Broker
-from django_rmq.exceptions import InvalidMessage, RmqError, ServerTrouble
+from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.keys import slot_of
-from django_rmq.messages import Entry, Topic, TopicType, decode_body, decode_envelope
+from django_rmq.messages import Entry, Topic, TopicType, stored_basis
 from django_rmq.operations.sweeps import STEP_BYTES
-from django_rmq.producer import basis_bytes
 
 RECORDS = ("inflight", "deaths", "failures", "body", "claim_body")
 SLOTS_AT_ONCE = 200
@@ -151,16 +150,8 @@ def _misplaced(
 
 def _own_slot(topic: Topic, entry: Entry) -> int | None:
     """Return the slot that a waiting message belongs to; None: nobody can tell."""
-    basis = entry.member
-    if topic.keyed:
-        kept = None if entry.envelope is None else decode_envelope(entry.envelope).slot_basis
-        basis = entry.member if kept is None else kept.encode()
-    elif topic.slot_basis is not None:
-        try:
-            basis = basis_bytes(decode_body(topic, entry.member)[topic.slot_basis])
-        except (ValueError, TypeError, LookupError, RecursionError, InvalidMessage):
-            return None
-    return slot_of(basis, topic.slots)
+    basis = stored_basis(topic, entry.member, entry.envelope)
+    return None if basis is None else slot_of(basis, topic.slots)
 
 
 def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -12,9 +13,10 @@ from django.core.management.base import CommandError
 from django_rmq.broker import Broker
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.exceptions import RmqError
+from django_rmq.definitions import as_registered
+from django_rmq.exceptions import ConfigurationError, RmqError
 from django_rmq.management import RmqCommand, ago, shown
-from django_rmq.messages import Ledger, Topic
+from django_rmq.messages import Ledger, Topic, former_slot_counts, slot_counts
 from django_rmq.operations.strays import find, overdue
 
 SLOTS_PER_TRIP = 1_000
@@ -59,13 +61,20 @@ class Command(RmqCommand):
         if options["dry_run"]:
             options["adopt"] = options["repair"] = False
         config, broker = get_config(), get_broker("worker")
-        rows = []
-        for name in options["topics"] or list(config.topics):
-            topic = config.topic(name)
-            rows.append(self._audit(broker, topic, options["adopt"]))
+        registered = broker.definitions()
+        rows = [
+            self._audit(broker, config.topic(name), registered.get(name, {}), options["adopt"])
+            for name in options["topics"] or list(config.topics)
+        ]
         strays = 0
         for row in rows:
-            strays += self._look_further(broker, config.topic(row["topic"]), row, options)
+            known = registered.get(row["topic"], {})
+            if options["strays"] and known and len(slot_counts(known)) > 1:
+                raise ConfigurationError(
+                    f'topic "{row["topic"]}" is being re-slotted: look for strays when that has ended'
+                )
+            topic = as_registered(config.topic(row["topic"]), known)
+            strays += self._look_further(broker, topic, row, options)
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))
         else:
@@ -97,11 +106,14 @@ class Command(RmqCommand):
         }
         return found.found - found.mended + len(found.problems)
 
-    def _audit(self, broker: Broker, topic: Topic, adopt: bool) -> dict[str, Any]:
+    def _audit(self, broker: Broker, topic: Topic, registered: dict[str, Any], adopt: bool) -> dict[str, Any]:
+        topic = as_registered(topic, registered)
+        # Slots of before a re-slotting are empty, and their counters are of what happened then.
+        counted = replace(topic, slots=max((topic.slots, *former_slot_counts(registered))))
         counters: dict[str, int] = {}
         depths = dict.fromkeys(DEPTHS, 0)
         drifting, adopted = [], 0
-        for slot, ledger in _ledgers(broker, topic):
+        for slot, ledger in _ledgers(broker, counted):
             if adopt and ledger.live_drift > 0:
                 booked = _adopt(broker, topic, slot, ledger)
                 adopted += booked
@@ -118,6 +130,10 @@ class Command(RmqCommand):
             "counters": dict(sorted(counters.items())),
             "depths": depths,
             "drifting": drifting,
+            "moving": sum(
+                counters.get(f"{kind}_out", 0) - counters.get(f"{kind}_in", 0)
+                for kind in ("moved", "moved_dead")
+            ),
             "adopted": adopted,
         }
 
@@ -126,7 +142,10 @@ class Command(RmqCommand):
             verdict = self.style.ERROR("DRIFT") if row["drifting"] else self.style.SUCCESS("balanced")
             held = ", ".join(f"{name} {value}" for name, value in row["depths"].items() if value) or "empty"
             adopted = f", {row['adopted']} adopted as foreign" if row["adopted"] else ""
-            self.stdout.write(f"{row['topic']}: {verdict} over {row['slots']} slots ({held}{adopted})")
+            moving = f", {row['moving']} between slots" if row["moving"] else ""
+            self.stdout.write(
+                f"{row['topic']}: {verdict} over {row['slots']} slots ({held}{moving}{adopted})"
+            )
             for drift in row["drifting"]:
                 told = ", ".join(f"{name} {drift[name]:+d}" for name in DRIFTS if drift[name])
                 self.stdout.write(f"  slot {drift['slot']}: {told}")

@@ -29,7 +29,16 @@ from redis.exceptions import (
 )
 
 from django_rmq import lua
-from django_rmq.broker import Broker, Call, Clock, Pipeline, durability_commands, read_confirmed, translate
+from django_rmq.broker import (
+    READS,
+    Broker,
+    Call,
+    Clock,
+    Pipeline,
+    durability_commands,
+    read_confirmed,
+    translate,
+)
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from django_rmq.messages import Confirmed, Durability, Sample, Topic
 
@@ -47,11 +56,6 @@ RESTS = (0.1, 2.0)
 
 REDIRECTIONS = 16
 """Times that a call follows MOVED and ASK without a pause in between."""
-
-READS = frozenset(
-    {"audit", "between", "count", "find", "heads", "held", "history/sample", "look", "peek", "read_claim"}
-)
-"""Scripts that change nothing."""
 
 HEADS_KEYS = 5
 """Keys of ``heads`` for each slot."""
@@ -114,7 +118,7 @@ class Node:
 
     def load_scripts(self, connection: Any) -> None:
         """Give it every script."""
-        folders = ("", "workers", "history", "limits")
+        folders = ("", "workers", "topics", "history", "limits")
         texts = [lua.load(name).text for folder in folders for name in lua.names(folder)]
         connection.send_packed_command(connection.pack_commands([("SCRIPT LOAD", text) for text in texts]))
         for _ in texts:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count, islice
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -236,8 +237,9 @@ class Dispatcher:
 
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` say which slots are ours; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
-    all is settled, or, with ``burst``, when nothing can be taken any more. It raises ``SlotMoved``
-    where a topic has got another slot count, after it has settled what was in hand.
+    all is settled, or, with ``burst``, when nothing can be taken any more. Where a slot was given another slot
+    count, ``on_moved`` hears of it with the topic's name (often, and from the loop: it must be quick) and the slot is
+    worked on. Without it, ``run`` raises ``SlotMoved`` after it has settled what was in hand.
 
     ``settled`` says whether all slots that shall be ours have been told: before that no burst ends.
     ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
@@ -262,6 +264,7 @@ class Dispatcher:
         beat: Callable[[], None] = lambda: None,
         settled: Callable[[], bool] = lambda: True,
         leaving: Callable[[], None] = lambda: None,
+        on_moved: Callable[[str], None] | None = None,
         swept: Iterable[Topic] = (),
         notes: Notes | None = None,
         handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: (
@@ -288,6 +291,7 @@ class Dispatcher:
         self._beat = beat
         self._settled_ownership = settled
         self._leaving = leaving
+        self._on_moved = on_moved
         self._swept = list(swept)
         self._next_sweep = 0.0
         self._notes = notes
@@ -545,6 +549,9 @@ class Dispatcher:
             self._next_poll = 0.0
             for place in self._places.values():
                 place.not_before = 0.0
+            if self._on_moved is not None:
+                for name in self.topics:
+                    self._on_moved(name)
         elif isinstance(item, _Overrun):
             self._replace_thread(item.batch)
         elif isinstance(item, Exited):
@@ -737,6 +744,11 @@ class Dispatcher:
             self._schedule(place, reply.next_due)
         elif reply.status == "fenced":
             self._fenced(place)
+        elif reply.status == "moved" and self._on_moved is not None and reply.slots:
+            # Its messages may be moving: until they have moved it answers busy.
+            place.topic = replace(place.topic, slots=reply.slots)
+            self._on_moved(place.topic.name)
+            self._ready(place)
         elif reply.status == "moved":
             self._moved = SlotMoved(
                 f"topic {place.topic.name} has another slot count than {place.topic.slots} by now; "

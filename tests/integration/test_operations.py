@@ -28,6 +28,7 @@ from django_rmq.keys import slot_keys, slot_of
 from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import Envelope, Failure, Topic, encode_envelope
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
+from django_rmq.operations.health import Limits as HealthLimits
 
 TOPICS = {
     "timed": {"TYPE": "fixed_time", "SLOTS": 4, "BACKOFF": 60},
@@ -328,6 +329,20 @@ def test_what_is_no_id_is_refused_before_anything_is_done(
 def test_too_many_ids_are_refused(operations: Operations) -> None:
     with pytest.raises(InvalidRequest, match="1000"):
         operations.replay("timed", [f"0.{i}" for i in range(1001)])
+
+
+def test_what_spark_has_claimed_is_shown_and_counts_as_in_flight(broker: Any, operations: Operations) -> None:
+    topic = topic_of("keyed")
+    broker.send_replace(topic, 1, [past()], [b"k"], [encode_envelope(Envelope(b'{"n":1}'))])
+    assert broker.claim(topic, 1, "spark", 1, 60_000, 10).taken == 1
+    (claimed,) = operations.listing("keyed", "claim").copies
+    assert (claimed.state, claimed.key, claimed.body()) == ("claim", "k", {"n": 1})
+    assert operations.get("keyed", claimed.id) == [claimed]
+    assert operations.topic("keyed").claimed == 1
+    assert operations.replay("keyed", [claimed.id]).outcomes == {"in_flight": 1}
+    assert operations.delete("keyed", [claimed.id], "live").outcomes == {"in_flight": 1}
+    with pytest.raises(OperationRefused, match="Spark"):
+        operations.listing("keyed", "claim", wanted=Filter(older_than=5))
 
 
 # --- acts
@@ -643,6 +658,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
         lambda o: o.listing("timed", "store", wanted=Filter(text="a")),
     ),
     "get": ({Permission.VIEW}, get_what_is_not_there),
+    "health": ({Permission.VIEW}, lambda o: o.health(HealthLimits())),
     "send": ({Permission.SEND}, lambda o: o.send("merging", 1)),
     "send_many": ({Permission.SEND}, lambda o: o.send_many("merging", [1])),
     "replay": ({Permission.REPLAY}, lambda o: o.replay("timed", ["0.YQ"])),

@@ -78,6 +78,20 @@ def entered(message: Message) -> None:
     ledger.write(WORKER_DATA / "ledger", "end", 0, *entry)
 
 
+@listener("moving-merge")
+@listener("moving-priority")
+@listener("moving-fixed")
+@listener("moving-keyed")
+@listener("moving-shared")
+def moving(message: Message) -> None:
+    """Write down whose message ran: slots change."""
+    body = message.body
+    entry = (threading.get_ident(), body["entity"], message.receipt, body["name"])
+    ledger.write(WORKER_DATA / "ledger", "start", 0, *entry)
+    time.sleep(body["ms"] / 1000)
+    ledger.write(WORKER_DATA / "ledger", "end", 0, *entry)
+
+
 @listener("later")
 async def later(message: Message) -> None:
     write_down("begun", message.body)

@@ -57,18 +57,23 @@ from django_rmq.messages import (
     Durability,
     Entry,
     Failure,
+    Handover,
     Held,
     Ledger,
     Looked,
+    Loose,
     Page,
     Prepared,
     Roster,
+    Row,
     Sample,
     Sent,
     Session,
+    Survey,
     Topic,
     TopicType,
     cut_error,
+    redefined,
 )
 
 _STATES = {
@@ -78,6 +83,23 @@ _STATES = {
     "dead": ("dead", "deaths"),
     "claim": ("claim", "failures"),
 }
+READS = frozenset(
+    {
+        "audit",
+        "between",
+        "count",
+        "find",
+        "heads",
+        "held",
+        "history/sample",
+        "look",
+        "peek",
+        "read_claim",
+        "survey",
+    }
+)
+"""Scripts that change nothing."""
+
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("HSET", "field", 1),
@@ -88,6 +110,7 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("HEXISTS", "field"),
     ("HGETALL",),
     ("HLEN",),
+    ("HSCAN", 0),
     ("HDEL", "field"),
     ("EXPIRE", 1),
     ("PEXPIRE", 1),
@@ -178,8 +201,10 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
             return Prepared("ok", _due(reply[1]), int(reply[2]), list(map(_new_delivery, rows)))
         if word == b"more":
             return Prepared("more", _due(reply[1]), cursor=(reply[2].decode(), reply[3]))
-        if word in (b"fenced", b"moved"):
-            return Prepared(word.decode())
+        if word == b"moved":
+            return Prepared("moved", slots=int(reply[1]))
+        if word == b"fenced":
+            return Prepared("fenced")
         return Prepared(word.decode(), _due(reply[1]))
 
     return parse
@@ -220,10 +245,14 @@ def _counts(reply: list[Any]) -> Counts:
 
 def _looked(reply: list[Any]) -> list[Looked]:
     found = []
-    for *scores, in_flight, death, failure, envelope in reply:
-        store, prepare, retry, dead = (None if score is None else float(score) for score in scores)
-        found.append(Looked(store, prepare, retry, dead, in_flight, death, failure, envelope))
+    for row in reply:
+        store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
+        found.append(Looked(store, prepare, retry, dead, claim, *row[5:]))
     return found
+
+
+def _loose(reply: list[Any]) -> Loose:
+    return Loose(reply[0].decode(), reply[1], reply[2])
 
 
 def _ledger(reply: list[Any]) -> Ledger:
@@ -247,6 +276,34 @@ def _renewed(reply: list[Any]) -> int | None:
 
 def _claim_read(reply: list[Any]) -> ClaimRead:
     return ClaimRead(reply[0].decode(), *reply[1:])
+
+
+def _handover(reply: list[Any]) -> Handover:
+    word = reply[0].decode()
+    if len(reply) == 1:
+        return Handover(word)
+    parts = iter(reply[3])
+    rows = [
+        Row(state.decode(), member, score.decode(), failure, rest)
+        for state, member, score, failure, rest in zip(parts, parts, parts, parts, parts, strict=True)
+    ]
+    return Handover(word, int(reply[1]), int(reply[2]), rows)
+
+
+def _survey(reply: list[Any]) -> Survey:
+    slots, reslot, shut, paused, deliveries, in_flight, claims, rescheduled, revived, ticket = reply
+    return Survey(
+        _due(slots),
+        int(reslot or 0),
+        bool(shut),
+        bool(paused),
+        int(deliveries or 0),
+        in_flight,
+        claims,
+        int(rescheduled or 0),
+        int(revived or 0),
+        int(ticket or 0),
+    )
 
 
 def _heads(reply: list[bytes]) -> list[int | None]:
@@ -851,6 +908,150 @@ class Transitions(ABC):
         """Book ``drift`` messages beyond the account as foreign, if ``foreign`` are so far. Answers ok or changed."""
         return self._run(Call("adopt", (self._keys(topic, slot).stats,), (drift, foreign), _word))
 
+    def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
+        """Look through some records of a kind for those that belong to no message."""
+        if kind not in ("inflight", "deaths", "failures", "body", "claim_body"):
+            raise ValueError(f"{kind!r} are no records")
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "loose",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.retry,
+                    keys.dead,
+                    keys.inflight,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                    keys.claim,
+                    keys.claim_body,
+                ),
+                (kind, cursor, int(repair)),
+                _loose,
+            )
+        )
+
+    # --- re-slotting: `reslotting` says in which order
+
+    def shut(
+        self, topic: Topic, slot: int, reslot: int, *, fresh: bool = False, only_empty: bool = False
+    ) -> str:
+        """Give the slot the count of ``topic`` and hand nothing out. Answers shut, known, stale or holds."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "shut",
+                (keys.control, keys.store, keys.prepare, keys.retry, keys.dead, keys.claimants),
+                (
+                    self._channel(topic),
+                    slot,
+                    topic.slots,
+                    reslot,
+                    int(fresh),
+                    topic.timeout,
+                    topic.max_retries,
+                    int(only_empty),
+                ),
+                _word,
+            )
+        )
+
+    def reopen(
+        self, topic: Topic, slot: int, reslot: int, *, deliveries: int = 0, paused: bool = False
+    ) -> str:
+        """Hand out again, with receipts above ``deliveries``. Answers open, known or stale."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "reopen",
+                (keys.control, keys.arrived),
+                (self._channel(topic), slot, reslot, deliveries, int(paused)),
+                _word,
+            )
+        )
+
+    def survey(self, topic: Topic, slot: int) -> Survey:
+        """Return how far a re-slotting is with the slot."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "survey", (keys.control, keys.prepare, keys.claimants, keys.stats, keys.leaving), (), _survey
+            )
+        )
+
+    def move_out(
+        self,
+        topic: Topic,
+        slot: int,
+        reslot: int,
+        target: int,
+        members: Sequence[tuple[str, bytes]] = (),
+        *,
+        arrived: int = 0,
+        max_bytes: int = 1_048_576,
+    ) -> Handover:
+        """Take up to 250 (state, member) out for slot ``target``, once what left before has ``arrived``."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "move_out",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.retry,
+                    keys.dead,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                    keys.stats,
+                    keys.control,
+                    keys.claimants,
+                    keys.leaving,
+                ),
+                (
+                    reslot,
+                    arrived or "",
+                    target,
+                    max_bytes,
+                    *(part for pair in members for part in pair),
+                ),
+                _handover,
+            )
+        )
+
+    def move_in(
+        self, topic: Topic, slot: int, reslot: int, source: int, ticket: int, rows: Sequence[Row]
+    ) -> str:
+        """Take in what left slot ``source`` with ``ticket``, once. Answers in, known or stale."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "move_in",
+                (
+                    keys.store,
+                    keys.retry,
+                    keys.dead,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                    keys.stats,
+                    keys.control,
+                    keys.arrived,
+                ),
+                (
+                    reslot,
+                    source,
+                    ticket,
+                    topic.type.value,
+                    topic.max_retries,
+                    *(part for row in rows for part in row),
+                ),
+                _word,
+            )
+        )
+
     # --- looking, changing nothing
 
     def peek(
@@ -960,6 +1161,8 @@ class Transitions(ABC):
                     keys.deaths,
                     keys.failures,
                     keys.body,
+                    keys.claim,
+                    keys.claim_body,
                 ),
                 tuple(members),
                 _looked,
@@ -1086,14 +1289,33 @@ class Broker(Transitions):
         return {name.decode(): json.loads(text) for name, text in pairs}
 
     def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
-        """Register ``topic`` unless it is registered already; return what is registered then."""
-        text = json.dumps(topic.definition(), sort_keys=True)
+        """Register ``topic`` unless it is registered already; return what is registered then.
+
+        ``replace`` keeps what is noted of the topic's re-slottings.
+        """
+        return self.redefine(
+            topic.name,
+            lambda known: redefined(topic, known) if replace or not known else known,
+        )
+
+    def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+        """Replace a definition by what ``change`` makes of it (nothing is known: of an empty one); return that.
+
+        Nobody else changes it between: then ``change`` is asked anew.
+        """
         key = topics_key(self.prefix)
-        try:
-            self.client.execute_command("HSET" if replace else "HSETNX", key, topic.name, text)
-            return json.loads(self.client.execute_command("HGET", key, topic.name))
-        except RedisError as error:
-            raise translate(error) from error
+        while True:
+            try:
+                before = self.client.execute_command("HGET", key, name) or b""
+            except RedisError as error:
+                raise translate(error) from error
+            known = json.loads(before) if before else {}
+            wanted = change(known)
+            if wanted == known:
+                return known
+            after = json.dumps(wanted, sort_keys=True)
+            if self._run(Call("topics/redefine", (key,), (name, before, after), _word)) == "ok":
+                return wanted
 
     def note_slot_basis(self, topic: Topic) -> None:
         """Note that ``topic`` has messages whose slot nobody can compute again from what is stored."""
@@ -1101,6 +1323,14 @@ class Broker(Transitions):
             self.client.execute_command("HSET", explicit_basis_key(self.prefix), topic.name, 1)
         except RedisError as error:
             raise translate(error) from error
+
+    def has_slot_bases(self, topic: Topic) -> bool:
+        """Return whether ``note_slot_basis`` was ever told of ``topic``."""
+        try:
+            found = self.client.execute_command("HEXISTS", explicit_basis_key(self.prefix), topic.name)
+        except RedisError as error:
+            raise translate(error) from error
+        return bool(found)
 
     def ping(self) -> None:
         """Raise ``ServerTrouble`` unless the server answers and is ready."""
@@ -1439,7 +1669,17 @@ class Pipeline(Transitions):
         if self.confirmed is not None and any(isinstance(reply, NoScriptError) for reply in replies):
             # These run below, behind what was waited for.
             self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            self._reread(calls, replies)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    @staticmethod
+    def _reread(calls: list[Call], replies: list[Any]) -> None:
+        """Let what only reads run again behind a call that has to: it was collected behind it."""
+        first = next(i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError))
+        for i in range(first + 1, len(calls)):
+            if calls[i].script in READS:
+                replies[i] = NoScriptError()
 
     def execute(self) -> list[Any]:
         """Run what was collected and return a result or an ``RmqError`` for each call."""

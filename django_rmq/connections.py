@@ -8,9 +8,10 @@ nothing is shared with the parent.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import redis
@@ -24,10 +25,10 @@ from django_rmq.cluster import Cluster, ClusterBroker
 from django_rmq.conf import Config, RedisServer, get_config
 from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.coordination.redis import RedisCoordinator
-from django_rmq.definitions import register_topics
+from django_rmq.definitions import as_registered, register_topics
 from django_rmq.durability import Flaw, flaws
-from django_rmq.exceptions import ConfigurationError
-from django_rmq.messages import Topic
+from django_rmq.exceptions import ConfigurationError, ServerTrouble
+from django_rmq.messages import Topic, slot_counts
 from django_rmq.producer import Producer
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ PATIENCE = {"web": 1.0, "worker": 0.05, "coordinator": 0.5}
 """Seconds for which a purpose repeats what no node of a cluster has run: a worker has other slots to look after."""
 
 
+LOOK_SECONDS = 5.0
+"""Between two looks for topics that were re-slotted."""
+
+
 @dataclass(slots=True)
 class _Built:
     """What was built from one configuration in one process."""
@@ -53,6 +58,10 @@ class _Built:
     producers: dict[str, Producer] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
     """Topics whose registered definition has been compared with the settings."""
+    next_look: float = 0.0
+    """When to look for re-slotted topics again (monotonic)."""
+    slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of topics that were re-slotted: by which counts their messages are placed, whatever the settings say."""
 
 
 _built: _Built | None = None
@@ -92,7 +101,7 @@ def get_producer(purpose: Purpose = "web") -> Producer:
     built = _current()
     producer = built.producers.get(purpose)
     if producer is None:
-        producer = built.producers.setdefault(purpose, Producer(get_broker(purpose)))
+        producer = built.producers.setdefault(purpose, Producer(get_broker(purpose), built.slot_counts))
     return producer
 
 
@@ -318,8 +327,30 @@ def agree(topic: Topic) -> None:
     """
     built = _current()
     if topic.name not in built.agreed:
-        register_topics(get_broker(), [topic])
+        registered = register_topics(get_broker(), [topic])[topic.name]
+        if "reslot" in registered:
+            built.slot_counts[topic.name] = slot_counts(registered)
         built.agreed.add(topic.name)
+
+
+def present(topic: Topic, broker: Broker | None = None) -> Topic:
+    """Return ``topic`` with all slots that may hold messages of it by now, whatever the settings say.
+
+    Redis is asked every few seconds (where a ``broker`` is given, that one, each time); while it is away nothing is news.
+    """
+    if broker is not None:
+        return as_registered(topic, broker.definitions().get(topic.name, {}))
+    built, now = _current(), time.monotonic()
+    if now >= built.next_look:
+        try:
+            definitions = get_broker().definitions()
+        except ServerTrouble:
+            definitions = {}
+        built.next_look = now + LOOK_SECONDS
+        built.slot_counts.update(
+            {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
+        )
+    return replace(topic, slots=max(built.slot_counts.get(topic.name, (topic.slots,))))
 
 
 def is_agreed(topic: Topic) -> bool:
@@ -347,6 +378,7 @@ __all__ = [
     "get_producer",
     "in_memory",
     "is_agreed",
+    "present",
     "register_topics",
     "replaced_broker",
     "server_flaws",

@@ -32,9 +32,9 @@ from django_rmq.consumer.limits import return_permits
 from django_rmq.consumer.notes import Notes, settle
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
-from django_rmq.definitions import register_topics
+from django_rmq.definitions import as_registered, register_topics
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
-from django_rmq.messages import Topic
+from django_rmq.messages import Topic, slot_counts
 
 logger = logging.getLogger("django_rmq.consumer")
 
@@ -143,7 +143,14 @@ class WorkerProcess:
         notes: Notes | None = None,
         parent: int | None = None,
     ) -> None:
-        config, chosen = get_config(), list(topics)
+        config = get_config()
+        self._topics = chosen = list(topics)
+        """As the settings have them."""
+        self._moved = True
+        """Some topic may have other slots than the others were told."""
+        self._served: list[Topic] = []
+        """As the others were told."""
+        self._load_slots()
         threads = options.threads or config.consumer.threads
         shutdown_timeout = options.shutdown_timeout
         if shutdown_timeout is None:
@@ -172,7 +179,8 @@ class WorkerProcess:
             beat=self._beat,
             settled=lambda: self.coordinator.wait_settled(0.0),
             leaving=self._leave,
-            swept=[topic for topic in config.topics.values() if topic not in chosen],
+            on_moved=self._note_move,
+            swept=[connections.present(topic) for topic in config.topics.values() if topic not in chosen],
             notes=notes,
             **({"handed_out": lateness.note} if lateness else {}),
         )
@@ -182,17 +190,17 @@ class WorkerProcess:
             pid=os.getpid(),
             started=time.time(),
             threads=threads,
-            topics=topic_slots(chosen),
+            topics=topic_slots(self._served),
         )
         token = notes.token if notes is not None else uuid4().hex
         self.coordinator = connections.coordinator_maker()(
             worker, self.dispatcher.own, self.dispatcher.disown, token
         )
-        everything = config.topics.values()
+        everything = [connections.present(topic) for topic in config.topics.values()]
         self._duties = Duties(
             [
                 *trim_dead(duties_broker, everything, self._slots_to_look_after),
-                *history.sampling(duties_broker, everything, hours, self._may_sample),
+                *history.sampling(duties_broker, everything, hours, self._may_sample, connections.present),
                 *([lateness.flushing] if lateness else []),
             ]
         )
@@ -227,6 +235,30 @@ class WorkerProcess:
         self._wants_successor = True
         self.dispatcher.stop()
 
+    def _note_move(self, topic: str) -> None:
+        self._moved = True
+        self._next_look = 0.0
+
+    def _load_slots(self) -> bool:
+        """Look which slots the topics have by now, and return whether that has changed."""
+        registered = connections.get_broker("worker").definitions()
+        served = [as_registered(topic, registered.get(topic.name, {})) for topic in self._topics]
+        # While a topic is re-slotted nobody says when that is over.
+        self._moved = any(
+            len(slot_counts(registered[topic.name])) > 1 for topic in self._topics if topic.name in registered
+        )
+        changed, self._served = served != self._served, served
+        return changed
+
+    def _follow(self) -> None:
+        """Tell the others which slots we serve, where topics were re-slotted."""
+        try:
+            if self._load_slots():
+                self.coordinator.announce(topics=self._served)
+                logger.info("Topics have other slots by now", extra={"rmq_event": "moved"})
+        except ServerTrouble:
+            self._moved = True
+
     def _leave(self) -> None:
         """Let others take our slots while we settle what is in hand."""
         if self._leaving is None:
@@ -243,7 +275,11 @@ class WorkerProcess:
         crew = [member.worker for member in self.coordinator.members()]
         serving = [one.id for one in crew if any(topic.name == each.name for each in one.topics)]
         sharing = sorted(serving or [one.id for one in crew])
-        return [range(sharing.index(me), topic.slots, len(sharing))] if me in sharing else ()
+        return (
+            [range(sharing.index(me), connections.present(topic).slots, len(sharing))]
+            if me in sharing
+            else ()
+        )
 
     def _may_sample(self, topic: Topic) -> bool:
         """Return whether we own slot 0; of topics without owners anybody may try."""
@@ -262,6 +298,8 @@ class WorkerProcess:
         if not is_look:
             return
         self._next_look = now + LOOK_SECONDS
+        if self._moved:
+            self._follow()
         if self._parent is not None and os.getppid() != self._parent:
             logger.error("The parent process is gone: ending", extra={"rmq_event": "orphaned"})
             self._parent = None
@@ -326,8 +364,9 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
             return 0
         try:
             broker = connections.get_broker("coordinator")
-            settled = settle(broker, chosen, notes)
-            return_permits(broker, chosen, notes.owner)
+            served = [connections.present(topic) for topic in chosen]
+            settled = settle(broker, served, notes)
+            return_permits(broker, served, notes.owner)
         finally:
             connections.end_session(notes.owner, notes.token)
         if settled.committed:

@@ -6,12 +6,16 @@ Nothing here knows Django; ``connections`` asks once per process, ``rmqtopics`` 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError, TopicMismatch
-from django_rmq.messages import Topic
+from django_rmq.messages import Topic, former_slot_counts, slot_counts
+
+logger = logging.getLogger("django_rmq")
 
 SLOTS_PER_TRIP = 1_000
 NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS")
@@ -34,21 +38,32 @@ def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
     declared = topic.definition()
     return [
         Difference(name.upper(), declared.get(name), registered.get(name))
-        for name in sorted({*declared, *registered})
+        for name in sorted({*declared, *registered} - {"reslot"})
         if declared.get(name) != registered.get(name)
     ]
 
 
-def register_topics(broker: Broker, topics: Iterable[Topic]) -> None:
-    """Register the topics that Redis does not know yet.
+def register_topics(broker: Broker, topics: Iterable[Topic]) -> dict[str, dict[str, Any]]:
+    """Register the topics that Redis does not know yet; return what is registered of each.
 
-    Raises ``TopicMismatch`` with every difference, both values each, if another definition of one is
-    registered there. What was registered until then stays.
+    Settings that still say the slot count from before a re-slotting are warned of: the registered one counts,
+    and while a re-slotting goes on both are good. Raises ``TopicMismatch`` with every difference, both values
+    each, if otherwise another definition of one is registered there. What was registered until then stays.
     """
     known = broker.definitions()
-    found = {}
+    found, agreed = {}, {}
     for topic in topics:
-        different = differences(topic, known.get(topic.name) or broker.define(topic))
+        registered = agreed[topic.name] = known.get(topic.name) or broker.define(topic)
+        different = differences(topic, registered)
+        if topic.slots in former_slot_counts(registered):
+            logger.warning(
+                "Topic %s was re-slotted to %d slots: SLOTS is still %d in the settings",
+                topic.name,
+                registered["slots"],
+                topic.slots,
+            )
+        if topic.slots in (*former_slot_counts(registered), *slot_counts(registered)):
+            different = [difference for difference in different if difference.setting != "SLOTS"]
         if different:
             found[topic.name] = different
     if found:
@@ -56,6 +71,12 @@ def register_topics(broker: Broker, topics: Iterable[Topic]) -> None:
             "; ".join(_sentence(name, different) for name, different in found.items())
             + ". Correct the settings, or see `manage.py rmqtopics`"
         )
+    return agreed
+
+
+def as_registered(topic: Topic, registered: dict[str, Any]) -> Topic:
+    """Return ``topic`` with all slots that may hold messages of it as it is registered, whatever the settings say."""
+    return replace(topic, slots=max(slot_counts(registered))) if registered else topic
 
 
 def _sentence(name: str, different: list[Difference]) -> str:
@@ -67,11 +88,16 @@ def obstacles(broker: Broker, topic: Topic, different: list[Difference]) -> list
     """Return why ``apply`` may not make Redis' definition that of ``topic``, a sentence each; empty: it may."""
     found = []
     changed = {difference.setting: difference for difference in different}
+    registered = broker.definitions().get(topic.name, {})
+    if registered and len(slot_counts(registered)) > 1:
+        return [
+            f"the topic is being re-slotted to {slot_counts(registered)[1]} slots: let `manage.py rmqreslot` finish"
+        ]
     if "SLOTS" in changed:
         # Nobody can say of the other slots' messages what holds for these: the rest has to wait.
-        return [
-            "SLOTS: the slots of a topic cannot be changed yet; declare a new topic and let this one run empty"
-        ]
+        if topic.slots in former_slot_counts(registered):
+            return [f"SLOTS: the topic was re-slotted; write SLOTS {registered['slots']} into the settings"]
+        return [f"SLOTS: `manage.py rmqreslot {topic.name} {topic.slots}` changes the slots of a topic"]
     needs_empty = [name for name in NEEDS_EMPTY if name in changed]
     if needs_empty:
         held = sum(

@@ -16,11 +16,14 @@ key                  type    member -> score, or field -> value
 ``body_{K}``         hash    keyed topics: member -> envelope (body and what travels with it)
 ``stats_{K}``        hash    the ledger: counter -> n
 ``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
-                             sleeping_until, slots
+                             sleeping_until, slots; reslot, moving, tickets (see ``reslotting``)
 ``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
 ``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
 ``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim
 ``claimants_{K}``    zset    Spark consumer -> ms when its lease ends, while it holds something
+``leaving_{K}``      hash    what left for another slot and is not known to have arrived: ticket,
+                             target, rows, and each row's parts
+``arrived_{K}``      hash    slot -> the last ticket whose rows came from there
 ``P rmq:topics``     hash    topic -> its definition as JSON
 ``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=`` of its own
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
@@ -70,6 +73,8 @@ class SlotKeys(NamedTuple):
     claimants: bytes
     claim: bytes
     claim_body: bytes
+    leaving: bytes
+    arrived: bytes
 
 
 class WorkerKeys(NamedTuple):

@@ -52,18 +52,23 @@ from django_rmq.messages import (
     Entry,
     Failure,
     FailureRecord,
+    Handover,
     Held,
     Ledger,
     Looked,
+    Loose,
     Page,
     Prepared,
     Roster,
+    Row,
     Sample,
     Sent,
     Session,
+    Survey,
     Topic,
     TopicType,
     cut_error,
+    redefined,
 )
 
 LARGEST_WITH_RETRIES = (1 << 43) - 1
@@ -83,6 +88,9 @@ LONGEST_DELAY_MS = 1 << 42
 
 UPKEEP = 400
 """Deliveries that one prepare times out, and rested messages that it returns, at most; so too of a claim that was lost."""
+
+MOVED = 250
+"""Messages that one hand-over of a re-slotting takes from slot to slot, at most."""
 
 
 class Clock:
@@ -198,6 +206,8 @@ class _Slot:
     body: Hash
     stats: Hash
     control: Hash
+    leaving: Hash
+    arrived: Hash
 
     def __init__(self, topic: Topic, index: int, micros: int, publish: Callable[[], None]) -> None:
         self.topic = topic
@@ -749,7 +759,7 @@ class InMemoryBroker:
         """Phase one: take up to ``limit`` messages, after the slot's upkeep. ``epoch`` None: not fenced."""
         with self._slot(topic, slot, *_ENDING, *_CLAIMING) as s:
             if s.moved_to is not None:
-                return Prepared("moved")
+                return Prepared("moved", slots=s.moved_to)
             if epoch is not None and epoch < int(s.control.get(b"epoch", epoch)):
                 return Prepared("fenced")
             limit = max(1, min(limit, BATCH))
@@ -776,7 +786,8 @@ class InMemoryBroker:
                 shut = others and bool(in_flight or s.claimants)
             else:
                 shut = in_flight >= s.room
-            if shut:
+            # While a re-slotting moves messages, nothing is handed out by anybody.
+            if shut or b"moving" in s.control:
                 return idle("busy", GATE)
             if b"paused" in s.control:
                 return idle("paused", None)
@@ -971,7 +982,8 @@ class InMemoryBroker:
                 return Claimed("stale")
             if ours and number > newest:
                 return Claimed("unfinished")
-            if (holding and not ours) or (topic.serial and s.prepare):
+            # While a re-slotting moves messages, nothing is handed out by anybody.
+            if (holding and not ours) or (topic.serial and s.prepare) or b"moving" in s.control:
                 return Claimed("busy")
             if b"paused" in s.control:
                 return Claimed("paused")
@@ -1264,6 +1276,202 @@ class InMemoryBroker:
             s.count("foreign", drift)
             return "ok"
 
+    def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
+        """Look through the records of a kind for those that belong to no message."""
+        homes = {
+            "inflight": ("prepare",),
+            "deaths": ("dead",),
+            "body": ("store", "retry", "prepare"),
+            "failures": ("store", "retry", "prepare", "claim"),
+            "claim_body": ("claim",),
+        }[kind]
+        names = [
+            "store",
+            "prepare",
+            "retry",
+            "dead",
+            "inflight",
+            "deaths",
+            "failures",
+            "body",
+            "claim",
+            "claim_body",
+        ]
+        with self._slot(topic, slot, *names) as s:
+            records: Hash = getattr(s, kind)
+            scanned = len(records)
+            found = [member for member in records if not any(member in getattr(s, home) for home in homes)]
+            for member in found if repair else ():
+                del records[member]
+            return Loose("0", scanned, found)
+
+    # --- re-slotting: `reslotting` says in which order
+
+    def shut(
+        self, topic: Topic, slot: int, reslot: int, *, fresh: bool = False, only_empty: bool = False
+    ) -> str:
+        """Give the slot the count of ``topic`` and hand nothing out. Answers shut, known, stale or holds."""
+        with self._slot(topic, slot, "control", "store", "prepare", "retry", "dead", "claimants") as s:
+            known = int(s.control.get(b"reslot", 0))
+            if known >= reslot:
+                return "known" if known == reslot else "stale"
+            if only_empty and (s.store or s.prepare or s.retry or s.dead or s.claimants):
+                return "holds"
+            s.control.pop(b"sleeping_until", None)
+            s.control |= {b"slots": b"%d" % topic.slots, b"reslot": b"%d" % reslot, b"moving": b"1"}
+            if fresh:
+                s.control[b"timeout"] = b"%d" % topic.timeout
+                s.control[b"max_retries"] = b"%d" % topic.max_retries
+            self._publish(topic, slot)
+            return "shut"
+
+    def reopen(
+        self, topic: Topic, slot: int, reslot: int, *, deliveries: int = 0, paused: bool = False
+    ) -> str:
+        """Hand out again, with receipts above ``deliveries``. Answers open, known or stale."""
+        with self._slot(topic, slot, "control", "arrived") as s:
+            if int(s.control.get(b"reslot", 0)) != reslot:
+                return "stale"
+            if b"moving" not in s.control:
+                return "known"
+            del s.control[b"moving"]
+            s.control.pop(b"sleeping_until", None)
+            s.arrived.clear()
+            if deliveries > int(s.control.get(b"deliveries", 0)):
+                s.control[b"deliveries"] = b"%d" % deliveries
+            if paused:
+                s.control[b"paused"] = b"1"
+            self._publish(topic, slot)
+            return "open"
+
+    def survey(self, topic: Topic, slot: int) -> Survey:
+        """Return how far a re-slotting is with the slot."""
+        with self._slot(topic, slot, "control", "prepare", "claimants", "stats", "leaving") as s:
+            slots = s.control.get(b"slots")
+            return Survey(
+                None if slots is None else int(slots),
+                int(s.control.get(b"reslot", 0)),
+                b"moving" in s.control,
+                b"paused" in s.control,
+                int(s.control.get(b"deliveries", 0)),
+                len(s.prepare),
+                len(s.claimants),
+                int(s.stats.get(b"rescheduled", 0)),
+                int(s.stats.get(b"revived", 0)),
+                int(s.leaving.get(b"ticket", 0)),
+            )
+
+    def move_out(
+        self,
+        topic: Topic,
+        slot: int,
+        reslot: int,
+        target: int,
+        members: Sequence[tuple[str, bytes]] = (),
+        *,
+        arrived: int = 0,
+        max_bytes: int = 1_048_576,
+    ) -> Handover:
+        """Take up to 250 (state, member) out for slot ``target``, once what left before has ``arrived``."""
+        with self._slot(topic, slot, *_ENDING, "claimants", "leaving") as s:
+            if len(members) > MOVED:
+                raise ServerRefused("ERR too many members")
+            if not _is_shut_by(s, reslot):
+                return Handover("stale")
+            staged = int(s.leaving.get(b"ticket", 0))
+            if staged and staged != arrived:
+                numbers = range(1, int(s.leaving[b"rows"]) + 1)
+                return Handover(
+                    "staged",
+                    staged,
+                    int(s.leaving[b"target"]),
+                    [
+                        Row(
+                            s.leaving[b"state%d" % n].decode(),
+                            s.leaving[b"member%d" % n],
+                            s.leaving[b"score%d" % n].decode(),
+                            s.leaving[b"failure%d" % n],
+                            s.leaving[b"rest%d" % n],
+                        )
+                        for n in numbers
+                    ],
+                )
+            s.leaving.clear()
+            if s.prepare or s.claimants:
+                return Handover("busy")
+            rows: list[Row] = []
+            size = 0
+            for state, member in dict.fromkeys(members):
+                score = getattr(s, state).get(member)
+                if score is None or (rows and size >= max_bytes):
+                    continue
+                failure = b"" if state == "dead" else s.failures.get(member, b"")
+                rest = (s.deaths if state == "dead" else s.body).get(member, b"")
+                rows.append(Row(state, member, score_text(score), failure, rest))
+                size += len(member) + len(failure) + len(rest)
+            if not rows:
+                return Handover("nothing")
+            ticket = int(s.control.get(b"tickets", 0)) + 1
+            s.control[b"tickets"] = b"%d" % ticket
+            s.leaving |= {b"ticket": b"%d" % ticket, b"target": b"%d" % target, b"rows": b"%d" % len(rows)}
+            for n, row in enumerate(rows, 1):
+                parts = (row.state.encode(), row.member, row.score.encode(), row.failure, row.rest)
+                for name, part in zip(("state", "member", "score", "failure", "rest"), parts, strict=True):
+                    s.leaving[f"{name}{n}".encode()] = part
+                del getattr(s, row.state)[row.member]
+                if row.state == "dead":
+                    s.deaths.pop(row.member, None)
+                else:
+                    s.forget(row.member)
+                s.count("moved_dead_out" if row.state == "dead" else "moved_out")
+            return Handover("moved", ticket, target, rows)
+
+    def move_in(
+        self, topic: Topic, slot: int, reslot: int, source: int, ticket: int, rows: Sequence[Row]
+    ) -> str:
+        """Take in what left slot ``source`` with ``ticket``, once. Answers in, known or stale."""
+        names = ("store", "retry", "dead", "deaths", "failures", "body", "stats", "control", "arrived")
+        with self._slot(topic, slot, *names) as s:
+            if len(rows) > MOVED:
+                raise ServerRefused("ERR too many members")
+            if not _is_shut_by(s, reslot):
+                return "stale"
+            if int(s.arrived.get(b"%d" % source, 0)) >= ticket:
+                return "known"
+            for state, member, text, failure, rest in rows:
+                score = float(text)
+                if state == "dead":
+                    died = s.dead.get(member)
+                    if died is not None:
+                        s.count("dead_merged")
+                    if died is None or score > died:
+                        s.dead[member] = score
+                        if rest:
+                            s.deaths[member] = rest
+                    s.count("moved_dead_in")
+                    continue
+                waiting = s.store.get(member)
+                fresh = state == "store" and not s.is_retry(score)
+                if waiting is not None and not s.is_retry(waiting):
+                    # Sent here since: merged with what it would have met, which keeps its time on range_merge topics only.
+                    s.count("dropped")
+                    if fresh and topic.type is TopicType.RANGE_MERGE:
+                        s.store[member] = score
+                elif fresh or (waiting is None and member not in s.retry):
+                    _supersede_resting(s, member)
+                    if waiting is not None:
+                        s.count("dropped")
+                    (s.retry if state == "retry" else s.store)[member] = score
+                else:
+                    s.count("dropped")
+                if failure:
+                    s.failures.setdefault(member, failure)
+                if rest:
+                    s.body.setdefault(member, rest)
+                s.count("moved_in")
+            s.arrived[b"%d" % source] = b"%d" % ticket
+            return "in"
+
     # --- looking, changing nothing
 
     def peek(
@@ -1379,7 +1587,10 @@ class InMemoryBroker:
         """Return what the slot knows of up to 100 members, in whatever states they are."""
         if len(members) > 100:
             raise ServerRefused("ERR too many members")
-        names = ("store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body")
+        names = (
+            *("store", "prepare", "retry", "dead", "claim"),
+            *("inflight", "deaths", "failures", "body", "claim_body"),
+        )
         with self._slot(topic, slot, *names) as s:
             return [Looked(*(getattr(s, name).get(member) for name in names)) for member in members]
 
@@ -1433,15 +1644,24 @@ class InMemoryBroker:
             return {name.decode(): json.loads(text) for name, text in found.items()}
 
     def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
-        """Register ``topic`` unless it is registered already; return what is registered then."""
+        """Register ``topic`` unless it is registered already; return what is registered then.
+
+        ``replace`` keeps what is noted of the topic's re-slottings.
+        """
+        return self.redefine(
+            topic.name, lambda known: redefined(topic, known) if replace or not known else known
+        )
+
+    def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+        """Replace a definition by what ``change`` makes of it (nothing is known: of an empty one); return that."""
         with self._lock:
             found = self._open(topics_key(self.prefix), Hash)
-            name = topic.name.encode()
-            if replace or name not in found:
-                found[name] = json.dumps(topic.definition(), sort_keys=True).encode()
-            self._keep(topics_key(self.prefix), found)
-            registered: dict[str, Any] = json.loads(found[name])
-            return registered
+            known = json.loads(found.get(name.encode(), b"{}"))
+            wanted = change(known)
+            if wanted != known:
+                found[name.encode()] = json.dumps(wanted, sort_keys=True).encode()
+                self._keep(topics_key(self.prefix), found)
+            return wanted
 
     def note_slot_basis(self, topic: Topic) -> None:
         """Note that ``topic`` has messages whose slot nobody can compute again from what is stored."""
@@ -1450,6 +1670,11 @@ class InMemoryBroker:
             noted = self._open(key, Hash)
             noted[topic.name.encode()] = b"1"
             self._keep(key, noted)
+
+    def has_slot_bases(self, topic: Topic) -> bool:
+        """Return whether ``note_slot_basis`` was ever told of ``topic``."""
+        with self._lock:
+            return topic.name.encode() in self._open(topics_key(self.prefix) + b":explicit_basis", Hash)
 
     def ping(self) -> None:
         """Return: memory always answers."""
@@ -1778,6 +2003,11 @@ def _supersede_resting(s: _Slot, member: bytes) -> None:
     """Give up the resting retry of a member that a stranger's ZADD has sent again."""
     if s.retry.pop(member, None) is not None:
         s.count("dropped")
+
+
+def _is_shut_by(s: _Slot, reslot: int) -> bool:
+    """Whether the slot is shut, and by this very re-slotting."""
+    return int(s.control.get(b"reslot", 0)) == reslot and b"moving" in s.control
 
 
 def _has_lapsed(envelope: bytes, now_ms: int) -> bool:

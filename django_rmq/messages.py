@@ -141,6 +141,27 @@ class Topic:
         }
 
 
+def slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return by which slot counts the messages of a registered topic are placed, in the order to be tried.
+
+    While a topic is re-slotted there are two: a slot that refuses the old one has been given the new one,
+    and whatever slot the new one leads to takes it.
+    """
+    coming = definition.get("reslot", {}).get("to")
+    return (definition["slots"],) if coming is None else (definition["slots"], coming)
+
+
+def former_slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the slot counts that a registered topic had before."""
+    return tuple(definition.get("reslot", {}).get("former", ()))
+
+
+def redefined(topic: Topic, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the definition of ``topic`` with what is ``known`` of its re-slottings."""
+    noted = {"reslot": known["reslot"]} if "reslot" in known else {}
+    return {**topic.definition(), **noted}
+
+
 # --- bodies -------------------------------------------------------------------------------------
 
 
@@ -287,6 +308,39 @@ def decode_envelope(raw: bytes) -> Envelope:
         return Envelope(body, int(expires), meta.get("basis"), meta.get("headers"))
     except (ValueError, AttributeError):
         return Envelope(raw)
+
+
+# --- slots --------------------------------------------------------------------------------------
+
+
+def basis_bytes(value: object) -> bytes:
+    """Return the bytes of a slot basis: text as UTF-8, bytes as they are, anything else as canonical JSON.
+
+    What JSON carries as text (a UUID, a date) counts as that text: the slot found from the value and the
+    slot found later from the stored body are the same.
+    """
+    if isinstance(value, bytes):
+        return value
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        raw = encode_json(value)
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"slot_basis {value!r} is not valid Unicode") from None
+    return str(json.loads(raw)).encode() if raw.startswith(b'"') else raw
+
+
+def stored_basis(topic: Topic, member: bytes, envelope: bytes | None) -> bytes | None:
+    """Return the slot basis of a stored message; None: it has none that could be found again."""
+    if topic.keyed:
+        basis = None if envelope is None else decode_envelope(envelope).slot_basis
+        return member if basis is None else basis.encode()
+    if topic.slot_basis is None:
+        return member
+    try:
+        return basis_bytes(decode_body(topic, member)[topic.slot_basis])
+    except (ValueError, TypeError, LookupError, RecursionError, InvalidMessage):
+        return None
 
 
 def message_id(slot: int, member: bytes) -> str:
@@ -538,6 +592,8 @@ class Prepared(NamedTuple):
     deliveries: Sequence[Delivery] = ()
     cursor: tuple[str, bytes] | None = None
     """Where to go on after ``more``: (score, member)."""
+    slots: int | None = None
+    """After ``moved``: the slot count that the slot has by now."""
 
 
 class Held(NamedTuple):
@@ -604,6 +660,51 @@ class Page(NamedTuple):
     cursor: tuple[str, bytes] | None
 
 
+class Row(NamedTuple):
+    """One message on its way from slot to slot."""
+
+    state: str
+    """store, retry or dead."""
+    member: bytes
+    score: str
+    """As the slot had it: no digit is lost."""
+    failure: bytes = b""
+    """The last failure of a live message; empty: none."""
+    rest: bytes = b""
+    """The envelope of a live message, or the death of a dead one; empty: none."""
+
+
+class Handover(NamedTuple):
+    """The answer of move_out."""
+
+    status: str
+    """moved, staged (an earlier one has to arrive first), nothing, busy (something is in flight), or stale."""
+    ticket: int = 0
+    target: int = 0
+    """The slot that the rows go to."""
+    rows: Sequence[Row] = ()
+
+
+class Survey(NamedTuple):
+    """How far a re-slotting is with one slot."""
+
+    slots: int | None
+    """The slot count that its callers must have; None: any, nobody was here yet."""
+    reslot: int
+    """The number of the last re-slotting that was here; 0: none."""
+    is_shut: bool
+    is_paused: bool
+    deliveries: int
+    """The highest receipt."""
+    in_flight: int
+    claims: int
+    """Spark consumers that hold something of it."""
+    rescheduled: int
+    revived: int
+    ticket: int
+    """Of what has left and is not known to have arrived; 0: nothing."""
+
+
 class Counts(NamedTuple):
     """How many messages a slot holds, by state."""
 
@@ -628,10 +729,21 @@ class Looked(NamedTuple):
     prepare: float | None
     retry: float | None
     dead: float | None
+    claim: float | None = None
     in_flight: bytes | None = None
     death: bytes | None = None
     failure: bytes | None = None
     envelope: bytes | None = None
+    claimed_envelope: bytes | None = None
+
+
+class Loose(NamedTuple):
+    """Records that belong to no message, of those that were looked at."""
+
+    cursor: str
+    """Where to go on; "0": all were looked at."""
+    scanned: int
+    members: Sequence[bytes]
 
 
 class FailureRecord(NamedTuple):
@@ -699,9 +811,17 @@ class Ledger:
     @property
     def dead_drift(self) -> int:
         went = sum(
-            self[name] for name in ("dead_merged", "revived", "replay_merged", "removed_dead", "purged_dead")
+            self[name]
+            for name in (
+                "dead_merged",
+                "revived",
+                "replay_merged",
+                "removed_dead",
+                "purged_dead",
+                "moved_dead_out",
+            )
         )
-        return went + self.dead - self["died"] - self["lapsed"]
+        return went + self.dead - self["died"] - self["lapsed"] - self["moved_dead_in"]
 
     @property
     def delivery_drift(self) -> int:

@@ -10,6 +10,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,8 +18,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from django_rmq.broker import Broker
-from django_rmq.exceptions import InvalidMessage, RmqError
-from django_rmq.keys import slot_of
+from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 from django_rmq.messages import (
     BATCH,
     MAX_KEY_BYTES,
@@ -31,9 +31,10 @@ from django_rmq.messages import (
     Sent,
     Topic,
     TopicType,
+    basis_bytes,
     encode_body,
     encode_envelope,
-    encode_json,
+    slot_counts,
 )
 
 MAX_RANGE_MS = 31_622_400_000
@@ -52,6 +53,10 @@ ROUND_TRIP = 6_000
 """Messages per round trip of a bulk send."""
 
 
+REDIRECTS = 6
+"""How often a send follows a topic that is re-slotted, at most: each time there is a definition to be read."""
+
+
 class Outgoing(NamedTuple):
     """A validated message, ready for its slot."""
 
@@ -63,6 +68,13 @@ class Outgoing(NamedTuple):
     envelope: bytes | None = None
     ensure: bool = False
     """Leave the message alone where it already waits, rests or runs."""
+    crc: int | None = None
+    """Of its slot basis: with another slot count it has another slot. None: nobody knows it."""
+
+    def placed(self, topic: Topic) -> Outgoing:
+        """Return the message as ``topic`` places it, which may have another slot count."""
+        crc = self.slot if self.crc is None else self.crc
+        return self._replace(topic=topic, slot=crc & (topic.slots - 1))
 
 
 def _milliseconds(name: str, value: object) -> int:
@@ -140,32 +152,31 @@ def _instant(ms: int) -> str:
         return f"{ms} ms"
 
 
-def basis_bytes(value: object) -> bytes:
-    """Return the bytes of a slot basis: text as UTF-8, bytes as they are, anything else as canonical JSON.
+class _Trip(NamedTuple):
+    """What one round trip of a bulk send carries."""
 
-    What JSON carries as text (a UUID, a date) counts as that text: the slot found from the value and the
-    slot found later from the stored body are the same.
-    """
-    if isinstance(value, bytes):
-        return value
-    try:
-        if isinstance(value, str):
-            return value.encode()
-        raw = encode_json(value)
-    except UnicodeEncodeError:
-        raise InvalidMessage(f"slot_basis {value!r} is not valid Unicode") from None
-    return str(json.loads(raw)).encode() if raw.startswith(b'"') else raw
+    topic: Topic
+    """With the slot count by which it was placed."""
+    score: int
+    called: list[int]
+    """The slot of each call."""
+    slots: list[int]
+    """The slot of each member."""
+    crcs: list[int]
+    members: Sequence[bytes]
 
 
 class Producer:
     """Validates messages and sends them to their slots.
 
     Safe to share between threads: it keeps nothing but which topics have messages with a slot basis of
-    their own, which the first ``send`` after the first such message notes in Redis.
+    their own, which the first ``send`` after the first such message notes in Redis, and the slot counts of topics
+    that were re-slotted (``counts``, which several producers may share: topic -> counts in the order to be tried).
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, counts: dict[str, tuple[int, ...]] | None = None) -> None:
         self.broker = broker
+        self._counts = {} if counts is None else counts
         self._to_note: dict[str, Topic] = {}
         self._noted: set[str] = set()
 
@@ -197,7 +208,7 @@ class Producer:
                 )
             if slot_basis is not None and topic.name not in self._noted:
                 self._to_note[topic.name] = topic
-            return Outgoing(topic, slot_of(raw if basis is None else basis, topic.slots), raw, score)
+            return self._outgoing(topic, raw if basis is None else basis, raw, score)
         member = self._member(key)
         envelope = Envelope(
             raw,
@@ -205,13 +216,23 @@ class Producer:
             None if basis is None else self._stored_basis(basis),
             self._headers(headers),
         )
-        return Outgoing(
-            topic,
-            slot_of(member if basis is None else basis, topic.slots),
-            member,
-            score,
-            encode_envelope(envelope),
-        )
+        basis_or_member = member if basis is None else basis
+        return self._outgoing(topic, basis_or_member, member, score, encode_envelope(envelope))
+
+    def _outgoing(
+        self, topic: Topic, basis: bytes, member: bytes, score: int, envelope: bytes | None = None
+    ) -> Outgoing:
+        present = self._present(topic)
+        crc = crc32(basis)
+        return Outgoing(present, crc & (present.slots - 1), member, score, envelope, False, crc)
+
+    def _present(self, topic: Topic, attempt: int = 0) -> Topic:
+        """Return ``topic`` with the slot count to be tried: the first, or the next one where a slot refused that."""
+        counts = self._counts.get(topic.name)
+        if counts is None:
+            return topic
+        slots = counts[attempt % len(counts)]
+        return topic if slots == topic.slots else replace(topic, slots=slots)
 
     def address(
         self, topic: Topic, body: object = None, *, key: str | None = None, slot_basis: object = None
@@ -220,6 +241,20 @@ class Producer:
 
         A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or ``slot_basis``.
         """
+        out = self.outgoing(topic, body, 0, key=key, slot_basis=slot_basis)
+        return out.slot, out.member
+
+    def outgoing(
+        self,
+        topic: Topic,
+        body: object,
+        score: int,
+        envelope: bytes | None = None,
+        *,
+        key: str | None = None,
+        slot_basis: object = None,
+    ) -> Outgoing:
+        """Return a message with the slot and the member that ``address`` tells, and this score and envelope."""
         if topic.keyed:
             if key is None:
                 raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': give key=")
@@ -229,7 +264,12 @@ class Producer:
         else:
             member = encode_body(topic, body)
         basis = self._basis(topic, body, slot_basis)
-        return slot_of(member if basis is None else basis, topic.slots), member
+        return self._outgoing(topic, member if basis is None else basis, member, score, envelope)
+
+    def slots(self, out: Outgoing) -> list[int]:
+        """Return the slots that may hold a message: two, the old one first, while its topic is re-slotted."""
+        counts = self._counts.get(out.topic.name, (out.topic.slots,))
+        return [out.placed(replace(out.topic, slots=slots)).slot for slots in counts]
 
     def _basis(self, topic: Topic, body: object, slot_basis: object) -> bytes | None:
         if slot_basis is not None:
@@ -347,8 +387,52 @@ class Producer:
         """Send as ``send`` does, but return errors: by index, for the messages that have no outcome.
 
         The results of those have the status ``failed``; whether a message whose reply was lost arrived is
-        not known.
+        not known. A message whose topic is re-slotted follows it.
         """
+        latest = [self._renewed(out) for out in messages] if self._counts else list(messages)
+        results, errors = self._attempt(latest, wanted)
+        for _ in range(REDIRECTS if errors else 0):
+            moved = [index for index, error in errors.items() if isinstance(error, SlotMoved)]
+            if not moved:
+                break
+            again = self._replaced([latest[index] for index in moved])
+            if again is None:
+                break
+            found, failed = self._attempt(again, wanted)
+            for at, index in enumerate(moved):
+                results[index], latest[index] = found[at], again[at]
+                del errors[index]
+                if at in failed:
+                    errors[index] = failed[at]
+        return results, errors
+
+    def _renewed(self, out: Outgoing) -> Outgoing:
+        """Return a message as it is placed first by what is known now: it may have been built long ago."""
+        present = self._present(out.topic)
+        return out if present is out.topic else out.placed(present)
+
+    def _replaced(self, messages: Sequence[Outgoing]) -> list[Outgoing] | None:
+        """Return messages that a slot refused as they are placed by now; None: nobody can tell."""
+        try:
+            definitions = self.broker.definitions()
+        except RmqError:
+            return None
+        present: dict[tuple[str, int], Topic] = {}
+        for name, slots in {(out.topic.name, out.topic.slots) for out in messages}:
+            if "slots" not in definitions.get(name, {}):
+                return None
+            counts = self._counts[name] = slot_counts(definitions[name])
+            if counts == (slots,):
+                return None  # the definition says what the slot refuses
+            # What refuses the old count has been given the new one.
+            attempt = counts.index(slots) + 1 if slots in counts else 0
+            topic = next(out.topic for out in messages if out.topic.name == name)
+            present[name, slots] = self._present(topic, attempt)
+        return [out.placed(present[out.topic.name, out.topic.slots]) for out in messages]
+
+    def _attempt(
+        self, messages: Sequence[Outgoing], wanted: Durability
+    ) -> tuple[list[SendResult], dict[int, RmqError]]:
         results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
         errors: dict[int, RmqError] = {}
         if len(messages) == 1 and wanted == STORED:
@@ -415,14 +499,16 @@ class Producer:
         results = SendResults(topic.name) if results is None else results
         members = self._members(topic, bodies, len(results))
         bases = members if topic.slot_basis is None else self._bases(topic, bodies, len(results))
-        mask = topic.slots - 1
-        in_flight: deque[tuple[Any, list[int], list[int], Sequence[bytes]]] = deque()
+        in_flight: deque[tuple[Any, _Trip]] = deque()
         error: RmqError | None = None
         try:
             for start in range(0, len(members), ROUND_TRIP):
+                present = self._present(topic)
+                mask = present.slots - 1
                 part = members[start : start + ROUND_TRIP]
                 # keys.slot_of, without a call for each message: a slot count is a power of two.
-                slots = [crc32(basis) & mask for basis in bases[start : start + ROUND_TRIP]]
+                crcs = [crc32(basis) for basis in bases[start : start + ROUND_TRIP]]
+                slots = [crc & mask for crc in crcs]
                 groups: defaultdict[int, list[bytes]] = defaultdict(list)
                 for slot, member in zip(slots, part, strict=True):
                     groups[slot].append(member)
@@ -432,10 +518,10 @@ class Producer:
                         batch = group[at : at + BATCH]
                         called.append(slot)
                         if topic.type is TopicType.RANGE_MERGE:
-                            pipeline.send_merge(topic, slot, score, batch)
+                            pipeline.send_merge(present, slot, score, batch)
                         else:
-                            pipeline.send_replace(topic, slot, [score] * len(batch), batch)
-                in_flight.append((pipeline.send(), called, slots, part))
+                            pipeline.send_replace(present, slot, [score] * len(batch), batch)
+                in_flight.append((pipeline.send(), _Trip(present, score, called, slots, crcs, part)))
                 # Redis works on this trip while the next one is packed.
                 if len(in_flight) > 1:
                     error = self._gather(*in_flight.popleft(), results) or error
@@ -466,21 +552,43 @@ class Producer:
             raise type(error)(f"item {first + len(bases)}: {error}") from None
         return bases
 
-    @staticmethod
-    def _gather(
-        pipeline: Any, called: list[int], slots: list[int], members: Sequence[bytes], results: SendResults
-    ) -> RmqError | None:
+    def _gather(self, pipeline: Any, trip: _Trip, results: SendResults) -> RmqError | None:
         try:
             replies = pipeline.receive()
         except RmqError as error:
             return error
         found: defaultdict[int, list[Sent]] = defaultdict(list)
-        for slot, reply in zip(called, replies, strict=True):
-            if isinstance(reply, RmqError):
+        moved = False
+        for slot, reply in zip(trip.called, replies, strict=True):
+            if isinstance(reply, SlotMoved):
+                moved = True
+            elif isinstance(reply, RmqError):
                 return reply
-            found[slot] += reply
-        results.add(slots, members, found)
-        return None
+            else:
+                found[slot] += reply
+        if not moved:
+            results.add(trip.slots, trip.members, found)
+            return None
+        return self._follow(trip, found, results)
+
+    def _follow(self, trip: _Trip, found: Mapping[int, list[Sent]], results: SendResults) -> RmqError | None:
+        """Send what slots refused that were given another slot count; add what became of all of the trip."""
+        answers = {slot: iter(sent) for slot, sent in found.items()}
+        made: list[SendResult] = []
+        refused: list[int] = []
+        again: list[Outgoing] = []
+        for slot, member, crc in zip(trip.slots, trip.members, trip.crcs, strict=True):
+            sent = next(answers[slot], None) if slot in answers else None
+            if sent is None:
+                refused.append(len(made))
+                again.append(Outgoing(trip.topic, slot, member, trip.score, crc=crc))
+                sent = Sent("failed", math.nan)
+            made.append(SendResult(trip.topic.name, slot, member, *sent))
+        followed, errors = self.attempt(again)
+        for index, result in zip(refused, followed, strict=True):
+            made[index] = result
+        results.extend(made)
+        return next(iter(errors.values()), None)
 
     def _note_slot_bases(self) -> None:
         while self._to_note:
@@ -499,7 +607,7 @@ class Producer:
             groups: list[list[int]] = []
             latest: dict[tuple[str, int], tuple[tuple[int, bool], list[int]]] = {}
             for i in range(start, min(start + ROUND_TRIP, len(messages))):
-                topic, slot, _, score, _, ensure = messages[i]
+                topic, slot, _, score, _, ensure, _ = messages[i]
                 manner = (score if topic.type is TopicType.RANGE_MERGE and not ensure else 0, ensure)
                 found = latest.get((topic.name, slot))
                 if found is not None and found[0] == manner and len(found[1]) < BATCH:
@@ -513,7 +621,7 @@ class Producer:
     @staticmethod
     def _queue(broker: Any, batch: Sequence[Outgoing]) -> Any:
         """Call the transition that sends ``batch`` on a broker (which answers) or a pipeline."""
-        topic, slot, _, score, _, ensure = batch[0]
+        topic, slot, _, score, _, ensure, _ = batch[0]
         members = [out.member for out in batch]
         envelopes = [out.envelope or b"" for out in batch] if topic.keyed else ()
         if ensure:

@@ -231,9 +231,14 @@ def remove_message(topic: str, body: Any = None, *, key: str | None = None, slot
     """
     declared = get_config().topic(topic)
     producer = connections.get_producer()
-    slot, member = producer.address(declared, body, key=key, slot_basis=slot_basis)
+    # What is wrong with the call is told before a server is asked.
+    producer.address(declared, body, key=key, slot_basis=slot_basis)
     connections.agree(declared)
-    (found,) = producer.broker.remove(declared, slot, [member], "live")
+    found = "not_found"
+    out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
+    for slot in producer.slots(out):
+        (word,) = producer.broker.remove(declared, slot, [out.member], "live")
+        found = found if word == "not_found" else word
     return found
 
 
@@ -473,7 +478,7 @@ def _flush(together: list[_Waiting]) -> None:
     found, errors = sendable[0].producer.attempt(built, wanted)
     topics = {waiting.topic.name: waiting.topic for waiting in sendable}
     for index, (result, outcome) in enumerate(zip(results, found, strict=True)):
-        result.status, result.score = outcome.status, outcome.score
+        result.slot, result.status, result.score = outcome.slot, outcome.status, outcome.score
         result.replicas = outcome.replicas if result.wanted.replicas else None
         result.fsynced = outcome.fsynced if result.wanted.fsync else None
         failure = errors.get(index)

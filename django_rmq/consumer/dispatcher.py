@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count, islice
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from django_rmq.consumer.executor import (
     uptime,
 )
 from django_rmq.consumer.heartbeat import Heartbeat
+from django_rmq.consumer.lanes import Lanes
 from django_rmq.consumer.limits import Limits
 from django_rmq.consumer.notes import Notes
 from django_rmq.exceptions import (
@@ -248,8 +250,9 @@ class Dispatcher:
 
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` say which slots are ours; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
-    all is settled, or, with ``burst``, when nothing can be taken any more. It raises ``SlotMoved``
-    where a topic has got another slot count, after it has settled what was in hand.
+    all is settled, or, with ``burst``, when nothing can be taken any more. Where a slot was given another slot
+    count, ``on_moved`` hears of it with the topic's name (often, and from the loop: it must be quick) and the slot is
+    worked on. Without it, ``run`` raises ``SlotMoved`` after it has settled what was in hand.
 
     ``settled`` says whether all slots that shall be ours have been told: before that no burst ends.
     ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
@@ -274,6 +277,7 @@ class Dispatcher:
         beat: Callable[[], None] = lambda: None,
         settled: Callable[[], bool] = lambda: True,
         leaving: Callable[[], None] = lambda: None,
+        on_moved: Callable[[str], None] | None = None,
         swept: Iterable[Topic] = (),
         notes: Notes | None = None,
         handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: (
@@ -300,6 +304,7 @@ class Dispatcher:
         self._beat = beat
         self._settled_ownership = settled
         self._leaving = leaving
+        self._on_moved = on_moved
         self._swept = list(swept)
         self._next_sweep = 0.0
         self._notes = notes
@@ -315,6 +320,7 @@ class Dispatcher:
         """Acquired and seen to be empty: the first prepare, which tells senders that we sleep, may come later."""
         self._waiting: dict[Place, None] = {}
         """Due, and to be prepared as soon as their thread has room."""
+        self._lanes = Lanes(self.topics.values(), max(1, threads))
         self._limits = Limits(broker, self.owner, self.topics.values(), self._capacity)
         self._parked: defaultdict[str, dict[Place, None]] = defaultdict(dict)
         """Topic -> its slots that are due and wait until its limits leave room."""
@@ -565,6 +571,9 @@ class Dispatcher:
             self._next_poll, self._hurries, self._round = 0.0, True, None
             for place in self._places.values():
                 place.not_before = 0.0
+            if self._on_moved is not None:
+                for name in self.topics:
+                    self._on_moved(name)
         elif isinstance(item, _Overrun):
             self._replace_thread(item.batch)
         elif isinstance(item, Exited):
@@ -589,11 +598,13 @@ class Dispatcher:
         done = len(report.committed) + len(report.failures)
         if done:
             self._last_work = time.monotonic()
+            self._lanes.reported(place.topic.name, report.seconds, done, self._last_work)
             self._paces[place.topic.name].note(report.seconds, done)
         if report.last and self._batches.pop(id(batch), None) is not None:
             place.batches -= 1
             self._in_hand -= len(batch.messages)
             self._limits.ended(place.topic.name, len(batch.messages), time.monotonic())
+            self._lanes.ended(id(batch), time.monotonic())
             if batch.thread is not None:
                 self._load[batch.thread] -= batch.cost
             if place.blocked_by is batch:
@@ -651,11 +662,20 @@ class Dispatcher:
         """How many batches of a slot may be in hand: one runs, the next is ready."""
         if not place.topic.serial:
             return 2 * len(self._threads)
+        if self._lanes and not place.topic.flow and self._lanes.is_lane(place.thread, time.monotonic()):
+            return 1  # so that it gets to another thread
         # Where permits are few, none lies idle behind one that runs.
-        has_one = place.topic.is_priority or place.topic.max_in_flight
+        has_one = place.topic.is_priority or place.topic.max_in_flight or place.topic.flow
         return 1 if has_one and self._paces[place.topic.name].seconds > QUICK_SECONDS else 2
 
     def _thread_for(self, place: Place, load: list[float]) -> int:
+        if self._lanes and not (place.topic.serial and place.batches):
+            thread = self._lanes.choose(place.topic.name, place.thread, load, time.monotonic())
+            if place.topic.serial and thread != place.thread:
+                self._slots_of_thread[place.thread] -= 1
+                self._slots_of_thread[thread] += 1
+                place.thread = thread
+            return thread
         return place.thread if place.topic.serial else min(range(len(load)), key=load.__getitem__)
 
     def _limit(self, topic: Topic) -> int:
@@ -666,11 +686,16 @@ class Dispatcher:
 
     def _capacity(self, topic: Topic) -> int:
         """How many messages of a topic all threads together can have in hand."""
-        return len(self._threads) * self._limit(topic)
+        flow = self._lanes.flows.get(topic.name)
+        return (flow.limit if flow else len(self._threads)) * self._limit(topic)
+
+    def _lane_room(self, topic: str) -> int:
+        """How many batches of a topic its lanes can take."""
+        return self._lanes.room(topic, 2 if self._paces[topic].seconds <= QUICK_SECONDS else 1)
 
     def _ask_limits(self, now: float) -> None:
         """Ask for room where slots wait for it, and go on with those that have got some."""
-        if not self._limits:
+        if not (self._limits or self._lanes):
             return
 
         def complain(name: str, error: RmqError) -> None:
@@ -678,7 +703,8 @@ class Dispatcher:
 
         self._limits.ask(now, lambda name: len(self._parked[name]), complain)
         for name, parked in self._parked.items():
-            for place in list(islice(parked, max(0, self._limits.room(name)))):
+            room = min(self._limits.room(name), self._lane_room(name)) if parked else 0
+            for place in list(islice(parked, max(0, room))):
                 del parked[place]
                 self._ready(place)
 
@@ -686,12 +712,17 @@ class Dispatcher:
         asked: list[Place] = []
         parked: list[Place] = []
         promised: defaultdict[str, int] = defaultdict(int)
+        taking: defaultdict[str, int] = defaultdict(int)
         load = self._load.copy()
         room, expected = IN_HAND - self._in_hand, 0
         for place in self._waiting:
-            topic, thread = place.topic, self._thread_for(place, load)
+            topic = place.topic
+            if topic.flow and self._lane_room(topic.name) <= taking[topic.name]:
+                parked.append(place)
+                continue
+            thread = self._thread_for(place, load)
             # A thread takes the highest head among its priority slots, so each of these has a batch ready.
-            if load[thread] > 2 * WORK_SECONDS and not topic.is_priority:
+            if load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
                 if not self._has_priorities and min(load) > 2 * WORK_SECONDS:
                     break
                 continue
@@ -710,6 +741,7 @@ class Dispatcher:
             )
             place.cursor = None
             asked.append(place)
+            taking[topic.name] += 1
             # What a slot will hand out is not known; half the limit keeps many slots from flooding one thread.
             load[thread] += limit / 2 * self._paces[topic.name].seconds
             room -= limit
@@ -730,9 +762,6 @@ class Dispatcher:
         asked: list[Place] = []
         for place in list(islice(self._quiet, count)):
             del self._quiet[place]
-            if self._limits and self._limits.room(place.topic.name) <= 0:
-                self._quiet[place] = None
-                continue
             pipeline.prepare(place.topic, place.slot, self.owner, place.epoch, 1, IN_HAND_BYTES)
             asked.append(place)
         return asked
@@ -757,7 +786,8 @@ class Dispatcher:
                 self._schedule(place, reply.next_due)
             else:
                 size = self.listeners[place.topic.name].batch_size or 1
-                share = -(-len(messages) // (size * len(self._threads))) * size
+                parts = 1 if place.topic.flow else len(self._threads)
+                share = -(-len(messages) // (size * parts)) * size
                 for start in range(0, len(messages), share):
                     self._start(place, reply.receipt, messages[start : start + share], at)
                 # Only a prepare that finds nothing makes senders wake us, and other threads are free.
@@ -776,6 +806,11 @@ class Dispatcher:
             self._schedule(place, reply.next_due)
         elif reply.status == "fenced":
             self._fenced(place)
+        elif reply.status == "moved" and self._on_moved is not None and reply.slots:
+            # Its messages may be moving: until they have moved it answers busy.
+            place.topic = replace(place.topic, slots=reply.slots)
+            self._on_moved(place.topic.name)
+            self._ready(place)
         elif reply.status == "moved":
             self._moved = SlotMoved(
                 f"topic {place.topic.name} has another slot count than {place.topic.slots} by now; "
@@ -796,6 +831,7 @@ class Dispatcher:
         place.batches += 1
         batch.cost = len(messages) * self._paces[place.topic.name].seconds
         self._load[thread] += batch.cost
+        self._lanes.started(id(batch), place.topic.name, thread)
         self._threads[thread].put(batch)
 
     def _extend(self, message: Message) -> bool:
@@ -975,8 +1011,10 @@ class Dispatcher:
                 pipeline.held(place.topic, place.slot, self.owner, 0, BATCH)
         fresh: defaultdict[str, list[Place]] = defaultdict(list)
         for place in places if len(places) > FEW else ():
-            if place.owned and place.topic.serial and not place.uncertain:
-                fresh[place.topic.name].append(place)
+            topic = place.topic
+            is_limited = topic.flow or topic.max_rate or topic.max_in_flight
+            if place.owned and topic.serial and not (place.uncertain or is_limited):
+                fresh[topic.name].append(place)
         for some in fresh.values():
             pipeline.heads(some[0].topic, [place.slot for place in some])
         at = uptime()

@@ -59,7 +59,7 @@ class Holding:
     stop: int
     worker: str
     since: float
-    """Seconds since the epoch by the server's clock when they were assigned to this worker."""
+    """Seconds since the epoch when they were assigned to this worker: by Redis' clock, or by that of whoever assigned."""
 
 
 class Coordinator(ABC):

@@ -22,7 +22,7 @@ MAX_SPANS = 20_000
 
 
 class Span(NamedTuple):
-    """Slots ``start`` to ``stop - 1``, owned by ``worker`` since ``since`` (seconds, server's clock)."""
+    """Slots ``start`` to ``stop - 1``, owned by ``worker`` since ``since`` (seconds since the epoch)."""
 
     start: int
     stop: int

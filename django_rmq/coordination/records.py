@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_rmq.coordination import TopicSlots, Worker
+from django_rmq.messages import slot_counts
 
 
 def write_record(token: str, worker: Worker) -> str:
@@ -61,9 +62,10 @@ def served_topics(
             said.setdefault(topic.name, topic)
     for name, topic in said.items():
         found = registered.get(name, {})
-        slots, serial = found.get("slots", topic.slots), found.get("serial", topic.serial)
-        if isinstance(slots, int) and slots > 0:
-            said[name] = TopicSlots(name, slots, bool(serial))
+        # While it is re-slotted, old and new slots are worked on.
+        counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **found})
+        if all(isinstance(slots, int) and slots > 0 for slots in counts):
+            said[name] = TopicSlots(name, max(counts), bool(found.get("serial", topic.serial)))
     return list(said.values())
 
 

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 from kazoo import exceptions as kazoo
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.serialization import Auth
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
@@ -76,7 +77,7 @@ CONNECT_SECONDS = 5.0
 REFUSED_SECONDS = 1.5
 """How long it tries where no server listens."""
 
-RETRY_SECONDS = 0.25
+RETRY_SECONDS = 0.5
 """Between two attempts to join."""
 
 REJOIN_SECONDS = 1.5
@@ -130,7 +131,7 @@ _GONE = (
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """Takes what kazoo logs down to DEBUG, and keeps its last warning: it is the reason why nobody answers."""
+    """Takes what kazoo logs down to DEBUG, without credentials, and keeps its last warning: why nobody answers."""
 
     last = ""
 
@@ -140,6 +141,10 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
 
     def info(self, msg: object, *args: Any, **kwargs: Any) -> None:
         self.debug(msg, *args, **kwargs)
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        if not any(isinstance(argument, Auth) for argument in args):
+            super().log(level, msg, *args, **kwargs)
 
 
 class _Session:
@@ -151,6 +156,8 @@ class _Session:
         self.ensemble = ensemble
         self.is_lost = False
         self.is_connected = False
+        self.connections = 0
+        """How many it has had: with each new one kazoo forgets its watches."""
         self.number = 0
         """Of the session, as its ephemeral nodes show it."""
         self._is_refused = False
@@ -230,6 +237,7 @@ class _Session:
     def _listen(self, state: str) -> None:
         with self._changed:
             self.is_connected = state == KazooState.CONNECTED
+            self.connections += self.is_connected
             self.is_lost = self.is_lost or state == KazooState.LOST
             self._is_refused = self._is_refused or self.client.client_state == KeeperState.AUTH_FAILED
             self._changed.notify_all()
@@ -418,6 +426,8 @@ class ZooKeeperCoordinator(Coordinator):
         self._pid = 0
         self._members = ""
         self._ids: list[str] = []
+        self._met = 0
+        """On which of the session's connections the others were learned and are watched."""
         self._crew: dict[str, Worker] = {}
         self._crew_of = ""
         """The membership of which ``_crew`` was read."""
@@ -506,6 +516,10 @@ class ZooKeeperCoordinator(Coordinator):
         while not self._stopped.is_set():
             try:
                 wait = self._turn()
+            except ServerRefused as error:
+                self._give_up()
+                self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
+                wait = self.session_seconds
             except ServerTrouble as error:
                 self._be_alone()
                 self._complain("zookeeper", "ZooKeeper is away (%s); trying again", error)
@@ -515,6 +529,12 @@ class ZooKeeperCoordinator(Coordinator):
                 self._give_up()
                 self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
                 wait = self.session_seconds
+            except kazoo.NoNodeError:
+                logger.warning(
+                    "Nodes of ours in ZooKeeper are gone; joining anew", extra={"rmq_event": "expired"}
+                )
+                self._give_up()
+                wait = RETRY_SECONDS
             except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
                 self._complain("look", "A look at ZooKeeper failed: %s", error, exc_info=True)
                 wait = self._beat_seconds
@@ -538,6 +558,10 @@ class ZooKeeperCoordinator(Coordinator):
             session = self._join()
             self._rejoined_at = uptime()
         if not session.is_connected:
+            if uptime() > self._sent + self.session_seconds:
+                # By now no server is sure to know the session. One whose data is older than what the old client has
+                # seen would never let that one in again, so another has to ask.
+                self._drop()
             raise ServerUnavailable(f"the connection to ZooKeeper at {self.ensemble.hosts} was lost")
         if self._announced is not self.worker:
             self._say(session)
@@ -577,7 +601,7 @@ class ZooKeeperCoordinator(Coordinator):
             raise
         self.worker = worker
         self._session = session
-        self._members, self._seen, self._crew_of, self._published = "", (0, 0), "", None
+        self._members, self._met, self._seen, self._crew_of, self._published = "", 0, (0, 0), "", None
         return session
 
     def _take_over(self, session: _Session, path: str, record: bytes) -> None:
@@ -614,6 +638,7 @@ class ZooKeeperCoordinator(Coordinator):
     def _look(self, session: _Session) -> bool:
         """Take note of what changed; return whether we are still a worker of this session."""
         client, path = session.client, self.ensemble.path
+        connections = session.connections
         is_first = bool(self._ids) and self._ids[0] == self.worker.id
         own, crew, plan = session.ask(
             client.exists_async(path("workers", self.worker.id)),
@@ -622,8 +647,9 @@ class ZooKeeperCoordinator(Coordinator):
         )
         if own is None or crew is None or plan is None or own.ephemeralOwner != session.number:
             return False
-        if _version_of(crew) != self._members:
+        if (_version_of(crew), connections) != (self._members, self._met):
             self._meet(session)
+            self._met = connections
         if (plan.czxid, plan.mzxid) != self._seen:
             self._read(session)
         return True
@@ -644,7 +670,9 @@ class ZooKeeperCoordinator(Coordinator):
             (watched,) = session.ask(client.exists_async(f"{folder}/{ids[before - 1]}", watch=session.watch))
             if watched is not None:
                 break
-        self._ids, self._members, self._changed_at = sorted(ids), _version_of(stat), uptime()
+        if _version_of(stat) != self._members:
+            self._changed_at = uptime()
+        self._ids, self._members = sorted(ids), _version_of(stat)
 
     def _read(self, session: _Session) -> None:
         """Read the assignment."""
@@ -680,10 +708,14 @@ class ZooKeeperCoordinator(Coordinator):
 
     def _give_up(self) -> None:
         """Lose the session and all that came of it."""
-        session, self._session = self._session, None
+        self._drop()
         with self._changed:
             self._is_current = False
             self._ownership.lose()
+
+    def _drop(self) -> None:
+        """Let go of the client, and of nothing else."""
+        session, self._session = self._session, None
         if session is not None:
             session.close(0.0)
 

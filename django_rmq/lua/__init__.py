@@ -3,7 +3,7 @@
 A file whose name begins with an underscore is a fragment; ``-- include: _name`` on a line of its own
 is replaced by its text, one level deep. Every other file is a script named like its ``Broker`` method.
 Those of this folder are the transitions of a slot; those in ``workers/`` are about workers and what is
-assigned to them, and are loaded as ``"workers/beat"``.
+assigned to them, those in ``topics/`` about definitions; they are loaded as ``"workers/beat"``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ def load(name: str) -> Script:
     """Return the script ``name`` with its fragments pasted in."""
     text = _INCLUDE.sub(lambda match: _read(match[1]).rstrip("\n"), _read(name)).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+@cache
+def all_names() -> tuple[str, ...]:
+    """Return the names of all scripts."""
+    folders = (entry.name for entry in files(__name__).iterdir() if entry.is_dir())
+    return tuple(name for folder in ("", *sorted(folders)) for name in names(folder))
 
 
 @cache

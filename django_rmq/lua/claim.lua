@@ -49,7 +49,8 @@ if wrong then return wrong end
 if not (number >= 1 and number < 9007199254740992 and lease >= 1 and lease <= 86400000) then
   return redis.error_reply('ERR number or lease is out of bounds')
 end
-local known = redis.call('HMGET', control, 'slots', 'paused', 'timeout', 'max_retries', 'sleeping_until')
+local known = redis.call('HMGET', control, 'slots', 'paused', 'timeout', 'max_retries', 'sleeping_until',
+  'moving')
 local known_slots, paused, sleeping_until = known[1], known[2], known[5]
 local timeout, max_retries = tonumber(known[3] or ARGV[8]), tonumber(known[4] or ARGV[9])
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
@@ -97,7 +98,8 @@ local newest, state = newest_claim(consumer)
 local ours = redis.call('ZSCORE', claimants, consumer)
 if number < newest or (number == newest and state ~= 'open') then return answer('stale') end
 if ours and number > newest then return answer('unfinished') end
-if (holding > 0 and not ours) or (serial and in_flight > 0) then return answer('busy') end
+-- While a re-slotting moves messages, nothing is handed out by anybody.
+if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then return answer('busy') end
 if paused then return answer('paused') end
 
 -- Leave out what runs already, by Prepare or by this very claim: its newer copy waits for its end.

@@ -8,17 +8,20 @@
 -- KEYS[6] deaths    HASH  member -> death
 -- KEYS[7] failures  HASH  member -> last failure
 -- KEYS[8] body      HASH  member -> envelope
+-- KEYS[9] claim     ZSET  claimed member -> score it was taken with
+-- KEYS[10] claim_body HASH  claimed member -> envelope
 --
 -- ARGV[1...] members
 -- ARGV[#ARGV] now
 --
--- Returns for each member {scores in store, prepare, retry and dead, in-flight record, death, last failure, envelope},
---         nil for what there is not
+-- Returns for each member {scores in store, prepare, retry, dead and claim, in-flight record, death, last failure,
+--         envelope, envelope of the claimed copy}, nil for what there is not
 local store, prepare, inflight, retry, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local deaths, failures, body = KEYS[6], KEYS[7], KEYS[8]
+local deaths, failures, body, claim, claim_body = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local first, last, now = 1, #ARGV - 1, ARGV[#ARGV]
 -- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead) or mistyped('hash', inflight, deaths, failures, body)
+local wrong = mistyped('zset', store, prepare, retry, dead, claim)
+  or mistyped('hash', inflight, deaths, failures, body, claim_body)
 if wrong then return wrong end
 if last - first >= 100 then return redis.error_reply('ERR too many members') end
 local found = {}
@@ -26,9 +29,9 @@ for i = first, last do
   local member = ARGV[i]
   found[#found + 1] = {
     redis.call('ZSCORE', store, member), redis.call('ZSCORE', prepare, member),
-    redis.call('ZSCORE', retry, member), redis.call('ZSCORE', dead, member),
+    redis.call('ZSCORE', retry, member), redis.call('ZSCORE', dead, member), redis.call('ZSCORE', claim, member),
     redis.call('HGET', inflight, member), redis.call('HGET', deaths, member),
-    redis.call('HGET', failures, member), redis.call('HGET', body, member),
+    redis.call('HGET', failures, member), redis.call('HGET', body, member), redis.call('HGET', claim_body, member),
   }
 end
 return found

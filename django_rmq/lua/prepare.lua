@@ -53,7 +53,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 if claimed then wrong = mistyped('zset', claim) or mistyped('hash', claims, claim_body) end
 if wrong then return wrong end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
-  'max_retries', 'sleeping_until')
+  'max_retries', 'sleeping_until', 'moving')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
 local receipt = (tonumber(known[5]) or 0) + 1
 local timeout, max_retries, sleeping_until = tonumber(known[6] or ARGV[8]), tonumber(known[7] or ARGV[9]), known[8]
@@ -110,7 +110,8 @@ end
 
 local shut = in_flight >= room
 if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end
-if shut then return idle('busy', next_due(false), GATE) end
+-- While a re-slotting moves messages, nothing is handed out by anybody.
+if shut or known[9] then return idle('busy', next_due(false), GATE) end
 if paused then return idle('paused', next_due(false), nil) end
 if not serial then limit = math.min(limit, room - in_flight) end
 

@@ -42,10 +42,11 @@ from django_rmq.messages import (
     encode_body,
     encode_envelope,
 )
-from django_rmq.operations import figures, sweeps
+from django_rmq.operations import figures, health, sweeps
 from django_rmq.operations.actors import Actor, Permission, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
 from django_rmq.operations.figures import Flow, SlotFigures, SlotsFigures, TopicFigures, WorkerFigures
+from django_rmq.operations.health import Health
 from django_rmq.operations.listing import (
     LONGEST_PAGE,
     Filter,
@@ -57,7 +58,7 @@ from django_rmq.operations.listing import (
     unseal,
 )
 from django_rmq.operations.sweeps import Limits, Progress, Run
-from django_rmq.producer import Outgoing, check_fixed_time, check_priority
+from django_rmq.producer import check_fixed_time, check_priority
 
 MAX_IDS = 1_000
 """Messages that may be named one by one in one call."""
@@ -118,7 +119,7 @@ class Operations:
     def slots(self, name: str, first: int = 0, limit: int = 1_000) -> SlotsFigures:
         """Return up to ``limit`` slots from ``first``: what each holds, and who owns it since when."""
         self.actor.require(Permission.VIEW)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
         wanted = range(max(0, first), min(topic.slots, max(0, first) + max(1, min(limit, 5_000))))
         return figures.slots(self.broker, topic, wanted)
 
@@ -150,7 +151,7 @@ class Operations:
         and cannot filter by text.
         """
         self.actor.require(Permission.VIEW)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
         wanted = self._filter(topic, state, wanted)
         limit = self.config.admin.page_size if limit is None else limit
         if not 1 <= limit <= LONGEST_PAGE:
@@ -166,12 +167,12 @@ class Operations:
         return Listing(copies, "" if place is None else seal(order, place), scanned, problems)
 
     def get(self, name: str, message_id: str) -> list[Copy]:
-        """Return all copies of a message: where it waits, runs, rests or lies dead, in this order.
+        """Return all copies of a message: where it waits, runs, rests, is claimed or lies dead, in this order.
 
         Raises ``MessageGone`` if there is none, and ``InvalidRequest`` for what is no id.
         """
         self.actor.require(Permission.VIEW)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
         identity = identify(topic, message_id)
         member = self._member(topic, identity)
         if member is not None:
@@ -180,6 +181,15 @@ class Operations:
             if copies:
                 return copies
         raise MessageGone(f"topic {topic.name} has no message {message_id[:80]} (any more)")
+
+    def health(
+        self, limits: health.Limits, names: Iterable[str] | None = None, *, patience: float = 0.0
+    ) -> Health:
+        """Look whether all is well with topics (or those named); Redis being away is a finding, not an error."""
+        self.actor.require(Permission.VIEW)
+        return health.check(
+            self.broker, self._topics(names), self.config.coordinator, limits, patience=patience
+        )
 
     # --- sending
 
@@ -207,7 +217,7 @@ class Operations:
         more), what it is instead: ``waiting``, ``retry``, ``in_flight`` or ``gone``.
         """
         self.actor.require(Permission.REPLAY)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
 
         def tell(pipeline: Any, slot: int, members: list[bytes]) -> None:
             pipeline.replay(topic, slot, members)
@@ -222,7 +232,7 @@ class Operations:
         Raises ``InvalidMessage`` for a body that cannot be sent.
         """
         self.actor.require(Permission.REPLAY, Permission.EDIT)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
         identity = identify(topic, message_id)
         encode_body(topic, body)
         member = self._member(topic, identity)
@@ -243,7 +253,7 @@ class Operations:
         there is no such copy (any more) ``gone``.
         """
         self.actor.require(Permission.DELETE)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
         if copy not in ("live", "dead"):
             raise InvalidRequest(f"delete which copy: live or dead? Got {copy!r}")
 
@@ -256,7 +266,7 @@ class Operations:
         """Put messages into Dead, to be looked at. Outcomes: ``buried``, ``in_flight`` (it dies when its delivery
         ends), ``dead`` (it was already), ``gone``."""
         self.actor.require(Permission.DELETE)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
         reason = cut_error(why or f"buried by {self.actor.name}").decode()
 
         def tell(pipeline: Any, slot: int, members: list[bytes]) -> None:
@@ -278,7 +288,7 @@ class Operations:
         ``gone``. Raises ``OperationRefused`` for a time on a priority topic and the reverse.
         """
         self.actor.require(Permission.EDIT)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
         score = _new_score(topic, due, priority)
 
         def tell(pipeline: Any, slot: int, members: list[bytes]) -> None:
@@ -301,7 +311,7 @@ class Operations:
         ``dry_run``: only count them (``matching``).
         """
         self.actor.require(Permission.REPLAY)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
 
         def tell(pipeline: Any, slot: int, members: Sequence[bytes]) -> None:
             pipeline.replay(topic, slot, members)
@@ -319,7 +329,7 @@ class Operations:
     ) -> Run:
         """Delete all messages of a state that ``wanted`` means. Outcomes: ``deleted``, ``in_flight``, ``gone``."""
         self.actor.require(Permission.DELETE)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
 
         def tell(pipeline: Any, slot: int, members: Sequence[bytes]) -> None:
             pipeline.remove(topic, slot, members, "dead" if state == "dead" else "live")
@@ -338,7 +348,7 @@ class Operations:
     ) -> Run:
         """Bury all messages of a state that ``wanted`` means. Outcomes: ``buried``, ``in_flight``, ``gone``."""
         self.actor.require(Permission.DELETE)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
         if state == "dead":
             raise OperationRefused("what is dead is buried already")
         reason = cut_error(why or f"buried by {self.actor.name}").decode()
@@ -364,7 +374,7 @@ class Operations:
         What is in flight is never purged. Raises ``OperationRefused`` where messages hold no time.
         """
         self.actor.require(Permission.PURGE)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
         if state not in _PURGED:
             raise OperationRefused(
                 f"cannot purge {state!r}: only {', '.join(_PURGED)}. What is in flight ends with its delivery"
@@ -389,7 +399,7 @@ class Operations:
 
     def _pause(self, name: str, paused: bool) -> Run:
         self.actor.require(Permission.PAUSE)
-        topic = self.config.topic(name)
+        topic = self._topic(name)
 
         def tell(pipeline: Any, slot: int) -> None:
             pipeline.pause(topic, slot, paused)
@@ -403,9 +413,12 @@ class Operations:
     def _hidden(self) -> bool:
         return not self.actor.may(Permission.VIEW_BODIES)
 
+    def _topic(self, name: str) -> Topic:
+        """Return a topic with the slots that it has by now, whatever the settings say."""
+        return connections.present(self.config.topic(name), self._given)
+
     def _topics(self, names: Iterable[str] | None) -> list[Topic]:
-        config = self.config
-        return list(config.topics.values()) if names is None else [config.topic(name) for name in names]
+        return [self._topic(name) for name in (self.config.topics if names is None else names)]
 
     def _filter(self, topic: Topic, state: str, wanted: Filter | None) -> Filter:
         wanted = wanted or Filter()
@@ -518,19 +531,20 @@ class Operations:
                 raise InvalidMessage("the key is not UTF-8: such a message cannot be edited") from None
             basis = dead.slot_basis if topic.slot_basis is None else None
             envelope = _edited(topic, looked, dead, body, broker.now_ms())
-            target, _ = producer.address(topic, body, key=key, slot_basis=basis)
-            if target == slot or topic.slot_basis is None:
+            outgoing = producer.outgoing(
+                topic, body, self._score_at_once(topic, dead), envelope, key=key, slot_basis=basis
+            )
+            if outgoing.slot == slot or topic.slot_basis is None:
                 (word,) = broker.replay(topic, slot, [member], [envelope])
                 return "gone" if word == "not_found" else word
-            outgoing = Outgoing(topic, target, member, self._score_at_once(topic, dead), envelope)
         else:
-            target, edited = producer.address(topic, body)
+            outgoing = producer.outgoing(topic, body, self._score_at_once(topic, dead))
             if topic.slot_basis is None and slot != slot_of(member, topic.slots):
-                target = slot  # it was sent with a slot basis of its own, which nobody knows any more
-            if edited == member:
+                # It was sent with a slot basis of its own, which nobody knows any more.
+                outgoing = outgoing._replace(slot=slot, crc=None)
+            if outgoing.member == member:
                 (word,) = broker.replay(topic, slot, [member])
                 return "gone" if word == "not_found" else word
-            outgoing = Outgoing(topic, target, edited, self._score_at_once(topic, dead))
         sent = sending.send_outgoing(outgoing, body)
         broker.remove(topic, slot, [member], "dead")
         return "merged" if sent.status in ("merged", "replaced") else "replayed"
@@ -601,7 +615,7 @@ def _instead(looked: Looked) -> str:
     """Return what a message is that is not dead."""
     if looked.store is not None:
         return "waiting"
-    if looked.prepare is not None:
+    if looked.prepare is not None or looked.claim is not None:
         return "in_flight"
     return "retry" if looked.retry is not None else "gone"
 
@@ -630,6 +644,7 @@ __all__ = [
     "Done",
     "Filter",
     "Flow",
+    "Health",
     "Identity",
     "Limits",
     "Listing",

@@ -27,11 +27,11 @@ from django_rmq.messages import (
     message_id,
 )
 
-STATES = ("store", "prepare", "retry", "dead")
+STATES = ("store", "prepare", "retry", "dead", "claim")
 LONGEST_MEMBER = 512
 """A member of more bytes is named by its digest."""
 
-_DIGEST = re.compile(r"(store|prepare|retry|dead)\.(.+)\.([0-9a-f]{16})", re.ASCII)
+_DIGEST = re.compile(r"(store|prepare|retry|dead|claim)\.(.+)\.([0-9a-f]{16})", re.ASCII)
 _ERROR_CLASS = re.compile(r"[^\W\d][\w.<>]*", re.ASCII)
 
 
@@ -97,9 +97,9 @@ class Copy:
     state: str
     score: float
     at_ms: int | None
-    """store: due; retry: when it has rested; prepare: handed out or extended last; dead: died. None: no time."""
+    """store and claim: due; retry: when it has rested; prepare: handed out or extended last; dead: died. None: no time."""
     priority: int | None
-    """store of priority topics."""
+    """store and claim of priority topics."""
     retries_left: int | None
     """After the next delivery (prepare: after this one); None: the full budget, or Dead."""
     size: int
@@ -143,7 +143,7 @@ def from_entry(topic: Topic, slot: int, state: str, entry: Entry, *, hidden: boo
     """Return the copy that peek or find listed. ``hidden``: without anything of its content."""
     member, score, envelope, record = entry
     death = _death(record) if state == "dead" else None
-    failure = _failure(record) if state in ("store", "retry") else None
+    failure = _failure(record) if state in ("store", "retry", "claim") else None
     receipt, mark = _delivery(record) if state == "prepare" else (None, "")
     if state == "dead":
         # A live copy of the same key has a body of its own.
@@ -196,12 +196,14 @@ def from_look(
         "store": looked.failure,
         "prepare": looked.in_flight,
         "retry": looked.failure,
+        "claim": looked.failure,
         "dead": looked.death,
     }
     for state, record in records.items():
         score = getattr(looked, state)
         if score is not None:
-            entry = Entry(member, score, looked.envelope, record)
+            envelope = looked.claimed_envelope if state == "claim" else looked.envelope
+            entry = Entry(member, score, envelope, record)
             yield from_entry(topic, slot, state, entry, hidden=hidden)
 
 
@@ -248,7 +250,7 @@ def _is_retry(topic: Topic, score: float) -> bool:
 def _at_ms(topic: Topic, state: str, score: float) -> int | None:
     if not math.isfinite(score) or abs(score) > 1e15:
         return None
-    if state == "store" and (topic.is_priority or _is_retry(topic, score)):
+    if state in ("store", "claim") and (topic.is_priority or _is_retry(topic, score)):
         return None
     if state == "prepare":
         return math.floor(score / 1000) * 1000
@@ -256,7 +258,7 @@ def _at_ms(topic: Topic, state: str, score: float) -> int | None:
 
 
 def _priority(topic: Topic, state: str, score: float) -> int | None:
-    if state != "store" or not topic.is_priority or not math.isfinite(score):
+    if state not in ("store", "claim") or not topic.is_priority or not math.isfinite(score):
         return None
     return math.floor(score) if score > topic.min_priority - 1 else None
 
@@ -268,7 +270,7 @@ def _retries_left(topic: Topic, state: str, score: float) -> int | None:
         return int(score) % 1000
     if state == "retry":
         return max(0, round(score % 1 * 1024) - 1)
-    if state == "store" and _is_retry(topic, score):
+    if state in ("store", "claim") and _is_retry(topic, score):
         whole = score if score <= topic.min_priority - 1 or not topic.is_priority else score % 1 * 1024
         return max(0, round(whole) - 1)
     return None

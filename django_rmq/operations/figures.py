@@ -10,8 +10,19 @@ from django_rmq import connections
 from django_rmq.broker import Broker
 from django_rmq.coordination import Holding, Member
 from django_rmq.coordination.redis import describe_roster, members_of_roster
-from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 from django_rmq.messages import Counts, Roster, Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The workers there are, and what is assigned to them."""
+
+    members: list[Member]
+    holdings: list[Holding]
+    problem: str = ""
+    """Why nobody can tell; empty: all is known."""
+
 
 LIVE_SLOTS = 4_096
 """Slots that an overview looks at; of topics with more, an evenly spread part."""
@@ -41,6 +52,8 @@ class TopicFigures:
     """Live workers that serve the topic."""
     threads: int = 0
     """Their threads."""
+    workers_problem: str = ""
+    """Why nobody knows how many workers there are; empty: it is known."""
     looked_at: int = 0
     """Slots that were looked at."""
     now_ms: int = 0
@@ -160,12 +173,12 @@ def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
     roster, *answers = pipeline.execute()
     if isinstance(roster, RmqError):
         raise roster
-    members, _ = _crew(roster)
+    crew = _crew(roster)
     found, at = [], 0
     for topic in topics:
         slots = looked_at[topic.name]
         part, at = answers[at : at + len(slots)], at + len(slots)
-        found.append(_summed(topic, slots, part, members, roster))
+        found.append(_summed(topic, slots, part, crew, roster.now_ms))
     return found
 
 
@@ -178,7 +191,8 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
     roster, *answers = pipeline.execute()
     if isinstance(roster, RmqError):
         raise roster
-    owners = [holding for holding in _crew(roster)[1] if holding.topic == topic.name]
+    crew = _crew(roster)
+    owners = [holding for holding in crew.holdings if holding.topic == topic.name]
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
         if isinstance(answer, ServerTrouble):
@@ -218,38 +232,22 @@ def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
 
 def workers(broker: Broker) -> list[WorkerFigures]:
     """Return all live workers, by host and start. Raises ``ServerTrouble``."""
-    members, holdings = _who_owns(broker.roster())
+    crew = _crew(broker.roster())
+    if crew.problem:
+        raise ServerUnavailable(crew.problem)
     owned: dict[str, dict[str, int]] = {}
-    for topic, start, stop, worker, _ in (
-        (one.topic, one.start, one.stop, one.worker, one.since) for one in holdings
-    ):
-        topics = owned.setdefault(worker, {})
-        topics[topic] = topics.get(topic, 0) + stop - start
+    for one in crew.holdings:
+        topics = owned.setdefault(one.worker, {})
+        topics[one.topic] = topics.get(one.topic, 0) + one.stop - one.start
     found = [
         WorkerFigures(
             member,
             owned.get(member.worker.id, {}),
             tuple(topic.name for topic in member.worker.topics if not topic.serial),
         )
-        for member in members
+        for member in crew.members
     ]
     return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))
-
-
-def _who_owns(roster: Roster) -> tuple[list[Member], list[Holding]]:
-    """Return the workers and their slots: in ZooKeeper where they come together there, else by the roster."""
-    found = connections.survey_zookeeper()
-    if found is None:
-        return members_of_roster(roster), describe_roster(roster)
-    return found.members, found.holdings
-
-
-def _crew(roster: Roster) -> tuple[list[Member], list[Holding]]:
-    """Return what ``_who_owns`` does; nobody while ZooKeeper is away, for what is in Redis can be shown all the same."""
-    try:
-        return _who_owns(roster)
-    except ServerTrouble:
-        return [], []
 
 
 def _slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
@@ -269,8 +267,8 @@ def _summed(
     topic: Topic,
     slots: Sequence[int],
     answers: Sequence[Counts | RmqError],
-    members: Iterable[Member],
-    roster: Roster,
+    crew: Crew,
+    now_ms: int,
 ) -> TopicFigures:
     counted: list[Counts] = []
     problems = []
@@ -283,7 +281,9 @@ def _summed(
             counted.append(answer)
     oldest = min((one.oldest_due_ms for one in counted if one.oldest_due_ms is not None), default=None)
     serving = [
-        member.worker for member in members if any(one.name == topic.name for one in member.worker.topics)
+        member.worker
+        for member in crew.members
+        if any(one.name == topic.name for one in member.worker.topics)
     ]
     return TopicFigures(
         topic,
@@ -294,14 +294,29 @@ def _summed(
         dead=sum(one.dead for one in counted),
         claimed=sum(one.claimed for one in counted),
         oldest_due_ms=oldest,
-        age_ms=None if oldest is None else max(0, roster.now_ms - oldest),
+        age_ms=None if oldest is None else max(0, now_ms - oldest),
         paused_slots=sum(one.paused for one in counted),
         consumers=len(serving),
         threads=sum(worker.threads for worker in serving),
+        workers_problem=crew.problem,
         looked_at=len(counted),
-        now_ms=roster.now_ms,
+        now_ms=now_ms,
         problems=tuple(problems),
     )
+
+
+def _crew(roster: Roster) -> Crew:
+    """Return who is there: in ZooKeeper where workers come together there, else by the roster.
+
+    While ZooKeeper is away, what is in Redis can be shown all the same.
+    """
+    try:
+        found = connections.survey_zookeeper()
+    except ServerTrouble as error:
+        return Crew([], [], str(error))
+    if found is None:
+        return Crew(members_of_roster(roster), describe_roster(roster))
+    return Crew(found.members, found.holdings)
 
 
 def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:

@@ -142,7 +142,7 @@ def _topic(one: figures.TopicFigures, limits: Limits) -> list[Finding]:
     name = one.topic.name
     findings = [Finding("redis", name, False, problem) for problem in one.problems]
     part = f" in {one.looked_at} of {one.topic.slots} slots" if one.is_partial else ""
-    if limits.needs_workers and one.topic.listener:
+    if limits.needs_workers and one.topic.listener and not one.workers_problem:
         if one.consumers:
             findings.append(Finding("workers", name, True, f"{one.consumers} live workers"))
         else:

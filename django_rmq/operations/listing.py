@@ -110,6 +110,8 @@ def check_age(topic: Topic, state: str) -> None:
     """Raise ``OperationRefused`` where the messages of a state have no age."""
     if state == "retry":
         raise OperationRefused("what rests has no age: its time is that of its next delivery")
+    if state == "claim":
+        raise OperationRefused("what Spark has claimed has no age of its own: its lease decides")
     if state == "store" and topic.type is TopicType.PRIORITY:
         raise OperationRefused(
             f"topic {topic.name} orders by priority: what waits in it holds no time, so nothing there has an age"

@@ -128,7 +128,7 @@ def test_every_state_shows_what_belongs_to_it(make_slot: MakeSlot, kind: TopicTy
     assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A")
     looked = slot.look([b"wait", b"run", b"rest", b"dead", b"nobody"])
     assert looked[0] == Looked(waits.score, None, None, None, envelope=waits.envelope)
-    assert looked[1] == Looked(None, runs.score, None, None, runs.record, envelope=runs.envelope)
+    assert looked[1] == Looked(None, runs.score, None, None, in_flight=runs.record, envelope=runs.envelope)
     assert looked[2] == Looked(None, None, rests.score, None, failure=rests.record, envelope=rests.envelope)
     assert looked[3] == Looked(None, None, None, dead.score, death=dead.record)
     assert looked[4] == Looked(None, None, None, None)

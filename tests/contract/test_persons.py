@@ -239,3 +239,64 @@ def test_a_keyed_message_is_not_delivered_after_its_expiry(
     answer = slot.take()
     assert (answer.status, answer.next_due) == ("empty", slot.now_ms)
     assert slot.counted("lapsed") == 2
+
+
+# --- records that belong to nothing
+
+
+def all_loose(slot: Slot, kind: str, *, repair: bool = False) -> list[bytes]:
+    cursor, found, scanned = "0", [], 0
+    before = len(slot.hash(kind))
+    while True:
+        page = slot.loose(kind, cursor, repair)
+        found += page.members
+        scanned += page.scanned
+        cursor = page.cursor
+        if cursor == "0":
+            assert scanned >= before
+            return sorted(set(found))
+
+
+@pytest.mark.parametrize("kind", ["inflight", "deaths", "failures", "body"])
+def test_records_that_belong_to_no_message_are_found_and_deleted(make_slot: MakeSlot, kind: str) -> None:
+    slot = make_slot(backoff=CONSTANT, identity="key")
+    slot.send(b"dead")
+    slot.kill(b"dead")
+    slot.send(b"rests")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"rests")
+    slot.send(b"runs")
+    slot.take_one()
+    slot.send(b"waits")
+    assert all_loose(slot, kind) == []
+    kept = slot.hash(kind)
+    assert kept
+    # So many that Redis hands them out in parts.
+    strays = sorted(b"stray-%d" % n for n in range(700))
+    for stray in strays:
+        slot.keyspace.hset(getattr(slot.keys, kind), stray, b"x")
+    before = slot.snapshot()
+    assert all_loose(slot, kind) == strays
+    assert slot.snapshot() == before, "looking changes nothing"
+    assert all_loose(slot, kind, repair=True) == strays
+    assert slot.hash(kind) == kept and all_loose(slot, kind) == []
+
+
+def test_what_spark_holds_keeps_its_records(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key", backoff=NO_BACKOFF)
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a")
+    assert slot.claim("spark", 1, 60_000, 10).taken == 1
+    assert slot.hash("failures") and slot.hash("claim_body")
+    assert all_loose_ends(slot, repair=True) == []
+    [looked] = slot.look([b"a"])
+    assert looked.claim is not None and looked.claimed_envelope == slot.envelope()
+    assert (looked.store, looked.retry, looked.envelope) == (None, None, None)
+    slot.keyspace.hset(slot.keys.claim_body, b"gone", b"x")
+    assert all_loose_ends(slot, repair=True) == [b"gone"]
+
+
+def all_loose_ends(slot: Slot, *, repair: bool = False) -> list[bytes]:
+    kinds = ("body", "failures", "claim_body")
+    return [member for kind in kinds for member in slot.loose(kind, "0", repair).members]

@@ -40,7 +40,9 @@ class Crew:
         self.start_one = start
         self.ensemble = Ensemble(hosts, f"/t{uuid.uuid4().hex[:12]}", SESSION)
 
-    def start(self, *arguments: str, hosts: str = "", **settings: Any) -> WorkerProcess:
+    def start(
+        self, *arguments: str, hosts: str = "", listeners: str = "listeners", **settings: Any
+    ) -> WorkerProcess:
         """Start a command and return when it consumes."""
         given = {
             "HOSTS": hosts or self.ensemble.hosts,
@@ -48,7 +50,9 @@ class Crew:
             "SESSION_TIMEOUT": SESSION,
             **settings,
         }
-        worker = self.start_one("ledger", *arguments, RMQ_TEST_ZOOKEEPER=json.dumps(given))
+        worker = self.start_one(
+            "ledger", *arguments, RMQ_TEST_ZOOKEEPER=json.dumps(given), WORKER_LISTENERS=listeners
+        )
         worker.ready()
         return worker
 
@@ -186,6 +190,21 @@ def test_settings_may_change_one_command_after_the_other(crew: Crew, load: Load)
     assert load.charged() == 0
 
 
+def test_a_second_process_with_the_same_id_is_refused_and_the_first_goes_on(crew: Crew, load: Load) -> None:
+    first = crew.start(listeners="twins")
+    crew.wait_for_shares(16)
+    load.send(200)
+    load.wait_for(20)
+    second = crew.start(listeners="twins")
+    assert second.wait() == 2
+    assert f"is there already (process {first.child()} on" in second.output
+    load.wait()
+    assert crew.shares() == [16]
+    end(first)
+    assert not load.examine().doubled
+    assert load.charged() == 0
+
+
 # --- ZooKeeper dies, is wiped, is cut off
 
 
@@ -253,7 +272,7 @@ def test_a_worker_in_a_black_hole_goes_on_and_nothing_overlaps(crew: Crew, load:
         crew.wait_for_shares(8, 8)
         load.wait()
         end(near, far)
-        assert "The ZooKeeper session is over" in far.output
+        assert "ZooKeeper is away" in far.output
     assert not load.examine().doubled
     assert load.charged() == 0
 

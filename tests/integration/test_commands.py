@@ -24,6 +24,7 @@ from django_rmq.broker import Broker
 from django_rmq.conf import get_config
 from django_rmq.coordination import TopicSlots, Worker
 from django_rmq.coordination.redis import RedisCoordinator
+from django_rmq.keys import slot_keys, slot_of
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.messages import Failure, message_id
 from tests.workers import eventually
@@ -353,6 +354,68 @@ def test_rmqmonitor_on_a_terminal_is_live(redis_url: str, prefix: str) -> None:
     assert text.count("order-timeouts") >= 3 and "Traceback" not in text
     code, text = answered(prefix, "redis://127.0.0.1:1/0", "", "rmqmonitor", "--count", "1")
     assert code == 0 and "Redis does not answer" in text and "Traceback" not in text
+
+
+# --- rmqaudit: what is late, and what is stray (its ledger: test_definitions.py)
+
+
+def test_rmqaudit_tells_what_is_late(broker: Broker, run: Run) -> None:
+    topic, now = get_config().topic("orders"), int(time.time() * 1000)
+    assert json.loads(run("rmqaudit", "orders", "--json"))[0]["oldest_due_seconds"] is None
+    broker.send_replace(topic, 2, [now - 7_200_000], [b"1"])
+    broker.send_replace(topic, 1, [now - 60_000], [b"2"])
+    assert "overdue: the oldest for 2 h, in slot 2" in run("rmqaudit", "orders")
+    broker.prepare(topic, 1, "W", None, 1)
+    assert json.loads(run("rmqaudit", "orders", "--json"))[0]["overdue_deliveries"] == 0
+    broker.client.zadd(slot_keys(broker.prefix, "orders", 1).prepare, {b"2": now - 600_000 - now % 1000})
+    assert "1 deliveries that nobody has timed out" in run("rmqaudit", "orders")
+
+
+def test_rmqaudit_finds_and_deletes_records_that_belong_to_nothing(broker: Broker, run: Run) -> None:
+    kill(broker, "keyed", [1])
+    run("rmqsend", "keyed", "2", "--key", "k", "--in", "1h")
+    before = {key: broker.client.dump(key) for key in broker.client.keys(f"*{broker.prefix}*")}
+    assert "balanced" in run("rmqaudit", "keyed", "--strays", "--repair")
+    keys = slot_keys(broker.prefix, "keyed", 1)
+    for key in (keys.body, keys.failures, keys.deaths, keys.inflight):
+        broker.client.hset(key, b"gone", b"x")
+    text = run("rmqaudit", "keyed", "--strays", code=1)
+    assert "records that belong to no message (inflight 1, deaths 1, failures 1, body 1)" in text
+    assert "4 strays are left" in text
+    assert "4 strays are left" in run("rmqaudit", "keyed", "--strays", "--repair", "--dry-run", code=1)
+    found = json.loads(run("rmqaudit", "keyed", "--strays", "--repair", "--json"))[0]["strays"]
+    assert found["mended"] == 4 and sum(found["loose"].values()) == 4
+    run("rmqaudit", "keyed", "--strays")
+    assert {key: broker.client.dump(key) for key in broker.client.keys(f"*{broker.prefix}*")} == before
+    run("rmqaudit", "--repair", code=2)
+
+
+def test_rmqaudit_sends_misplaced_messages_to_their_own_slots(broker: Broker, run: Run) -> None:
+    topic, due = get_config().topic("orders"), int(time.time() * 1000) + 3_600_000
+    members = [b"%d" % n for n in range(40)]
+    wrong = [(slot_of(member, 4) + 1) % 4 for member in members]
+    for member, slot in zip(members, wrong, strict=True):
+        broker.send_replace(topic, slot, [due], [member])
+    # One is there already, with a time of its own; one is a retry, whose budget is in its score.
+    broker.send_replace(topic, slot_of(b"0", 4), [due + 5], [b"0"])
+    broker.client.zadd(slot_keys(broker.prefix, "orders", wrong[1]).store, {b"1": 16})
+    text = run("rmqaudit", "orders", "--strays", code=1)
+    assert "40 messages wait in a slot that is not theirs" in text and "40 strays" in text
+    assert "1 strays are left" in run("rmqaudit", "orders", "--strays", "--repair", code=1)
+    assert sorted(stored(broker, "orders")) == sorted(
+        [(b"0", due + 5), (b"1", 16), *((member, due) for member in members[2:])]
+    )
+    for slot in range(4):
+        entries = broker.peek(topic, slot, "store").entries
+        assert all(slot_of(entry.member, 4) == slot for entry in entries if entry.score > 999)
+    assert all(broker.audit(topic, slot).balanced for slot in range(4))
+
+
+def test_rmqaudit_judges_no_place_that_was_chosen_by_hand(broker: Broker, run: Run) -> None:
+    run("rmqsend", "orders", "1", "--in", "1h", "--slot-basis", "some")
+    run("rmqsend", "orders", "2", "--in", "1h", "--slot-basis", "other")
+    run("rmqsend", "keyed", "1", "--in", "1h", "--key", "a", "--slot-basis", "some")
+    run("rmqaudit", "--strays")
 
 
 # --- rmqhealth

@@ -24,6 +24,7 @@ from django_rmq.conf import get_config
 from django_rmq.keys import slot_keys
 from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import BackOff, Topic, TopicType
+from django_rmq.reslotting import begin, finish
 
 ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)
@@ -142,10 +143,33 @@ def fill(broker: Any, topic: Topic) -> None:
 
 
 def test_slots_are_never_changed_here(broker: Any) -> None:
-    assert (
-        "SLOTS: the slots of a topic cannot be changed yet"
-        in obstacles(broker, PRIORITY, slots=8, timeout=60)[0]
-    )
+    assert obstacles(broker, PRIORITY, slots=8, timeout=60) == [
+        "SLOTS: `manage.py rmqreslot renders 8` changes the slots of a topic"
+    ]
+
+
+def test_settings_from_before_a_re_slotting_are_agreed_upon_and_warned_of(
+    broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.define(PRIORITY)
+    reslotting = begin(broker, PRIORITY, 16)
+    assert reslotting is not None
+    for slots in (4, 16):
+        definitions.register_topics(broker, [replace(PRIORITY, slots=slots)])
+    assert not caplog.messages
+    assert "being re-slotted to 16 slots" in obstacles(broker, PRIORITY, timeout=60)[0]
+    finish(broker, reslotting)
+    definitions.register_topics(broker, [replace(PRIORITY, slots=16)])
+    assert not caplog.messages
+    registered = definitions.register_topics(broker, [PRIORITY])["renders"]
+    assert caplog.messages == ["Topic renders was re-slotted to 16 slots: SLOTS is still 4 in the settings"]
+    assert definitions.as_registered(PRIORITY, registered).slots == 16
+    different = definitions.differences(PRIORITY, registered)
+    assert definitions.obstacles(broker, PRIORITY, different) == [
+        "SLOTS: the topic was re-slotted; write SLOTS 16 into the settings"
+    ]
+    with pytest.raises(TopicMismatch, match="SLOTS is 8 here and 16 in Redis"):
+        definitions.register_topics(broker, [replace(PRIORITY, slots=8)])
 
 
 @pytest.mark.parametrize(
@@ -237,7 +261,7 @@ def test_rmqtopics_applies_nothing_of_a_topic_that_has_an_obstacle(shop: Any) ->
         send_message("renders", 1, priority=50)
     with shop(renders={**RENDERS, "SLOTS": 8, "TIMEOUT": 60}):
         text = run("rmqtopics", "--apply", returncode=1)
-        assert "not applied: SLOTS: the slots of a topic cannot be changed yet" in text
+        assert "not applied: SLOTS: `manage.py rmqreslot renders 8` changes the slots of a topic" in text
         (row,) = run("rmqtopics", "--json", "--apply", returncode=1)
         assert (row["state"], row["registered"]["timeout"]) == ("differs", 30)
         assert connections.get_broker().definitions()["renders"]["timeout"] == 30
@@ -294,7 +318,7 @@ def test_rmqaudit_tells_what_came_from_outside_and_adopts_it(
     with shop(renders=RENDERS):
         redis_client.zadd(keys.store, {b"foreign": 50, b"also": 60})
         (row,) = run("rmqaudit", "--json", returncode=1)
-        assert row["drifting"] == [{"slot": 2, "live": 2, "dead": 0, "delivery": 0, "send": 0}]
+        assert row["drifting"] == [{"slot": 2, "live": 2, "dead": 0, "delivery": 0, "claim": 0, "send": 0}]
         assert "slot 2: live +2" in run("rmqaudit", returncode=1)
         (row,) = run("rmqaudit", "--json", "--adopt")
         assert (row["adopted"], row["drifting"], row["counters"]) == (2, [], {"foreign": 2})

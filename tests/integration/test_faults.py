@@ -21,12 +21,12 @@ from django_rmq.broker import Broker, Call, Transitions
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
 from django_rmq.keys import SlotKeys
 from django_rmq.memory import Clock
-from django_rmq.messages import Claimed, Topic, TopicType
+from django_rmq.messages import Claimed, Row, Topic, TopicType
 from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisServer, TcpProxy
 
-READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim"}
+READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim", "survey"}
 SENDS = {"send_merge", "send_replace", "ensure"}
 ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim"}
 
@@ -66,6 +66,10 @@ def stage(slot: Slot, script: str = "") -> int:
     slot.extend(receipt, [b"flying", b"failing", b"marked"])
     slot.remove([b"marked"])
     slot.send(b"waiting", b"waiting too")
+    if script in ("reopen", "move_out", "move_in"):
+        if script == "move_out":
+            slot.release(receipt, [b"flying", b"failing", b"marked", b"timed out"])
+        slot.shut(1)
     if "claim" in script or script in ("renew", "ack"):
         slot.release(receipt, [b"flying", b"failing", b"marked"])
         if script != "claim":
@@ -84,6 +88,17 @@ def ensure(slot: Slot) -> Any:
     sent = slot.ensure([score] * 2, [b"new", b"resting"], slot.envelopes(2))
     return [one.status for one in sent]
 
+
+def move_out(slot: Slot) -> Any:
+    answer = slot.move_out(1, 1, LEAVING)
+    return getattr(answer, "status", answer)
+
+
+LEAVING = [("store", b"waiting"), ("retry", b"resting"), ("dead", b"dead")]
+ARRIVING = [
+    Row("store", b"moved", "1799999999000"),
+    Row("retry", b"resting", "1800000000000.5", b"failed 1 1 1 50\nno"),
+]
 
 ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "send_merge": lambda slot, receipt: send(slot),
@@ -111,6 +126,11 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "pause": lambda slot, receipt: slot.pause(),
     "configure": lambda slot, receipt: slot.with_topic(timeout=31).configure(),
     "adopt": lambda slot, receipt: slot.adopt(1, 0),
+    "shut": lambda slot, receipt: slot.shut(1),
+    "reopen": lambda slot, receipt: slot.reopen(1, deliveries=99, paused=True),
+    "survey": lambda slot, receipt: slot.survey(),
+    "move_out": lambda slot, receipt: move_out(slot),
+    "move_in": lambda slot, receipt: slot.move_in(1, 1, 1, ARRIVING),
     "peek": lambda slot, receipt: slot.peek("store"),
     "find": lambda slot, receipt: slot.find("store", b"wait"),
     "count": lambda slot, receipt: slot.count(),
@@ -142,6 +162,10 @@ REPEATED: dict[str, Any] = {
     "pause": "unchanged",
     "configure": "ok",
     "adopt": "changed",
+    "shut": "known",
+    "reopen": "known",
+    "move_out": "staged",
+    "move_in": "known",
 }
 """What a caller hears who repeats a call whose reply was lost."""
 

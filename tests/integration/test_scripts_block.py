@@ -6,6 +6,7 @@ The goal is 15 ms on a quiet machine; the tests hold the scripts to five times t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from redis.retry import Retry
 from django_rmq import lua
 from django_rmq.broker import Broker
 from django_rmq.exceptions import ServerRefused
-from django_rmq.memory import UPKEEP, Clock
+from django_rmq.memory import MOVED, UPKEEP, Clock
 from django_rmq.messages import BATCH, BackOff, Envelope, Failure, Topic, TopicType, encode_envelope
 from tests.servers import RedisServer
 
@@ -181,6 +182,7 @@ def every_script(slot: Timed) -> Timed:
             slot.time("peek", partial(look, after=after))
             search = partial(slot.find, "store", b"nowhere", after=after, scan=BATCH, descending=descending)
             slot.time("find", search)
+    move(slot)
     slot.time("count", slot.count)
     slot.time("between", lambda: slot.between("store"))
     slot.time("look", lambda: slot.look(waiting[:100]))
@@ -194,6 +196,30 @@ def every_script(slot: Timed) -> Timed:
     assert timed == set(lua.names()) - {"send_merge", "send_replace"} | {send}
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot
+
+
+def move(slot: Timed) -> None:
+    """Time the steps of a re-slotting at their largest: messages that failed, with bodies, and dead ones."""
+    receipt, members = slot.take()
+    slot.rollback(receipt, [Failure(member, error="x" * 1_024) for member in members])
+    receipt, dead = slot.take()
+    slot.rollback(receipt, [Failure(member, "rejected", error="x" * 1_024) for member in dead])
+    slot.time("shut", lambda: slot.shut(1))
+    assert slot.time("survey", slot.survey).is_shut
+    target = replace(slot.topic, name="target")
+    slot.broker.shut(target, 0, 1)
+    last = 0
+    for state, group in (("retry", members), ("dead", dead)):
+        for part in (group[:MOVED], group[MOVED : 2 * MOVED]):
+            pairs = [(state, member) for member in part]
+            go = partial(slot.move_out, 1, 0, pairs, max_bytes=1 << 40)
+            gone = slot.time("move_out", partial(go, arrived=last))
+            assert (gone.status, len(gone.rows)) == ("moved", MOVED)
+            assert slot.time("move_out staged", lambda: slot.move_out(1, 0)).status == "staged"
+            come = partial(slot.broker.move_in, target, 0, 1, 0, gone.ticket, gone.rows)
+            assert slot.time("move_in", come) == "in"
+            last = gone.ticket
+    slot.time("reopen", lambda: slot.reopen(1))
 
 
 def claims(slot: Timed) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -43,6 +44,7 @@ from django_rmq.broker import Broker
 from django_rmq.conf import get_config
 from django_rmq.keys import slot_of
 from django_rmq.producer import ROUND_TRIP
+from django_rmq.reslotting import begin, finish, move
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {
@@ -587,17 +589,36 @@ def test_the_first_send_registers_the_topic_and_settings_that_differ_are_refused
     assert "TYPE is 'priority' here and 'range_merge' in Redis" in str(caught.value)
 
 
-def test_a_topic_that_was_re_slotted_meanwhile_refuses_and_says_both_counts() -> None:
+def test_a_slot_with_another_count_than_the_registered_one_refuses_and_says_both() -> None:
     send_message("prices", 1)
     broker, topic = connections.get_broker(), get_config().topic("prices")
-    moved = replace(topic, slots=8)
-    broker.define(moved, replace=True)
     for slot in range(8):
-        broker.configure(moved, slot)
-    with pytest.raises(SlotMoved, match=r"8 slots by now and 4 in the settings"):
+        broker.configure(replace(topic, slots=8), slot)
+    with pytest.raises(SlotMoved, match=r"another number of slots by now and 4 in the settings"):
         send_message("prices", 2)
-    with pytest.raises(TopicMismatch, match="SLOTS is 4 here and 8 in Redis"):
-        send_message("prices", 2)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("at", ["begun", "shut", "finished"])
+def test_sends_follow_a_topic_that_is_re_slotted(at: str) -> None:
+    send_message("prices", 0)
+    broker, topic = connections.get_broker(), get_config().topic("prices")
+    reslotting = begin(broker, topic, 16)
+    assert reslotting is not None
+    if at == "shut":
+        for slot in (*range(4, 16), 0, 1):
+            broker.shut(reslotting.topic, slot, 1)
+    elif at == "finished":
+        move(broker, reslotting)
+        finish(broker, reslotting)
+    with transaction.atomic():
+        late = send_message("prices", 1)
+    results = [late, send_message("prices", 2), *send_messages("prices", range(3, 60))]
+    for body, result in enumerate(results, 1):
+        crc = zlib.crc32(b"%d" % body)
+        is_moved = at == "finished" or (at == "shut" and crc % 4 < 2)
+        assert (result.status, result.slot) == ("stored", crc % (16 if is_moved else 4))
+    assert [remove_message("prices", body) for body in range(60)] == ["waiting"] * 60
 
 
 # --- connections

@@ -37,6 +37,105 @@ class Mutant(NamedTuple):
 
 
 MUTANTS: dict[str, Mutant] = {
+    # --- re-slotting
+    "a_slot_is_shut_again": Mutant(
+        "shut",
+        "if known == tonumber(reslot) then return 'known' end",
+        "",
+        "A slot that its re-slotting has opened stays open.",
+        "moving",
+    ),
+    "a_later_re_slotting_is_overruled": Mutant(
+        "shut",
+        "if known > tonumber(reslot) then return 'stale' end",
+        "",
+        "Who is late with an older re-slotting changes nothing.",
+        "moving",
+    ),
+    "shut_though_it_holds_something": Mutant(
+        "shut",
+        "if empty and held > 0 then return 'holds' end",
+        "",
+        "Where nobody can tell new slots, a slot is shut only when it is empty.",
+        "moving",
+    ),
+    "shut_slots_hand_out": Mutant(
+        "prepare",
+        "if shut or known[9] then",
+        "if shut then",
+        "A slot whose messages move hands out nothing.",
+        "moving",
+    ),
+    "receipts_fall": Mutant(
+        "reopen",
+        "if tonumber(deliveries) > (tonumber(known[3]) or 0) then",
+        "if false then",
+        "Receipts rise across a re-slotting.",
+        "moving",
+    ),
+    "pauses_end": Mutant(
+        "reopen",
+        "if paused then redis.call('HSET', control, 'paused', '1') end",
+        "",
+        "What was paused stays paused.",
+        "moving",
+    ),
+    "survey_overlooks_replays": Mutant(
+        "survey",
+        "'rescheduled', 'revived'",
+        "'rescheduled', 'rescheduled'",
+        "What a person sends back to an earlier state is noticed.",
+        "moving",
+    ),
+    "moved_while_in_flight": Mutant(
+        "move_out",
+        "if redis.call('ZCARD', prepare) > 0 or redis.call('ZCARD', claimants) > 0 then return { 'busy' } end",
+        "",
+        "Nothing leaves a slot in which something is in flight.",
+        "moving",
+    ),
+    "what_left_is_forgotten": Mutant(
+        "move_out",
+        "if staged[1] and staged[1] ~= arrived then",
+        "if false then",
+        "What has left is kept until it is known to have arrived.",
+        "moving",
+    ),
+    "moved_out_of_an_open_slot": Mutant(
+        "move_out",
+        "if known[1] ~= reslot or not known[2] then return { 'stale' } end",
+        "",
+        "Only the re-slotting that shut a slot moves its messages.",
+        "moving",
+    ),
+    "moved_in_twice": Mutant(
+        "move_in",
+        "if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then return 'known' end",
+        "",
+        "A hand-over that is repeated arrives once.",
+        "moving",
+    ),
+    "moved_into_an_open_slot": Mutant(
+        "move_in",
+        "if known[1] ~= reslot or not known[2] then return 'stale' end",
+        "",
+        "Nothing arrives in a slot that is open again.",
+        "moving",
+    ),
+    "moved_over_a_later_send": Mutant(
+        "move_in",
+        "if waiting and not is_retry(tonumber(waiting)) then",
+        "if false then",
+        "A copy that was sent meanwhile is the later one.",
+        "moving",
+    ),
+    "moved_over_a_later_death": Mutant(
+        "move_in",
+        "if not died or tonumber(score) > tonumber(died) then",
+        "if true then",
+        "Of two deaths the later one stays.",
+        "moving",
+    ),
     # --- fragments
     "lossy_text": Mutant(
         "_retries",
@@ -760,6 +859,27 @@ MUTANTS: dict[str, Mutant] = {
         "redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit)",
         "redis.call('ZRANGEBYSCORE', set, '-inf', highest, 'LIMIT', 0, limit)",
         "Purging by age leaves what has none.",
+        "persons",
+    ),
+    "loose_takes_what_rests": Mutant(
+        "loose",
+        "records, homes = body, { store, retry, prepare }",
+        "records, homes = body, { store, prepare }",
+        "What rests keeps its records.",
+        "persons",
+    ),
+    "loose_forgets_spark": Mutant(
+        "loose",
+        "{ store, retry, prepare, claim }",
+        "{ store, retry, prepare }",
+        "What Spark holds keeps its records.",
+        "persons",
+    ),
+    "loose_deletes_unasked": Mutant(
+        "loose",
+        "if repair and #loose > 0",
+        "if #loose > 0",
+        "Looking changes nothing.",
         "persons",
     ),
     "pause_for_ever": Mutant(

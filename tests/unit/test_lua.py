@@ -14,7 +14,7 @@ import redis
 from django_rmq import lua
 from django_rmq.broker import Call, Transitions
 from django_rmq.keys import SlotKeys
-from django_rmq.messages import Failure, Topic, TopicType
+from django_rmq.messages import Failure, Row, Topic, TopicType
 from example_project.embedded_redis import redis_server_binaries
 from tests.servers import RedisServer
 
@@ -23,8 +23,8 @@ FILES = sorted(FOLDER.glob("*.lua"))
 FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
-READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim"}
-READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "TIME", "TYPE"} | {
+READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim", "survey"}
+READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }  # fmt: skip
 WRITES = {"HDEL", "HINCRBY", "HSET", "PUBLISH", "UNLINK", "ZADD", "ZREM"}
@@ -174,6 +174,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.pause(TOPIC, 0),
         ask.configure(TOPIC, 0),
         ask.adopt(TOPIC, 0, 1, 0),
+        ask.loose(TOPIC, 0, "body"),
         ask.peek(TOPIC, 0, "store"),
         ask.find(TOPIC, 0, "store", b"a"),
         ask.count(TOPIC, 0),
@@ -181,6 +182,11 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.look(TOPIC, 0, members),
         ask.heads(TOPIC, [0]),
         ask.audit(TOPIC, 0),
+        ask.shut(TOPIC, 0, 1),
+        ask.reopen(TOPIC, 0, 1),
+        ask.survey(TOPIC, 0),
+        ask.move_out(TOPIC, 0, 1, 0, [("store", b"a")]),
+        ask.move_in(TOPIC, 0, 1, 0, 1, [Row("store", b"a", "50")]),
     ]
     return {call.script: call for call in calls}
 
@@ -294,6 +300,7 @@ def test_variable_arguments_are_read_between_first_and_last_only(path: Path) -> 
             "ARGV[i + 1]",
             "ARGV[i + 2]",
             "ARGV[i + 3]",
+            "ARGV[i + 4]",
             "ARGV[first + i - 1]",
             "ARGV[envelope + i - 1]",
         ),

@@ -21,8 +21,8 @@ from django_rmq.exceptions import (
     SlotMoved,
 )
 from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import Topic, TopicType, decode_envelope
-from django_rmq.producer import ROUND_TRIP, Outgoing, Producer, basis_bytes, batched
+from django_rmq.messages import Topic, TopicType, basis_bytes, decode_envelope
+from django_rmq.producer import ROUND_TRIP, Outgoing, Producer, batched
 
 MERGE = Topic("prices", TopicType.RANGE_MERGE, time_range_ms=5000)
 PRIORITY = Topic("renders", TopicType.PRIORITY)

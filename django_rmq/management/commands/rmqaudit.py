@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -12,9 +13,11 @@ from django.core.management.base import CommandError
 from django_rmq.broker import Broker
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.exceptions import RmqError
-from django_rmq.management import RmqCommand
-from django_rmq.messages import Ledger, Topic
+from django_rmq.definitions import as_registered
+from django_rmq.exceptions import ConfigurationError, RmqError
+from django_rmq.management import RmqCommand, ago, shown
+from django_rmq.messages import Ledger, Topic, former_slot_counts, slot_counts
+from django_rmq.operations.strays import find, overdue
 
 SLOTS_PER_TRIP = 1_000
 DRIFTS = ("live", "dead", "delivery", "claim", "send")
@@ -27,7 +30,8 @@ class Command(RmqCommand):
     help = (
         "Check that in every slot what came equals what went plus what is there. Reads only, while everything "
         "runs. Exits with 1 on any drift: above zero something put messages there by itself, below zero "
-        "messages are gone."
+        "messages are gone. Also tells how long the oldest message has been due. --strays looks through everything for "
+        "records that belong to no message and for messages in a slot that is not theirs; --repair mends them."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -39,12 +43,38 @@ class Command(RmqCommand):
             help="book what is there beyond the account (positive live drift) as foreign",
         )
 
+        parser.add_argument(
+            "--strays",
+            action="store_true",
+            help="look through all records and all that waits; exits with 1 if anything stray is left",
+        )
+        parser.add_argument(
+            "--repair",
+            action="store_true",
+            help="with --strays: delete loose records, and send misplaced messages to their own slots",
+        )
+        parser.add_argument("--dry-run", action="store_true", help="change nothing, whatever else is said")
+
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["repair"] and not options["strays"]:
+            raise CommandError("--repair goes with --strays", returncode=2)
+        if options["dry_run"]:
+            options["adopt"] = options["repair"] = False
         config, broker = get_config(), get_broker("worker")
-        rows = []
-        for name in options["topics"] or list(config.topics):
-            topic = config.topic(name)
-            rows.append(self._audit(broker, topic, options["adopt"]))
+        registered = broker.definitions()
+        rows = [
+            self._audit(broker, config.topic(name), registered.get(name, {}), options["adopt"])
+            for name in options["topics"] or list(config.topics)
+        ]
+        strays = 0
+        for row in rows:
+            known = registered.get(row["topic"], {})
+            if options["strays"] and known and len(slot_counts(known)) > 1:
+                raise ConfigurationError(
+                    f'topic "{row["topic"]}" is being re-slotted: look for strays when that has ended'
+                )
+            topic = as_registered(config.topic(row["topic"]), known)
+            strays += self._look_further(broker, topic, row, options)
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))
         else:
@@ -54,12 +84,36 @@ class Command(RmqCommand):
             slots = sum(len(row["drifting"]) for row in drifting)
             names = ", ".join(row["topic"] for row in drifting)
             raise CommandError(f"{slots} slots do not balance, of {names}", returncode=1)
+        if strays:
+            raise CommandError(f"{strays} strays are left; --repair mends what can be mended", returncode=1)
 
-    def _audit(self, broker: Broker, topic: Topic, adopt: bool) -> dict[str, Any]:
+    def _look_further(
+        self, broker: Broker, topic: Topic, row: dict[str, Any], options: dict[str, Any]
+    ) -> int:
+        """Add to ``row`` what is late and what is stray; return how many strays are left."""
+        late = overdue(broker, topic)
+        row["oldest_due_seconds"] = late.oldest_due_seconds
+        row["oldest_due_slot"] = late.oldest_slot
+        row["overdue_deliveries"] = late.deliveries
+        if not options["strays"]:
+            return 0
+        *_, found = find(broker, topic, repair=options["repair"])
+        row["strays"] = {
+            "loose": dict(found.loose),
+            "misplaced": found.misplaced,
+            "mended": found.mended,
+            "problems": found.problems,
+        }
+        return found.found - found.mended + len(found.problems)
+
+    def _audit(self, broker: Broker, topic: Topic, registered: dict[str, Any], adopt: bool) -> dict[str, Any]:
+        topic = as_registered(topic, registered)
+        # Slots of before a re-slotting are empty, and their counters are of what happened then.
+        counted = replace(topic, slots=max((topic.slots, *former_slot_counts(registered))))
         counters: dict[str, int] = {}
         depths = dict.fromkeys(DEPTHS, 0)
         drifting, adopted = [], 0
-        for slot, ledger in _ledgers(broker, topic):
+        for slot, ledger in _ledgers(broker, counted):
             if adopt and ledger.live_drift > 0:
                 booked = _adopt(broker, topic, slot, ledger)
                 adopted += booked
@@ -76,6 +130,10 @@ class Command(RmqCommand):
             "counters": dict(sorted(counters.items())),
             "depths": depths,
             "drifting": drifting,
+            "moving": sum(
+                counters.get(f"{kind}_out", 0) - counters.get(f"{kind}_in", 0)
+                for kind in ("moved", "moved_dead")
+            ),
             "adopted": adopted,
         }
 
@@ -84,10 +142,35 @@ class Command(RmqCommand):
             verdict = self.style.ERROR("DRIFT") if row["drifting"] else self.style.SUCCESS("balanced")
             held = ", ".join(f"{name} {value}" for name, value in row["depths"].items() if value) or "empty"
             adopted = f", {row['adopted']} adopted as foreign" if row["adopted"] else ""
-            self.stdout.write(f"{row['topic']}: {verdict} over {row['slots']} slots ({held}{adopted})")
+            moving = f", {row['moving']} between slots" if row["moving"] else ""
+            self.stdout.write(
+                f"{row['topic']}: {verdict} over {row['slots']} slots ({held}{moving}{adopted})"
+            )
             for drift in row["drifting"]:
                 told = ", ".join(f"{name} {drift[name]:+d}" for name in DRIFTS if drift[name])
                 self.stdout.write(f"  slot {drift['slot']}: {told}")
+            if row["oldest_due_seconds"] is not None:
+                self.stdout.write(
+                    f"  overdue: the oldest for {ago(row['oldest_due_seconds'])}, in slot {row['oldest_due_slot']}"
+                )
+            if row["overdue_deliveries"]:
+                self.stdout.write(
+                    f"  overdue: {row['overdue_deliveries']} deliveries that nobody has timed out; no worker is at work"
+                )
+            self._print_strays(row.get("strays"))
+
+    def _print_strays(self, strays: dict[str, Any] | None) -> None:
+        if strays is None:
+            return
+        loose = ", ".join(f"{kind} {count}" for kind, count in strays["loose"].items() if count)
+        if loose:
+            self.stdout.write(f"  stray: records that belong to no message ({loose})")
+        if strays["misplaced"]:
+            self.stdout.write(f"  stray: {strays['misplaced']} messages wait in a slot that is not theirs")
+        if strays["mended"]:
+            self.stdout.write(self.style.SUCCESS(f"  mended: {strays['mended']}"))
+        for problem in strays["problems"]:
+            self.stdout.write(self.style.WARNING(f"  {shown(problem)}"))
 
 
 def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.management import RmqCommand, at_least, duration, shown
-from django_rmq.operations.health import Limits, check
+from django_rmq.operations.health import Limits
 
 
 class Command(RmqCommand):
@@ -44,10 +44,9 @@ class Command(RmqCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        operations, topics = self.operations(), self.topics(options["topics"])
         limits = Limits(options["max_age"], options["max_dead"], not options["no_workers"])
-        config = operations.config
-        health = check(operations.broker, topics, config.coordinator, limits, patience=options["patience"])
+        names = [topic.name for topic in self.topics(options["topics"])]
+        health = self.operations().health(limits, names, patience=options["patience"])
         if options["json"]:
             self.print_json(
                 {"ok": health.is_well, "findings": [finding.as_json() for finding in health.findings]}

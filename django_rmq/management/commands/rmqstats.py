@@ -74,7 +74,7 @@ def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
         "claimed": one.claimed,
         "oldest_due_seconds": None if one.age_ms is None else one.age_ms / 1000,
         "paused_slots": one.paused_slots,
-        "workers": one.consumers,
+        "workers": None if one.workers_problem else one.consumers,
         "threads": one.threads,
         "slots_looked_at": one.looked_at,
         "problems": list(one.problems),
@@ -96,7 +96,7 @@ def cells_of(one: TopicFigures) -> tuple[str, ...]:
         str(one.retry),
         str(one.dead),
         ago(None if one.age_ms is None else one.age_ms / 1000),
-        str(one.consumers),
+        "?" if one.workers_problem else str(one.consumers),
     )
 
 
@@ -107,6 +107,8 @@ def remarks_of(one: TopicFigures) -> str:
         found.append("paused")
     elif one.is_partly_paused:
         found.append(f"{one.paused_slots} slots paused")
+    if one.workers_problem:
+        found.append("workers unknown")
     if one.problems:
         found.append(f"{len(one.problems)} slots cannot be read")
     if one.looked_at + len(one.problems) < one.topic.slots:

@@ -1,0 +1,38 @@
+-- Shut a slot for a re-slotting and give it the new slot count: sends with another one are moved on from now.
+--
+-- KEYS[1] control    HASH  field -> value
+-- KEYS[2] store      ZSET  member -> due ms, or priority
+-- KEYS[3] prepare    ZSET  member -> seconds*1000 + retries left
+-- KEYS[4] retry      ZSET  member -> ms + retries/1024
+-- KEYS[5] dead       ZSET  member -> ms of death
+-- KEYS[6] claimants  ZSET  Spark consumer -> next deadline
+--
+-- ARGV[1] channel
+-- ARGV[2] slot
+-- ARGV[3] slots        the new slot count
+-- ARGV[4] reslot       the number of the re-slotting
+-- ARGV[5] fresh        1: the slot was no slot of the topic before, and takes time-out and retries from here
+-- ARGV[6] timeout      seconds
+-- ARGV[7] max_retries
+-- ARGV[8] empty        1: only if the slot holds nothing
+-- ARGV[9] now
+--
+-- Returns shut | known (by this re-slotting before) | stale (a later one was here) | holds
+local control, store, prepare, retry, dead, claimants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local channel, slot, slots, reslot, fresh = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
+local timeout, max_retries, empty, now = ARGV[6], ARGV[7], ARGV[8] == '1', ARGV[9]
+-- include: _types
+local wrong = mistyped('hash', control) or mistyped('zset', store, prepare, retry, dead, claimants)
+if wrong then return wrong end
+local known = tonumber(redis.call('HGET', control, 'reslot')) or 0
+if known > tonumber(reslot) then return 'stale' end
+if known == tonumber(reslot) then return 'known' end
+local held = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
+  + redis.call('ZCARD', dead) + redis.call('ZCARD', claimants)
+if empty and held > 0 then return 'holds' end
+-- A removal first, so that a full server lets the rest pass.
+redis.call('HDEL', control, 'sleeping_until')
+redis.call('HSET', control, 'slots', slots, 'reslot', reslot, 'moving', '1')
+if fresh then redis.call('HSET', control, 'timeout', timeout, 'max_retries', max_retries) end
+redis.pcall('PUBLISH', channel, slot)
+return 'shut'

@@ -1,0 +1,19 @@
+-- Write a topic's definition, if it is still the one that the new one was made from.
+--
+-- KEYS[1] topics  HASH  topic -> definition
+--
+-- ARGV[1] topic
+-- ARGV[2] before  the definition that was read; empty: none
+-- ARGV[3] after
+-- ARGV[4] now
+--
+-- Returns ok | changed
+local topics = KEYS[1]
+local topic, before, after, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- include: _types
+local wrong = mistyped('hash', topics)
+if wrong then return wrong end
+if (redis.call('HGET', topics, topic) or '') ~= before then return 'changed' end
+redis.call('HDEL', topics, '')
+redis.call('HSET', topics, topic, after)
+return 'ok'

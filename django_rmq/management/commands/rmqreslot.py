@@ -1,0 +1,124 @@
+"""``manage.py rmqreslot``: give a topic another number of slots while it is in use."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_rmq import reslotting
+from django_rmq.conf import get_config
+from django_rmq.connections import get_broker
+from django_rmq.definitions import differences
+from django_rmq.exceptions import ConfigurationError, ServerTrouble, TopicMismatch
+from django_rmq.management import RmqCommand
+from django_rmq.messages import Topic, former_slot_counts, slot_counts
+from django_rmq.reslotting import Progress, Reslotting
+
+PATIENCE = 60.0
+"""Seconds without an answer of Redis after which the command gives up; it can be started again."""
+
+REPORT_SECONDS = 1.0
+
+
+class Command(RmqCommand):
+    """Move a topic's messages to where they belong with another slot count."""
+
+    help = (
+        "Give a topic another number of slots (a power of two), or finish what was begun. Senders and workers go on; "
+        "killed at any moment it can be started again. Afterwards write the number into the settings: until then "
+        "processes warn and follow the registered one. Exits with 2 where the topic has to keep its slots."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic")
+        parser.add_argument(
+            "slots", nargs="?", type=int, help="default: finish what was begun, else what the settings say"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+        parser.add_argument(
+            "--at-once",
+            type=int,
+            default=reslotting.AT_ONCE,
+            metavar="N",
+            help="sets of slots that stand still at once, at most (default: %(default)s)",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        topic, broker = get_config().topic(options["topic"]), get_broker("worker")
+        if options["at_once"] < 1:
+            raise CommandError(f"--at-once must be at least 1, got {options['at_once']}", returncode=2)
+        known = broker.definitions().get(topic.name, {})
+        _check_the_rest(topic, known)
+        under_way = reslotting.under_way(broker, topic)
+        declared = None if topic.slots in (*former_slot_counts(known), known.get("slots")) else topic.slots
+        slots = options["slots"] or (under_way.topic.slots if under_way else declared)
+        if slots is None:
+            raise ConfigurationError(
+                f'topic "{topic.name}" is not being re-slotted: say how many slots it gets'
+            )
+        before = slot_counts(known)[0] if known else topic.slots
+        if options["dry_run"]:
+            self._foretell(topic, before, slots, reslotting.obstacle(broker, topic, slots))
+            return
+        chosen = reslotting.begin(broker, topic, slots)
+        if chosen is None:
+            self.stdout.write(f"{topic.name} has {slots} slots")
+            return
+        word = "Going on with" if under_way else "Beginning with"
+        self.stdout.write(f"{word} {topic.name}: {chosen.before} → {slots} slots")
+        progress = self._move(broker, chosen, options["at_once"])
+        strays = f"; {progress.strays} stay where nobody can tell their slot" if progress.strays else ""
+        self.stdout.write(
+            self.style.SUCCESS(f"{topic.name} has {slots} slots, {progress.moved} messages moved{strays}")
+        )
+        if get_config().topic(topic.name).slots != slots:
+            self.stdout.write(f'Write "SLOTS": {slots} into the settings')
+
+    def _foretell(self, topic: Topic, before: int, slots: int, obstacle: str) -> None:
+        if obstacle:
+            raise ConfigurationError(f'topic "{topic.name}" keeps its slots: {obstacle}')
+        self.stdout.write(f"{topic.name} has {before} slots and would get {slots}; nothing was changed")
+
+    def _move(self, broker: Any, chosen: Reslotting, at_once: int) -> Progress:
+        """Move until all is done, whatever Redis does meanwhile."""
+        told = answered = time.monotonic()
+
+        def report(step: str, progress: Progress) -> None:
+            nonlocal told, answered
+            answered = time.monotonic()
+            if answered - told >= REPORT_SECONDS:
+                told = answered
+                waiting = f", waiting for {progress.waiting} in flight" if progress.waiting else ""
+                self.stdout.write(
+                    f"{progress.done} of {progress.families} sets of slots, {progress.moved} messages moved{waiting}"
+                )
+                self.stdout.flush()
+
+        while True:
+            try:
+                progress = reslotting.move(broker, chosen, at_once=at_once, report=report)
+                reslotting.finish(broker, chosen)
+                return progress
+            except ServerTrouble as error:
+                if time.monotonic() - answered > PATIENCE:
+                    raise
+                self.stderr.write(f"{error}; trying again")
+                time.sleep(1.0)
+
+
+def _check_the_rest(topic: Topic, known: dict[str, Any]) -> None:
+    """Raise ``TopicMismatch`` where messages are not what the settings say: their slots are computed by that."""
+    different = [each for each in differences(topic, known) if each.setting != "SLOTS"] if known else []
+    if different:
+        named = ", ".join(
+            f"{each.setting} is {each.declared!r} here and {each.registered!r} in Redis" for each in different
+        )
+        raise TopicMismatch(
+            f'topic "{topic.name}": {named}. Correct the settings, or see `manage.py rmqtopics`'
+        )
+
+
+__all__ = ["Command"]

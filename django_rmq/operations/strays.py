@@ -1,0 +1,176 @@
+"""What should not be there: records that belong to no message, messages in the wrong slot, and what nobody looks after.
+
+Our own scripts leave none of these. A hand in redis-cli does, and programs that write with plain ZADD into whatever
+slot they think right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.keys import slot_of
+from django_rmq.messages import Entry, Topic, TopicType, stored_basis
+from django_rmq.operations.sweeps import STEP_BYTES
+
+RECORDS = ("inflight", "deaths", "failures", "body", "claim_body")
+SLOTS_AT_ONCE = 200
+GRACE_SECONDS = 5
+"""How much later than its time-out a delivery may be swept."""
+
+
+@dataclass(slots=True)
+class Overdue:
+    """What of a topic is late."""
+
+    oldest_due_seconds: float | None = None
+    """How long the oldest waiting message has been due; None: none is, or the topic orders by priority."""
+    oldest_slot: int | None = None
+    deliveries: int = 0
+    """Deliveries that nobody extended and nobody timed out: their slots are looked after by no worker."""
+
+
+@dataclass(slots=True)
+class Strays:
+    """What was found, and what of it was mended."""
+
+    loose: Counter[str] = field(default_factory=Counter)
+    """Kind of record → how many belong to no message."""
+    misplaced: int = 0
+    """Waiting messages in a slot that is not theirs; what is alike may run at the same time elsewhere."""
+    mended: int = 0
+    left: int = 0
+    """Misplaced ones that stay: a retry keeps its budget only where it is."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def found(self) -> int:
+        """All that was found."""
+        return self.loose.total() + self.misplaced
+
+
+def overdue(broker: Broker, topic: Topic) -> Overdue:
+    """Return what is late in ``topic``."""
+    found, now_ms = Overdue(), broker.now_ms()
+    late = now_ms - (topic.timeout + GRACE_SECONDS) * 1000
+    for first in range(0, topic.slots, SLOTS_AT_ONCE):
+        slots = range(first, min(first + SLOTS_AT_ONCE, topic.slots))
+        pipeline = broker.pipeline()
+        for slot in slots:
+            pipeline.count(topic, slot)
+            pipeline.between(topic, slot, "prepare", max_score=late)
+        answers = pipeline.execute()
+        for slot, counts, deliveries in zip(slots, answers[::2], answers[1::2], strict=True):
+            for answer in (counts, deliveries):
+                if isinstance(answer, RmqError):
+                    raise answer
+            found.deliveries += deliveries
+            if counts.oldest_due_ms is not None:
+                seconds = max(0, now_ms - counts.oldest_due_ms) / 1000
+                if found.oldest_due_seconds is None or seconds > found.oldest_due_seconds:
+                    found.oldest_due_seconds, found.oldest_slot = seconds, slot
+    return found
+
+
+def find(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[Strays]:
+    """Look through all records and all waiting messages of ``topic``, and mend what can be mended if asked to.
+
+    Yields the same ``Strays`` after each step. Mending deletes loose records, and sends a misplaced message to the
+    slot that is its own before it deletes it where it was: after a crash in between it is there twice, never not at all.
+    """
+    found = Strays()
+    placed = not broker.has_slot_bases(topic)
+    for first in range(0, topic.slots, SLOTS_AT_ONCE):
+        slots = list(range(first, min(first + SLOTS_AT_ONCE, topic.slots)))
+        for kind in RECORDS:
+            yield from _loose(broker, topic, slots, kind, repair, found)
+        if placed and topic.slots > 1:
+            yield from _misplaced(broker, topic, slots, repair, found)
+    yield found
+
+
+def _loose(
+    broker: Broker, topic: Topic, slots: list[int], kind: str, repair: bool, found: Strays
+) -> Iterator[Strays]:
+    cursors = dict.fromkeys(slots, "0")
+    seen: set[tuple[int, bytes]] = set()
+    while cursors:
+        pipeline = broker.pipeline()
+        for slot, cursor in cursors.items():
+            pipeline.loose(topic, slot, kind, cursor, repair)
+        asked, cursors = list(cursors), {}
+        for slot, answer in zip(asked, pipeline.execute(), strict=True):
+            if isinstance(answer, ServerTrouble):
+                raise answer
+            if isinstance(answer, RmqError):
+                found.problems.append(f"slot {slot}: {answer}")
+                continue
+            # A hash that is being rehashed may be handed out twice in parts.
+            fresh = {(slot, member) for member in answer.members} - seen
+            seen |= fresh
+            found.loose[kind] += len(fresh)
+            found.mended += len(fresh) if repair else 0
+            if answer.cursor != "0":
+                cursors[slot] = answer.cursor
+        yield found
+
+
+def _misplaced(
+    broker: Broker, topic: Topic, slots: list[int], repair: bool, found: Strays
+) -> Iterator[Strays]:
+    after: dict[int, Any] = dict.fromkeys(slots)
+    while after:
+        pipeline = broker.pipeline()
+        limit = max(10, 2_000 // len(after))
+        for slot, cursor in after.items():
+            pipeline.peek(topic, slot, "store", after=cursor, limit=limit, max_bytes=STEP_BYTES // len(after))
+        asked, after = list(after), {}
+        for slot, page in zip(asked, pipeline.execute(), strict=True):
+            if isinstance(page, ServerTrouble):
+                raise page
+            if isinstance(page, RmqError):
+                found.problems.append(f"slot {slot}: {page}")
+                continue
+            for entry in page.entries:
+                own = _own_slot(topic, entry)
+                if own is not None and own != slot:
+                    found.misplaced += 1
+                    if repair and _move(broker, topic, slot, own, entry):
+                        found.mended += 1
+                    elif repair:
+                        found.left += 1
+            if page.cursor is not None:
+                after[slot] = page.cursor
+        yield found
+
+
+def _own_slot(topic: Topic, entry: Entry) -> int | None:
+    """Return the slot that a waiting message belongs to; None: nobody can tell."""
+    basis = stored_basis(topic, entry.member, entry.envelope)
+    return None if basis is None else slot_of(basis, topic.slots)
+
+
+def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bool:
+    """Send a message to its own slot and delete it where it is; return whether that could be done."""
+    member, score = entry.member, entry.score
+    if score != int(score) or not (topic.min_priority if topic.is_priority else 1000) <= score <= 1 << 43:
+        return False
+    envelopes = [] if entry.envelope is None else [entry.envelope]
+    (there,) = broker.look(topic, own, [member])
+    if there.store is None and there.retry is None:
+        if topic.type is TopicType.RANGE_MERGE:
+            in_ms = max(0, int(score) - broker.now_ms())
+            (sent,) = broker.send_merge(topic, own, in_ms, [member], envelopes)
+        else:
+            (sent,) = broker.send_replace(topic, own, [int(score)], [member], envelopes)
+        if sent.status == "refused":
+            return False
+    broker.remove(topic, slot, [member], "live")
+    return True
+
+
+__all__ = ["Overdue", "Strays", "find", "overdue"]

@@ -1,0 +1,160 @@
+"""Re-slotting holds what it promises in every history, and each of its rules is needed for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_rmq import reslotting
+from django_rmq.memory import InMemoryBroker
+from django_rmq.messages import Handover, slot_counts
+from tests.proof import reslot_histories
+
+SLICE = 100
+PROOF = 4_000
+MUTANT = 1_500
+"""Histories in which a mutant has to be noticed."""
+
+Patch = pytest.MonkeyPatch
+WHOLE: dict[str, Callable[..., Any]] = {
+    name: getattr(InMemoryBroker, name) for name in ("prepare", "move_out", "move_in", "reopen", "survey")
+}
+
+
+def nothing_is_in_flight(patch: Patch) -> None:
+    def survey(self: InMemoryBroker, *args: Any) -> Any:
+        return WHOLE["survey"](self, *args)._replace(in_flight=0)
+
+    def move_out(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **kwargs: Any) -> Handover:
+        with self._slot(topic, slot, "prepare") as s:
+            kept = dict(s.prepare)
+            s.prepare.clear()
+        try:
+            answer: Handover = WHOLE["move_out"](self, topic, slot, *args, **kwargs)
+            return answer
+        finally:
+            with self._slot(topic, slot, "prepare") as s:
+                s.prepare.update(kept)
+
+    patch.setattr(InMemoryBroker, "survey", survey)
+    patch.setattr(InMemoryBroker, "move_out", move_out)
+
+
+def the_gate_is_open(patch: Patch) -> None:
+    def prepare(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **kwargs: Any) -> Any:
+        with self._slot(topic, slot, "control") as s:
+            moving = s.control.pop(b"moving", None)
+        try:
+            return WHOLE["prepare"](self, topic, slot, *args, **kwargs)
+        finally:
+            if moving:
+                with self._slot(topic, slot, "control") as s:
+                    s.control[b"moving"] = moving
+
+    patch.setattr(InMemoryBroker, "prepare", prepare)
+
+
+def tickets_are_not_kept(patch: Patch) -> None:
+    def move_in(self: InMemoryBroker, topic: Any, slot: int, *args: Any) -> Any:
+        with self._slot(topic, slot, "arrived") as s:
+            s.arrived.clear()
+        return WHOLE["move_in"](self, topic, slot, *args)
+
+    patch.setattr(InMemoryBroker, "move_in", move_in)
+
+
+def what_left_is_forgotten_at_once(patch: Patch) -> None:
+    def move_out(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **kwargs: Any) -> Any:
+        answer = WHOLE["move_out"](self, topic, slot, *args, **kwargs)
+        with self._slot(topic, slot, "leaving") as s:
+            s.leaving.clear()
+        return answer
+
+    patch.setattr(InMemoryBroker, "move_out", move_out)
+
+
+def sources_open_first(patch: Patch) -> None:
+    def reopen(self: Any, family: int, surveys: Any) -> None:
+        for part in (self.reslotting.sources(family), self.reslotting.targets(family)):
+            for slot in part:
+                self.broker.reopen(self.topic, slot, self.reslotting.number, deliveries=0)
+
+    patch.setattr(reslotting._Mover, "_reopen", reopen)
+
+
+def sources_are_shut_first(patch: Patch) -> None:
+    shut, kept = reslotting._Mover._shut, []
+
+    def swapped(self: Any, slots: Any) -> None:
+        # They come in two calls: the targets, then the sources.
+        kept.append(slots)
+        if len(kept) == 2:
+            shut(self, kept.pop())
+            shut(self, kept.pop())
+
+    patch.setattr(reslotting._Mover, "_shut", swapped)
+
+
+def what_a_person_sent_back_is_passed_by(patch: Patch) -> None:
+    def survey(self: InMemoryBroker, *args: Any) -> Any:
+        return WHOLE["survey"](self, *args)._replace(rescheduled=0, revived=0)
+
+    patch.setattr(InMemoryBroker, "survey", survey)
+
+
+def the_new_count_comes_first(patch: Patch) -> None:
+    patch.setattr("django_rmq.producer.slot_counts", lambda found: tuple(reversed(slot_counts(found))))
+
+
+def an_older_re_slotting_may_still_move(patch: Patch) -> None:
+    def mend(name: str) -> Callable[..., Any]:
+        def call(self: InMemoryBroker, topic: Any, slot: int, reslot: int, *args: Any, **kwargs: Any) -> Any:
+            with self._slot(topic, slot, "control") as s:
+                s.control.setdefault(b"moving", b"1")
+                number = int(s.control.get(b"reslot", 0))
+            return WHOLE[name](self, topic, slot, number, *args, **kwargs)
+
+        return call
+
+    patch.setattr(InMemoryBroker, "move_in", mend("move_in"))
+
+
+MUTANTS = [
+    nothing_is_in_flight,
+    the_gate_is_open,
+    tickets_are_not_kept,
+    what_left_is_forgotten_at_once,
+    sources_are_shut_first,
+    sources_open_first,
+    what_a_person_sent_back_is_passed_by,
+    the_new_count_comes_first,
+    an_older_re_slotting_may_still_move,
+]
+
+
+@pytest.mark.parametrize("first", range(0, SLICE, 25))
+def test_a_history_loses_doubles_and_overlaps_nothing(first: int) -> None:
+    for seed in range(first, first + 25):
+        reslot_histories.run(seed)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("first", range(SLICE, PROOF, 500))
+def test_many_histories_lose_double_and_overlap_nothing(first: int) -> None:
+    for seed in range(first, first + 500):
+        reslot_histories.run(seed)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_rule_that_is_switched_off_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutant(monkeypatch)
+    for seed in range(MUTANT):
+        try:
+            reslot_histories.run(seed)
+        except (AssertionError, KeyError) as error:
+            print(f"\n{mutant.__name__}: {error}", end="")
+            return
+    pytest.fail(f"nothing notices {mutant.__name__}")

@@ -1,0 +1,68 @@
+"""The scripts about definitions keep to the rules of all scripts, though they belong to no slot."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import redis
+
+from django_rmq import lua
+from django_rmq.broker import Broker, Call
+from django_rmq.keys import topics_key
+from tests.unit import test_lua as rules
+
+SCRIPTS = {name: rules.Source(name) for name in lua.names("topics")}
+each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS)
+
+
+class Client:
+    """Knows no topic."""
+
+    def execute_command(self, *command: Any) -> None:
+        assert command[0] == "HGET"
+
+
+class Recorder(Broker):
+    """Notes the call that would be made."""
+
+    call: Call
+
+    def _run(self, call: Call) -> Any:
+        self.call = call
+        return "ok"
+
+
+@each_script
+def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> None:
+    broker = Recorder(Client(), "P:")
+    assert broker.redefine("prices", lambda known: {"slots": 4}) == {"slots": 4}
+    keys, arguments = source.declared("KEYS"), source.declared("ARGV")
+    assert broker.call.script == source.name == "topics/redefine"
+    assert list(broker.call.keys) == [topics_key("P:")]
+    assert [(key.name, key.kind) for key in keys] == [("topics", "HASH")]
+    assert len(broker.call.args) == len(arguments) - 1
+    assert arguments[-1].name == "now"
+
+
+@each_script
+def test_header_and_code_keep_to_the_rules(source: rules.Source) -> None:
+    rules.test_a_header_begins_with_one_sentence_and_says_what_is_returned(source)
+    rules.test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(source)
+    rules.test_keys_and_fixed_arguments_are_read_in_bindings_only(source)
+    rules.test_the_types_that_a_header_names_are_looked_at_before_anything_else(source)
+    commands = re.findall(r"redis\.p?call\('([A-Z]+)'", source.code)
+    assert set(commands) <= rules.READS | rules.WRITES
+    written = [command for command in commands if command in rules.WRITES]
+    assert written[0] == "HDEL"
+    assert not re.search(r"\bwhile\b|\bfor\b|tostring|cjson|\.\.", source.code)
+
+
+@each_script
+def test_a_script_reads_no_unknown_global(source: rules.Source, redis_client: redis.Redis) -> None:
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, lua.load(source.name).text)
+    assert isinstance(dump, bytes)
+    chunk = rules.Bytecode(dump)
+    assert chunk.read <= rules.KNOWN_GLOBALS
+    assert chunk.written == set()

@@ -188,7 +188,7 @@ class Unlucky:
 @pytest.mark.parametrize("slots", [8, 1])
 def test_whatever_call_is_lost_the_next_mover_finishes(slots: int, after: bool) -> None:
     for at in itertools.count(1):
-        broker = InMemoryBroker()
+        broker: Any = InMemoryBroker()
         filled = Filled(broker, TopicType.PRIORITY, "key", "shop", slots=2)
         filled.fill(40)
         before = filled.entries(2)
@@ -201,8 +201,8 @@ def test_whatever_call_is_lost_the_next_mover_finishes(slots: int, after: bool) 
         except ServerUnavailable:
             again = reslotting.begin(broker, filled.topic, slots)
             if again is not None:
-                reslotting.move(broker, again)  # type: ignore[arg-type]
-                reslotting.finish(broker, again)  # type: ignore[arg-type]
+                reslotting.move(broker, again)
+                reslotting.finish(broker, again)
         assert filled.entries(slots) == before, at
         filled.check_books(8)
         if unlucky.left > 0:

@@ -1,8 +1,8 @@
 """Every course of a re-slotting of one message in which few things happen meanwhile, on the broker in memory.
 
 A message stands in one of the states of the protocol when its topic is re-slotted. Before each call of the mover one of
-``EVENTS`` may happen, the mover's own death among them, up to a given number of them in all: every choice of events and of places for
-them is walked. Afterwards all runs to its end, and what ``History.look`` asks must hold.
+``EVENTS`` may happen, the mover's own death among them, up to a given number of them in all: every choice of events and
+of places for them is walked. Afterwards all runs to its end, and what ``History.look`` asks must hold.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ check: lint types layers test proof wheel ## all that CI runs
 bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-soak: $(INSTALLED) ## thousands of deaths and hundreds of take-overs (SOAK_ARGS=...)
+soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions (SOAK_ARGS=...)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 # Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.

@@ -1,4 +1,7 @@
-"""``python -m benchmarks.soak``: what takes long: thousands of deaths, hundreds of take-overs. Ends with 1 if a promise broke."""
+"""``python -m benchmarks.soak``: thousands of deaths, hundreds of take-overs, a thousand promotions.
+
+Ends with 1 if a promise broke.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from example_project.embedded_redis import EmbeddedRedis, start_redis
 from tests.e2e.chaos import Chaos
 from tests.e2e.load import CHAOS, Load
 from tests.e2e.processes import WorkerProcess
+from tests.e2e.promotions import promotions
 from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
 from tests.workers import client_of
 
@@ -28,6 +33,9 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted(PARTS), help="only this part")
     parser.add_argument("--kills", type=int, default=2000, help="deaths under load (default 2000)")
     parser.add_argument("--takeovers", type=int, default=200, help="take-overs after kill -9 (default 200)")
+    parser.add_argument(
+        "--promotions", type=int, default=1000, help="replicas promoted after a cut (default 1000)"
+    )
     parser.add_argument("--json", type=Path, help="write the results there too")
     options = parser.parse_args()
     results: dict[str, Any] = {}
@@ -130,6 +138,18 @@ def _takeovers(server: EmbeddedRedis, directory: Path, options: argparse.Namespa
     return found
 
 
+def _promotions(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Cut replicas off, kill their primaries and promote them, and look for what they had confirmed."""
+    found = promotions(
+        options.promotions, lambda done: _progress(f"{done} of {options.promotions} promotions")
+    )
+    print(
+        f"\n{found.runs} promotions: {found.confirmed} messages confirmed, {found.confirmed_and_lost} of them lost; "
+        f"{found.others_lost} others lost"
+    )
+    return {**asdict(found), "met": found.confirmed > 0 and not found.confirmed_and_lost}
+
+
 def _progress(text: str) -> None:
     print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
@@ -137,6 +157,7 @@ def _progress(text: str) -> None:
 PARTS: dict[str, Callable[[EmbeddedRedis, Path, argparse.Namespace], dict[str, Any]]] = {
     "kills": _kills,
     "takeovers": _takeovers,
+    "promotions": _promotions,
 }
 
 if __name__ == "__main__":

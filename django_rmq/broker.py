@@ -83,6 +83,23 @@ _STATES = {
     "dead": ("dead", "deaths"),
     "claim": ("claim", "failures"),
 }
+READS = frozenset(
+    {
+        "audit",
+        "between",
+        "count",
+        "find",
+        "heads",
+        "held",
+        "history/sample",
+        "look",
+        "peek",
+        "read_claim",
+        "survey",
+    }
+)
+"""Scripts that change nothing."""
+
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("HSET", "field", 1),
@@ -1651,7 +1668,17 @@ class Pipeline(Transitions):
         if self.confirmed is not None and any(isinstance(reply, NoScriptError) for reply in replies):
             # These run below, behind what was waited for.
             self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            self._reread(calls, replies)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    @staticmethod
+    def _reread(calls: list[Call], replies: list[Any]) -> None:
+        """Let what only reads run again behind a call that has to: it was collected behind it."""
+        first = next(i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError))
+        for i in range(first + 1, len(calls)):
+            if calls[i].script in READS:
+                replies[i] = NoScriptError()
 
     def execute(self) -> list[Any]:
         """Run what was collected and return a result or an ``RmqError`` for each call."""

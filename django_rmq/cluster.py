@@ -29,7 +29,16 @@ from redis.exceptions import (
 )
 
 from django_rmq import lua
-from django_rmq.broker import Broker, Call, Clock, Pipeline, durability_commands, read_confirmed, translate
+from django_rmq.broker import (
+    READS,
+    Broker,
+    Call,
+    Clock,
+    Pipeline,
+    durability_commands,
+    read_confirmed,
+    translate,
+)
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from django_rmq.messages import Confirmed, Durability, Sample, Topic
 
@@ -47,23 +56,6 @@ RESTS = (0.1, 2.0)
 
 REDIRECTIONS = 16
 """Times that a call follows MOVED and ASK without a pause in between."""
-
-READS = frozenset(
-    {
-        "audit",
-        "between",
-        "count",
-        "find",
-        "heads",
-        "held",
-        "history/sample",
-        "look",
-        "peek",
-        "read_claim",
-        "survey",
-    }
-)
-"""Scripts that change nothing."""
 
 HEADS_KEYS = 5
 """Keys of ``heads`` for each slot."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+import pytest
 from redis.crc import key_slot
 
 from django_rmq.broker import Broker
@@ -110,6 +111,7 @@ class Confirmed:
         return found
 
 
+@pytest.mark.slow
 def test_moving_busy_slots_loses_and_doubles_nothing(start: Start, tmp_path: Path, prefix: str) -> None:
     with RedisCluster(replicas=False) as server, broker_on(server, prefix) as broker:
         load = Load(broker, tmp_path, CHAOS)
@@ -148,6 +150,7 @@ def test_moving_busy_slots_loses_and_doubles_nothing(start: Start, tmp_path: Pat
         assert total(broker, CHAOS, "committed") == len(load.due)
 
 
+@pytest.mark.slow
 def test_a_primary_that_is_killed_and_comes_back_with_its_data_loses_nothing(
     start: Start, tmp_path: Path, prefix: str
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_primary_that_is_killed_and_comes_back_with_its_data_loses_nothing(
         assert total(broker, CHAOS, "died") == 0
 
 
+@pytest.mark.slow
 def test_a_replica_takes_over_and_nothing_it_confirmed_is_lost(
     start: Start, tmp_path: Path, prefix: str
 ) -> None:
@@ -191,6 +195,7 @@ def test_a_replica_takes_over_and_nothing_it_confirmed_is_lost(
         web.close()
 
 
+@pytest.mark.slow
 def test_sentinels_fail_over_under_load_and_nothing_confirmed_is_lost(
     start: Start, tmp_path: Path, prefix: str
 ) -> None:

@@ -6,15 +6,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
+import redis
+from redis.backoff import NoBackoff
 from redis.crc import key_slot
+from redis.retry import Retry
 
+from django_rmq import lua
+from django_rmq.broker import Broker
 from django_rmq.cluster import Cluster, ClusterBroker, Node
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from django_rmq.keys import slot_keys
 from django_rmq.messages import Topic, TopicType
 from django_rmq.producer import Producer
+from example_project.embedded_redis import free_port
 from tests.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
 from tests.workers import Heard, Worker, audit, cluster_of, eventually, live, send, total
 
@@ -94,22 +101,40 @@ def test_a_slot_half_moved_keeps_its_callers_waiting_and_no_others(
     audit(broker, WORK)
 
 
+@pytest.mark.parametrize("kind", ["cluster", "single"])
 def test_what_is_read_behind_a_call_that_did_not_run_is_read_after_it(
-    server: RedisCluster, broker: ClusterBroker
+    kind: str, server: RedisCluster, redis_client: Any, prefix: str
 ) -> None:
-    broker.send_merge(WORK, 0, 0, [b"a"])
-    moving = hash_slot(broker, 0)
-    target = another(server, server.owner(moving))
-    source = server.begin_move(moving, target)
-    # Keys of `count` that are all at the source: it is answered there, while the send is sent on.
+    broker = ClusterBroker(cluster_of(server), prefix) if kind == "cluster" else Broker(redis_client, prefix)
+    (before,) = broker.send_merge(WORK, 0, 0, [b"a"])
+    assert before.status == "stored"
+    assert broker.count(WORK, 0).store == 1
+    if isinstance(broker, ClusterBroker):
+        node = broker.client.serving(hash_slot(broker, 0))
+        node.ask("SCRIPT", "FLUSH")
+        node.ask("SCRIPT", "LOAD", lua.load("count").text)
+    else:
+        broker.load_scripts()
+        redis_client.script_flush()
+        redis_client.script_load(lua.load("count").text)
     pipeline = broker.pipeline()
     pipeline.send_merge(WORK, 0, 0, [b"b"])
     pipeline.count(WORK, 0)
-    pipeline.send()
-    server.end_move(moving, source, target)
-    (sent,), counts = pipeline.receive()
-    assert sent.status == "stored"
-    assert counts.store == 2
+    (sent,), counts = pipeline.execute()
+    assert (sent.status, counts.store) == ("stored", 2)
+    if isinstance(broker, ClusterBroker):
+        broker.close()
+
+
+def test_a_node_that_could_not_be_reached_is_left_alone_for_a_while() -> None:
+    node = Node("127.0.0.1", free_port(), {"retry": Retry(NoBackoff(), 0)})
+    for _ in range(3):
+        with pytest.raises(redis.ConnectionError, match="refused"):
+            node.connect()
+        assert node.rests
+        with pytest.raises(redis.ConnectionError, match="a moment ago"):
+            node.connect()
+        wait_until(lambda: not node.rests, "trying again", 10)
 
 
 def test_a_node_that_is_away_fails_its_calls_alone_and_its_replica_takes_over(prefix: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from django_rmq.exceptions import InvalidMessage
 from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import Durability, SendResult, Topic, TopicType
 from django_rmq.producer import Producer, check_durability
+from tests.e2e.promotions import promotions
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, ask
 from tests.workers import client_of, cluster_of
 
@@ -131,34 +131,10 @@ def test_fsync_is_yes_or_no() -> None:
         check_durability(1, 1)
 
 
+@pytest.mark.slow
 def test_nothing_confirmed_by_a_replica_is_lost_when_it_is_promoted_after_a_cut() -> None:
-    runs = int(os.environ.get("RMQ_TEST_PROMOTIONS", "10"))
-    confirmed_at_all = lost_unconfirmed = 0
-    for run in range(runs):
-        with ReplicaPair() as pair:
-            producer = producer_of(pair.primary.url, 0.05)
-            confirmed: set[bytes] = set()
-            stored: set[bytes] = set()
-            for trip in range(30):
-                if trip == 10 + run % 10:
-                    pair.link.cut()
-                messages = [producer.build(WORK, {"name": f"{run}-{trip}-{n}"}) for n in range(20)]
-                found, _ = producer.attempt(messages, ONE)
-                stored |= {each.member for each in found if each.ok}
-                confirmed |= {each.member for each in found if each.durable}
-            pair.primary.kill()
-            replica = pair.promote()
-            kept = Broker(client_of(replica.url))
-            here = {
-                entry.member
-                for slot in range(WORK.slots)
-                for entry in kept.peek(WORK, slot, "store", limit=1000).entries
-            }
-            assert confirmed <= here, f"{len(confirmed - here)} confirmed messages are lost in run {run}"
-            confirmed_at_all += len(confirmed)
-            lost_unconfirmed += len(stored - here)
-            kept.close()
-            producer.broker.close()
-    print(f"{runs} promotions: {confirmed_at_all} confirmed, 0 of them lost; {lost_unconfirmed} others lost")
-    assert confirmed_at_all
-    assert lost_unconfirmed, "what was stored after the cut is gone, or the test cuts nothing"
+    outcome = promotions(10)
+    print(outcome)
+    assert outcome.confirmed > 10 * 100
+    assert outcome.confirmed_and_lost == 0
+    assert outcome.others_lost, "what was stored after the cut is gone, or the test cuts nothing"

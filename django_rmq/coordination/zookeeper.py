@@ -77,7 +77,7 @@ CONNECT_SECONDS = 5.0
 REFUSED_SECONDS = 1.5
 """How long it tries where no server listens."""
 
-RETRY_SECONDS = 0.25
+RETRY_SECONDS = 0.5
 """Between two attempts to join."""
 
 REJOIN_SECONDS = 1.5
@@ -558,6 +558,10 @@ class ZooKeeperCoordinator(Coordinator):
             session = self._join()
             self._rejoined_at = uptime()
         if not session.is_connected:
+            if uptime() > self._sent + self.session_seconds:
+                # By now no server is sure to know the session. One whose data is older than what the old client has
+                # seen would never let that one in again, so another has to ask.
+                self._drop()
             raise ServerUnavailable(f"the connection to ZooKeeper at {self.ensemble.hosts} was lost")
         if self._announced is not self.worker:
             self._say(session)
@@ -704,10 +708,14 @@ class ZooKeeperCoordinator(Coordinator):
 
     def _give_up(self) -> None:
         """Lose the session and all that came of it."""
-        session, self._session = self._session, None
+        self._drop()
         with self._changed:
             self._is_current = False
             self._ownership.lose()
+
+    def _drop(self) -> None:
+        """Let go of the client, and of nothing else."""
+        session, self._session = self._session, None
         if session is not None:
             session.close(0.0)
 

@@ -18,7 +18,7 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 from django.test import override_settings
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError, NoNodeError
+from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from django_rmq import connections
 from django_rmq.conf import get_config
@@ -504,8 +504,9 @@ def test_by_default_workers_go_on_with_what_they_own_while_zookeeper_is_away() -
         for member in workers:
             assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
         forget_losses(party)
+        sessions = [member.coordinator._session for member in workers]
         server.kill()
-        eventually(lambda: not any(m.coordinator._session.is_connected for m in workers), "losing it")
+        eventually(lambda: not any(session.is_connected for session in sessions), "losing it")
         assert not any(member.coordinator.wait_settled(0) for member in workers)
         threading.Event().wait(SESSION * 1.5)
         assert party.is_shared_out()
@@ -545,12 +546,12 @@ def test_in_a_black_hole_suspended_comes_and_lost_never_does(party: Party, is_st
     party.wait_until_shared_out()
     forget_losses(party)
     assert far.proxy is not None
+    session = far.coordinator._session
     far.proxy.swallow()
     seconds = party.wait_for(
         lambda: len(near.serial()) == 64, TAKE_OVER * PATIENCE, "the near one takes over"
     )
     print(f"taken over after {seconds:.2f} s")
-    session = far.coordinator._session
     eventually(lambda: not session.is_connected, "SUSPENDED")
     assert not session.is_lost
     assert not far.coordinator.wait_settled(0)
@@ -563,7 +564,7 @@ def test_in_a_black_hole_suspended_comes_and_lost_never_does(party: Party, is_st
     party.wait_until_shared_out()
     assert far.lost["serial"] == 32
     assert near.lost["serial"] == 32
-    assert session.is_lost, "the server said so at last"
+    assert far.coordinator._session is not session
 
 
 def test_a_strict_worker_gives_up_by_its_own_clock_if_nobody_tells_it_anything(party: Party) -> None:
@@ -620,13 +621,19 @@ def test_after_the_data_was_wiped_everybody_is_back() -> None:
         workers = [party.add() for _ in range(3)]
         party.wait_until_shared_out()
         had = [member.serial() for member in workers]
+        with visitor(server.hosts) as client:
+            for _ in range(200):
+                client.set("/rmq/workers", b"")
+        for member in workers:
+            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
         server.kill()
         server.wipe()
         server.start()
-        eventually(
-            lambda: len(survey(party.ensemble).members) == 3, "three workers again", TAKE_OVER * PATIENCE
-        )
+        # It knows less than its clients have seen, and lets none of them in: they have to be made anew.
+        for member in workers:
+            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
         party.wait_until_shared_out()
+        assert len(survey(party.ensemble).members) == 3
         assert [member.serial() for member in workers] == had, "the plan is remembered by who makes it"
 
 
@@ -636,7 +643,11 @@ def test_after_all_nodes_were_deleted_everybody_is_back_with_what_it_had(party: 
     had = [member.serial() for member in workers]
     with visitor(party.ensemble.hosts) as client:
         before = client.exists(party.ensemble.root).czxid
-        client.delete(party.ensemble.root, recursive=True)
+        # Whoever joins again while this goes on is deleted too.
+        for _ in range(50):
+            with suppress(NotEmptyError):
+                client.delete(party.ensemble.root, recursive=True)
+                break
 
         def is_back() -> bool:
             found = client.exists(party.ensemble.root)
@@ -675,10 +686,9 @@ def test_the_leader_of_the_ensemble_dies_and_no_slot_moves() -> None:
             # The quorum is lost, and comes back.
             forget_losses(party)
             second = three.leader()
+            sessions = [member.coordinator._session for member in party.live()]
             second.kill()
-            eventually(
-                lambda: not any(m.coordinator._session.is_connected for m in party.live()), "losing it", 30
-            )
+            eventually(lambda: not any(session.is_connected for session in sessions), "losing it", 30)
             assert losses(party) == [Counter()] * 4
             first.launch()
             second.launch()
@@ -1065,9 +1075,9 @@ def test_tls_with_certificates_that_are_looked_at(certificates: Path) -> None:
             party.wait_until_shared_out()
             for wrong in ({**tls, "CA": None}, {"CA": tls["CA"]}):
                 with pytest.raises(ServerUnavailable, match="does not answer"):
-                    check(Ensemble(hosts, "/rmq", 2.0, tls=wrong), 1.5)
+                    check(Ensemble(hosts, "/rmq", 2.0, tls=wrong), 0.8)
             with pytest.raises(ServerUnavailable, match="does not answer"):
-                check(Ensemble(hosts, "/rmq", 2.0), 1.5)
+                check(Ensemble(hosts, "/rmq", 2.0), 0.8)
             check(Ensemble(hosts, "/rmq", 2.0, tls={**tls, "CA": None, "VERIFY": False}))
         finally:
             party.end()
@@ -1077,9 +1087,10 @@ def test_a_frozen_server_is_no_reason_to_hang() -> None:
     with server_of_its_own() as (server, party):
         first = party.add()
         party.wait_until_shared_out()
+        session = first.coordinator._session
         server.pause()
         try:
-            eventually(lambda: not first.coordinator._session.is_connected, "SUSPENDED", SESSION * PATIENCE)
+            eventually(lambda: not session.is_connected, "SUSPENDED", SESSION * PATIENCE)
             started = time.monotonic()
             first.coordinator.stop(0.5)
             assert time.monotonic() - started < 0.5 + 1.0

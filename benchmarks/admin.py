@@ -12,7 +12,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,31 +86,38 @@ def _measure(options: argparse.Namespace) -> int:
     redis.config_set("slowlog-max-len", 10_000)
 
     late = False
-    print(f"{'page':<30}{'median s':>10}{'worst s':>10}{'longest script ms':>20}   met")
+    print("the longest script of a page: median of the rounds, and the worst round")
+    print(f"{'page':<30}{'median s':>10}{'worst s':>10}{'script ms':>11}{'worst ms':>10}   met")
     for name, address in pages.items():
-        redis.slowlog_reset()
-        took = [_timed(lambda address=address: client.get(address)) for _ in range(options.rounds)]  # type: ignore[misc]
-        scripts = [
-            entry["duration"] / 1000
-            for entry in redis.slowlog_get(10_000)
-            if entry["command"].startswith(b"EVAL")
-        ]
-        longest = max(scripts, default=0.0)
-        met = statistics.median(took) <= GOAL_SECONDS and longest <= GOAL_SCRIPT_MS
+        took, scripts = [], []
+        for _ in range(options.rounds):
+            redis.slowlog_reset()
+            took.append(_timed(client, address))
+            scripts.append(_longest_ms(redis))
+        met = statistics.median(took) <= GOAL_SECONDS and statistics.median(scripts) <= GOAL_SCRIPT_MS
         late = late or not met
         print(
-            f"{name:<30}{statistics.median(took):>10.3f}{max(took):>10.3f}{longest:>20.2f}   {'yes' if met else 'NO'}"
+            f"{name:<30}{statistics.median(took):>10.3f}{max(took):>10.3f}"
+            f"{statistics.median(scripts):>11.2f}{max(scripts):>10.2f}   {'yes' if met else 'NO'}"
         )
     print(f"goals: {GOAL_SECONDS:g} s a page, {GOAL_SCRIPT_MS:g} ms a script")
     return int(late)
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def _timed(client: Any, address: str) -> float:
     began = time.perf_counter()
-    response = call()
+    response = client.get(address)
     took = time.perf_counter() - began
     assert response.status_code == 200, response.status_code
     return took
+
+
+def _longest_ms(redis: Any) -> float:
+    """Return how long the longest script took since the log was emptied."""
+    found = redis.slowlog_get(10_000)
+    return (
+        max((entry["duration"] for entry in found if entry["command"].startswith(b"EVAL")), default=0) / 1000
+    )
 
 
 def _next(page: str) -> str:

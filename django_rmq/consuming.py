@@ -200,7 +200,7 @@ class WorkerProcess:
         self._duties = Duties(
             [
                 *trim_dead(duties_broker, everything, self._slots_to_look_after),
-                *history.sampling(duties_broker, everything, hours, self._may_sample),
+                *history.sampling(duties_broker, everything, hours, self._may_sample, connections.present),
                 *([lateness.flushing] if lateness else []),
             ]
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from django_rmq.admin.charts import Sparkline
@@ -153,4 +153,3 @@ class Places:
     act: str = ""
     send: str = ""
     log: str = ""
-    extra: dict[str, str] = field(default_factory=dict)

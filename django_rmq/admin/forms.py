@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 from django import forms
 from django.utils.translation import gettext_lazy as _
@@ -130,6 +130,7 @@ class SendForm(BodyForm):
     key = forms.CharField(
         label=_("Key"), required=False, help_text=_("Equal keys are one message. Empty: a new one.")
     )
+    fresh_key = forms.UUIDField(required=False, widget=forms.HiddenInput, initial=uuid4)
     priority = forms.IntegerField(label=_("Priority"), help_text=_("The highest goes first."))
     time_range = forms.IntegerField(
         label=_("Time range in ms"),
@@ -146,7 +147,7 @@ class SendForm(BodyForm):
     def __init__(self, topic: Topic, data: Any = None, initial: Any = None) -> None:
         super().__init__(topic, data, initial)
         if not topic.keyed:
-            del self.fields["key"]
+            del self.fields["key"], self.fields["fresh_key"]
         wanted = {
             TopicType.RANGE_MERGE: "time_range",
             TopicType.PRIORITY: "priority",
@@ -161,7 +162,9 @@ class SendForm(BodyForm):
     @property
     def options(self) -> dict[str, Any]:
         """What ``send_message`` takes besides the body."""
-        given: dict[str, int | str | datetime | None] = {
-            name: value for name, value in self.cleaned_data.items() if name != "body"
-        }
+        given: dict[str, Any] = {name: value for name, value in self.cleaned_data.items() if name != "body"}
+        # Drawn when the form was: sent twice, it is one message still.
+        fresh = given.pop("fresh_key", None)
+        if fresh and not given["key"]:
+            given["key"] = str(fresh)
         return {name: value for name, value in given.items() if value not in (None, "")}

@@ -11,6 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
@@ -56,7 +57,7 @@ from django_rmq.exceptions import (
     UnknownTopic,
 )
 from django_rmq.messages import Topic
-from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission, Progress
+from django_rmq.operations import Actor, Copy, Limits, Operations, Permission, Progress
 
 logger = logging.getLogger("django_rmq.admin")
 
@@ -700,15 +701,8 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if chosen.state == "dead" and before:
             # What died after the beginning is not part of it: else what fails again would be replayed for ever.
             passed = max(0.0, (operations.broker.now_ms() - began) / 1000)
-            wanted = chosen.wanted
-            older = max(wanted.older_than or 0.0, passed)
-            chosen = Chosen(
-                chosen.topic,
-                chosen.state,
-                (),
-                Filter(wanted.text, wanted.error, older, wanted.newer_than, wanted.slot),
-                chosen.answers,
-            )
+            older = max(chosen.wanted.older_than or 0.0, passed)
+            chosen = replace(chosen, wanted=replace(chosen.wanted, older_than=older))
         left = max(total - done_before, 1) if total else None
         rate = chosen.answer("rate")
         # A search begins anew with each request: longer and longer ones come to an end.

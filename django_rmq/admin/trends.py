@@ -9,10 +9,12 @@ from datetime import UTC, datetime
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 
 from django_rmq import history
 from django_rmq.admin.charts import Chart, Series, Sparkline, chart, sparkline
 from django_rmq.broker import Broker
+from django_rmq.exceptions import WrongType
 from django_rmq.history import Minute
 from django_rmq.messages import Topic
 from django_rmq.templatetags.rmq_times import duration, number
@@ -48,8 +50,11 @@ class Titled:
 
 
 def recent(broker: Broker, topic: Topic) -> Recent:
-    """Return what the last hour of ``topic`` tells."""
-    minutes = history.read(broker, topic, 1)
+    """Return what the last hour of ``topic`` tells; nothing where its history cannot be read."""
+    try:
+        minutes = history.read(broker, topic, 1)
+    except WrongType:
+        return Recent()
     found = Recent(
         sparkline([minute.rates.committed if minute.rates else None for minute in minutes]),
         sample=next((minute for minute in reversed(minutes) if minute.depth), None),
@@ -104,11 +109,11 @@ def _charts(topic: Topic, minutes: Sequence[Minute]) -> list[Titled | None]:
     def late(part: float) -> list[float | None]:
         return [minute.lateness.percentile(part) / 1000 if minute.lateness else None for minute in minutes]
 
-    waiting = [Series(_("waiting"), "store", depth("store"))]
+    waiting = [Series(_("store"), "store", depth("store"))]
     if not topic.is_priority:
         waiting.append(Series(_("of these due"), "prepare", depth("due")))
     return [
-        drawn("depth", _("Waiting"), waiting, number),
+        drawn("depth", pgettext("state of messages", "Store"), waiting, number),
         drawn(
             "rates",
             _("Per minute"),
@@ -121,10 +126,10 @@ def _charts(topic: Topic, minutes: Sequence[Minute]) -> list[Titled | None]:
         ),
         drawn(
             "trouble",
-            _("In flight, resting, dead"),
+            _("Prepare, retry, dead"),
             [
-                Series(_("in flight"), "prepare", depth("prepare")),
-                Series(_("resting"), "retry", depth("retry")),
+                Series(_("prepare"), "prepare", depth("prepare")),
+                Series(_("retry"), "retry", depth("retry")),
                 Series(_("dead"), "dead", depth("dead")),
             ],
             number,

@@ -12,16 +12,16 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 Text = str | Promise
 
 STATES: Mapping[str, Text] = {
-    "store": pgettext_lazy("state of messages", "Waiting"),
-    "prepare": pgettext_lazy("state of messages", "In flight"),
-    "retry": pgettext_lazy("state of messages", "Resting"),
+    "store": pgettext_lazy("state of messages", "Store"),
+    "prepare": pgettext_lazy("state of messages", "Prepare"),
+    "retry": pgettext_lazy("state of messages", "Retry"),
     "dead": pgettext_lazy("state of messages", "Dead"),
 }
 STATE_NOTES: Mapping[str, Text] = {
-    "store": gettext_lazy("In Store: taken when its turn has come."),
-    "prepare": gettext_lazy("In Prepare: a consumer has it."),
-    "retry": gettext_lazy("In Retry: it failed, and rests until it is tried again."),
-    "dead": gettext_lazy("In Dead: given up, until a person replays or deletes it."),
+    "store": gettext_lazy("It waits, and is taken when its turn has come."),
+    "prepare": gettext_lazy("In flight: a consumer has it."),
+    "retry": gettext_lazy("It failed, and rests until it is tried again."),
+    "dead": gettext_lazy("Given up, until a person replays or deletes it."),
 }
 EMPTY: Mapping[str, Text] = {
     "store": gettext_lazy("Nothing waits."),

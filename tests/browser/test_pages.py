@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import PATIENCE, Shop, call
+from tests.browser.conftest import PATIENCE, SHOTS, Shop, call
 
 pytestmark = pytest.mark.slow
 
@@ -55,9 +55,9 @@ def test_depths_move_by_themselves(shop: Shop, log_in: LogIn) -> None:
     shop.fill(call("waiting", "letters", [{"number": number} for number in range(7)]))
     expect(row.locator("td").nth(2)).to_have_text("7")
     page.goto(f"{shop.admin}letters/change/")
-    expect(tab(page, "Waiting")).to_contain_text("7")
+    expect(tab(page, "Store")).to_contain_text("7")
     shop.fill(call("waiting", "letters", [{"number": number} for number in range(5)]))
-    expect(tab(page, "Waiting")).to_contain_text("12")
+    expect(tab(page, "Store")).to_contain_text("12")
     # The list stays as it is until somebody asks for it.
     expect(rows(page)).to_have_count(7)
 
@@ -312,6 +312,7 @@ def test_nothing_from_redis_becomes_markup_on_any_page(shop: Shop, log_in: LogIn
             "notes",
             [*(text.encode("utf-8").decode("latin-1") for text in XSS), "\xff\xfe\x00", ""],
         ),
+        call("worker", '"><img src=x onerror=alert(98)>', "letters"),
         call("user", "<script>alert(99)</script>", "*"),
     )
     page = log_in("<script>alert(99)</script>")
@@ -328,6 +329,9 @@ def test_nothing_from_redis_becomes_markup_on_any_page(shop: Shop, log_in: LogIn
             found = rows(page).locator("th a")
             seen += [str(found.nth(at).get_attribute("href")) for at in range(found.count())]
     assert len(seen) > 60
+    page.goto(f"{shop.admin}letters/change/?tab=slots")
+    expect(content(page).get_by_text("<img src=x onerror=alert(98)>")).to_be_visible()
+    check_clean(page)
     for address in seen:
         page.goto(shop.url + address)
         check_clean(page)
@@ -429,6 +433,7 @@ def test_the_pages_speak_chinese(shop: Shop, browser: Browser) -> None:
     page.locator("[type=submit]").click()
     expect(page.get_by_role("heading", name="主题")).to_be_visible()
     expect(page.get_by_text("等待中").first).to_be_visible()
+    page.screenshot(path=SHOTS / "chinese.png", full_page=True)
     context.close()
 
 

@@ -410,7 +410,7 @@ def test_a_key_with_a_dead_and_a_waiting_copy_shows_both(boss: Client, broker: B
     send(broker, "keyed", b"k")
     page = text(boss.get(url("message", "keyed", f"{slot_of(b'k', 2)}.aw")))
     assert page.count("rmq-panel") == 5  # two bodies, two lists of facts, one error
-    assert "Waiting" in page
+    assert "It waits" in page
     assert "Why it died" in page
 
 
@@ -586,6 +586,14 @@ def test_a_message_is_sent(boss: Client, broker: Broker, name: str, given: dict[
     done = boss.post(url("send", name), given, follow=True)
     assert "Send: 1 stored." in text(done)
     assert depth(broker, name.replace("_5F", "_"), "store") == 1
+
+
+def test_a_form_that_is_sent_twice_is_one_message(boss: Client, broker: Broker) -> None:
+    (fresh,) = re.findall(r'name="fresh_key" value="([^"]+)"', text(boss.get(url("send", "keyed"))))
+    given = {"body": "1", "fixed_time": "2040-01-02T03:04", "fresh_key": fresh}
+    for _ in range(2):
+        boss.post(url("send", "keyed"), given)
+    assert depth(broker, "keyed", "store") == 1
 
 
 def test_a_message_that_cannot_be_sent_is_an_error_of_the_form(boss: Client) -> None:

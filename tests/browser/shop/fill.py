@@ -106,6 +106,18 @@ def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | 
         assert set(words) == {"ok"}, words
 
 
+def worker(host: str, topic: str) -> None:
+    """Let a worker join that says it runs on this host; its session ends in a minute."""
+    from django_rmq.conf import get_config
+    from django_rmq.connections import get_broker
+    from django_rmq.coordination import Worker, topic_slots
+    from django_rmq.coordination.records import write_record
+
+    found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))
+    beat = get_broker().beat(found.id, "token", 60_000, record=write_record("token", found))
+    assert beat.status == "ok", beat
+
+
 def history(topic: str, hours: int) -> None:
     """Keep a sample of each minute, as workers do: a busy day with a lunch break, and one hour in which nobody sampled."""
     import math

@@ -803,7 +803,7 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
 
 
 PLANNED = ("API", "EVENTS")
-PLANNED_OF_TOPICS = ("FLOW",)
+PLANNED_OF_TOPICS: tuple[str, ...] = ()
 
 
 def without_effect() -> list[str]:

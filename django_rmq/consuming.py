@@ -200,7 +200,7 @@ class WorkerProcess:
         self._duties = Duties(
             [
                 *trim_dead(duties_broker, everything, self._slots_to_look_after),
-                *history.sampling(duties_broker, everything, hours, self._may_sample),
+                *history.sampling(duties_broker, everything, hours, self._may_sample, connections.present),
                 *([lateness.flushing] if lateness else []),
             ]
         )
@@ -368,7 +368,12 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
             settled = settle(broker, served, notes)
             return_permits(broker, served, notes.owner)
         finally:
-            connections.end_session(notes.owner, notes.token)
+            try:
+                connections.end_session(notes.owner, notes.token)
+            except ServerTrouble as error:
+                logger.warning(
+                    "Others take over from worker %s only when its session ends: %s", notes.owner, error
+                )
         if settled.committed:
             logger.info(
                 "Committed %d messages that a dead process had done",

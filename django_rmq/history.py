@@ -265,28 +265,42 @@ Steps = Callable[[], Generator[float, None, None]]
 
 
 def sampling(
-    broker: Broker, topics: Iterable[Topic], hours: int, is_ours: Callable[[Topic], bool]
+    broker: Broker,
+    topics: Iterable[Topic],
+    hours: int,
+    is_ours: Callable[[Topic], bool],
+    present: Callable[[Topic], Topic] = lambda topic: topic,
 ) -> list[Steps]:
     """Return a duty for each topic: once a minute, sample it, if nobody else does. None with ``hours`` 0.
 
-    ``is_ours`` says who should rather not even try; that only one does is for Redis to see to.
+    ``is_ours`` says who should rather not even try; that only one does is for Redis to see to. ``present`` returns a
+    topic with the slots that it has by now.
     """
-    return [_Sampling(broker, topic, hours * 60, is_ours) for topic in topics] if hours else []
+    return [_Sampling(broker, topic, hours * 60, is_ours, present) for topic in topics] if hours else []
 
 
 class _Sampling:
     """Samples one topic."""
 
-    def __init__(self, broker: Broker, topic: Topic, keep: int, is_ours: Callable[[Topic], bool]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        topic: Topic,
+        keep: int,
+        is_ours: Callable[[Topic], bool],
+        present: Callable[[Topic], Topic],
+    ) -> None:
         self._broker = broker
         self._topic = topic
         self._keep = keep
         self._is_ours = is_ours
+        self._present = present
         # Topics are not sampled all at the same instant.
         self._offset_ms = crc32(topic.name.encode()) % 5_000
 
     def __call__(self) -> Generator[float, None, None]:
         while True:
+            self._topic = self._present(self._topic)
             minute, passed = divmod(self._broker.now_ms(), 60_000)
             if passed < self._offset_ms:
                 yield (self._offset_ms - passed) / 1000

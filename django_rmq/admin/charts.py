@@ -137,7 +137,7 @@ def chart(
 
 def scale(highest: float) -> tuple[float, float]:
     """Return the top of an axis that shows ``highest``, and the step between its two to five labels."""
-    if not highest > 0:
+    if not highest > 1e-9:
         return 1.0, 1.0
     rough = highest / 4
     power = 10.0 ** math.floor(math.log10(rough))

@@ -33,6 +33,7 @@ from django_rmq.consumer.executor import (
     uptime,
 )
 from django_rmq.consumer.heartbeat import Heartbeat
+from django_rmq.consumer.lanes import Lanes
 from django_rmq.consumer.limits import Limits
 from django_rmq.consumer.notes import Notes
 from django_rmq.exceptions import (
@@ -305,6 +306,7 @@ class Dispatcher:
         self._entries = count(1)
         self._waiting: dict[Place, None] = {}
         """Due, and to be prepared as soon as their thread has room."""
+        self._lanes = Lanes(self.topics.values(), max(1, threads))
         self._limits = Limits(broker, self.owner, self.topics.values(), self._capacity)
         self._parked: defaultdict[str, dict[Place, None]] = defaultdict(dict)
         """Topic -> its slots that are due and wait until its limits leave room."""
@@ -576,11 +578,13 @@ class Dispatcher:
         done = len(report.committed) + len(report.failures)
         if done:
             self._last_work = time.monotonic()
+            self._lanes.reported(place.topic.name, report.seconds, done, self._last_work)
             self._paces[place.topic.name].note(report.seconds, done)
         if report.last and self._batches.pop(id(batch), None) is not None:
             place.batches -= 1
             self._in_hand -= len(batch.messages)
             self._limits.ended(place.topic.name, len(batch.messages), time.monotonic())
+            self._lanes.ended(id(batch), time.monotonic())
             if batch.thread is not None:
                 self._load[batch.thread] -= batch.cost
             if place.blocked_by is batch:
@@ -635,11 +639,20 @@ class Dispatcher:
         """How many batches of a slot may be in hand: one runs, the next is ready."""
         if not place.topic.serial:
             return 2 * len(self._threads)
+        if self._lanes and not place.topic.flow and self._lanes.is_lane(place.thread, time.monotonic()):
+            return 1  # so that it gets to another thread
         # Where permits are few, none lies idle behind one that runs.
-        has_one = place.topic.is_priority or place.topic.max_in_flight
+        has_one = place.topic.is_priority or place.topic.max_in_flight or place.topic.flow
         return 1 if has_one and self._paces[place.topic.name].seconds > QUICK_SECONDS else 2
 
     def _thread_for(self, place: Place, load: list[float]) -> int:
+        if self._lanes and not (place.topic.serial and place.batches):
+            thread = self._lanes.choose(place.topic.name, place.thread, load, time.monotonic())
+            if place.topic.serial and thread != place.thread:
+                self._slots_of_thread[place.thread] -= 1
+                self._slots_of_thread[thread] += 1
+                place.thread = thread
+            return thread
         return place.thread if place.topic.serial else min(range(len(load)), key=load.__getitem__)
 
     def _limit(self, topic: Topic) -> int:
@@ -650,11 +663,16 @@ class Dispatcher:
 
     def _capacity(self, topic: Topic) -> int:
         """How many messages of a topic all threads together can have in hand."""
-        return len(self._threads) * self._limit(topic)
+        flow = self._lanes.flows.get(topic.name)
+        return (flow.limit if flow else len(self._threads)) * self._limit(topic)
+
+    def _lane_room(self, topic: str) -> int:
+        """How many batches of a topic its lanes can take."""
+        return self._lanes.room(topic, 2 if self._paces[topic].seconds <= QUICK_SECONDS else 1)
 
     def _ask_limits(self, now: float) -> None:
         """Ask for room where slots wait for it, and go on with those that have got some."""
-        if not self._limits:
+        if not (self._limits or self._lanes):
             return
 
         def complain(name: str, error: RmqError) -> None:
@@ -662,7 +680,8 @@ class Dispatcher:
 
         self._limits.ask(now, lambda name: len(self._parked[name]), complain)
         for name, parked in self._parked.items():
-            for place in list(islice(parked, max(0, self._limits.room(name)))):
+            room = min(self._limits.room(name), self._lane_room(name)) if parked else 0
+            for place in list(islice(parked, max(0, room))):
                 del parked[place]
                 self._ready(place)
 
@@ -670,12 +689,17 @@ class Dispatcher:
         asked: list[Place] = []
         parked: list[Place] = []
         promised: defaultdict[str, int] = defaultdict(int)
+        taking: defaultdict[str, int] = defaultdict(int)
         load = self._load.copy()
         room, expected = IN_HAND - self._in_hand, 0
         for place in self._waiting:
-            topic, thread = place.topic, self._thread_for(place, load)
+            topic = place.topic
+            if topic.flow and self._lane_room(topic.name) <= taking[topic.name]:
+                parked.append(place)
+                continue
+            thread = self._thread_for(place, load)
             # A thread takes the highest head among its priority slots, so each of these has a batch ready.
-            if load[thread] > 2 * WORK_SECONDS and not topic.is_priority:
+            if load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
                 if not self._has_priorities and min(load) > 2 * WORK_SECONDS:
                     break
                 continue
@@ -694,6 +718,7 @@ class Dispatcher:
             )
             place.cursor = None
             asked.append(place)
+            taking[topic.name] += 1
             # What a slot will hand out is not known; half the limit keeps many slots from flooding one thread.
             load[thread] += limit / 2 * self._paces[topic.name].seconds
             room -= limit
@@ -727,7 +752,8 @@ class Dispatcher:
                 self._schedule(place, reply.next_due)
             else:
                 size = self.listeners[place.topic.name].batch_size or 1
-                share = -(-len(messages) // (size * len(self._threads))) * size
+                parts = 1 if place.topic.flow else len(self._threads)
+                share = -(-len(messages) // (size * parts)) * size
                 for start in range(0, len(messages), share):
                     self._start(place, reply.receipt, messages[start : start + share], at)
                 # Only a prepare that finds nothing makes senders wake us, and other threads are free.
@@ -769,6 +795,7 @@ class Dispatcher:
         place.batches += 1
         batch.cost = len(messages) * self._paces[place.topic.name].seconds
         self._load[thread] += batch.cost
+        self._lanes.started(id(batch), place.topic.name, thread)
         self._threads[thread].put(batch)
 
     def _extend(self, message: Message) -> bool:

@@ -21,7 +21,7 @@ from django_rmq.operations.listing import Filter
 STEP = 2_000
 """Messages that one round trip takes, at most."""
 
-PER_SLOT = 500
+PER_SLOT = 250
 """Messages that one script takes: one that touches them all stays well below 15 ms."""
 
 SLOTS_AT_ONCE = 64

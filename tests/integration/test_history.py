@@ -175,6 +175,23 @@ def test_above_4096_slots_the_reading_is_spread_over_the_minute(broker: Any, clo
     assert last(broker, topic).sampled_ms == START_MS + 51_000
 
 
+def test_the_slots_of_now_are_sampled(broker: Any, clock: Clock) -> None:
+    topics = iter([replace(TOPIC, slots=2), replace(TOPIC, slots=8), replace(TOPIC, slots=8)])
+    merge(broker, 1, "a")
+    merge(broker, 7, "b")
+    (duty,) = history.sampling(broker, [TOPIC], 1, lambda _: True, lambda _: next(topics))
+    sampler = Sampler(broker, TOPIC, clock)
+    clock.advance(seconds=5)
+    sampler.steps = duty()
+    sampler.minutes(1)
+    first = last(broker).depth
+    sampler.minute()
+    second = last(broker)
+    assert first is not None and second.depth is not None
+    assert (first.store, second.depth.store) == (1, 2)
+    assert second.rates is None, "of other slots before"
+
+
 # --- who samples
 
 

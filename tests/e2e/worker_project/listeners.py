@@ -78,6 +78,21 @@ def entered(message: Message) -> None:
     ledger.write(WORKER_DATA / "ledger", "end", 0, *entry)
 
 
+bottleneck = threading.Semaphore(3)
+"""What calls of `flowing` share in one process."""
+
+
+@listener("flowing")
+def shared(message: Message) -> None:
+    body = message.body
+    entry = (threading.get_ident(), message.slot, message.receipt, body["name"])
+    ledger.write(WORKER_DATA / "flowing", "start", 0, *entry)
+    # The test makes it a hundred times slower while it runs.
+    with bottleneck:
+        time.sleep(0.25 if (WORKER_DATA / "slower").exists() else 0.0025)
+    ledger.write(WORKER_DATA / "flowing", "end", 0, *entry)
+
+
 @listener("moving-merge")
 @listener("moving-priority")
 @listener("moving-fixed")

@@ -63,6 +63,7 @@ RMQ = {
         "moving-shared": {"TYPE": "priority", "SLOTS": 16, "SERIAL": False},
         "nobody": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "permits": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "TIMEOUT": 2, "MAX_IN_FLIGHT": 3},
+        "flowing": {"TYPE": "range_merge", "SLOTS": 32, "TIME_RANGE": 1, "TIMEOUT": 5, "FLOW": "auto"},
         "paced": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "SERIAL": False, "MAX_RATE": 50},
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },

@@ -1,0 +1,183 @@
+"""FLOW "auto" in a worker: a listener that becomes slow finds its pace, and its neighbours keep theirs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from django_rmq.broker import Broker
+from django_rmq.consumer.lanes import Lanes
+from django_rmq.memory import InMemoryBroker
+from django_rmq.messages import BackOff, Message, Topic, TopicType
+from tests.workers import Heard, Worker, client_of, eventually, live, send, total
+
+SLOW = Topic("slow", TopicType.RANGE_MERGE, slots=64, time_range_ms=0, flow="auto", backoff=BackOff(0, 0))
+FREE = Topic("free", TopicType.RANGE_MERGE, slots=64, time_range_ms=0)
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "memory":
+        yield InMemoryBroker("m:")
+        return
+    client = client_of(request.getfixturevalue("redis_url"))
+    yield Broker(client, request.getfixturevalue("prefix"))
+    client.close()
+
+
+class Bottleneck:
+    """A listener that needs one of a few of something for some time, and knows who runs and where."""
+
+    def __init__(self, capacity: int, seconds: float) -> None:
+        self.seconds = seconds
+        self.running = self.most = self.done = 0
+        self.threads: Counter[str] = Counter()
+        self.slots: set[int] = set()
+        self.overlapped = False
+        self._few = threading.Semaphore(capacity)
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self.threads[threading.current_thread().name] += 1
+            self.overlapped = self.overlapped or message.slot in self.slots
+            self.slots.add(message.slot)
+        with self._few:
+            time.sleep(self.seconds)
+        with self._lock:
+            self.running -= 1
+            self.done += 1
+            self.slots.discard(message.slot)
+
+
+def test_the_limit_settles_at_what_the_bottleneck_takes(broker: Any) -> None:
+    bottleneck = Bottleneck(3, 0.02)
+    send(broker, SLOW, range(4000))
+    with Worker(broker, SLOW, bottleneck, threads=12) as worker:
+        flow = worker.dispatcher._lanes.flows["slow"]
+        eventually(lambda: bottleneck.done > 300, seconds=30)
+        seen: list[int] = []
+
+        def is_done() -> bool:
+            seen.append(flow.limit)
+            return bottleneck.done > 1000
+
+        eventually(is_done, seconds=60)
+    assert 2 <= sorted(seen)[len(seen) // 2] <= 4, Counter(seen)
+    assert not bottleneck.overlapped, "slots stay serial"
+
+
+def test_a_topic_with_a_flow_leaves_a_thread_to_the_others(broker: Any) -> None:
+    bottleneck, heard = Bottleneck(100, 0.3), Heard()
+    send(broker, SLOW, range(300))
+    with Worker(broker, [SLOW, FREE], {"slow": bottleneck, "free": heard}, threads=4) as worker:
+        flow = worker.dispatcher._lanes.flows["slow"]
+        eventually(lambda: flow.limit == 3 and bottleneck.running == 3, seconds=60)
+        begun = time.monotonic()
+        for part in range(5):
+            send(broker, FREE, range(part * 200, part * 200 + 200))
+            heard.wait(part * 200 + 200)
+        assert time.monotonic() - begun < 5 * 0.5
+        assert bottleneck.most == 3
+    assert not bottleneck.overlapped
+
+
+def test_an_idle_flow_leaves_all_threads_to_the_others(broker: Any) -> None:
+    bottleneck = Bottleneck(4, 0.05)
+    free = replace(FREE, slots=16)
+    send(broker, free, range(400))
+    with Worker(broker, [SLOW, free], {"slow": Heard(), "free": bottleneck}, threads=4):
+        eventually(lambda: bottleneck.done >= 100, seconds=30)
+        assert bottleneck.most == 4
+    assert not bottleneck.overlapped
+
+
+@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])
+@pytest.mark.parametrize("serial", [True, False])
+def test_failures_burst_and_every_kind_of_topic_end_well(broker: Any, kind: TopicType, serial: bool) -> None:
+    merge = kind is TopicType.RANGE_MERGE
+    topic = replace(
+        SLOW, type=kind, serial=serial, time_range_ms=0 if merge else None, max_retries=2, slots=4
+    )
+    tries: Counter[int] = Counter()
+
+    def listen(message: Message) -> bool:
+        tries[message.body] += 1
+        time.sleep(0.002)
+        return message.body % 10 != 0
+
+    send(broker, topic, range(200), **({} if merge else {"priority": 50}))
+    with Worker(broker, topic, listen, threads=3, burst=True) as worker:
+        worker.join(60)
+    assert live(broker, topic) == 0
+    assert total(broker, topic, "committed") == 180
+    assert total(broker, topic, "died") == 20
+    assert {tries[body] for body in range(0, 200, 10)} == {3}
+
+
+def test_batches_have_a_flow_too(broker: Any) -> None:
+    lengths: list[int] = []
+
+    def listen(messages: list[Message]) -> None:
+        lengths.append(len(messages))
+        time.sleep(0.001)
+
+    send(broker, SLOW, range(3000))
+    with Worker(broker, SLOW, listen, batch_size=50, threads=4, burst=True) as worker:
+        worker.join(60)
+    assert sum(lengths) == 3000
+    assert live(broker, SLOW) == 0
+
+
+def test_a_flow_and_a_limit_hold_together(broker: Any) -> None:
+    topic = replace(SLOW, max_in_flight=2)
+    bottleneck = Bottleneck(100, 0.01)
+    send(broker, topic, range(150))
+    with Worker(broker, topic, bottleneck, threads=8, burst=True) as worker:
+        worker.join(60)
+    assert bottleneck.done == 150
+    assert bottleneck.most == 2
+
+
+# --- lanes
+
+
+def test_a_flow_takes_threads_from_above_and_the_others_go_below() -> None:
+    lanes, load = Lanes([SLOW, FREE], 4), [0.0] * 4
+    lanes.flows["slow"].limit = 2
+    assert lanes.choose("slow", 0, load, 0.0) == 3
+    lanes.started(1, "slow", 3)
+    assert lanes.choose("slow", 0, load, 0.0) == 2
+    lanes.started(2, "slow", 2)
+    assert lanes.room("slow", 1) == 0
+    assert lanes.room("slow", 2) == 2
+    assert lanes.choose("slow", 0, load, 0.0) in (2, 3), "behind one that runs, not beside"
+    assert lanes.choose("free", 3, load, 0.0) == 0
+    assert lanes.choose("free", 1, load, 0.0) == 1, "no reason to move"
+    assert lanes.choose("free", 1, [0.0, 0.5, 0, 0], 0.0) == 0
+    lanes.ended(1, 5.0)
+    assert lanes.choose("free", 3, load, 5.5) == 0, "its next message comes"
+    assert lanes.choose("free", 3, load, 7.0) == 3
+    assert lanes.room("free", 1) > 1000
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_one_thread_is_never_a_lane_where_others_need_one(threads: int) -> None:
+    lanes = Lanes([SLOW, FREE], threads)
+    flow = lanes.flows["slow"]
+    assert flow.most == max(1, threads - 1)
+    flow.limit = flow.most
+    for number in range(flow.limit):
+        lanes.started(number, "slow", lanes.choose("slow", 0, [0.0] * threads, 0.0))
+    assert lanes.choose("free", threads - 1, [0.0] * threads, 0.0) == 0
+    assert lanes.is_lane(0, 0.0) == (threads == 1)
+    assert Lanes([SLOW], threads).flows["slow"].most == threads
+    assert not Lanes([FREE], threads)

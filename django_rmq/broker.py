@@ -110,6 +110,7 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("HEXISTS", "field"),
     ("HGETALL",),
     ("HLEN",),
+    ("HSCAN", 0),
     ("HDEL", "field"),
     ("EXPIRE", 1),
     ("PEXPIRE", 1),

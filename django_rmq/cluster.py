@@ -54,6 +54,9 @@ PAUSES = (0.001, 0.05)
 RESTS = (0.1, 2.0)
 """Seconds for which nobody tries a node that could not be reached: at first, and at most."""
 
+PROBE_SECONDS = 0.25
+"""How long a node that has failed may take to answer a PING before it is trusted with more."""
+
 REDIRECTIONS = 16
 """Times that a call follows MOVED and ASK without a pause in between."""
 
@@ -70,29 +73,49 @@ class Node:
         self.knows_scripts = False
         self._rests_until = 0.0
         self._rest = RESTS[0]
+        self._trouble: RedisError | None = None
+        """Why it failed last; it has not answered since."""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
     @property
     def rests(self) -> bool:
-        """Whether it could not be reached a moment ago."""
+        """Whether it failed a moment ago."""
         return time.monotonic() < self._rests_until
 
     def connect(self) -> Any:
         """Return a connection of the pool; raise ``RedisError`` without trying where the last try has just failed."""
-        if self.rests:
-            raise redis.ConnectionError(f"{self} could not be reached a moment ago")
+        trouble = self._trouble
+        if trouble is not None and self.rests:
+            raise type(trouble)(f"{trouble} ({self}, a moment ago)")
         try:
+            if trouble is not None:
+                self._probe()
             connection = self.client.connection_pool.get_connection()
-        except RedisError:
-            self.failed()
+        except RedisError as error:
+            self.failed(error)
             raise
-        self._rest = RESTS[0]
+        self._trouble, self._rest = None, RESTS[0]
         return connection
 
-    def failed(self) -> None:
+    def _probe(self) -> None:
+        """Make sure that it answers soon: a process that stands still lets itself be connected to."""
+        pool = self.client.connection_pool
+        short = {"socket_timeout": PROBE_SECONDS, "socket_connect_timeout": PROBE_SECONDS}
+        connection = pool.connection_class(**{**pool.connection_kwargs, **short})
+        try:
+            connection.connect()
+            connection.send_command("PING")
+            connection.read_response()
+        except BusyLoadingError:
+            pass  # what is asked of it will be told the same
+        finally:
+            connection.disconnect()
+
+    def failed(self, error: RedisError) -> None:
         """Leave it alone for a while."""
+        self._trouble = error
         self._rests_until = time.monotonic() + self._rest
         self._rest = min(self._rest * 2, RESTS[1])
 
@@ -112,14 +135,16 @@ class Node:
         except ResponseError:
             broken = False
             raise
+        except RedisError as error:
+            self.failed(error)
+            raise
         finally:
             self.give_back(connection, broken=broken)
         return reply
 
     def load_scripts(self, connection: Any) -> None:
         """Give it every script."""
-        folders = ("", "workers", "topics", "history", "limits")
-        texts = [lua.load(name).text for folder in folders for name in lua.names(folder)]
+        texts = [lua.load(name).text for name in lua.all_names()]
         connection.send_packed_command(connection.pack_commands([("SCRIPT LOAD", text) for text in texts]))
         for _ in texts:
             connection.read_response()
@@ -393,7 +418,7 @@ class Trip:
             errand.reply, errand.repeat = error, True
 
     def _note_lost(self, node: Node, group: Iterable[Errand], error: RedisError) -> None:
-        node.failed()
+        node.failed(error)
         self._cluster.doubt()
         for errand in group:
             errand.reply = error
@@ -424,6 +449,7 @@ class Trip:
             except RedisError as error:
                 self._note_lost(node, group[at:], error)
                 node.give_back(connection, broken=True)
+                self._confirm_nothing()
                 return
             self._judge(node, errand)
         if self._wanted is not None:
@@ -432,11 +458,15 @@ class Trip:
             except RedisError as error:
                 self._note_lost(node, (), error)
                 node.give_back(connection, broken=True)
-                self._confirm(Confirmed())
+                self._confirm_nothing()
                 return
             if not all(errand.repeat for errand in group):
                 self._confirm(confirmed)
         node.give_back(connection)
+
+    def _confirm_nothing(self) -> None:
+        if self._wanted is not None:
+            self._confirm(Confirmed(None, False if self._wanted.fsync else None))
 
     def _confirm(self, confirmed: Confirmed) -> None:
         self.confirmed = confirmed if self.confirmed is None else self.confirmed.least(confirmed)

@@ -37,6 +37,13 @@ def load(name: str) -> Script:
 
 
 @cache
+def all_names() -> tuple[str, ...]:
+    """Return the names of all scripts."""
+    folders = (entry.name for entry in files(__name__).iterdir() if entry.is_dir())
+    return tuple(name for folder in ("", *sorted(folders)) for name in names(folder))
+
+
+@cache
 def names(folder: str = "") -> tuple[str, ...]:
     """Return the names of the transitions of a slot, or of the scripts in ``folder``."""
     found = (entry.name for entry in (files(__name__) / folder).iterdir())

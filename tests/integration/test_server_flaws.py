@@ -138,8 +138,7 @@ def test_what_the_user_may_not_do_is_named(
 
 
 def test_every_command_of_the_scripts_is_tried(server: RedisServer) -> None:
-    folders = ("", "workers", "history", "limits")
-    texts = [lua.load(name).text.decode() for folder in folders for name in lua.names(folder)]
+    texts = [lua.load(name).text.decode() for name in lua.all_names()]
     named = {word for text in texts for word in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     assert len(named) > 15
     ask(server.port, "CONFIG", "RESETSTAT")

@@ -36,6 +36,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> No
 def test_the_wheel_holds_nothing_but_the_package(wheel: zipfile.ZipFile) -> None:
     assert {name.partition("/")[0] for name in wheel.namelist()} == {
         "django_rmq",
+        "pyspark_rmq",
         "django_rmq-0.1.0.dist-info",
     }
 

@@ -1,0 +1,53 @@
+"""From options to a broker and a topic: on the driver, and in each Python worker of an executor."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import ConfigurationError, UnknownTopic
+from django_rmq.messages import BackOff, Topic, TopicType
+from django_rmq.spark.options import Options
+
+URL_VARIABLE = "RMQ_URL"
+"""The environment variable that names the server where no option does, so that no job has to carry a password."""
+
+
+def broker_of(options: Options) -> Broker:
+    """Return the broker of this process for these options."""
+    url = options.url or os.environ.get(URL_VARIABLE)
+    if not url:
+        raise ConfigurationError(f"option url is missing, and {URL_VARIABLE} is not in the environment")
+    return _broker(url, options.username, options.password, options.prefix, options.socket_timeout)
+
+
+@lru_cache(maxsize=16)
+def _broker(url: str, username: str | None, password: str | None, prefix: str, timeout: float) -> Broker:
+    client = redis.Redis.from_url(
+        url,
+        username=username,
+        password=password,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        health_check_interval=0,
+    )
+    return Broker(client, prefix)
+
+
+def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topic:
+    """Return the topic of a registered definition; ``local`` is what a definition does not hold."""
+    if definition is None:
+        raise UnknownTopic(
+            f"topic {name} is not registered in Redis: has the project that declares it ever run?"
+        )
+    base_ms, cap_ms = definition["backoff"]
+    parts = {**definition, "type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}
+    return Topic(name, **parts, **local)

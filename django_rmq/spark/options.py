@@ -1,0 +1,114 @@
+"""The options of ``format("rmq")``: known names, defaults, and a sentence for each mistake.
+
+Spark hands them over as text, with names in lower case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.keys import check_prefix, check_topic_name
+
+QUEUES = ("store", "prepare", "retry", "dead", "claim")
+CONNECTION = {"url", "username", "password", "prefix", "socketTimeout", "topic"}
+READ = CONNECTION | {"queues", "slots", "minScore", "maxScore", "includeMetadata", "minPartitions"}
+STREAM = CONNECTION | {
+    "maxMessagesPerTrigger",
+    "claimTimeout",
+    "minPartitions",
+    "consumerId",
+    "failOnDataLoss",
+    "pollInterval",
+}
+WRITE = CONNECTION | {"bodyColumns", "timeRange", "canonical", "maxBody", "maxBacklog", "allowOverwrite"}
+SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
+"""Options of Spark's own that it hands over to sources and sinks, too."""
+
+
+class Options:
+    """The options of one read or write. Raises ``ConfigurationError`` for a name or a value that cannot be."""
+
+    def __init__(self, given: Mapping[str, str], known: set[str], what: str) -> None:
+        names = {name.lower(): name for name in known}
+        unknown = sorted(set(map(str.lower, given)) - set(names) - SPARKS_OWN)
+        if unknown:
+            raise ConfigurationError(
+                f"{what} of format rmq has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}"
+            )
+        self._given = {name.lower(): value for name, value in given.items()}
+        self.url = self.text("url")
+        self.username = self.text("username")
+        self.password = self.text("password")
+        self.prefix = check_prefix(self.text("prefix") or "")
+        self.socket_timeout = self.number("socketTimeout", 30.0, low=0.1)
+
+    def text(self, name: str) -> str | None:
+        """Return an option as it is; None: not given."""
+        return self._given.get(name.lower())
+
+    def number(self, name: str, default: float, *, low: float = -math.inf, high: float = math.inf) -> float:
+        """Return an option as a number in its bounds."""
+        given = self.text(name)
+        if given is None:
+            return default
+        try:
+            value = float(given)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise ConfigurationError(f"option {name} must be a number from {low} to {high}, got {given!r}")
+        return value
+
+    def whole(self, name: str, default: int, *, low: int = 0, high: int = 1 << 53) -> int:
+        """Return an option as a whole number in its bounds."""
+        value = self.number(name, default, low=low, high=high)
+        if value != int(value):
+            raise ConfigurationError(f"option {name} must be a whole number, got {value}")
+        return int(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return an option as true or false."""
+        given = (self.text(name) or str(default)).lower()
+        if given not in ("true", "false"):
+            raise ConfigurationError(f"option {name} must be true or false, got {given!r}")
+        return given == "true"
+
+    def names(self, name: str, default: str = "") -> list[str]:
+        """Return an option as a list of names."""
+        return [part.strip() for part in (self.text(name) or default).split(",") if part.strip()]
+
+    def topics(self) -> list[str]:
+        """Return the topics, one or more."""
+        found = [check_topic_name(name) for name in self.names("topic")]
+        if not found:
+            raise ConfigurationError("option topic is missing: the topic to read from or to write to")
+        return list(dict.fromkeys(found))
+
+    def topic(self) -> str:
+        """Return the one topic."""
+        found = self.topics()
+        if len(found) > 1:
+            raise ConfigurationError(f"option topic must name one topic here, got {', '.join(found)}")
+        return found[0]
+
+    def queues(self) -> list[str]:
+        """Return the states to read."""
+        found = self.names("queues", "store")
+        wrong = [name for name in found if name not in QUEUES]
+        if wrong:
+            raise ConfigurationError(f"option queues takes {', '.join(QUEUES)}, not {', '.join(wrong)}")
+        return list(dict.fromkeys(found))
+
+    def slots(self, count: int) -> list[int]:
+        """Return the slots to read, of ``count``."""
+        try:
+            found = [int(part) for part in self.names("slots")] or list(range(count))
+        except ValueError:
+            found = [-1]
+        if not all(0 <= slot < count for slot in found):
+            raise ConfigurationError(
+                f"option slots must be numbers from 0 to {count - 1}, got {self.text('slots')!r}"
+            )
+        return list(dict.fromkeys(found))

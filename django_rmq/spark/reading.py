@@ -1,0 +1,200 @@
+"""Batch read: a look at topics that changes nothing.
+
+The driver counts and groups slots into tasks; a task pages by a cursor of (score, member), so that what is there
+throughout is read exactly once, whatever comes and goes meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from django_rmq.exceptions import RmqError
+from django_rmq.messages import Counts, Death, Entry, FailureRecord, Topic, decode_envelope
+from django_rmq.spark.connection import broker_of, topic_of
+from django_rmq.spark.options import Options
+
+TASK = 50_000
+"""Messages per task, about: a task costs some 50 ms before its first row."""
+
+PAGE = 1_000
+PAGE_BYTES = 4_194_304
+SLOTS_PER_TRIP = 1_000
+
+
+class Piece(NamedTuple):
+    """A part of a task: one state of one slot."""
+
+    topic: Topic
+    slot: int
+    queue: str
+
+
+class Task(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(len(pieces))
+        self.pieces = list(pieces)
+
+
+def grouped(sizes: Sequence[int], tasks: int) -> list[list[int]]:
+    """Return indexes in at most ``tasks`` groups of about the same size, largest first into the emptiest."""
+    groups: list[list[int]] = [[] for _ in range(max(1, tasks))]
+    filled = [0] * len(groups)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        smallest = min(range(len(groups)), key=filled.__getitem__)
+        groups[smallest].append(index)
+        filled[smallest] += sizes[index]
+    return [group for group in groups if group]
+
+
+class Reader(DataSourceReader):
+    """Reads what waits, rests, is in flight, claimed or dead."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._queues = options.queues()
+        self._topics = options.topics()
+        self._low = options.number("minScore", -math.inf)
+        self._high = options.number("maxScore", math.inf)
+        self._min_partitions = options.whole("minPartitions", 1, low=1)
+        self._metadata = options.flag("includeMetadata", default=False)
+
+    def partitions(self) -> list[InputPartition]:
+        broker = broker_of(self._options)
+        definitions = broker.definitions()
+        pieces: list[Piece] = []
+        sizes: list[int] = []
+        for name in self._topics:
+            topic = topic_of(name, definitions.get(name))
+            slots = self._options.slots(topic.slots)
+            for first in range(0, len(slots), SLOTS_PER_TRIP):
+                part = slots[first : first + SLOTS_PER_TRIP]
+                pipeline = broker.pipeline()
+                for slot in part:
+                    pipeline.count(topic, slot)
+                for slot, counts in zip(part, pipeline.execute(), strict=True):
+                    if isinstance(counts, RmqError):
+                        raise counts
+                    for queue in self._queues:
+                        size = _size(counts, queue)
+                        if size:
+                            pieces.append(Piece(topic, slot, queue))
+                            sizes.append(size)
+        tasks = min(len(pieces), max(self._min_partitions, math.ceil(sum(sizes) / TASK)))
+        return [Task([pieces[i] for i in group]) for group in grouped(sizes, tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Where there is nothing to read, Spark makes a partition of its own.
+        if not isinstance(partition, Task):
+            return
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        broker = broker_of(self._options)
+        for topic, slot, queue in partition.pieces:
+            cursor: tuple[str, bytes] | None = None
+            while True:
+                page = broker.peek(
+                    topic,
+                    slot,
+                    queue,
+                    after=cursor,
+                    limit=PAGE,
+                    min_score=self._low,
+                    max_score=self._high,
+                    max_bytes=PAGE_BYTES,
+                )
+                if page.entries:
+                    yield self._batch(schema, topic, slot, queue, page.entries)
+                cursor = page.cursor
+                if cursor is None:
+                    break
+
+    def _batch(
+        self, schema: pa.Schema, topic: Topic, slot: int, queue: str, entries: Sequence[Entry]
+    ) -> pa.RecordBatch:
+        n = len(entries)
+        dead = (
+            [Death.parse(entry.record) if entry.record else None for entry in entries]
+            if queue == "dead"
+            else []
+        )
+        columns = [
+            pa.array(_bodies(topic, entries, dead), pa.binary()),
+            pa.array([entry.score for entry in entries], pa.float64()),
+            pa.array([topic.name] * n, pa.string()),
+            pa.array([slot] * n, pa.int32()),
+        ]
+        if self._metadata:
+            rows = [_told(topic, queue, entry) for entry in entries]
+            if queue == "dead":
+                errors: list[str | None] = [
+                    None if death is None else death.error.decode(errors="replace") for death in dead
+                ]
+            elif queue == "prepare":
+                errors = [None] * n
+            else:
+                errors = [
+                    FailureRecord.parse(entry.record).error.decode(errors="replace") if entry.record else None
+                    for entry in entries
+                ]
+            columns += [
+                pa.array([queue] * n, pa.string()),
+                _instants([row[0] for row in rows]),
+                pa.array([row[1] for row in rows], pa.int32()),
+                _instants([row[2] for row in rows]),
+                pa.array(errors, pa.string()),
+                _instants([entry.score if queue == "dead" else None for entry in entries]),
+            ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _size(counts: Counts, queue: str) -> int:
+    return counts.claimed if queue == "claim" else int(getattr(counts, queue))
+
+
+def _bodies(topic: Topic, entries: Sequence[Entry], dead: Sequence[Death | None]) -> list[bytes]:
+    if not topic.keyed:
+        return [entry.member for entry in entries]
+    envelopes = (
+        [death.envelope if death else None for death in dead] if dead else [e.envelope for e in entries]
+    )
+    return [
+        entry.member if envelope is None else decode_envelope(envelope).body
+        for entry, envelope in zip(entries, envelopes, strict=True)
+    ]
+
+
+def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | None, float | None]:
+    """Return when it is due (ms), the retries left to its delivery, and until when its delivery is good (ms)."""
+    score = entry.score
+    if queue == "prepare":
+        return None, int(score) % 1000, (score // 1000 + topic.timeout + 1) * 1000
+    if queue == "retry":
+        return math.floor(score), max(0, round(score % 1 * 1024) - 1), None
+    if queue == "dead":
+        return None, None, None
+    floor = max(16, topic.max_retries) if topic.is_priority else 999
+    is_retry = score <= floor or (topic.is_priority and score % 1 != 0)
+    left = topic.max_retries
+    if is_retry:
+        q = (
+            round(score % 1 * 1024)
+            if topic.is_priority and score > floor
+            else math.floor(max(0.0, min(score, 1e3)))
+        )
+        left = max(0, min(q - 1, topic.max_retries))
+    return (None if topic.is_priority or is_retry else score), left, None
+
+
+def _instants(ms: Sequence[float | None]) -> Any:
+    # Foreign scores may lie beyond what a timestamp holds.
+    micros = [None if at is None or not 0 <= at <= 253_402_300_799_999 else int(at * 1000) for at in ms]
+    return pa.array(micros, pa.int64()).cast(pa.timestamp("us", tz="UTC"))

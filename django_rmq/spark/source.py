@@ -1,0 +1,75 @@
+"""The data source itself: what ``format("rmq")`` can do, and the schema of what is read.
+
+Spark's calls have fixed argument names; what a class does is in the module that it comes from.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import (
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.options import READ, STREAM, WRITE, Options
+from django_rmq.spark.reading import Reader
+from django_rmq.spark.streaming import StreamReader
+from django_rmq.spark.writing import StreamWriter, Writer
+
+COLUMNS = StructType(
+    [
+        StructField("value", BinaryType()),
+        StructField("score", DoubleType()),
+        StructField("topic", StringType()),
+        StructField("slot", IntegerType()),
+    ]
+)
+METADATA = StructType(
+    [
+        *COLUMNS.fields,
+        StructField("queue", StringType()),
+        StructField("due", TimestampType()),
+        StructField("retries", IntegerType()),
+        StructField("deadline", TimestampType()),
+        StructField("error", StringType()),
+        StructField("died_at", TimestampType()),
+    ]
+)
+
+
+class RmqDataSource(DataSource):
+    """Messages of RMQ topics: ``spark.read``, ``df.write``, ``spark.readStream`` and ``df.writeStream``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rmq"
+
+    def schema(self) -> StructType:
+        wanted = str(dict(self.options).get("includemetadata", "false")).lower()
+        return METADATA if wanted == "true" else COLUMNS
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        self._check(schema)
+        return Reader(Options(dict(self.options), READ, "spark.read"), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        self._check(schema)
+        return StreamReader(Options(dict(self.options), STREAM, "spark.readStream"), schema)
+
+    def _check(self, schema: StructType) -> None:
+        if schema.fieldNames() != self.schema().fieldNames():
+            raise ConfigurationError(
+                f"the schema of format rmq is fixed: {self.schema().simpleString()}; read value, then decode it"
+            )
+
+    def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        return Writer(Options(dict(self.options), WRITE, "df.write"), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+        return StreamWriter(Options(dict(self.options), WRITE, "df.writeStream"), schema, overwrite=overwrite)

@@ -1,0 +1,196 @@
+"""Write: rows become messages by the same rules as a send from Python.
+
+At least once: a task that is tried again sends again, and what still waits merges. ``value`` is the fast way; a
+topic whose slots follow from the body, a key or a basis of its own costs a look into each row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, TopicFull
+from django_rmq.messages import encode_json
+from django_rmq.producer import Producer, check_time_range
+from django_rmq.spark.connection import broker_of, topic_of
+from django_rmq.spark.options import Options
+
+OPTION_COLUMNS = ("priority", "fixed_time", "time_range", "slot_basis", "key")
+CHUNK = 10_000
+"""Rows in hand at once at most."""
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task sent: status -> how many."""
+
+    counts: dict[str, int]
+
+
+class _Sending:
+    """What a batch and a stream write have in common."""
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        self._options = options
+        local: dict[str, Any] = {}
+        if options.text("timeRange") is not None:
+            local["time_range_ms"] = check_time_range(options.whole("timeRange", 0))
+        if options.text("maxBody") is not None:
+            local["max_body"] = options.whole("maxBody", 0, low=1)
+        if options.text("maxBacklog") is not None:
+            local["max_backlog"] = options.whole("maxBacklog", 0, low=1)
+        broker = broker_of(options)
+        name = options.topic()
+        self._topic = topic_of(name, broker.definitions().get(name), **local)
+        self._canonical = options.flag("canonical", default=True)
+        self._body_columns = options.names("bodyColumns")
+        columns = set(schema.fieldNames())
+        wanted = set(self._body_columns) or {"value"}
+        missing = wanted - columns
+        if missing:
+            raise ConfigurationError(
+                f"a write to topic {name} needs the column {', '.join(sorted(missing))}; there are {', '.join(sorted(columns))}"
+            )
+        self._columns = [column for column in OPTION_COLUMNS if column in columns]
+        unused = columns - wanted - set(self._columns)
+        if unused:
+            raise ConfigurationError(
+                f"a write to topic {name} does not know the columns {', '.join(sorted(unused))}: name them in "
+                "bodyColumns, or leave them out"
+            )
+        if overwrite:
+            if not options.flag("allowOverwrite", default=False):
+                raise ConfigurationError(
+                    'mode("overwrite") would purge what waits in the topic: use mode("append"), '
+                    "or set the option allowOverwrite to true"
+                )
+            for slot in range(self._topic.slots):
+                while broker.purge(self._topic, slot, "store"):
+                    pass
+
+    def _send(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        producer = Producer(broker_of(self._options))
+        counts: Counter[str] = Counter()
+        for whole in iterator:
+            for first in range(0, whole.num_rows, CHUNK):
+                counts.update(self._send_chunk(producer, whole.slice(first, CHUNK)))
+        if counts["refused"]:
+            raise TopicFull(
+                f"topic {self._topic.name} is full: {counts['refused']} of {counts.total()} messages were refused"
+            )
+        return Written(dict(counts))
+
+    def _send_chunk(self, producer: Producer, batch: pa.RecordBatch) -> Counter[str]:
+        topic = self._topic
+        bodies = self._bodies(batch)
+        # What is encoded already goes as bytes.
+        raw = replace(topic, body="bytes")
+        constant = not self._columns or (self._columns == ["priority"] and _is_constant(batch, "priority"))
+        if constant and not topic.keyed and topic.slot_basis is None:
+            options = {"priority": batch.column("priority")[0].as_py()} if self._columns else {}
+            return self._refusing(batch, lambda: producer.send_bodies(raw, bodies, **options).counts())
+        decode = json.loads if topic.slot_basis is not None else None
+        built = []
+        columns = {name: _values(batch, name) for name in self._columns}
+        for row, body in enumerate(bodies):
+            given = {name: column[row] for name, column in columns.items() if column[row] is not None}
+            try:
+                if decode is not None:
+                    built.append(producer.build(topic, decode(body), **given))
+                else:
+                    built.append(producer.build(raw, body, **given))
+            except (RmqError, ValueError) as error:
+                raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
+        return Counter(result.status for result in producer.send(built))
+
+    @staticmethod
+    def _refusing(batch: pa.RecordBatch, send: Callable[[], Counter[str]]) -> Counter[str]:
+        try:
+            return send()
+        except InvalidMessage as error:
+            # The producer names the row by its number.
+            number = str(error).removeprefix("item ").partition(":")[0]
+            row = int(number) if number.isdigit() else 0
+            raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
+
+    def _bodies(self, batch: pa.RecordBatch) -> list[bytes]:
+        topic = self._topic
+        if self._body_columns:
+            rows = batch.select(self._body_columns).to_pylist()
+            return [self._encoded(batch, row, encode_json, body) for row, body in enumerate(rows)]
+        column = batch.column("value")
+        if column.null_count:
+            row = next(i for i, value in enumerate(column) if not value.is_valid)
+            raise InvalidMessage(f"row {_shown(batch, row)}: value is null")
+        if topic.body != "bytes" and not pa.types.is_string(column.type):
+            try:
+                column.cast(pa.string())
+            except pa.ArrowInvalid as error:
+                raise InvalidMessage(f"topic {topic.name} has BODY {topic.body!r}: {error}") from None
+        values: list[bytes] = column.cast(pa.binary()).to_pylist()
+        if topic.body == "json" and self._canonical:
+            return [
+                self._encoded(batch, row, lambda raw: encode_json(json.loads(raw)), value)
+                for row, value in enumerate(values)
+            ]
+        return values
+
+    @staticmethod
+    def _encoded(batch: pa.RecordBatch, row: int, encode: Callable[[Any], bytes], value: Any) -> bytes:
+        try:
+            return encode(value)
+        except (RmqError, ValueError) as error:
+            raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
+
+
+def _is_constant(batch: pa.RecordBatch, name: str) -> bool:
+    column = batch.column(name)
+    return column.null_count == 0 and len(column.unique()) == 1
+
+
+def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
+    """Return a column as what ``Producer.build`` takes; a timestamp without a zone is in UTC, as Arrow has it."""
+    column = batch.column(name)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", tz="UTC"))
+    found: list[Any] = column.to_pylist()
+    return found
+
+
+def _shown(batch: pa.RecordBatch, row: int) -> str:
+    found: Mapping[str, Any] = batch.slice(row, 1).to_pylist()[0]
+    text = repr(found)
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+class Writer(_Sending, DataSourceArrowWriter):
+    """``df.write``: sends each row once, and again where a task is tried again."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._send(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Return: what was sent is there."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Return: what was sent stays; sent again, it merges."""
+
+
+class StreamWriter(_Sending, DataSourceStreamArrowWriter):
+    """``df.writeStream``: each batch is sent at least once."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._send(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Return: what was sent is there."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Return: what was sent stays; sent again, it merges."""

@@ -1,0 +1,440 @@
+"""Spark reads, writes and consumes topics, on a real session and a real Redis."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_rmq.messages import Failure, TopicType
+from tests.spark.conftest import Queue
+from tests.workers import Heard, Worker, eventually
+
+MakeQueue = Callable[..., Queue]
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+
+def values(frame: Any) -> Counter[str]:
+    return Counter(bytes(row.value).decode() for row in frame.select("value").collect())
+
+
+def available(
+    spark: Any, queue: Queue, checkpoint: Path, into: Callable[[Any, int], None], **options: Any
+) -> Any:
+    """Run a query until what is due now is consumed."""
+    query = (
+        spark.readStream.format("rmq")
+        .options(**queue.options, **options)
+        .load()
+        .writeStream.foreachBatch(into)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert query.exception() is None
+    return query
+
+
+# --- batch
+
+
+@pytest.mark.parametrize("identity", ["body", "key"])
+def test_a_round_trip(spark: Any, queue: MakeQueue, identity: str) -> None:
+    topic = queue(identity=identity, slots=8)
+    rows = [(json.dumps({"n": n, "a": "é"}), 100 + n) for n in range(2_500)]
+    frame = spark.createDataFrame(rows, "value string, priority bigint")
+    frame.write.format("rmq").options(**topic.options).mode("append").save()
+    assert topic.total("stored") == 2_500 == topic.depth("store")
+    # The same bytes as a send from Python makes.
+    if identity == "body":
+        topic.send([{"a": "é", "n": 7}])
+        assert topic.depth("store") == 2_500
+
+    found = spark.read.format("rmq").options(**topic.options, minPartitions=2, includeMetadata="true").load()
+    assert found.rdd.getNumPartitions() == 2
+    told = found.collect()
+    assert len(told) == 2_500
+    assert {json.loads(bytes(row.value))["n"] for row in told} == set(range(2_500))
+    assert {(row.topic, row.queue, row.retries) for row in told} == {(topic.topic.name, "store", 16)}
+    assert {row.slot for row in told} == set(range(8))
+    # Nothing has changed.
+    assert topic.depth("store") == 2_500 and topic.total("prepared") == 0
+
+
+def test_equal_messages_merge_and_the_columns_say_when(spark: Any, queue: MakeQueue) -> None:
+    topic = queue(TopicType.RANGE_MERGE)
+    rows = [("1", 60_000), ("1", 5), ("2", 90_000)]
+    frame = spark.createDataFrame(rows, "value string, time_range bigint").coalesce(1)
+    before = topic.broker.now_ms()
+    frame.write.format("rmq").options(**topic.options).mode("append").save()
+    assert (topic.total("merged"), topic.depth("store")) == (1, 2)
+    told = {
+        bytes(row.value): row
+        for row in spark.read.format("rmq").options(**topic.options, includeMetadata="true").load().collect()
+    }
+    due = told[b"1"].due.astimezone(UTC).timestamp() * 1000
+    assert before + 60_000 <= due <= topic.broker.now_ms() + 60_000
+    assert told[b"1"].score == pytest.approx(due, abs=1)
+
+
+def test_every_state_is_read_with_what_is_known_of_it(spark: Any, queue: MakeQueue) -> None:
+    topic = queue(slots=1, max_retries=2, identity="key", serial=False)
+    topic.send(["dead", "failing"])
+    for _ in range(2):
+        answer = topic.broker.prepare(topic.topic, 0, "A", None, 1)
+        (delivery,) = answer.deliveries
+        body = bytes(delivery.envelope or b"").partition(b"\n")[2]
+        kind, delay = ("rejected", None) if body == b'"dead"' else ("failed", 3_600_000)
+        topic.broker.rollback(
+            topic.topic, 0, answer.receipt, [Failure(delivery.member, kind, delay, "no good")]
+        )
+    topic.send(["flying"])
+    topic.broker.prepare(topic.topic, 0, "A", None, 1)
+    topic.send(["claimed"])
+    assert topic.broker.claim(topic.topic, 0, "s", 1, 60_000, 1).taken == 1
+    topic.send(["waiting"])
+    reading = spark.read.format("rmq").options(
+        **topic.options, includeMetadata="true", queues="store,prepare,retry,dead,claim"
+    )
+    told = {row.queue: row for row in reading.load().collect()}
+    assert {queue: bytes(row.value) for queue, row in told.items()} == {
+        "store": b'"waiting"',
+        "prepare": b'"flying"',
+        "retry": b'"failing"',
+        "dead": b'"dead"',
+        "claim": b'"claimed"',
+    }
+    assert (told["dead"].error, told["retry"].error) == ("no good", "no good")
+    assert abs(told["dead"].died_at.astimezone(UTC) - datetime.now(UTC)) < timedelta(minutes=5)
+    assert (told["retry"].retries, told["prepare"].retries, told["store"].retries) == (1, 2, 2)
+    assert told["prepare"].deadline is not None and told["store"].died_at is None
+
+
+def test_an_empty_topic_reads_as_nothing(spark: Any, queue: MakeQueue) -> None:
+    topic = queue()
+    assert spark.read.format("rmq").options(**topic.options).load().count() == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "schema", "options", "said"),
+    [
+        ([("1", 5)], "value string, priority int", {}, "priority must be from 17"),
+        ([("{", 50)], "value string, priority int", {}, "row {'value': '{'"),
+        ([(None, 50)], "value string, priority int", {}, "value is null"),
+        ([("1",)], "value string", {}, "is priority"),
+        ([("1", 50, 1)], "value string, priority int, odd int", {}, "odd"),
+        ([("1", 50)], "value string, priority int", {"colour": "red"}, "no option colour"),
+    ],
+)
+def test_bad_values_are_refused_with_the_row(
+    spark: Any, queue: MakeQueue, rows: list[Any], schema: str, options: dict[str, str], said: str
+) -> None:
+    topic = queue()
+    frame = spark.createDataFrame(rows, schema)
+    with pytest.raises(Exception, match=re.escape(said)):
+        frame.write.format("rmq").options(**topic.options, **options).mode("append").save()
+    assert topic.depth("store") == 0
+
+
+def test_overwrite_is_refused_unless_it_is_asked_for(spark: Any, queue: MakeQueue) -> None:
+    topic = queue()
+    topic.send(["old"])
+    frame = spark.createDataFrame([("1", 50)], "value string, priority int")
+    with pytest.raises(Exception, match="allowOverwrite"):
+        frame.write.format("rmq").options(**topic.options).mode("overwrite").save()
+    assert topic.depth("store") == 1
+    frame.write.format("rmq").options(**topic.options, allowOverwrite="true").mode("overwrite").save()
+    assert values(spark.read.format("rmq").options(**topic.options).load()) == {"1": 1}
+
+
+def test_bodies_from_columns_and_slots_from_a_field(spark: Any, queue: MakeQueue) -> None:
+    topic = queue(slot_basis="shop", slots=16)
+    frame = spark.createDataFrame([(n % 3, n, 50) for n in range(30)], "shop int, n int, priority int")
+    frame.write.format("rmq").options(**topic.options, bodyColumns="shop,n").mode("append").save()
+    found = spark.read.format("rmq").options(**topic.options).load().collect()
+    places = {(json.loads(bytes(row.value))["shop"], row.slot) for row in found}
+    assert len(found) == 30 and len(places) == 3
+    topic.send([{"n": 0, "shop": 0}])
+    assert topic.depth("store") == 30
+
+
+# --- streams
+
+
+def test_available_now_consumes_what_is_due_and_acknowledges_it(
+    spark: Any, queue: MakeQueue, tmp_path: Path
+) -> None:
+    topic = queue(identity="key")
+    topic.send([{"n": n} for n in range(3_000)])
+    seen: Counter[str] = Counter()
+    batches: list[int] = []
+
+    def into(frame: Any, number: int) -> None:
+        found = values(frame)
+        seen.update(found)
+        batches.append(found.total())
+
+    available(spark, topic, tmp_path, into, maxMessagesPerTrigger=2_000)
+    assert len(seen) == 3_000 and set(seen.values()) == {1}
+    assert max(batches) <= 2_000 + topic.topic.slots
+    assert topic.depth("claimed") == topic.depth("store") == 0
+    assert topic.total("acked") == 3_000 == topic.total("claimed")
+    # Nothing is left for the next run.
+    available(spark, topic, tmp_path, into)
+    assert seen.total() == 3_000
+
+
+def test_an_idle_query_acknowledges_its_last_batch_and_asks_redis_seldom(
+    spark: Any, queue: MakeQueue, tmp_path: Path
+) -> None:
+    topic = queue(slots=16)
+    query = (
+        spark.readStream.format("rmq")
+        .options(**topic.options)
+        .load()
+        .writeStream.foreachBatch(lambda frame, number: frame.count())
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    try:
+        topic.send(["x"])
+        eventually(lambda: topic.total("acked") == 1, "the last batch's acknowledgement", 150)
+        assert topic.depth("claimed") == 0
+        calls = topic.broker.client.info("stats")["total_commands_processed"]
+        began = time.monotonic()
+        time.sleep(2)  # the rate of an idle query is what is measured
+        spent = time.monotonic() - began
+        rate = (topic.broker.client.info("stats")["total_commands_processed"] - calls) / spent
+        assert rate < 5 * 200
+        print(f"\n{rate:.0f} commands/s")
+    finally:
+        query.stop()
+
+
+def test_a_task_that_fails_reads_the_same_again(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
+    topic = queue()
+    topic.send(list(range(50)))
+    marker = tmp_path / "failed"
+
+    def fail_once(batches: Any) -> Any:
+        rows = list(batches)
+        if not marker.exists():
+            marker.write_text("x")
+            raise RuntimeError("this task fails once")
+        yield from rows
+
+    seen: Counter[str] = Counter()
+    available(
+        spark,
+        topic,
+        tmp_path / "checkpoint",
+        lambda frame, number: seen.update(values(frame.mapInArrow(fail_once, frame.schema))),
+    )
+    assert marker.exists()
+    assert len(seen) == 50 and set(seen.values()) == {1}
+    assert topic.total("acked") == 50
+
+
+def test_what_a_claim_holds_is_kept_from_a_running_worker_and_given_on(
+    spark: Any, queue: MakeQueue, tmp_path: Path
+) -> None:
+    topic = queue(slots=1)
+    topic.send(list(range(20)))
+    heard = Heard()
+    in_batch: list[int] = []
+
+    def into(frame: Any, number: int) -> None:
+        frame.count()
+        with Worker(topic.broker, topic.topic, heard):
+            topic.send(["late"])
+            time.sleep(1)  # a worker that the gate does not stop has taken it by then
+        in_batch.append(len(heard.bodies))
+
+    available(spark, topic, tmp_path, into)
+    assert in_batch[0] == 0
+    with Worker(topic.broker, topic.topic, heard):
+        eventually(lambda: topic.depth("store") == 0, "the rest")
+    assert topic.total("acked") + topic.total("committed") == 21
+
+
+def test_a_lost_claim_reads_as_nothing_and_its_messages_are_delivered_again(
+    spark: Any, queue: MakeQueue, tmp_path: Path
+) -> None:
+    topic = queue(slots=1, max_retries=5)
+    topic.send(["a", "b"])
+    tries: list[int] = []
+
+    def into(frame: Any, number: int) -> None:
+        if not tries:
+            # The driver is held up beyond its lease: simulated by somebody who gives its claim back.
+            (name,) = topic.broker.client.hkeys(f"claims_{{{topic.broker.prefix}{topic.topic.name}_0}}")
+            topic.broker.return_claim(topic.topic, 0, name.decode(), 1, spent=True)
+        tries.append(frame.count())
+
+    available(spark, topic, tmp_path, into)
+    available(spark, topic, tmp_path, into)
+    assert tries[0] == 0 and sum(tries) == 2
+    assert (topic.total("acked"), topic.total("claim_returned")) == (2, 2)
+    assert topic.depth("store") == topic.depth("claimed") == topic.depth("retry") == 0
+
+
+def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: Path) -> None:
+    source, target = queue(), queue(TopicType.FIXED_TIME)
+    source.send(list(range(100)))
+    at = int((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1000)
+    query = (
+        spark.readStream.format("rmq")
+        .options(**source.options)
+        .load()
+        .selectExpr("value", f"cast({at} as bigint) as fixed_time")
+        .writeStream.format("rmq")
+        .options(**target.options)
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert target.total("stored") == 100 and source.total("acked") == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"colour": "red"}, "no option colour"),
+        ({"claimTimeout": "0"}, "claimTimeout"),
+        ({"topic": "nobody"}, "not registered"),
+        ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger"),
+    ],
+)
+def test_a_wrong_option_is_an_error_on_the_driver(
+    spark: Any, queue: MakeQueue, tmp_path: Path, options: dict[str, str], said: str
+) -> None:
+    topic = queue()
+
+    def consume() -> None:
+        query = (
+            spark.readStream.format("rmq")
+            .options(**{**topic.options, **options})
+            .load()
+            .writeStream.foreachBatch(lambda frame, number: None)
+            .option("checkpointLocation", str(tmp_path))
+            .start()
+        )
+        query.awaitTermination(60)
+
+    with pytest.raises(Exception, match=re.escape(said)):
+        consume()
+
+
+# --- what executors need
+
+
+def test_no_executor_imports_django(spark: Any, queue: MakeQueue) -> None:
+    from django_rmq.spark.reading import Reader
+    from django_rmq.spark.source import RmqDataSource
+
+    class Probe(Reader):
+        def read(self, partition: Any) -> Any:
+            import sys
+
+            for batch in super().read(partition):
+                yield batch
+            names = sorted(name for name in sys.modules if name.partition(".")[0] in ("django", "django_rmq"))
+            row = {"value": ",".join(names).encode(), "score": 0.0, "topic": "modules", "slot": 0}
+            yield batch.from_pylist([row], schema=batch.schema)
+
+    class ProbingSource(RmqDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "rmq_probe"
+
+        def reader(self, schema: Any) -> Any:
+            reader = super().reader(schema)
+            reader.__class__ = Probe
+            return reader
+
+    topic = queue()
+    topic.send(list(range(10)))
+    spark.dataSource.register(ProbingSource)
+    rows = spark.read.format("rmq_probe").options(**topic.options).load().collect()
+    told = [bytes(row.value).decode().split(",") for row in rows if row.topic == "modules"]
+    assert len(rows) == 10 + len(told) and told
+    for names in told:
+        assert "django_rmq.spark.reading" in names
+        assert not [name for name in names if name.partition(".")[0] == "django"]
+
+
+# --- processes of their own
+
+ROOT = Path(__file__).parents[2]
+
+
+def driver(what: str, queue: Queue, folder: Path) -> subprocess.Popen[bytes]:
+    """Start tests/spark/driver.py with what it shall do, in a process group of its own."""
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.driver", what, json.dumps(queue.options), str(folder)],
+            cwd=ROOT,
+            start_new_session=True,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait(30)
+
+
+def test_a_batch_whose_driver_was_killed_is_replayed_with_the_same_rows(
+    spark: Any, queue: MakeQueue, tmp_path: Path
+) -> None:
+    topic = queue()
+    topic.send(list(range(500)))
+    process = driver("hang", topic, tmp_path)
+    try:
+        eventually((tmp_path / "batch-0").exists, "the first batch of the driver", 200)
+    finally:
+        end(process)
+    first = sorted((tmp_path / "batch-0").read_text().split())
+    # What comes meanwhile is not part of that batch.
+    topic.send(["later", "0"])
+    seen: dict[int, list[str]] = {}
+    available(
+        spark,
+        topic,
+        tmp_path / "checkpoint",
+        lambda frame, number: seen.update({number: list(values(frame))}),
+    )
+    assert sorted(seen[0]) == first and len(first) == 500
+    assert sorted(seen[1]) == ['"0"', '"later"']
+    assert topic.total("acked") == 502 and topic.depth("claimed") == 0
+
+
+@pytest.mark.slow
+def test_real_executors_find_the_format_by_themselves(java: None, queue: MakeQueue, tmp_path: Path) -> None:
+    topic = queue()
+    process = driver("cluster", topic, tmp_path)
+    try:
+        assert process.wait(300) == 0, (tmp_path / "log").read_text()[-3_000:]
+    finally:
+        end(process)
+    told = json.loads((tmp_path / "told").read_text())
+    assert told["read"] == 1_000 == topic.total("stored")
+    assert told["consumed"] == 1_000 == topic.total("acked")
+    assert len(told["executors"]) == 2

@@ -1,0 +1,240 @@
+"""The stream source as Spark's engine calls it, without a session: kills, late requests, leases, many slots."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
+from django_rmq.messages import BackOff, Failure, TopicType
+from django_rmq.spark.options import STREAM, Options
+from django_rmq.spark.source import COLUMNS
+from django_rmq.spark.streaming import Piece, StreamReader, split
+from tests.spark.conftest import Queue
+from tests.workers import eventually
+
+MakeQueue = Callable[..., Queue]
+ALL = ReadMaxRows(1_000_000)
+
+
+def reader(queue: Queue, **options: str) -> StreamReader:
+    """Make a driver's reader, as a started query does."""
+    given = {**queue.options, "pollInterval": "0", **options}
+    return StreamReader(Options(given, STREAM, "spark.readStream"), COLUMNS)
+
+
+def plan(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+    """Return the tasks of a batch, as executors get them: through JSON and pickle."""
+    start, end = json.loads(json.dumps(start)), json.loads(json.dumps(end))
+    return [pickle.loads(pickle.dumps((source, task))) for task in source.partitions(start, end)]
+
+
+def rows(source: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> Counter[bytes]:
+    """Read a batch."""
+    found: Counter[bytes] = Counter()
+    for executor, task in plan(source, start, end):
+        for batch in executor.read(task):
+            found.update(batch.column("value").to_pylist())
+    return found
+
+
+@pytest.fixture
+def begun(queue: MakeQueue) -> Callable[..., tuple[Queue, StreamReader, dict[str, Any]]]:
+    def begin(count: int = 10, **options: Any) -> tuple[Queue, StreamReader, dict[str, Any]]:
+        topic = queue(**options)
+        topic.send(list(range(count)))
+        source = reader(topic)
+        return topic, source, source.initialOffset()
+
+    return begin
+
+
+def test_a_batch_is_read_again_with_the_same_rows_until_it_is_committed(begun: Any) -> None:
+    topic, source, start = begun(5_000, slots=8, identity="key")
+    end = source.latestOffset(start, ALL)
+    assert (end["claim"], end["rows"]) == (1, 5_000)
+    first = rows(source, start, end)
+    assert first.total() == len(first) == 5_000
+    topic.send(["more"])
+    assert rows(source, start, end) == first == rows(reader(topic), start, end)
+    assert topic.depth("claimed") == 5_000
+    following = source.latestOffset(end, ALL)
+    assert (following["claim"], following["rows"]) == (2, 1)
+    assert topic.total("acked") == 5_000
+    source.commit(end)
+    assert rows(source, start, end) == {}
+    assert rows(source, end, following) == {b'"more"': 1}
+
+
+def test_nothing_to_claim_is_the_same_offset_and_no_task(begun: Any) -> None:
+    topic, source, start = begun(0)
+    assert source.latestOffset(start, ALL) == start
+    assert source.partitions(start, start) == []
+    assert topic.total("claimed") == 0
+
+
+def test_a_limit_is_shared_by_the_slots(begun: Any) -> None:
+    _, source, start = begun(10_000, slots=16)
+    seen = 0
+    offset = start
+    while (end := source.latestOffset(offset, ReadMaxRows(3_000))) != offset:
+        assert end["rows"] <= 3_000
+        found = rows(source, offset, end)
+        seen += found.total()
+        offset = end
+    assert seen == 10_000
+
+
+def test_a_driver_that_dies_before_it_logs_its_offset_finds_its_claim_again(begun: Any) -> None:
+    topic, source, start = begun(100)
+    end = source.latestOffset(start, ALL)
+    topic.send(["more"])
+    again = reader(topic).latestOffset(start, ALL)
+    assert again == end
+
+
+def test_a_driver_that_dies_in_the_middle_of_claiming_goes_on_with_what_it_had(begun: Any) -> None:
+    topic, source, start = begun(100, slots=4)
+    consumer = start["consumer"]
+    assert topic.broker.claim(topic.topic, 1, consumer, 1, 60_000, 1_000).taken
+    end = source.latestOffset(start, ALL)
+    assert end["claim"] == 1 and 0 < end["rows"] < 100
+    found = rows(source, start, end)
+    following = source.latestOffset(end, ALL)
+    found += rows(source, end, following)
+    assert found.total() == len(found) == 100
+
+
+def test_a_claim_that_comes_too_late_for_its_batch_is_given_back_unread(begun: Any) -> None:
+    topic, source, start = begun(0, slots=4)
+    topic.broker.send_replace(topic.topic, 0, [100], [b"1"])
+    end = source.latestOffset(start, ALL)
+    topic.broker.send_replace(topic.topic, 2, [100], [b"2"])
+    late = topic.broker.claim(topic.topic, 2, start["consumer"], 1, 60_000, 10)
+    assert late.taken == 1
+    assert rows(source, start, end) == {b"1": 1}
+    # A new driver looks at every slot; the old one would leave it to the lease.
+    following = reader(topic).latestOffset(end, ALL)
+    assert (following["claim"], following["rows"]) == (2, 1)
+    assert rows(source, end, following) == {b"2": 1}
+    assert (topic.total("acked"), topic.total("claim_returned")) == (1, 1)
+
+
+def test_a_lost_claim_is_replayed_as_nothing_and_its_number_is_not_used_again(
+    begun: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, source, start = begun(20, slots=2, backoff=BackOff(0, 0))
+    end = source.latestOffset(start, ALL)
+    for slot in range(2):
+        topic.broker.return_claim(topic.topic, slot, start["consumer"], 1, spent=True)
+    with caplog.at_level(logging.WARNING, "django_rmq.spark"):
+        replaying = reader(topic)
+        assert rows(replaying, start, end) == {}
+    assert "20 messages of claim 1" in caplog.text
+    following = replaying.latestOffset(end, ALL)
+    assert (following["claim"], following["rows"]) == (2, 20)
+    with pytest.raises(LostRace, match="20 messages"):
+        reader(topic, failOnDataLoss="true").partitions(start, end)
+
+
+def test_a_claim_lost_while_it_is_read_fails_the_task_which_then_reads_nothing(begun: Any) -> None:
+    topic, source, start = begun(200, slots=1)
+    end = source.latestOffset(start, ALL)
+    [(executor, task)] = plan(source, start, end)
+    reading = executor.read(task)
+    assert next(reading).num_rows == 64
+    topic.broker.return_claim(topic.topic, 0, start["consumer"], 1)
+    with pytest.raises(LostRace, match="while it was read"):
+        list(reading)
+    assert list(executor.read(task)) == []
+
+
+def test_the_lease_is_renewed_while_a_batch_runs(begun: Any, queue: MakeQueue) -> None:
+    topic = queue(slots=1)
+    topic.send(["x"])
+    source = reader(topic, claimTimeout="1")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    first = topic.broker.heads(topic.topic, [0], upkeep=True)[0] or 0
+    eventually(lambda: (topic.broker.heads(topic.topic, [0], upkeep=True)[0] or 0) > first, "a renewal", 10)
+    assert rows(source, start, end) == {b'"x"': 1}
+
+
+def test_an_acknowledgement_tidies_failures_in_steps(begun: Any) -> None:
+    topic, source, start = begun(2_500, slots=1)
+    answer = topic.broker.prepare(topic.topic, 0, "A", None, 1_000)
+    failures = [Failure(delivery.member, "failed", 0, "no") for delivery in answer.deliveries]
+    topic.broker.rollback(topic.topic, 0, answer.receipt, failures)
+    end = source.latestOffset(start, ALL)
+    assert end["rows"] == 2_500
+    assert source.latestOffset(end, ALL) == end
+    assert topic.total("acked") == 2_500 and topic.depth("claimed") == 0
+
+
+def test_available_now_ends_although_more_keeps_coming(begun: Any) -> None:
+    topic, source, start = begun(30)
+    source.prepareForTriggerAvailableNow()
+    offset, seen = start, 0
+    while (end := source.latestOffset(offset, source.getDefaultReadLimit())) != offset:
+        seen += end["rows"]
+        topic.send([f"more {seen} {n}" for n in range(20)])
+        offset = end
+    assert seen == 30
+
+
+def test_a_checkpoint_from_before_reads_as_nothing_and_goes_on(begun: Any) -> None:
+    topic, source, start = begun(10)
+    first = source.latestOffset(start, ALL)
+    topic.send(["b"])
+    second = source.latestOffset(first, ALL)
+    topic.send(["c"])
+    source.latestOffset(second, ALL)
+    restored = reader(topic)
+    assert rows(restored, start, first) == {}
+    following = restored.latestOffset(first, ALL)
+    assert following["claim"] == 3
+
+
+def test_another_slot_count_stops_the_query(begun: Any) -> None:
+    _, source, start = begun(1)
+    with pytest.raises(SlotMoved, match="new checkpoint"):
+        source.latestOffset({**start, "slots": 64}, ALL)
+
+
+@pytest.mark.parametrize("consumer", ["", "a b", "x" * 101])
+def test_a_consumer_id_is_a_name(queue: MakeQueue, consumer: str) -> None:
+    topic = queue()
+    if consumer:
+        with pytest.raises(ConfigurationError, match="consumerId"):
+            reader(topic, consumerId=consumer)
+    assert reader(topic, consumerId="nightly").initialOffset()["consumer"] == "nightly"
+
+
+def test_large_bodies_are_read_in_small_pages(queue: MakeQueue) -> None:
+    topic = queue(TopicType.PRIORITY, slots=1)
+    topic.send([f"{n}" + "x" * 200_000 for n in range(100)])
+    source = reader(topic)
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    sizes = [batch.num_rows for executor, task in plan(source, start, end) for batch in executor.read(task)]
+    assert sum(sizes) == end["rows"] and max(sizes[1:]) <= 16
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tasks", "parts"),
+    [
+        ({}, 1, []),
+        ({0: 10}, 1, [[Piece(0, 0, 10)]]),
+        ({0: 10, 3: 5}, 2, [[Piece(0, 0, 8)], [Piece(0, 8, 2), Piece(3, 0, 5)]]),
+        ({0: 3}, 5, [[Piece(0, 0, 1)], [Piece(0, 1, 1)], [Piece(0, 2, 1)]]),
+    ],
+)
+def test_a_batch_is_split_into_tasks(sizes: dict[int, int], tasks: int, parts: list[list[Piece]]) -> None:
+    assert split(sizes, tasks) == parts

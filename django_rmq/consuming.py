@@ -368,7 +368,12 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
             settled = settle(broker, served, notes)
             return_permits(broker, served, notes.owner)
         finally:
-            connections.end_session(notes.owner, notes.token)
+            try:
+                connections.end_session(notes.owner, notes.token)
+            except ServerTrouble as error:
+                logger.warning(
+                    "Others take over from worker %s only when its session ends: %s", notes.owner, error
+                )
         if settled.committed:
             logger.info(
                 "Committed %d messages that a dead process had done",

@@ -261,6 +261,7 @@ class _Session:
             )
         except kazoo.NoNodeError:
             return False
+        data = data or b""  # None: made with no data at all
         if not data and set(children) <= {"workers", "topics", "assignment"}:
             return False
         try:
@@ -338,7 +339,7 @@ class _Session:
                     continue
                 except ServerRefused:
                     data = b""
-                yield name, data
+                yield name, data or b""
 
     def plan(self) -> Plan:
         """Return the assignment; an empty one where there is none that can be read."""
@@ -353,7 +354,7 @@ class _Session:
         path = self.ensemble.path("workers", worker)
         try:
             ((record, stat),) = self.ask(self.client.get_async(path))
-            if record.startswith(token.encode()):
+            if record and record.startswith(token.encode()):
                 self.ask(self.client.delete_async(path, version=stat.version))
         except (kazoo.NoNodeError, kazoo.BadVersionError):
             return
@@ -608,6 +609,7 @@ class ZooKeeperCoordinator(Coordinator):
         """Replace a node with our id if it is that of an earlier session of ours."""
         try:
             ((found, stat),) = session.ask(session.client.get_async(path))
+            found = found or b""
             if found.startswith(self._token.encode()):
                 change = session.client.transaction()
                 change.delete(path, version=stat.version)

@@ -239,6 +239,28 @@ def test_zookeeper_is_killed_and_comes_back_and_is_wiped(start: Start, load: Loa
 
 
 @pytest.mark.usefixtures("java")
+def test_a_child_that_dies_while_zookeeper_is_away_is_replaced_when_it_is_back(
+    start: Start, load: Load
+) -> None:
+    with ZooKeeperServer() as server:
+        crew = Crew(start, server.hosts)
+        worker = crew.start("-p", "2", "-t", "2")
+        crew.wait_for_shares(8, 8)
+        server.kill()
+        load.send(200)
+        load.wait_for(20)
+        load.kill(worker.children[0])
+        eventually(lambda: "only when its session ends" in worker.output, "its parent noticing", 25)
+        server.start()
+        crew.wait_for_shares(8, 8, seconds=60)
+        load.wait()
+        end(worker)
+        assert "left to time out" not in worker.output
+    load.examine()
+    assert load.charged() <= 2, "only what ran was charged"
+
+
+@pytest.mark.usefixtures("java")
 def test_the_leader_of_the_ensemble_dies_under_load_and_no_slot_moves(start: Start, load: Load) -> None:
     with ZooKeeperEnsemble() as three:
         crew = Crew(start, three.hosts)

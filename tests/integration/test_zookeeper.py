@@ -392,7 +392,8 @@ def test_a_path_that_holds_something_else_is_refused(party: Party) -> None:
             party.make().coordinator.start()
         with pytest.raises(ConfigurationError, match="something else"):
             check(ensemble)
-        client.set(ensemble.root, b"")
+        client.delete(ensemble.root)
+        client.create(ensemble.root, None)
         client.create(ensemble.path("brokers"))
         with pytest.raises(ConfigurationError, match="children \\['brokers'\\]"):
             party.make().coordinator.start()
@@ -763,7 +764,7 @@ def test_strange_workers_get_no_slots(party: Party) -> None:
     party.wait_until_shared_out()
     with visitor(party.ensemble.hosts) as client:
         client.create(party.ensemble.path("workers", "zz"), b"what?")
-        client.create(party.ensemble.path("workers", "00"), b"")
+        client.create(party.ensemble.path("workers", "00"), None)
     party.add()
     party.wait_until_shared_out()
     assert len(survey(party.ensemble).members) == 2

@@ -44,7 +44,9 @@ class Diary:
         """Append; return how often that was done before."""
         with self.path.open("a") as file:
             file.write(letter)
-        return self.text.count(letter) - 1
+            file.flush()
+            # Up to its own letter: another child may write at the same time.
+            return self.text[: file.tell()].count(letter) - 1
 
     @property
     def text(self) -> str:

@@ -131,13 +131,13 @@ class _Retention:
         pipeline, up_to = self._broker.pipeline(), self._up_to()
         for slot in slots:
             pipeline.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE)
-        found = []
-        for slot, gone in zip(slots, pipeline.execute(), strict=True):
-            if isinstance(gone, RmqError):
-                logger.warning("Cannot trim Dead of topic %s slot %d: %s", self._topic.name, slot, gone)
-                gone = 0
-            found.append(gone)
-        return found
+        found = pipeline.execute()
+        troubles = [gone for gone in found if isinstance(gone, RmqError)]
+        if troubles:
+            logger.warning(
+                "Cannot trim Dead in %d slots of topic %s: %s", len(troubles), self._topic.name, troubles[0]
+            )
+        return [0 if isinstance(gone, RmqError) else gone for gone in found]
 
 
 def _parts(slots: Sequence[range]) -> Iterator[list[int]]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from django_rmq.broker import Broker
-from django_rmq.exceptions import RmqError, ServerRefused, ServerTrouble
+from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
 from django_rmq.messages import BATCH, Topic
 
 SHORTEST_WAIT = 0.02
@@ -134,10 +134,13 @@ class Limits:
             try:
                 self._ask(share, slots, now)
             except RmqError as error:
-                if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
+                if isinstance(error, ServerTrouble) and not isinstance(
+                    error, (NodeUnavailable, ServerRefused)
+                ):
                     raise
                 complain(name, error)
-                share.ask_at = share.renew_at = now + REST_SECONDS
+                rest = RENEW_SECONDS if isinstance(error, NodeUnavailable) else REST_SECONDS
+                share.ask_at = share.renew_at = now + rest
 
     def _ask(self, share: Share, slots: int, now: float) -> None:
         topic, capacity = share.topic, self._capacity(share.topic)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from django_rmq.broker import Broker
 from django_rmq.consumer.limits import Limits, return_permits
-from django_rmq.exceptions import WrongType
+from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
 from django_rmq.keys import limits_key
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import Message, Topic, TopicType
@@ -364,6 +364,36 @@ def test_a_foreign_key_at_the_limits_stops_the_topic_and_is_named(
         assert total(broker, limited, "prepared") == 0
         with pytest.raises(WrongType):
             ask(broker, limited, "A", tokens=1)
+
+
+def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
+    said: list[str] = []
+    clock = Clock()
+    broker: Any = InMemoryBroker("m:", clock)
+    allow = broker.allow
+
+    def away(topic: Topic, *args: Any, **kwargs: Any) -> Any:
+        if topic.name == "prices":
+            raise NodeUnavailable("a node of the cluster")
+        return allow(topic, *args, **kwargs)
+
+    broker.allow = away
+    limited = [replace(TOPIC, max_in_flight=2), replace(TOPIC, name="other", max_in_flight=2)]
+    limits = Limits(broker, "A", limited, lambda topic: 4)
+    limits.ask(1.0, lambda name: 1, lambda name, error: said.append(name))
+    assert (limits.room("prices"), limits.room("other")) == (0, 2)
+    assert said == ["prices"]
+    assert limits.shares["prices"].due == pytest.approx(2.0), "and it is asked again"
+    broker.allow = allow
+    limits.ask(2.1, lambda name: 1, lambda name, error: said.append(name))
+    assert limits.room("prices") == 2
+
+    def all_away(*args: Any, **kwargs: Any) -> Any:
+        raise ServerUnavailable("all away")
+
+    broker.allow = all_away
+    with pytest.raises(ServerUnavailable):
+        limits.ask(9.0, lambda name: 1, lambda name, error: said.append(name))
 
 
 def test_topics_without_limits_ask_for_nothing() -> None:

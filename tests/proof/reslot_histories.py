@@ -238,7 +238,7 @@ class History:
             return
         self.depth = 2
         try:
-            found = reslotting.under_way(Door(self.broker, self.happen), self.topic)  # type: ignore[arg-type]
+            found = reslotting.under_way(self.door(), self.topic)
             if found is not None:
                 self.move(found)
         except (MoverDied, LostRace):
@@ -246,8 +246,12 @@ class History:
         finally:
             self.depth = 1
 
+    def door(self) -> Any:
+        """Return the broker as a mover sees it."""
+        return Door(self.broker, self.happen)
+
     def move(self, found: reslotting.Reslotting) -> None:
-        door: Any = Door(self.broker, self.happen)
+        door = self.door()
         reslotting.move(door, found, at_once=self.random.choice([1, 8]), pause=lambda seconds: self.wait())
         reslotting.finish(door, found)
 
@@ -256,7 +260,7 @@ class History:
         while True:
             self.depth = 1
             try:
-                found = reslotting.begin(Door(self.broker, self.happen), self.topic, slots)  # type: ignore[arg-type]
+                found = reslotting.begin(self.door(), self.topic, slots)
                 if found is not None:
                     self.move(found)
                 return

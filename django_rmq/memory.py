@@ -1679,6 +1679,17 @@ class InMemoryBroker:
     def ping(self) -> None:
         """Return: memory always answers."""
 
+    def servers(self) -> list[Any]:
+        """Return nothing: there is no server."""
+        return []
+
+    def refused(self, topics: Iterable[Topic]) -> list[str]:
+        """Return nothing: memory refuses nobody."""
+        return []
+
+    def close(self) -> None:
+        """Keep everything: there is no connection, and nobody else keeps it."""
+
     def now_ms(self) -> int:
         """Return the broker's clock in ms."""
         return self._clock() // 1000

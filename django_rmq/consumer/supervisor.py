@@ -29,11 +29,15 @@ logger = logging.getLogger("django_rmq.consumer")
 RECYCLE = 75
 """Exit code of a child that asks for a successor: it was told to end, or has reached its share of messages or memory."""
 
-USAGE, WATCHDOG = 2, 4
-"""Exit codes: no successor would do better; and: the watchdog had to end the last process that could work."""
+USAGE, SERVER, WATCHDOG = 2, 3, 4
+"""Exit codes: no successor would do better; Redis or the coordinator was away; the watchdog had to end the last process that
+could work."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds before a child that died is replaced; doubling while they die young."""
+
+LONGEST_PAUSE_AWAY = 1.0
+"""The same for a child that could not begin because a server was away: it shall work soon after that is back."""
 
 OLD_ENOUGH = 30.0
 """Seconds after which a child's death says nothing of the next one's."""
@@ -309,7 +313,8 @@ class Supervisor:
         else:
             is_young = time.monotonic() - child.started < OLD_ENOUGH
             child.deaths = 0 if is_clean else child.deaths + 1 if is_young else 1
-            pause = 0.0 if is_clean else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(child.deaths - 1, 20))
+            longest = LONGEST_PAUSE_AWAY if code == SERVER else LONGEST_PAUSE
+            pause = 0.0 if is_clean else min(longest, FIRST_PAUSE * 2 ** min(child.deaths - 1, 20))
             child.not_before = time.monotonic() + pause
 
     def _give_back(self, child: _Child, pid: int) -> None:

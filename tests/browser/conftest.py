@@ -134,7 +134,8 @@ def chromium() -> str:
     pytest.skip(reason)
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: while Playwright is open, its event loop counts as running in this thread.
+@pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium refuses to sandbox root's processes
@@ -145,7 +146,7 @@ def browser(chromium: str) -> Iterator[Browser]:
         running.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shop(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """The running shop with its users: boss may do everything, viewer may look, reader may read bodies, guest nothing."""
     try:

@@ -86,7 +86,7 @@ def test_sigterm_while_redis_is_away_is_a_clean_end(start: Start) -> None:
     with RedisServer() as server:
         worker = start(url=server.url)
         worker.ready()
-        eventually(lambda: "cmdstat_evalsha" in client_of(server.url).info("commandstats"), "acquiring")
+        eventually(lambda: client_of(server.url).pubsub_channels(), "listening for wake-ups")
         server.kill()
         eventually(lambda: "Redis is away" in worker.output, "the worker noticing")
         worker.signal()

@@ -186,6 +186,8 @@ def every_script(slot: Timed) -> Timed:
     slot.time("count", slot.count)
     slot.time("between", lambda: slot.between("store"))
     slot.time("look", lambda: slot.look(waiting[:100]))
+    for records in ("inflight", "deaths", "failures", "body", "claim_body"):
+        slot.time("loose", partial(slot.loose, records))
     slot.time("audit", slot.audit)
     slot.time("configure", slot.configure)
     slot.time("purge", lambda: slot.purge("store", limit=BATCH))

@@ -258,6 +258,8 @@ def test_the_wait_before_a_successor_doubles_up_to_a_bound() -> None:
         waits.append(child.not_before - time.monotonic())
     assert waits[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.02)
     assert waits[-1] == pytest.approx(30, abs=0.1)
+    parent._ended(child, 1, module.SERVER)
+    assert child.not_before - time.monotonic() == pytest.approx(1, abs=0.1)
     child.started = time.monotonic() - 31
     parent._ended(child, 1, 1)
     assert child.not_before - time.monotonic() == pytest.approx(0.1, abs=0.02)

@@ -46,6 +46,9 @@ PATIENCE = {"web": 1.0, "worker": 0.05, "coordinator": 0.5}
 LOOK_SECONDS = 5.0
 """Between two looks for topics that were re-slotted."""
 
+SURVEY_SECONDS = 2.0
+"""How old an answer of ZooKeeper may be that people look at."""
+
 
 @dataclass(slots=True)
 class _Built:
@@ -62,6 +65,8 @@ class _Built:
     """When to look for re-slotted topics again (monotonic)."""
     slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of topics that were re-slotted: by which counts their messages are placed, whatever the settings say."""
+    survey: tuple[float, Survey] | None = None
+    """What ZooKeeper said last, and until when (monotonic) that will do."""
 
 
 _built: _Built | None = None
@@ -294,12 +299,19 @@ def end_session(worker: str, token: str) -> None:
 
 
 def survey_zookeeper() -> Survey | None:
-    """Return who comes together in ZooKeeper and who owns what; None where Redis' roster tells. Raises ``ServerTrouble``."""
+    """Return who comes together in ZooKeeper and who owns what; None where Redis' roster tells. Raises ``ServerTrouble``.
+
+    The answer may be ``SURVEY_SECONDS`` old: it takes a session, and pages are looked at again and again.
+    """
     if _coordinator() != "zookeeper":
         return None
     from django_rmq.coordination import zookeeper
 
-    return zookeeper.survey(build_ensemble(get_config()), SOCKET_TIMEOUTS["web"])
+    built = _current()
+    if built.survey is None or time.monotonic() >= built.survey[0]:
+        found = zookeeper.survey(build_ensemble(get_config()), SOCKET_TIMEOUTS["web"])
+        built.survey = time.monotonic() + SURVEY_SECONDS, found
+    return built.survey[1]
 
 
 def _coordinator() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
@@ -49,5 +50,8 @@ def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topi
             f"topic {name} is not registered in Redis: has the project that declares it ever run?"
         )
     base_ms, cap_ms = definition["backoff"]
-    parts = {**definition, "type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}
+    # What a later version has registered besides is none of ours.
+    known = {field.name for field in fields(Topic)}
+    parts = {name: value for name, value in definition.items() if name in known}
+    parts |= {"type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}
     return Topic(name, **parts, **local)

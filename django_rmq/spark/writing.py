@@ -129,12 +129,13 @@ class _Sending:
         if column.null_count:
             row = next(i for i, value in enumerate(column) if not value.is_valid)
             raise InvalidMessage(f"row {_shown(batch, row)}: value is null")
+        values: list[bytes] = column.cast(pa.binary()).to_pylist()
         if topic.body != "bytes" and not pa.types.is_string(column.type):
             try:
                 column.cast(pa.string())
-            except pa.ArrowInvalid as error:
-                raise InvalidMessage(f"topic {topic.name} has BODY {topic.body!r}: {error}") from None
-        values: list[bytes] = column.cast(pa.binary()).to_pylist()
+            except pa.ArrowInvalid:
+                for row, value in enumerate(values):
+                    self._encoded(batch, row, lambda raw: raw.decode().encode(), value)
         if topic.body == "json" and self._canonical:
             return [
                 self._encoded(batch, row, lambda raw: encode_json(json.loads(raw)), value)

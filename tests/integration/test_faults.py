@@ -21,7 +21,7 @@ from django_rmq.broker import Broker, Call, Transitions
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
 from django_rmq.keys import SlotKeys
 from django_rmq.memory import Clock
-from django_rmq.messages import Claimed, Row, Topic, TopicType
+from django_rmq.messages import Claimed, Loose, Row, Topic, TopicType
 from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisServer, TcpProxy
@@ -137,6 +137,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "heads": lambda slot, receipt: slot.broker.heads(slot.topic, [0]),
     "audit": lambda slot, receipt: slot.audit(),
     "between": lambda slot, receipt: slot.between("store"),
+    "loose": lambda slot, receipt: slot.loose("failures", repair=True),
     "look": lambda slot, receipt: slot.look([b"waiting", b"flying", b"dead"]),
 }
 
@@ -162,6 +163,7 @@ REPEATED: dict[str, Any] = {
     "pause": "unchanged",
     "configure": "ok",
     "adopt": "changed",
+    "loose": Loose("0", 2, []),
     "shut": "known",
     "reopen": "known",
     "move_out": "staged",

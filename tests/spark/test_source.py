@@ -132,6 +132,7 @@ def test_an_empty_topic_reads_as_nothing(spark: Any, queue: MakeQueue) -> None:
     [
         ([("1", 5)], "value string, priority int", {}, "priority must be from 17"),
         ([("{", 50)], "value string, priority int", {}, "row {'value': '{'"),
+        ([(bytearray(b"\xff"), 50)], "value binary, priority int", {}, "row {'value': b'\\xff'"),
         ([(None, 50)], "value string, priority int", {}, "value is null"),
         ([("1",)], "value string", {}, "is priority"),
         ([("1", 50, 1)], "value string, priority int, odd int", {}, "odd"),

@@ -114,6 +114,7 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("HDEL", "field"),
     ("EXPIRE", 1),
     ("PEXPIRE", 1),
+    ("EXISTS",),
     ("UNLINK",),
     ("TYPE",),
     ("ZADD", "XX", 0, "member"),

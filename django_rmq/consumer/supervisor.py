@@ -292,7 +292,7 @@ class Supervisor:
             logging.INFO if is_clean else logging.ERROR,
             "Worker process %d ended: %s",
             pid,
-            f"killed by {_name(-code)}" if code < 0 else f"exit code {code}",
+            _meaning(code),
             extra={"rmq_event": "process_ended", "rmq_pid": pid, "rmq_exit_code": code},
         )
         if not is_clean:
@@ -380,6 +380,12 @@ class Supervisor:
 
 def _ignore(number: int, frame: object) -> None:
     pass
+
+
+def _meaning(code: int) -> str:
+    if code < 0:
+        return f"killed by {_name(-code)}"
+    return {0: "done", RECYCLE: "as it was told, or another one takes over"}.get(code, f"exit code {code}")
 
 
 def _name(number: int) -> str:

@@ -22,17 +22,20 @@ def logged() -> dict[str, set[str]]:
                 or not isinstance(node.value, ast.Dict)
             ):
                 continue
-            fields = {key.value: value for key, value in zip(node.value.keys, node.value.values, strict=True)
-                      if isinstance(key, ast.Constant)}  # fmt: skip
+            fields = {
+                str(key.value): value
+                for key, value in zip(node.value.keys, node.value.values, strict=True)
+                if isinstance(key, ast.Constant)
+            }
             event = fields.pop("rmq_event")
-            for name in {event.value} if isinstance(event, ast.Constant) else OF_FAILURES:
+            for name in {str(event.value)} if isinstance(event, ast.Constant) else OF_FAILURES:
                 found[name] |= fields.keys()
     return dict(found)
 
 
 def documented() -> dict[str, set[str]]:
     """Return event → fields, as the docs say."""
-    found = {}
+    found: dict[str, set[str]] = {}
     for line in (ROOT / "docs" / "logging.md").read_text().splitlines():
         cells = line.split("|")
         if len(cells) == 6 and (events := re.findall(r"`([a-z_]+)`", cells[1])) != ["rmq_event"]:

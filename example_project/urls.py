@@ -2,10 +2,18 @@
 
 from django.conf import settings
 from django.contrib import admin
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.templatetags.static import static
 from django.urls import include, path
 from django.views.generic import RedirectView
 from django.views.static import serve
+
+
+def media(request: HttpRequest, path: str) -> HttpResponseBase:
+    """Serve a rendered image. Fit for an example: a real site lets its web server do this."""
+    return serve(request, path, document_root=settings.MEDIA_ROOT)
+
 
 urlpatterns = [
     path("", include("example_project.prices.urls")),
@@ -13,6 +21,5 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     # What browsers ask for on every page that names no icon, such as those of the admin.
     path("favicon.ico", RedirectView.as_view(url=static("shop/icon.svg"))),
-    # Fit for an example: a real site lets its web server do this.
-    path("media/<path:path>", serve, {"document_root": settings.MEDIA_ROOT}),
+    path("media/<path:path>", media),
 ]

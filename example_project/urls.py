@@ -12,7 +12,7 @@ from django.views.static import serve
 
 def media(request: HttpRequest, path: str) -> HttpResponseBase:
     """Serve a rendered image. Fit for an example: a real site lets its web server do this."""
-    return serve(request, path, document_root=settings.MEDIA_ROOT)
+    return serve(request, path, document_root=str(settings.MEDIA_ROOT))
 
 
 urlpatterns = [

@@ -347,6 +347,18 @@ def test_a_claim_holds_the_gate_until_it_has_ended(make_slot: MakeSlot) -> None:
     assert slot.claim("s", 2, LEASE_MS, 1).status == "busy"
 
 
+def test_the_gate_opens_for_what_waits_though_all_that_was_claimed_dies(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, max_retries=0)
+    slot.send(b"a", b"b")
+    claim(slot, limit=1)
+    assert slot.take(owner="A").status == "busy"
+    wakeups = slot.broker.wakeups([slot.topic])
+    slot.return_claim("s", 1, spent=True)
+    assert len(slot.zset("dead")) == 1
+    assert wakeups.get(5) == [(slot.topic.name, 0)]
+    wakeups.close()
+
+
 @pytest.mark.parametrize("end", ["return_claim", "expire", "lost"])
 def test_every_end_of_a_claim_opens_the_gate_and_says_so(make_slot: MakeSlot, end: str) -> None:
     slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)

@@ -397,6 +397,7 @@ def test_a_survey_says_how_far_a_slot_is(make_slot: Make) -> None:
     assert slot.survey() == (2, 3, True, True, receipt, 1, 0, 0, 0, 0)
     slot.reject(receipt, delivery.member)
     slot.replay([delivery.member])
+    assert slot.survey()[7:9] == (0, 1)
     slot.reschedule([60], [b"x"])
     assert slot.survey()[7:9] == (1, 1)
     slot.move_out(3, 1, [("store", b"y")])

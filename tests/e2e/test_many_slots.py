@@ -34,6 +34,7 @@ def test_sixty_five_thousand_slots_are_owned_and_cost_little(redis_url: str, pre
         eventually(lambda: not dispatcher._places.awake, "sleeping", 60)
         send(broker, MANY, range(100, 200))
         heard.wait(200, 60)
+        eventually(lambda: not dispatcher._places.awake, "sleeping again", 60)
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
         asked = time.monotonic()
         eventually(lambda: time.monotonic() - asked > 3, "being idle")

@@ -34,6 +34,8 @@ from django_rmq.exceptions import (
 )
 from django_rmq.keys import (
     SlotKeys,
+    answer_key,
+    bucket_key,
     check_prefix,
     explicit_basis_key,
     history_keys,
@@ -371,6 +373,10 @@ def _info(raw: bytes) -> dict[str, str]:
 def _allowance(reply: list[Any]) -> Allowance:
     tokens, wait_us, permits, waiting = reply
     return Allowance(tokens, wait_us, permits, waiting == b"yes")
+
+
+def _begun(reply: list[bytes]) -> tuple[str, bytes]:
+    return reply[0].decode(), reply[1] if len(reply) > 1 else b""
 
 
 def _sample(reply: list[Any]) -> Sample:
@@ -1509,6 +1515,37 @@ class Broker(Transitions):
                 _allowance,
             )
         )
+
+    def end_permits(self, topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> int:
+        """Count ``ended`` messages less for what ``worker`` has in flight; return what it has left.
+
+        ``lease_ms``: what is left is kept for so long from now on; 0: as long as before.
+        """
+        key = limits_key(self.prefix, topic.name)
+        return self._run(Call("limits/ended", (key,), (worker, ended, lease_ms), int))
+
+    def spend(self, spender: str, each_us: float, size: int, wanted: int) -> int:
+        """Spend ``wanted`` of a bucket of ``size`` that gains one each ``each_us``, or nothing.
+
+        Returns 0, or us until there is enough. ``spender``: letters and digits.
+        """
+        key = bucket_key(self.prefix, spender)
+        return self._run(Call("limits/spend", (key,), (_number(each_us), size, wanted), int))
+
+    # --- requests that shall be done once
+
+    def begin_answer(self, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
+        """Begin ``request`` (letters and digits) with this ``content`` (a print of it), as attempt ``token``.
+
+        Answers new, running or other with nothing, or done with what was kept.
+        """
+        key = answer_key(self.prefix, request)
+        return self._run(Call("answers/begin", (key,), (content, token, lease_ms), _begun))
+
+    def keep_answer(self, request: str, token: str, kept: bytes, keep_ms: int) -> str:
+        """Keep what came of a request; empty: forget that it was begun. Answers ok or stale."""
+        key = answer_key(self.prefix, request)
+        return self._run(Call("answers/keep", (key,), (token, kept, keep_ms), _word))
 
     # --- history
 

@@ -126,6 +126,16 @@ def limits_key(prefix: str, topic: str) -> bytes:
     return f"limits_{{{prefix}rmq:limits:{topic}}}".encode()
 
 
+def bucket_key(prefix: str, spender: str) -> bytes:
+    """Return the hash that says what ``spender`` (letters and digits) has spent of its rate."""
+    return f"bucket_{{{prefix}rmq:bucket:{spender}}}".encode()
+
+
+def answer_key(prefix: str, request: str) -> bytes:
+    """Return the hash that keeps what came of ``request`` (letters and digits), which is done once."""
+    return f"answer_{{{prefix}rmq:answer:{request}}}".encode()
+
+
 def workers_channel(prefix: str) -> bytes:
     """Return the channel on which scripts say that membership or assignment changed."""
     return f"{prefix}rmq:workers".encode()

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
 from django_rmq.keys import (
     SlotKeys,
+    answer_key,
+    bucket_key,
     check_prefix,
     history_keys,
     limits_key,
@@ -1822,6 +1824,71 @@ class InMemoryBroker:
                     limits.pop(ours, None)
             self._keep(key, limits)
             return Allowance(given, wait_us, permits, waiting)
+
+    def end_permits(self, topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> int:
+        """Count ``ended`` messages less for what ``worker`` has in flight; return what it has left."""
+        with self._lock:
+            key, name = limits_key(self.prefix, topic.name), f"worker:{worker}".encode()
+            limits = self._open(key, Hash)
+            match = _PERMITS.fullmatch(limits.pop(name, b""))
+            held, wants, ends = map(int, match.groups()) if match else (0, 0, 0)
+            left = max(0, held - ended)
+            if left:
+                until_ms = self._clock() // 1000 + lease_ms if lease_ms else ends
+                limits[name] = b"%d %d %d" % (left, wants, until_ms)
+            self._keep(key, limits)
+            return left
+
+    def spend(self, spender: str, each_us: float, size: int, wanted: int) -> int:
+        """Spend ``wanted`` of a bucket of ``size``, or nothing; return 0, or us until there is enough."""
+        with self._lock:
+            key = bucket_key(self.prefix, spender)
+            bucket, now_us, full_us = self._open(key, Hash), self._clock(), each_us * size
+            empty = float(bucket.get(b"empty", b"inf"))
+            if empty > now_us + full_us:
+                empty = now_us - full_us
+            empty = max(empty, now_us - full_us) + each_us * wanted
+            if empty > now_us:
+                return math.ceil(empty - now_us)
+            bucket[b"empty"] = score_text(empty).encode()
+            self._keep(key, bucket)
+            return 0
+
+    # --- requests that shall be done once
+
+    def begin_answer(self, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
+        """Begin ``request`` with this ``content``. Answers new, running or other, or done with what was kept."""
+        with self._lock:
+            key, now_ms = answer_key(self.prefix, request), self._clock() // 1000
+            answer = self._open(key, Hash)
+            known = answer.get(b"print")
+            if known is not None and known != content.encode():
+                return "other", b""
+            if b"kept" in answer:
+                return "done", answer[b"kept"]
+            if known is not None and now_ms < int(answer.get(b"ends", b"0")) <= now_ms + lease_ms:
+                return "running", b""
+            answer |= {
+                b"print": content.encode(),
+                b"token": token.encode(),
+                b"ends": b"%d" % (now_ms + lease_ms),
+            }
+            self._keep(key, answer)
+            return "new", b""
+
+    def keep_answer(self, request: str, token: str, kept: bytes, keep_ms: int) -> str:
+        """Keep what came of a request; empty: forget that it was begun. Answers ok or stale."""
+        with self._lock:
+            key = answer_key(self.prefix, request)
+            answer = self._open(key, Hash)
+            if answer.get(b"token") != token.encode():
+                return "stale"
+            for name in (b"token", b"ends") if kept else (b"print", b"token", b"ends"):
+                answer.pop(name, None)
+            if kept:
+                answer[b"kept"] = kept
+            self._keep(key, answer)
+            return "ok"
 
     # --- history
 

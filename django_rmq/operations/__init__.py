@@ -203,7 +203,7 @@ class Operations:
         self.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
         if not self.config.events:
             raise OperationRefused('RMQ["EVENTS"] is off: nobody tells what happens')
-        return _heard(self.broker.events())
+        return _heard(self.broker)
 
     # --- sending
 
@@ -624,7 +624,8 @@ _BURIED = {"waiting": "buried", "retry": "buried", _BOTH_LIVE: "in_flight", "not
 _RESCHEDULED = {"waiting": "rescheduled", "retry": "rescheduled", "not_found": "gone"}
 
 
-def _heard(subscription: Any) -> Iterator[list[dict[str, Any]]]:
+def _heard(broker: Broker) -> Iterator[list[dict[str, Any]]]:
+    subscription = broker.events()
     try:
         while True:
             payloads = subscription.get(EVENTS_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import uuid
@@ -177,7 +178,7 @@ def test_what_cannot_wait_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
 
 def test_a_stream_of_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = EventStream(InMemoryBroker("m:"))  # type: ignore[arg-type]
-    monkeypatch.setattr(events.os, "getpid", lambda: -1)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
     stream.close(0)
     assert not stream._is_closed
 

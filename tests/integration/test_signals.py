@@ -218,7 +218,7 @@ def test_nobody_listening_costs_nothing(broker: Any) -> None:
             settled.append(len(messages))
             tell(messages, *rest)
 
-        running.dispatcher._tell = spy  # type: ignore[method-assign]
+        running.dispatcher._tell = spy  # type: ignore[method-assign,assignment]
         send(broker, TOPIC, range(5))
         heard.wait(5)
         eventually(lambda: settled, "a commit")
@@ -235,7 +235,7 @@ def test_replaying_is_told_once_with_its_outcomes(broker: Any) -> None:
     with told_of("replayed") as told:
         copies = operations.listing("work", "dead").copies
         operations.replay("work", [copies[0].id])
-        assert [progress for progress in operations.replay_all("work")][-1].is_complete
+        assert list(operations.replay_all("work"))[-1].is_complete
         operations.replay("work", [copies[0].id])
         operations.delete("work", [copies[1].id], "live")
     assert [(call["topic"], call["outcomes"], call["actor"]) for call in told.calls["replayed"]] == [

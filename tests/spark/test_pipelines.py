@@ -22,6 +22,7 @@ from django_rmq import connections, send_messages
 from django_rmq.broker import Broker
 from django_rmq.conf import get_config
 from django_rmq.messages import Topic
+from tests.servers import RedisCluster
 from tests.workers import eventually, live, total
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +122,22 @@ def test_a_topic_is_consumed_into_files_and_each_batch_is_there_once(
     assert "1 messages of events consumed" in run(*arguments)
     assert "say --checkpoint" in run("consume", "events", "--parquet", tmp_path / "out", code=2)
     assert "--each" in run("consume", "events", "--each", "nowhere.at", "--checkpoint", "x", code=2)
+
+
+def test_a_cluster_is_read_written_and_consumed(
+    spark: Any, redis_cluster: RedisCluster, prefix: str, tmp_path: Path
+) -> None:
+    rmq = {"REDIS": {"CLUSTER": redis_cluster.url}, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
+    (tmp_path / "rows.csv").write_text("n\n" + "\n".join(map(str, range(100))))
+    with override_settings(RMQ=rmq):
+        call_command("runrmqpipeline", "ingest", "events", str(tmp_path / "rows.csv"), "--priority", "50")
+        call_command(
+            *("runrmqpipeline", "consume", "events", "--parquet", str(tmp_path / "out")),
+            *("--checkpoint", str(tmp_path / "checkpoint"), "--available-now"),
+        )
+        assert spark.read.parquet(str(tmp_path / "out")).count() == 100
+        assert total(connections.get_broker(), topic("events"), "acked") == 100
+        connections.close()
 
 
 @pytest.fixture

@@ -48,7 +48,8 @@ def test_importing_the_root_package_loads_no_driver() -> None:
 def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None:
     code = (
         "import os, django, sys; os.environ['DJANGO_SETTINGS_MODULE'] = 'example_project.settings'; django.setup();"
-        "from django.urls import get_resolver; get_resolver().url_patterns; from django_rmq import registry; registry.autodiscover();"
+        "from django.urls import get_resolver; get_resolver().url_patterns;"
+        "from django_rmq import registry; registry.autodiscover();"
         "import django_rmq.management.commands.runrmqconsumers;"
         "print([name for name in sys.modules if name.startswith(('django_rmq.pipelines', 'django_rmq.spark', 'pyspark'))])"
     )

@@ -37,6 +37,7 @@ from django_rmq.keys import (
     answer_key,
     bucket_key,
     check_prefix,
+    events_channel,
     explicit_basis_key,
     history_keys,
     limits_key,
@@ -1590,6 +1591,19 @@ class Broker(Transitions):
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
         return Wakeups(self._ear(), {workers_channel(self.prefix): ""})
 
+    # --- events
+
+    def publish_events(self, payload: bytes) -> int:
+        """Publish what happened to messages; return how many subscribers heard it (on a cluster: of one node)."""
+        try:
+            return int(self.client.execute_command("PUBLISH", events_channel(self.prefix), payload))
+        except RedisError as error:
+            raise translate(error) from error
+
+    def events(self) -> Events:
+        """Subscribe to what is published of messages."""
+        return Events(self._ear(), {events_channel(self.prefix): ""})
+
 
 def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
     """Return the commands that wait, at the end of a connection's writes, until these are as safe as wanted."""
@@ -1742,8 +1756,8 @@ class Pipeline(Transitions):
             return error
 
 
-class Wakeups:
-    """A subscription to wake-ups: which slots can be taken from earlier than was announced."""
+class _Subscription:
+    """Channels that are listened to."""
 
     def __init__(self, client: Any, channels: dict[bytes, str]) -> None:
         self._topics = channels
@@ -1761,6 +1775,17 @@ class Wakeups:
         """Return the socket's descriptor, for ``select``."""
         return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
 
+    def close(self) -> None:
+        """End the subscription."""
+        try:
+            self._pubsub.close()
+        except (RedisError, OSError):
+            pass
+
+
+class Wakeups(_Subscription):
+    """A subscription to wake-ups: which slots can be taken from earlier than was announced."""
+
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
         """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first.
 
@@ -1776,12 +1801,21 @@ class Wakeups:
             pass
         return woken
 
-    def close(self) -> None:
-        """End the subscription."""
+
+class Events(_Subscription):
+    """A subscription to what happens to messages."""
+
+    def get(self, timeout: float = 0.0) -> list[bytes]:
+        """Return what was published (up to 100 at a time), waiting at most ``timeout`` seconds for the first."""
+        found: list[bytes] = []
         try:
-            self._pubsub.close()
-        except (RedisError, OSError):
-            pass
+            while len(found) < 100 and (
+                message := self._pubsub.get_message(timeout=0.0 if found else timeout)
+            ):
+                found.append(message["data"])
+        except RedisError as error:
+            raise translate(error) from error
+        return found
 
 
-__all__ = ["BATCH", "Broker", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "translate"]
+__all__ = ["BATCH", "Broker", "Events", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "translate"]

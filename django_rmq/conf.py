@@ -147,6 +147,7 @@ class Config:
     admin: Admin = field(default_factory=Admin)
     api: Api = field(default_factory=Api)
     events: bool = False
+    """Whether processes publish what happens to messages."""
 
     def topic(self, name: str) -> Topic:
         """Return the topic called ``name``, or raise ``UnknownTopic``."""
@@ -810,7 +811,7 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
-PLANNED = ("EVENTS",)
+PLANNED: tuple[str, ...] = ()
 PLANNED_OF_TOPICS: tuple[str, ...] = ()
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django_rmq import connections, sending
+from django_rmq import announcing, connections, events, sending
 from django_rmq.broker import Broker
 from django_rmq.conf import Config, get_config
 from django_rmq.exceptions import (
@@ -68,6 +68,9 @@ MAX_IDS = 1_000
 
 LOOKED_THROUGH = 50_000
 """Entries of one score that are looked through for a member that an id names by its digest."""
+
+EVENTS_SECONDS = 0.5
+"""How long one look for events waits for the first."""
 
 _PURGED = ("store", "retry", "dead")
 _BOTH_LIVE = "in_flight_and_waiting"
@@ -194,6 +197,17 @@ class Operations:
             self.broker, self._topics(names), self.config.coordinator, limits, patience=patience
         )
 
+    def events(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield what happens from now on, see ``django_rmq.events``; empty lists while nothing does, to be asked again.
+
+        Ids hold what is stored, so it takes the right to see bodies. Raises ``OperationRefused`` where EVENTS is off,
+        and ``ServerTrouble`` when the connection is lost.
+        """
+        self.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
+        if not self.config.events:
+            raise OperationRefused('RMQ["EVENTS"] is off: nobody tells what happens')
+        return _heard(self.broker)
+
     # --- sending
 
     def send(self, name: str, body: Any, **options: Any) -> SendResult:
@@ -278,7 +292,7 @@ class Operations:
                 word = _instead(looked)
             else:
                 word = self._replay_edited(topic, identity.slot, member, looked, body)
-        record(self.actor, "replay edited", topic.name, {word: 1})
+        self._record("replay edited", topic.name, {word: 1})
         return Done({message_id: word})
 
     def delete(self, name: str, ids: Sequence[str], copy: str) -> Done:
@@ -526,10 +540,16 @@ class Operations:
                 found[one] = found[by_slot[identities[one].slot].get(member, one)]
         if error is not None and not set(found.values()) - {"gone"}:
             raise error
-        record(self.actor, act, topic.name, Counter(found.values()), f"{len(ids)} chosen")
+        self._record(act, topic.name, Counter(found.values()), f"{len(ids)} chosen")
         if error is not None:
             raise error
         return Done(found)
+
+    def _record(self, act: str, topic: str, outcomes: Mapping[str, int], note: str = "") -> None:
+        record(self.actor, act, topic, outcomes, note)
+        done = {word: outcomes[word] for word in ("replayed", "merged") if outcomes.get(word)}
+        if act.startswith("replay") and done:
+            announcing.replayed(topic, done, self.actor.name)
 
     def _say_where(
         self,
@@ -623,7 +643,7 @@ class Operations:
             finally:
                 if last is not None:
                     note = what if last.is_complete else f"{what}, not to the end"
-                    record(self.actor, act, topic.name, last.outcomes, note)
+                    self._record(act, topic.name, last.outcomes, note)
 
         return Run(recorded())
 
@@ -637,6 +657,16 @@ _DELETED = {
 }
 _BURIED = {"waiting": "buried", "retry": "buried", _BOTH_LIVE: "in_flight", "not_found": "gone"}
 _RESCHEDULED = {"waiting": "rescheduled", "retry": "rescheduled", "not_found": "gone"}
+
+
+def _heard(broker: Broker) -> Iterator[list[dict[str, Any]]]:
+    subscription = broker.events()
+    try:
+        while True:
+            payloads = subscription.get(EVENTS_SECONDS)
+            yield [event for payload in payloads for event in events.read(payload)]
+    finally:
+        subscription.close()
 
 
 def _renamed(progress: Progress, outcomes: Mapping[str, str]) -> Progress:

@@ -261,6 +261,9 @@ def claims(slot: Timed) -> None:
             while slot.time(label, call)[1]:
                 pass
     slot.client.delete(f"failures_{{{slot.broker.prefix}topic_0}}")
+    slot.clock.advance(seconds=3_600)
+    while slot.promote(BATCH):
+        pass
     whole = slot.time("claim whole", lambda: slot.claim("s", 5, 60_000, CLAIM_BATCH))
     assert whole.taken == (BATCH if slot.topic.keyed else CLAIM_BATCH)
     slot.renew("s", 5, 60_000, seal=True)

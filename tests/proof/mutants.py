@@ -722,15 +722,15 @@ MUTANTS: dict[str, Mutant] = {
     # --- sending
     "merge_takes_the_later_time": Mutant(
         "send_merge",
-        "place(members, scores, envelope, 'merged', false, {})",
-        "place(members, scores, envelope, 'merged', true, {})",
+        "place(members, rows, envelope, 'merged', false, {})",
+        "place(members, rows, envelope, 'merged', true, {})",
         "Merged sends keep the time of the first.",
         "states::test_send",
     ),
     "replace_keeps_the_first": Mutant(
         "send_replace",
-        "place(members, scores, envelope, 'replaced', true, {})",
-        "place(members, scores, envelope, 'replaced', false, {})",
+        "place(members, rows, envelope, 'replaced', true, {})",
+        "place(members, rows, envelope, 'replaced', false, {})",
         "Of several sends the last score counts.",
         "duplicates",
     ),
@@ -757,8 +757,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "ensure_replaces": Mutant(
         "ensure",
-        "place(members, scores, envelope, 'present', false, running)",
-        "place(members, scores, envelope, 'replaced', true, running)",
+        "place(members, rows, envelope, 'present', false, running)",
+        "place(members, rows, envelope, 'replaced', true, running)",
         "ensure leaves what waits as it is.",
         "duplicates",
     ),

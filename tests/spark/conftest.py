@@ -17,7 +17,7 @@ from django_rmq.spark.java import find_java, prepare_environment
 from tests.workers import client_of
 
 if find_spec("pyspark") is None:
-    collect_ignore = ["test_java.py", "test_source.py", "test_streaming.py"]
+    collect_ignore = ["test_java.py", "test_paging.py", "test_source.py", "test_streaming.py"]
 
 
 @pytest.fixture(scope="session")

@@ -1270,13 +1270,28 @@ class Broker(Transitions):
     def _run(self, call: Call) -> Any:
         try:
             try:
-                reply = self.client.execute_command(*self._command(call))
+                reply = self._ask(self._command(call))
             except NoScriptError:
                 self.client.execute_command("SCRIPT LOAD", lua.load(call.script).text)
-                reply = self.client.execute_command(*self._command(call))
+                reply = self._ask(self._command(call))
         except RedisError as error:
             raise translate(error) from error
         return call.parse(reply)
+
+    def _ask(self, command: tuple[Any, ...]) -> Any:
+        """Run one command as the driver does for a client that does not retry, without its bookkeeping of half the time."""
+        pool = self.client.connection_pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command(connection.pack_command(*command))
+            return connection.read_response()
+        except ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
 
     # --- what belongs to no slot
 

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
+from operator import add, sub
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -115,6 +116,8 @@ class Place:
 
     __slots__ = (
         "acquired",
+        "again",
+        "asked",
         "away",
         "batches",
         "blocked_by",
@@ -125,6 +128,7 @@ class Place:
         "fenced",
         "not_before",
         "owned",
+        "recalled",
         "shut_until",
         "slot",
         "thread",
@@ -147,6 +151,12 @@ class Place:
         """A prepare of ours may have run without our hearing of it."""
         self.yielded = 0
         """How many messages the last prepare handed out."""
+        self.asked = False
+        """A prepare of it is under way."""
+        self.again = False
+        """It became ready meanwhile: when that prepare is answered, it is asked again."""
+        self.recalled = False
+        """What that prepare brings is given back: it was lost or paused meanwhile."""
         self.fenced = False
         """Another owner has acquired it since."""
         self.untaken_since: float | None = None
@@ -245,6 +255,22 @@ class _Settlement:
 _Settling = tuple[Place, int, str, list[Any], bool]
 
 
+class _Trip(NamedTuple):
+    """A round trip that is under way."""
+
+    pipeline: Any
+    told: dict[tuple[Place, int], _Settlement]
+    """What it tells; told again if its answer is lost."""
+    settling: list[_Settling]
+    asked: list[Place]
+    at: float
+    """``uptime`` when it was sent."""
+    room: int
+    """Messages that it brings at most."""
+    load: list[float]
+    """Seconds of work that it is reckoned to bring for each thread."""
+
+
 class Dispatcher:
     """One worker: owned slots, T executor threads, a heartbeat, and the loop that feeds them.
 
@@ -332,6 +358,8 @@ class Dispatcher:
         self._in_hand = 0
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._settlements: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
+        self._trip: _Trip | None = None
+        """What Redis works on while the answer to the trip before it is read, and the next one packed."""
         self._clock = ServerClock()
         self._stopping = False
         self._moved: SlotMoved | None = None
@@ -387,7 +415,8 @@ class Dispatcher:
 
     def _forget(self, place: Place) -> None:
         """Drop a slot that is no longer ours once nothing of it is in hand: its thread is its own till then."""
-        if not (place.owned or place.batches or place.uncertain) and place.key in self._places:
+        in_use = place.owned or place.batches or place.uncertain or place.asked
+        if not in_use and place.key in self._places:
             del self._places[place.key]
             self._slots_of_thread[place.thread] -= 1
 
@@ -483,26 +512,63 @@ class Dispatcher:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
         self._ask_limits(now)
+        sent = self._send()
+        trip, self._trip = self._trip, sent
+        if trip is None:
+            if sent is None:
+                return acquires
+            if self._waiting and not (self._limits or self._lanes):
+                return True
+            trip, self._trip = sent, None
+        self._receive(trip)
+        return True
+
+    def _send(self, *, takes: bool = True) -> _Trip | None:
+        """Send what is to be told and, if it ``takes``, asked; None: nothing."""
         pipeline = self.broker.pipeline()
-        settling = self._queue_settlements(pipeline)
-        asked = self._queue_prepares(pipeline)
+        told, settling = self._queue_settlements(pipeline)
+        asked, room, load = self._queue_prepares(pipeline) if takes else ([], 0, [])
         if not len(pipeline):
-            return acquires
-        at = uptime()
+            return None
+        trip = _Trip(pipeline, told, settling, asked, uptime(), room, load)
+        for place in asked:
+            place.asked = True
         try:
-            replies = pipeline.execute()
+            pipeline.send()
         except ServerTrouble:
-            for place in asked:
-                self._doubt(place)
-            for settlement in self._settlements.values():
-                settlement.repeated = True
+            self._lost(trip)
             raise
-        trouble = self._settled(settling, replies)
-        for place, reply in zip(asked, replies[len(settling) :], strict=True):
-            trouble = self._prepared(place, reply, at) or trouble
+        return trip
+
+    def _receive(self, trip: _Trip) -> None:
+        try:
+            replies = trip.pipeline.receive()
+        except ServerTrouble:
+            self._lost(trip)
+            raise
+        trouble = self._settled(trip.settling, replies)
+        for place, reply in zip(trip.asked, replies[len(trip.settling) :], strict=True):
+            trouble = self._prepared(place, reply, trip.at) or trouble
         if trouble is not None:
             raise trouble
-        return True
+
+    def _receive_rest(self) -> None:
+        """Wait for the trip that is under way."""
+        trip, self._trip = self._trip, None
+        if trip is not None:
+            self._receive(trip)
+
+    def _lost(self, trip: _Trip) -> None:
+        """Tell again what was told, and ask what was handed out: the answer to a trip was lost."""
+        for place in trip.asked:
+            place.asked = place.again = place.recalled = False
+            self._doubt(place)
+        for key, settlement in trip.told.items():
+            kept = self._settlements[key]
+            kept.committed += settlement.committed
+            kept.failures += settlement.failures
+            kept.released += settlement.released
+            kept.repeated = True
 
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
@@ -626,6 +692,9 @@ class Dispatcher:
         """
         place.due = 0.0
         place.entry = 0
+        if place.asked:
+            place.again = True
+            return
         if not (place.owned and place.acquired) or place.blocked_by or place.batches >= self._depth(place):
             return
         rest = max(place.not_before, place.shut_until)
@@ -708,13 +777,17 @@ class Dispatcher:
                 del parked[place]
                 self._ready(place)
 
-    def _queue_prepares(self, pipeline: Any) -> list[Place]:
+    def _queue_prepares(self, pipeline: Any) -> tuple[list[Place], int, list[float]]:
+        """Ask slots; return which, how many messages they may bring at most, and the work of each thread in that."""
         asked: list[Place] = []
         parked: list[Place] = []
         promised: defaultdict[str, int] = defaultdict(int)
         taking: defaultdict[str, int] = defaultdict(int)
-        load = self._load.copy()
-        room, expected = IN_HAND - self._in_hand, 0
+        coming = self._trip
+        held = self._load if coming is None else list(map(add, self._load, coming.load))
+        load = held.copy()
+        room, expected = IN_HAND - self._in_hand - (0 if coming is None else coming.room), 0
+        before = room
         for place in self._waiting:
             topic = place.topic
             if topic.flow and self._lane_room(topic.name) <= taking[topic.name]:
@@ -754,8 +827,9 @@ class Dispatcher:
             del self._waiting[place]
             self._parked[place.topic.name][place] = None
         if room > 0:
-            asked += self._queue_quiet(pipeline, min(TURN - len(asked), room))
-        return asked
+            quiet = self._queue_quiet(pipeline, min(TURN - len(asked), room))
+            asked, room = asked + quiet, room - len(quiet)
+        return asked, before - room, list(map(sub, load, held))
 
     def _queue_quiet(self, pipeline: Any, count: int) -> list[Place]:
         """Prepare slots that were empty a moment ago; what came since is as little as one prepare may ask for."""
@@ -768,6 +842,17 @@ class Dispatcher:
 
     def _prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
         """Go on with what prepare answered; return trouble that concerns more than this slot."""
+        again, recalled = place.again, place.recalled or not place.owned
+        place.asked = place.again = place.recalled = False
+        trouble = self._answered(place, reply, at, recalled=recalled)
+        if again:
+            self._ready(place)
+        self._forget(place)
+        return trouble
+
+    def _answered(
+        self, place: Place, reply: Prepared | RmqError, at: float, *, recalled: bool
+    ) -> ServerTrouble | None:
         if isinstance(reply, RmqError):
             trouble = self._trouble_of(place, reply)
             if trouble is not None or isinstance(reply, NodeUnavailable):
@@ -775,7 +860,11 @@ class Dispatcher:
             return trouble
         place.shut_until, place.away = 0.0, False
         place.yielded = len(reply.deliveries)
-        if reply.status == "ok":
+        if reply.status == "ok" and recalled:
+            members = [delivery.member for delivery in reply.deliveries]
+            self._settlements[place, reply.receipt].released += members
+            self._ready(place)
+        elif reply.status == "ok":
             self._handed_out(place.topic, reply.deliveries, self._clock.ms())
             messages = [
                 Message(place.topic, place.slot, reply.receipt, delivery, self._extend)
@@ -892,6 +981,7 @@ class Dispatcher:
         self._give_back_slot(place)
 
     def _give_back_slot(self, place: Place) -> None:
+        place.recalled = place.asked
         if not place.batches:
             return
         for batch in list(self._batches.values()):
@@ -929,14 +1019,20 @@ class Dispatcher:
 
     # --- telling
 
-    def _queue_settlements(self, pipeline: Any) -> list[_Settling]:
+    def _queue_settlements(
+        self, pipeline: Any
+    ) -> tuple[dict[tuple[Place, int], _Settlement], list[_Settling]]:
+        told: dict[tuple[Place, int], _Settlement] = {}
+        kept: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
         settling: list[_Settling] = []
         now = 0.0
         for (place, receipt), settlement in self._settlements.items():
             if place.shut_until:
                 now = now or time.monotonic()
                 if place.shut_until > now and not self._stopping:
+                    kept[place, receipt] = settlement
                     continue
+            told[place, receipt] = settlement
             for verb in ("committed", "failures", "released"):
                 items = getattr(settlement, verb)
                 for start in range(0, len(items), BATCH):
@@ -948,22 +1044,18 @@ class Dispatcher:
                     else:
                         pipeline.release(place.topic, place.slot, receipt, part)
                     settling.append((place, receipt, verb, part, settlement.repeated))
-        return settling
+        self._settlements = kept
+        return told, settling
 
     def _settled(self, settling: list[_Settling], replies: list[Any]) -> ServerTrouble | None:
-        """Forget what Redis confirmed; the rest is told again, for telling twice is harmless.
+        """Note what Redis confirmed; the rest is told again, for telling twice is harmless.
 
         Returns trouble that concerns more than one slot.
         """
         trouble: ServerTrouble | None = None
-        told = {(place, receipt) for place, receipt, *_ in settling}
-        keep: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
-        for key, settlement in self._settlements.items():
-            if key not in told:
-                keep[key] = settlement
         for (place, receipt, verb, part, repeated), words in zip(settling, replies, strict=False):
             if isinstance(words, RmqError):
-                kept = keep[place, receipt]
+                kept = self._settlements[place, receipt]
                 getattr(kept, verb).extend(part)
                 kept.repeated = True
                 trouble = self._trouble_of(place, words) or trouble
@@ -982,7 +1074,6 @@ class Dispatcher:
                     place.slot,
                     extra={"rmq_event": "stale", "rmq_topic": place.topic.name, "rmq_slot": place.slot},
                 )
-        self._settlements = keep
         return trouble
 
     # --- acquiring, and recovery of lost replies
@@ -994,6 +1085,8 @@ class Dispatcher:
         """
         if not self._unacquired:
             return False
+        # What is on its way is known to be ours before anybody asks what Redis holds for us.
+        self._receive_rest()
         local = time.monotonic()
         rested = list(
             islice((place for place in self._unacquired if place.shut_until <= local), ACQUIRED + 1)
@@ -1253,18 +1346,11 @@ class Dispatcher:
             self._beat()
             shut = False
             try:
+                self._receive_rest()
                 self._acquire()
-                pipeline = self.broker.pipeline()
-                settling = self._queue_settlements(pipeline)
-                if settling:
-                    try:
-                        trouble = self._settled(settling, pipeline.execute())
-                    except ServerTrouble:
-                        for settlement in self._settlements.values():
-                            settlement.repeated = True
-                        raise
-                    if trouble is not None:
-                        raise trouble
+                trip = self._send(takes=False)
+                if trip is not None:
+                    self._receive(trip)
                     shut = bool(self._settlements)
             except ServerTrouble as error:
                 self._complain("redis", "Redis is away (%s) while shutting down; trying again", error)

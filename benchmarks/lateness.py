@@ -99,7 +99,7 @@ def row(found: Lateness) -> Row:
         f"lateness at {found.rate:,}/s, p50 / p99",
         f"{p50:.1f} / {p99:.1f} ms",
         f"{bare50:.1f} / {bare99:.1f} ms",
-        f"+{more50:.1f} / +{more99:.1f} ms",
+        f"{more50:+.1f} / {more99:+.1f} ms",
         f"≤ +{GOAL_P50_MS:g} / +{GOAL_P99_MS:g} ms, never early",
         more50 <= GOAL_P50_MS and more99 <= GOAL_P99_MS and earliest >= 0,
         {

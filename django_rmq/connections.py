@@ -8,6 +8,7 @@ nothing is shared with the parent.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,12 +22,13 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.broker import Broker
-from django_rmq.cluster import Cluster, ClusterBroker
+from django_rmq.cluster import Cluster, ClusterBroker, parse_seeds
 from django_rmq.conf import Config, RedisServer, get_config
 from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.coordination.redis import RedisCoordinator
 from django_rmq.definitions import as_registered, register_topics
 from django_rmq.durability import Flaw, flaws
+from django_rmq.events import EventStream
 from django_rmq.exceptions import ConfigurationError, ServerTrouble
 from django_rmq.messages import Topic, slot_counts
 from django_rmq.producer import Producer
@@ -65,11 +67,13 @@ class _Built:
     """When to look for re-slotted topics again (monotonic)."""
     slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of topics that were re-slotted: by which counts their messages are placed, whatever the settings say."""
+    events: EventStream | None = None
     survey: tuple[float, Survey] | None = None
     """What ZooKeeper said last, and until when (monotonic) that will do."""
 
 
 _built: _Built | None = None
+_building = threading.Lock()
 _replacement: Broker | None = None
 
 
@@ -110,10 +114,23 @@ def get_producer(purpose: Purpose = "web") -> Producer:
     return producer
 
 
+def events() -> EventStream | None:
+    """Return this process's stream of events; None where EVENTS is off."""
+    if not get_config().events:
+        return None
+    built = _current()
+    with _building:
+        if built.events is None:
+            built.events = EventStream(get_broker("coordinator"))
+        return built.events
+
+
 def close() -> None:
     """Close this process's connections; whoever asks again gets new ones. To be called before a fork."""
     global _built
     built, _built = _built, None
+    if built is not None and built.events is not None:
+        built.events.close()
     for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
         if isinstance(broker, Broker):
             broker.close()
@@ -166,12 +183,8 @@ def _own_options(socket_timeout: float) -> dict[str, Any]:
 
 def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
     """Return a client of a Redis Cluster, which repeats for ``patience`` seconds what no node has run."""
-    seeds, options = [], {}
     try:
-        for url in server.cluster:
-            options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
-            seeds.append((options.pop("host", "localhost"), options.pop("port", 6379)))
-            options.pop("db", None)
+        seeds, options = parse_seeds(server.cluster)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"the options for Redis at {server} cannot be used: {error}") from error
     # A node that is gone must not keep the others waiting.
@@ -385,6 +398,7 @@ __all__ = [
     "close",
     "coordinator_maker",
     "end_session",
+    "events",
     "forget",
     "get_broker",
     "get_producer",

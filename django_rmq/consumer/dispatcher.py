@@ -31,6 +31,7 @@ from django_rmq.consumer.executor import (
     Hooks,
     ListenerLike,
     Slice,
+    Watcher,
     uptime,
 )
 from django_rmq.consumer.heartbeat import Heartbeat
@@ -242,7 +243,7 @@ class _Stop(NamedTuple):
 class _Settlement:
     """What is still to be told to Redis of one delivery of one slot."""
 
-    __slots__ = ("committed", "failures", "released", "repeated")
+    __slots__ = ("committed", "failures", "messages", "released", "repeated")
 
     def __init__(self) -> None:
         self.committed: list[bytes] = []
@@ -250,6 +251,8 @@ class _Settlement:
         self.released: list[bytes] = []
         self.repeated = False
         """It has been told before, and the answer was lost."""
+        self.messages: dict[bytes, Message] = {}
+        """Those of ``committed`` and ``failures``, where somebody watches."""
 
 
 _Settling = tuple[Place, int, str, list[Any], bool]
@@ -284,7 +287,7 @@ class Dispatcher:
     ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
     where threads note what they run, for whoever comes after a sudden death. ``handed_out`` is told of every
-    prepare that brought something, with the server's time in ms.
+    prepare that brought something, with the server's time in ms. ``watcher`` is told what became of messages.
     """
 
     def __init__(
@@ -309,6 +312,7 @@ class Dispatcher:
         handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: (
             None
         ),
+        watcher: Watcher | None = None,
     ) -> None:
         self.owner = uuid4().hex
         self.broker = broker
@@ -335,6 +339,7 @@ class Dispatcher:
         self._next_sweep = 0.0
         self._notes = notes
         self._handed_out = handed_out
+        self._watcher = watcher
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
         self._places: dict[tuple[str, int], Place] = {}
@@ -511,16 +516,17 @@ class Dispatcher:
         if self._refreshes and now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
-        self._ask_limits(now)
         sent = self._send()
         trip, self._trip = self._trip, sent
         if trip is None:
             if sent is None:
-                return acquires
+                return self._ask_limits() or acquires
             if self._waiting and not (self._limits or self._lanes):
                 return True
             trip, self._trip = sent, None
         self._receive(trip)
+        # Not before: what has ended is in flight for all others until Redis has heard of it.
+        self._ask_limits()
         return True
 
     def _send(self, *, takes: bool = True) -> _Trip | None:
@@ -546,7 +552,7 @@ class Dispatcher:
         except ServerTrouble:
             self._lost(trip)
             raise
-        trouble = self._settled(trip.settling, replies)
+        trouble = self._settled(trip, replies)
         for place, reply in zip(trip.asked, replies[len(trip.settling) :], strict=True):
             trouble = self._prepared(place, reply, trip.at) or trouble
         if trouble is not None:
@@ -568,6 +574,7 @@ class Dispatcher:
             kept.committed += settlement.committed
             kept.failures += settlement.failures
             kept.released += settlement.released
+            kept.messages |= settlement.messages
             kept.repeated = True
 
     def _sleep_seconds(self) -> float:
@@ -661,6 +668,8 @@ class Dispatcher:
             settlement.committed += report.committed
             settlement.failures += report.failures
             settlement.released += released
+            if self._watcher is not None and self._watcher.wants():
+                settlement.messages.update((each.delivery.member, each) for each in batch.messages)
         done = len(report.committed) + len(report.failures)
         if done:
             self._last_work = time.monotonic()
@@ -762,20 +771,33 @@ class Dispatcher:
         """How many batches of a topic its lanes can take."""
         return self._lanes.room(topic, 2 if self._paces[topic].seconds <= QUICK_SECONDS else 1)
 
-    def _ask_limits(self, now: float) -> None:
-        """Ask for room where slots wait for it, and go on with those that have got some."""
+    def _ask_limits(self) -> bool:
+        """Ask for room where slots wait for it; return whether some of them have got any."""
         if not (self._limits or self._lanes):
-            return
+            return False
 
         def complain(name: str, error: RmqError) -> None:
             self._complain(f"{name}/limits", f"Cannot ask for the limits of topic {name}: %s", error)
 
-        self._limits.ask(now, lambda name: len(self._parked[name]), complain)
+        self._limits.ask(
+            time.monotonic(), lambda name: len(self._parked[name]), complain, unsettled=self._unsettled
+        )
+        found = False
         for name, parked in self._parked.items():
             room = min(self._limits.room(name), self._lane_room(name)) if parked else 0
             for place in list(islice(parked, max(0, room))):
                 del parked[place]
                 self._ready(place)
+                found = True
+        return found
+
+    def _unsettled(self, topic: str) -> int:
+        """How many messages of a topic have ended without Redis having heard of it."""
+        return sum(
+            len(settlement.committed) + len(settlement.failures) + len(settlement.released)
+            for (place, _), settlement in self._settlements.items()
+            if place.topic.name == topic
+        )
 
     def _queue_prepares(self, pipeline: Any) -> tuple[list[Place], int, list[float]]:
         """Ask slots; return which, how many messages they may bring at most, and the work of each thread in that."""
@@ -1047,22 +1069,25 @@ class Dispatcher:
         self._settlements = kept
         return told, settling
 
-    def _settled(self, settling: list[_Settling], replies: list[Any]) -> ServerTrouble | None:
+    def _settled(self, trip: _Trip, replies: list[Any]) -> ServerTrouble | None:
         """Note what Redis confirmed; the rest is told again, for telling twice is harmless.
 
         Returns trouble that concerns more than one slot.
         """
         trouble: ServerTrouble | None = None
-        for (place, receipt, verb, part, repeated), words in zip(settling, replies, strict=False):
+        for (place, receipt, verb, part, repeated), words in zip(trip.settling, replies, strict=False):
+            messages = trip.told[place, receipt].messages
             if isinstance(words, RmqError):
                 kept = self._settlements[place, receipt]
                 getattr(kept, verb).extend(part)
                 kept.repeated = True
+                kept.messages |= messages
                 trouble = self._trouble_of(place, words) or trouble
                 continue
             place.shut_until, place.away = 0.0, False
             if verb != "released":
                 self.processed += len(part)
+                self._tell(messages, verb, part, words)
             stale = words.count("stale")
             if stale:
                 logger.log(
@@ -1075,6 +1100,17 @@ class Dispatcher:
                     extra={"rmq_event": "stale", "rmq_topic": place.topic.name, "rmq_slot": place.slot},
                 )
         return trouble
+
+    def _tell(self, messages: dict[bytes, Message], verb: str, part: list[Any], words: list[str]) -> None:
+        """Tell who watches of those ``messages`` whose end Redis has confirmed."""
+        if self._watcher is None or not messages:
+            return
+        ours = [item for item, word in zip(part, words, strict=False) if word == "ok"]
+        if verb == "committed":
+            self._watcher.ended([messages[member] for member in ours if member in messages], [])
+        else:
+            failed = [(messages[each.member], each) for each in ours if each.member in messages]
+            self._watcher.ended([], failed)
 
     # --- acquiring, and recovery of lost replies
 

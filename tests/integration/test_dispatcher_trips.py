@@ -13,6 +13,7 @@ import pytest
 from django_rmq.consumer import Dispatcher
 from django_rmq.consumer import dispatcher as module
 from django_rmq.consumer.dispatcher import Place
+from django_rmq.consumer.executor import Slice
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.messages import Topic, TopicType
 from tests.workers import Broker, Listener, audit, client_of, send, total
@@ -142,7 +143,7 @@ def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher:
     for batch in list(dispatcher._batches.values()):
         dispatcher._threads[0].withdraw(batch)
         members = [message.delivery.member for message in batch.messages]
-        dispatcher._finished(module.Slice(batch, members, [], [], 0.001, True))
+        dispatcher._finished(Slice(batch, members, [], [], 0.001, True))
     trip = dispatcher._send()
     assert trip is not None
     assert not dispatcher._settlements

@@ -2,7 +2,8 @@
 
 A driver is a module of this folder with ``SETTINGS``, ``GUARANTEE``, ``BULK`` (how it sends in bulk), ``single(count)`` and
 ``bulk(count)``, ``left(client)`` (how many messages wait or run) and ``WORKERS`` (the command lines of its worker processes).
-It is started as ``python -m <driver> <Redis port> <messages> <single sends>`` in this folder, and prints one line of JSON.
+It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and prints one line of JSON. The server's port
+is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def drain(driver: Any, count: int) -> float:
         subprocess.Popen(
             command,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if not os.environ.get("PEER_DEBUG") else None,
+            stderr=None if os.environ.get("PEER_DEBUG") else subprocess.DEVNULL,
             start_new_session=True,
         )
         for command in driver.WORKERS
@@ -77,7 +78,7 @@ def drain(driver: Any, count: int) -> float:
 
 def main(driver: Any) -> None:
     """Measure ``driver`` and print what was found."""
-    count, singles = int(sys.argv[1]), int(sys.argv[2])
+    count, singles = int(sys.argv[1]) * getattr(driver, "MANY", 1), int(sys.argv[2])
     looker = client()
     looker.flushall()
     driver.single(50)

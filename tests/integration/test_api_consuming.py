@@ -206,12 +206,15 @@ def test_no_connection_to_redis_is_kept_while_a_consumer_waits(redis_url: str, p
     rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
     with override_settings(RMQ=rmq):
         pool = connections.get_broker().client.connection_pool
-        consumer, busy = Consumer("timed"), []
+        consumer, busy = Consumer("timed"), list[int]()
         sleep = time.sleep
+
+        def rest(seconds: float) -> None:
+            busy.append(len(pool._in_use_connections))
+            sleep(seconds)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                deliveries.time, "sleep", lambda s: (busy.append(len(pool._in_use_connections)), sleep(s))
-            )
+            patch.setattr(time, "sleep", rest)
             assert consumer.take(wait=0.5) == []
         assert busy and set(busy) == {0}
         connections.close()
@@ -301,7 +304,12 @@ def test_permits_that_were_not_needed_are_given_back(broker: Any) -> None:
     assert len(one.take(3)) == 1
     other.send(2, 3, 4)
     taken: list[Any] = []
-    eventually(lambda: taken.extend(other.take(3)) or len(taken) == 2)
+
+    def has_both() -> bool:
+        taken.extend(other.take(3))
+        return len(taken) == 2
+
+    eventually(has_both)
     assert other.take(3) == []
 
 

@@ -411,6 +411,12 @@ class _Slot:
 
     # --- upkeep
 
+    def note_definition(self, slots: int) -> None:
+        """Leave what people and sweepers have to know of the topic."""
+        self.control[b"slots"] = b"%d" % slots
+        self.control[b"timeout"] = b"%d" % self.timeout
+        self.control[b"max_retries"] = b"%d" % self.max_retries
+
     def expire_due(self, limit: int) -> tuple[int, float | None]:
         """End up to ``limit`` deliveries that timed out; return how many, and when one can be taken again."""
         ahead = (self.now_s + self.timeout + 1) * 1000
@@ -768,13 +774,7 @@ class InMemoryBroker:
             if epoch is not None and epoch < int(s.control.get(b"epoch", epoch)):
                 return Prepared("fenced")
             limit = max(1, min(limit, BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, promoted = s.expire_due(share)[0], s.promote_due(share)
             behind = expired >= share or promoted >= share
@@ -966,13 +966,7 @@ class InMemoryBroker:
             if s.moved_to is not None:
                 return Claimed("moved")
             limit = max(1, min(limit, BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, earliest = s.expire_due(share)
             holding = bool(s.claimants)

@@ -37,6 +37,7 @@ from django_rmq.keys import (
 )
 from django_rmq.messages import (
     BATCH,
+    CLAIM_BATCH,
     GATE,
     LATENESS_BUCKETS,
     MAX_PRIORITY,
@@ -965,7 +966,7 @@ class InMemoryBroker:
             _check_lease(lease_ms, number)
             if s.moved_to is not None:
                 return Claimed("moved")
-            limit = max(1, min(limit, BATCH))
+            limit = max(1, min(limit, CLAIM_BATCH))
             s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, earliest = s.expire_due(share)
@@ -990,26 +991,33 @@ class InMemoryBroker:
             waiting = s.store.rows(descending=topic.is_priority)
             if not topic.is_priority:
                 waiting = [row for row in waiting if row[1] <= s.now_ms]
-            for scan in (limit, limit + BATCH):
-                rows = waiting[:scan]
-                # Leave out what runs already: its newer copy waits for its end.
-                free = [row for row in rows if row[0] not in s.prepare and not (ours and row[0] in s.claim)]
-                if free or len(rows) < scan:
-                    break
-            more = len(rows) == scan or len(free) > limit
-            taken: list[tuple[bytes, float]] = []
             lapsed: list[tuple[bytes, float]] = []
-            size = 0
-            for member, score in free[:limit]:
-                envelope = s.body.get(member)
-                if envelope is not None and _has_lapsed(envelope, s.now_ms):
-                    lapsed.append((member, score))
-                    continue
-                size += len(member) + len(envelope or b"")
-                if taken and size > max_bytes:
-                    more = True
-                    break
-                taken.append((member, score))
+            fit = None if s.prepare or s.claim or s.retry or s.body else _whole(waiting[:limit], max_bytes)
+            if fit is not None:
+                taken = waiting[:fit]
+                more = fit == limit or fit < min(limit, len(waiting))
+            else:
+                taken, limit = [], min(limit, BATCH)
+                for scan in (limit, limit + BATCH):
+                    rows = waiting[:scan]
+                    # Leave out what runs already: its newer copy waits for its end.
+                    free = [
+                        row for row in rows if row[0] not in s.prepare and not (ours and row[0] in s.claim)
+                    ]
+                    if free or len(rows) < scan:
+                        break
+                more = len(rows) == scan or len(free) > limit
+                size = 0
+                for member, score in free[:limit]:
+                    envelope = s.body.get(member)
+                    if envelope is not None and _has_lapsed(envelope, s.now_ms):
+                        lapsed.append((member, score))
+                        continue
+                    size += len(member) + len(envelope or b"")
+                    if taken and size > max_bytes:
+                        more = True
+                        break
+                    taken.append((member, score))
             for member, score in lapsed:
                 s.bury_lapsed(member, score)
             for member, score in taken:
@@ -2087,6 +2095,13 @@ def _mark(s: _Slot, member: bytes, mark: str, word: str) -> str:
     record = _InFlight.parse(s.inflight.get(member))
     s.inflight[member] = record._replace(mark=mark).encode()
     return "in_flight_and_waiting" if waits else "in_flight"
+
+
+def _whole(rows: Sequence[tuple[bytes, float]], max_bytes: int) -> int | None:
+    """Return how many of ``rows`` a claim takes as they are, by the longest of a hundred; None: each is to be looked at."""
+    longest = max((len(member) for member, _ in rows[:: max(1, math.ceil(len(rows) / 100))]), default=1)
+    fit = min(len(rows), max_bytes // max(1, longest))
+    return None if fit < min(len(rows), BATCH) else fit
 
 
 def _supersede_resting(s: _Slot, member: bytes) -> None:

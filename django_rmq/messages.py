@@ -35,6 +35,9 @@ MAX_ERROR_BYTES = 1024
 BATCH = 1_000
 """The most messages one script takes: it bounds what blocks Redis, and unpack takes 7,000 values."""
 
+CLAIM_BATCH = 10_000
+"""The most messages one step of a claim takes, where Redis moves them without showing them to the script."""
+
 NEVER = (1 << 53) - 1
 """A time in ms that does not come: the caller sleeps until it is woken."""
 

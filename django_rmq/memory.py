@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
@@ -44,6 +44,7 @@ from django_rmq.messages import (
     MAX_RETRIES_LIMIT,
     NEVER,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -742,6 +743,32 @@ class InMemoryBroker:
             epoch = int(s.control.get(b"epoch", 0)) + 1
             s.control[b"epoch"] = b"%d" % epoch
             return epoch
+
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing."""
+        if len(slots) > 1024:
+            raise ServerRefused("ERR too many slots")
+        with self._lock:
+            return [self._begin(topic, slot) for slot in slots]
+
+    def _begin(self, topic: Topic, slot: int) -> Acquired:
+        keys = slot_keys(self.prefix, topic.name, slot)
+        with suppress(WrongType), self._slot(topic, slot, "control") as s:
+            epoch = int(s.control.get(b"epoch", 0)) + 1
+            s.control[b"epoch"] = b"%d" % epoch
+            slots = b"%d" % topic.slots
+            is_open = (
+                not s.control.keys() & {b"paused", b"moving"} and s.control.get(b"slots", slots) == slots
+            )
+            holding = {keys.store, keys.retry, keys.prepare, keys.claimants} & self.keyspace.keys()
+            if holding or not is_open:
+                return Acquired(epoch, is_asleep=False)
+            s.control[b"slots"] = slots
+            s.control.setdefault(b"timeout", b"%d" % topic.timeout)
+            s.control.setdefault(b"max_retries", b"%d" % topic.max_retries)
+            s.sleep_until(NEVER)
+            return Acquired(epoch, is_asleep=True)
+        return Acquired(None, is_asleep=False)
 
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000

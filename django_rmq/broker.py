@@ -40,6 +40,7 @@ from django_rmq.keys import (
     events_channel,
     explicit_basis_key,
     history_keys,
+    keys_of_slots,
     limits_key,
     slot_keys,
     topics_key,
@@ -50,6 +51,7 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -104,6 +106,9 @@ READS = frozenset(
     }
 )
 """Scripts and plain commands that change nothing."""
+
+_LOOKED_AT = ("store", "retry", "prepare", "control", "claimants")
+"""Keys of each slot that tell whether and when something can be taken from it."""
 
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
@@ -319,6 +324,11 @@ def _survey(reply: list[Any]) -> Survey:
         int(revived or 0),
         int(ticket or 0),
     )
+
+
+def _acquired(reply: list[Any]) -> list[Acquired]:
+    epochs, words = reply
+    return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
 
 
 def _heads(reply: list[bytes]) -> list[int | None]:
@@ -539,6 +549,16 @@ class Transitions(ABC):
     def acquire(self, topic: Topic, slot: int) -> int:
         """Begin to own the slot: return the new epoch, which fences every older prepare."""
         return self._run(Call("acquire", (self._keys(topic, slot).control,), (), int))
+
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing.
+
+        A pipeline to a Redis Cluster has an ``RmqError`` in the place of each slot whose node does not answer.
+        """
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
+        return self._run(
+            Call("acquire_all", keys, (topic.slots, topic.timeout, topic.max_retries), _acquired)
+        )
 
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
@@ -1193,10 +1213,7 @@ class Transitions(ABC):
 
         ``upkeep``: when next a delivery times out or the lease of a claim ends there.
         """
-        keys: list[bytes] = []
-        for slot in slots:
-            slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control, slot_.claimants)
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
         return self._run(Call("heads", keys, (topic.type.value, topic.timeout, int(upkeep)), _heads))
 
     def audit(self, topic: Topic, slot: int) -> Ledger:

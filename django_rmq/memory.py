@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
@@ -44,6 +44,7 @@ from django_rmq.messages import (
     MAX_RETRIES_LIMIT,
     NEVER,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -412,6 +413,12 @@ class _Slot:
 
     # --- upkeep
 
+    def note_definition(self, slots: int) -> None:
+        """Leave what people and sweepers have to know of the topic."""
+        self.control[b"slots"] = b"%d" % slots
+        self.control[b"timeout"] = b"%d" % self.timeout
+        self.control[b"max_retries"] = b"%d" % self.max_retries
+
     def expire_due(self, limit: int) -> tuple[int, float | None]:
         """End up to ``limit`` deliveries that timed out; return how many, and when one can be taken again."""
         ahead = (self.now_s + self.timeout + 1) * 1000
@@ -737,6 +744,32 @@ class InMemoryBroker:
             s.control[b"epoch"] = b"%d" % epoch
             return epoch
 
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing."""
+        if len(slots) > 1024:
+            raise ServerRefused("ERR too many slots")
+        with self._lock:
+            return [self._begin(topic, slot) for slot in slots]
+
+    def _begin(self, topic: Topic, slot: int) -> Acquired:
+        keys = slot_keys(self.prefix, topic.name, slot)
+        with suppress(WrongType), self._slot(topic, slot, "control") as s:
+            epoch = int(s.control.get(b"epoch", 0)) + 1
+            s.control[b"epoch"] = b"%d" % epoch
+            slots = b"%d" % topic.slots
+            is_open = (
+                not s.control.keys() & {b"paused", b"moving"} and s.control.get(b"slots", slots) == slots
+            )
+            holding = {keys.store, keys.retry, keys.prepare, keys.claimants} & self.keyspace.keys()
+            if holding or not is_open:
+                return Acquired(epoch, is_asleep=False)
+            s.control[b"slots"] = slots
+            s.control.setdefault(b"timeout", b"%d" % topic.timeout)
+            s.control.setdefault(b"max_retries", b"%d" % topic.max_retries)
+            s.sleep_until(NEVER)
+            return Acquired(epoch, is_asleep=True)
+        return Acquired(None, is_asleep=False)
+
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
     ) -> list[Held] | None:
@@ -769,13 +802,7 @@ class InMemoryBroker:
             if epoch is not None and epoch < int(s.control.get(b"epoch", epoch)):
                 return Prepared("fenced")
             limit = max(1, min(limit, BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, promoted = s.expire_due(share)[0], s.promote_due(share)
             behind = expired >= share or promoted >= share
@@ -967,13 +994,7 @@ class InMemoryBroker:
             if s.moved_to is not None:
                 return Claimed("moved")
             limit = max(1, min(limit, CLAIM_BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, earliest = s.expire_due(share)
             holding = bool(s.claimants)

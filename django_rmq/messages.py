@@ -599,6 +599,15 @@ class Prepared(NamedTuple):
     """After ``moved``: the slot count that the slot has by now."""
 
 
+class Acquired(NamedTuple):
+    """The answer of acquire_all for one slot."""
+
+    epoch: int | None
+    """None: its control key is of a foreign type, and nobody owns it."""
+    is_asleep: bool
+    """Nothing waits there, and senders know to wake who owns it."""
+
+
 class Held(NamedTuple):
     """The answer of held: one thing in Prepare and the receipt it was handed out with."""
 

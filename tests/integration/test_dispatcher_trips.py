@@ -12,8 +12,8 @@ import pytest
 
 from django_rmq.consumer import Dispatcher
 from django_rmq.consumer import dispatcher as module
-from django_rmq.consumer.dispatcher import Place
 from django_rmq.consumer.executor import Slice
+from django_rmq.consumer.places import Place
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.messages import Topic, TopicType
 from tests.workers import Broker, Listener, audit, client_of, send, total
@@ -88,7 +88,7 @@ def test_what_arrives_for_a_slot_that_was_lost_meanwhile_is_given_back(
     assert prepared(broker, place.slot) == 0
     assert place.slot not in {slot for slot, _ in in_hand(dispatcher)}
     assert total(broker, TOPIC, "released") == broker.count(TOPIC, place.slot).store > 0
-    assert place.key not in dispatcher._places
+    assert place.key not in dispatcher._places.awake
 
 
 def test_what_arrives_for_a_slot_that_was_paused_meanwhile_is_given_back(

@@ -136,6 +136,10 @@ def every_script(slot: Timed) -> Timed:
     slot.time("ensure again", lambda: slot.ensure(scores, names(BATCH), envelopes))
     slot.time("ensure", lambda: slot.ensure(scores, names(BATCH, "ensured"), envelopes))
     slot.time("acquire", slot.acquire)
+    many = replace(slot.topic, name="many")
+    assert all(
+        one.is_asleep for one in slot.time("acquire_all", lambda: slot.broker.acquire_all(many, range(1_024)))
+    )
 
     receipt, members = slot.take()
     assert len(members) == BATCH

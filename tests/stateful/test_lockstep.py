@@ -601,7 +601,10 @@ class Lockstep(RuleBasedStateMachine):
 
     def acquire(self, data: st.DataObject) -> None:
         owner = data.draw(st.sampled_from(OWNERS))
-        epoch = self.both(lambda b: b.acquire(self.topic, 0))
+        if data.draw(st.booleans()):
+            epoch = self.both(lambda b: b.acquire(self.topic, 0))
+        else:
+            [(epoch, _)] = self.both(lambda b: b.acquire_all(self.topic, [0]))
         self.require("INV-9", epoch > self.highest_epoch, epoch, self.highest_epoch)
         self.epochs[owner] = self.highest_epoch = epoch
 

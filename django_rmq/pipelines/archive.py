@@ -100,6 +100,7 @@ def archived_columns(dead: Any, slots: dict[str, int]) -> Any:
     counts = " ".join(f"when '{name}' then {count}" for name, count in slots.items())
     return dead.selectExpr(
         *("topic", "slot", f"case topic {counts} end as slots", "value", "coalesce(key, value) as member"),
+        "cast(key as string) as key",
         *("envelope", "scored", "reason", "failures", "error", "died_at", "cast(score as bigint) as died_ms"),
         "date_format(died_at, 'yyyy-MM-dd') as date",
     )

@@ -194,9 +194,7 @@ def test_the_dead_are_archived_by_topic_and_date_and_then_deleted(
     rows = archived(spark, out)
     assert len(rows) == 69 and {row.topic for row in rows} == {"events", "keyed"}
     keyed = [row for row in rows if row.topic == "keyed"]
-    assert {(bytes(row.key), bytes(row.value)) for row in keyed} == {
-        (b"k%d" % n, b'{"n":%d}' % n) for n in range(10)
-    }
+    assert {(row.key, bytes(row.value)) for row in keyed} == {(f"k{n}", b'{"n":%d}' % n) for n in range(10)}
     assert {row.error for row in keyed} == {"shop.Bang: it"}
     assert list(out.glob("topic=events/date=2*/*.parquet"))
     # Later runs add what has died since, and nothing twice.

@@ -34,9 +34,13 @@ from django_rmq.exceptions import (
 )
 from django_rmq.keys import (
     SlotKeys,
+    answer_key,
+    bucket_key,
     check_prefix,
+    events_channel,
     explicit_basis_key,
     history_keys,
+    keys_of_slots,
     limits_key,
     slot_keys,
     topics_key,
@@ -47,6 +51,7 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -96,9 +101,14 @@ READS = frozenset(
         "peek",
         "read_claim",
         "survey",
+        "ZRANGE",
+        "ZRANK",
     }
 )
-"""Scripts that change nothing."""
+"""Scripts and plain commands that change nothing."""
+
+_LOOKED_AT = ("store", "retry", "prepare", "control", "claimants")
+"""Keys of each slot that tell whether and when something can be taken from it."""
 
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
@@ -119,6 +129,7 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("TYPE",),
     ("ZADD", "XX", 0, "member"),
     ("ZREM", "member"),
+    ("ZREMRANGEBYRANK", 0, -1),
     ("ZCARD",),
     ("ZCOUNT", 0, 0),
     ("ZMSCORE", "member"),
@@ -142,6 +153,14 @@ class Call(NamedTuple):
     keys: Sequence[bytes]
     args: Sequence[Any]
     parse: Callable[[Any], Any]
+
+
+class Command(Call):
+    """A plain command instead of a script, named like it: for what Redis does fastest by itself."""
+
+
+def _same(reply: Any) -> Any:
+    return reply
 
 
 def _words(count: int) -> Callable[[Any], list[str]]:
@@ -307,6 +326,11 @@ def _survey(reply: list[Any]) -> Survey:
     )
 
 
+def _acquired(reply: list[Any]) -> list[Acquired]:
+    epochs, words = reply
+    return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
+
+
 def _heads(reply: list[bytes]) -> list[int | None]:
     return [_due(raw) for raw in reply]
 
@@ -371,6 +395,10 @@ def _info(raw: bytes) -> dict[str, str]:
 def _allowance(reply: list[Any]) -> Allowance:
     tokens, wait_us, permits, waiting = reply
     return Allowance(tokens, wait_us, permits, waiting == b"yes")
+
+
+def _begun(reply: list[bytes]) -> tuple[str, bytes]:
+    return reply[0].decode(), reply[1] if len(reply) > 1 else b""
 
 
 def _sample(reply: list[Any]) -> Sample:
@@ -521,6 +549,16 @@ class Transitions(ABC):
     def acquire(self, topic: Topic, slot: int) -> int:
         """Begin to own the slot: return the new epoch, which fences every older prepare."""
         return self._run(Call("acquire", (self._keys(topic, slot).control,), (), int))
+
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing.
+
+        A pipeline to a Redis Cluster has an ``RmqError`` in the place of each slot whose node does not answer.
+        """
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
+        return self._run(
+            Call("acquire_all", keys, (topic.slots, topic.timeout, topic.max_retries), _acquired)
+        )
 
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
@@ -1185,10 +1223,7 @@ class Transitions(ABC):
 
         ``upkeep``: when next a delivery times out or the lease of a claim ends there.
         """
-        keys: list[bytes] = []
-        for slot in slots:
-            slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control, slot_.claimants)
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
         return self._run(Call("heads", keys, (topic.type.value, topic.timeout, int(upkeep)), _heads))
 
     def audit(self, topic: Topic, slot: int) -> Ledger:
@@ -1274,6 +1309,8 @@ class Broker(Transitions):
         return Pipeline(self)
 
     def _command(self, call: Call) -> tuple[Any, ...]:
+        if isinstance(call, Command):
+            return (call.script, *call.keys, *call.args)
         now = b"" if self._clock is None else self._clock()
         return ("EVALSHA", lua.load(call.script).sha, len(call.keys), *call.keys, *call.args, now)
 
@@ -1378,6 +1415,7 @@ class Broker(Transitions):
         """Return what the server refuses us of what we need, by trying all of it in ways that change nothing."""
         scratch, nobody = f"{self.prefix}rmq:rights".encode(), uuid4().hex.encode()
         tries: list[tuple[Any, ...]] = [(command[0], scratch, *command[1:]) for command in _HARMLESS]
+        tries.append(("ZRANGESTORE", scratch, scratch, 0, 0))
         chosen = list(topics)
         for topic in chosen:
             keys = self._keys(topic, 0)
@@ -1520,6 +1558,37 @@ class Broker(Transitions):
             )
         )
 
+    def end_permits(self, topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> int:
+        """Count ``ended`` messages less for what ``worker`` has in flight; return what it has left.
+
+        ``lease_ms``: what is left is kept for so long from now on; 0: as long as before.
+        """
+        key = limits_key(self.prefix, topic.name)
+        return self._run(Call("limits/ended", (key,), (worker, ended, lease_ms), int))
+
+    def spend(self, spender: str, each_us: float, size: int, wanted: int) -> int:
+        """Spend ``wanted`` of a bucket of ``size`` that gains one each ``each_us``, or nothing.
+
+        Returns 0, or us until there is enough. ``spender``: letters and digits.
+        """
+        key = bucket_key(self.prefix, spender)
+        return self._run(Call("limits/spend", (key,), (_number(each_us), size, wanted), int))
+
+    # --- requests that shall be done once
+
+    def begin_answer(self, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
+        """Begin ``request`` (letters and digits) with this ``content`` (a print of it), as attempt ``token``.
+
+        Answers new, running or other with nothing, or done with what was kept.
+        """
+        key = answer_key(self.prefix, request)
+        return self._run(Call("answers/begin", (key,), (content, token, lease_ms), _begun))
+
+    def keep_answer(self, request: str, token: str, kept: bytes, keep_ms: int) -> str:
+        """Keep what came of a request; empty: forget that it was begun. Answers ok or stale."""
+        key = answer_key(self.prefix, request)
+        return self._run(Call("answers/keep", (key,), (token, kept, keep_ms), _word))
+
     # --- history
 
     def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
@@ -1562,6 +1631,19 @@ class Broker(Transitions):
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
         return Wakeups(self._ear(), {workers_channel(self.prefix): ""})
+
+    # --- events
+
+    def publish_events(self, payload: bytes) -> int:
+        """Publish what happened to messages; return how many subscribers heard it (on a cluster: of one node)."""
+        try:
+            return int(self.client.execute_command("PUBLISH", events_channel(self.prefix), payload))
+        except RedisError as error:
+            raise translate(error) from error
+
+    def events(self) -> Events:
+        """Subscribe to what is published of messages."""
+        return Events(self._ear(), {events_channel(self.prefix): ""})
 
 
 def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
@@ -1635,6 +1717,19 @@ class Pipeline(Transitions):
     def roster(self) -> int:
         """Ask for all workers and what is assigned to them."""
         return self._run(Call("workers/roster", worker_keys(self.prefix), (), _roster))
+
+    def rows(self, topic: Topic, slot: int, state: str, first: int, last: int) -> int:
+        """Ask for ``[member, score, ...]`` of the ranks ``first`` to ``last`` of a state, as Redis writes them.
+
+        Nothing says whether the set has changed between two calls: that is for the caller to see.
+        """
+        key = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Command("ZRANGE", (key,), (first, last, "WITHSCORES"), _same))
+
+    def rank(self, topic: Topic, slot: int, state: str, member: bytes) -> int:
+        """Ask for the rank of a member in a state; None: it is not there."""
+        key = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Command("ZRANK", (key,), (member,), _same))
 
     def send(self) -> Self:
         """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""
@@ -1715,8 +1810,8 @@ class Pipeline(Transitions):
             return error
 
 
-class Wakeups:
-    """A subscription to wake-ups: which slots can be taken from earlier than was announced."""
+class _Subscription:
+    """Channels that are listened to."""
 
     def __init__(self, client: Any, channels: dict[bytes, str]) -> None:
         self._topics = channels
@@ -1734,6 +1829,17 @@ class Wakeups:
         """Return the socket's descriptor, for ``select``."""
         return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
 
+    def close(self) -> None:
+        """End the subscription."""
+        try:
+            self._pubsub.close()
+        except (RedisError, OSError):
+            pass
+
+
+class Wakeups(_Subscription):
+    """A subscription to wake-ups: which slots can be taken from earlier than was announced."""
+
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
         """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first.
 
@@ -1749,12 +1855,21 @@ class Wakeups:
             pass
         return woken
 
-    def close(self) -> None:
-        """End the subscription."""
+
+class Events(_Subscription):
+    """A subscription to what happens to messages."""
+
+    def get(self, timeout: float = 0.0) -> list[bytes]:
+        """Return what was published (up to 100 at a time), waiting at most ``timeout`` seconds for the first."""
+        found: list[bytes] = []
         try:
-            self._pubsub.close()
-        except (RedisError, OSError):
-            pass
+            while len(found) < 100 and (
+                message := self._pubsub.get_message(timeout=0.0 if found else timeout)
+            ):
+                found.append(message["data"])
+        except RedisError as error:
+            raise translate(error) from error
+        return found
 
 
-__all__ = ["BATCH", "Broker", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "translate"]
+__all__ = ["BATCH", "Broker", "Events", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "translate"]

@@ -34,10 +34,13 @@ from django_rmq.exceptions import (
 )
 from django_rmq.keys import (
     SlotKeys,
+    answer_key,
+    bucket_key,
     check_prefix,
     events_channel,
     explicit_basis_key,
     history_keys,
+    keys_of_slots,
     limits_key,
     slot_keys,
     times_key,
@@ -50,6 +53,7 @@ from django_rmq.messages import (
     BATCH,
     LATENESS_BUCKETS,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -100,9 +104,14 @@ READS = frozenset(
         "peek",
         "read_claim",
         "survey",
+        "ZRANGE",
+        "ZRANK",
     }
 )
-"""Scripts that change nothing."""
+"""Scripts and plain commands that change nothing."""
+
+_LOOKED_AT = ("store", "retry", "prepare", "control", "claimants")
+"""Keys of each slot that tell whether and when something can be taken from it."""
 
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
@@ -123,6 +132,7 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("TYPE",),
     ("ZADD", "XX", 0, "member"),
     ("ZREM", "member"),
+    ("ZREMRANGEBYRANK", 0, -1),
     ("ZCARD",),
     ("ZCOUNT", 0, 0),
     ("ZMSCORE", "member"),
@@ -146,6 +156,14 @@ class Call(NamedTuple):
     keys: Sequence[bytes]
     args: Sequence[Any]
     parse: Callable[[Any], Any]
+
+
+class Command(Call):
+    """A plain command instead of a script, named like it: for what Redis does fastest by itself."""
+
+
+def _same(reply: Any) -> Any:
+    return reply
 
 
 def _words(count: int) -> Callable[[Any], list[str]]:
@@ -311,6 +329,11 @@ def _survey(reply: list[Any]) -> Survey:
     )
 
 
+def _acquired(reply: list[Any]) -> list[Acquired]:
+    epochs, words = reply
+    return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
+
+
 def _heads(reply: list[bytes]) -> list[int | None]:
     return [_due(raw) for raw in reply]
 
@@ -375,6 +398,10 @@ def _info(raw: bytes) -> dict[str, str]:
 def _allowance(reply: list[Any]) -> Allowance:
     tokens, wait_us, permits, waiting = reply
     return Allowance(tokens, wait_us, permits, waiting == b"yes")
+
+
+def _begun(reply: list[bytes]) -> tuple[str, bytes]:
+    return reply[0].decode(), reply[1] if len(reply) > 1 else b""
 
 
 def _sample(reply: list[Any]) -> Sample:
@@ -525,6 +552,16 @@ class Transitions(ABC):
     def acquire(self, topic: Topic, slot: int) -> int:
         """Begin to own the slot: return the new epoch, which fences every older prepare."""
         return self._run(Call("acquire", (self._keys(topic, slot).control,), (), int))
+
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing.
+
+        A pipeline to a Redis Cluster has an ``RmqError`` in the place of each slot whose node does not answer.
+        """
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
+        return self._run(
+            Call("acquire_all", keys, (topic.slots, topic.timeout, topic.max_retries), _acquired)
+        )
 
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
@@ -1179,10 +1216,7 @@ class Transitions(ABC):
 
         ``upkeep``: when next a delivery times out or the lease of a claim ends there.
         """
-        keys: list[bytes] = []
-        for slot in slots:
-            slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control, slot_.claimants)
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
         return self._run(Call("heads", keys, (topic.type.value, topic.timeout, int(upkeep)), _heads))
 
     def audit(self, topic: Topic, slot: int) -> Ledger:
@@ -1268,6 +1302,8 @@ class Broker(Transitions):
         return Pipeline(self)
 
     def _command(self, call: Call) -> tuple[Any, ...]:
+        if isinstance(call, Command):
+            return (call.script, *call.keys, *call.args)
         now = b"" if self._clock is None else self._clock()
         return ("EVALSHA", lua.load(call.script).sha, len(call.keys), *call.keys, *call.args, now)
 
@@ -1372,6 +1408,7 @@ class Broker(Transitions):
         """Return what the server refuses us of what we need, by trying all of it in ways that change nothing."""
         scratch, nobody = f"{self.prefix}rmq:rights".encode(), uuid4().hex.encode()
         tries: list[tuple[Any, ...]] = [(command[0], scratch, *command[1:]) for command in _HARMLESS]
+        tries.append(("ZRANGESTORE", scratch, scratch, 0, 0))
         chosen = list(topics)
         for topic in chosen:
             keys = self._keys(topic, 0)
@@ -1513,6 +1550,37 @@ class Broker(Transitions):
                 _allowance,
             )
         )
+
+    def end_permits(self, topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> int:
+        """Count ``ended`` messages less for what ``worker`` has in flight; return what it has left.
+
+        ``lease_ms``: what is left is kept for so long from now on; 0: as long as before.
+        """
+        key = limits_key(self.prefix, topic.name)
+        return self._run(Call("limits/ended", (key,), (worker, ended, lease_ms), int))
+
+    def spend(self, spender: str, each_us: float, size: int, wanted: int) -> int:
+        """Spend ``wanted`` of a bucket of ``size`` that gains one each ``each_us``, or nothing.
+
+        Returns 0, or us until there is enough. ``spender``: letters and digits.
+        """
+        key = bucket_key(self.prefix, spender)
+        return self._run(Call("limits/spend", (key,), (_number(each_us), size, wanted), int))
+
+    # --- requests that shall be done once
+
+    def begin_answer(self, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
+        """Begin ``request`` (letters and digits) with this ``content`` (a print of it), as attempt ``token``.
+
+        Answers new, running or other with nothing, or done with what was kept.
+        """
+        key = answer_key(self.prefix, request)
+        return self._run(Call("answers/begin", (key,), (content, token, lease_ms), _begun))
+
+    def keep_answer(self, request: str, token: str, kept: bytes, keep_ms: int) -> str:
+        """Keep what came of a request; empty: forget that it was begun. Answers ok or stale."""
+        key = answer_key(self.prefix, request)
+        return self._run(Call("answers/keep", (key,), (token, kept, keep_ms), _word))
 
     # --- history
 
@@ -1662,6 +1730,19 @@ class Pipeline(Transitions):
     def roster(self) -> int:
         """Ask for all workers and what is assigned to them."""
         return self._run(Call("workers/roster", worker_keys(self.prefix), (), _roster))
+
+    def rows(self, topic: Topic, slot: int, state: str, first: int, last: int) -> int:
+        """Ask for ``[member, score, ...]`` of the ranks ``first`` to ``last`` of a state, as Redis writes them.
+
+        Nothing says whether the set has changed between two calls: that is for the caller to see.
+        """
+        key = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Command("ZRANGE", (key,), (first, last, "WITHSCORES"), _same))
+
+    def rank(self, topic: Topic, slot: int, state: str, member: bytes) -> int:
+        """Ask for the rank of a member in a state; None: it is not there."""
+        key = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Command("ZRANK", (key,), (member,), _same))
 
     def send(self) -> Self:
         """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""

@@ -118,6 +118,14 @@ class Api:
     send_rate: str | None = "600/min"
     max_bytes: int = 1_048_576
 
+    @property
+    def rate(self) -> tuple[int, float] | None:
+        """SEND_RATE as so many messages in so many seconds; None: no limit."""
+        if self.send_rate is None:
+            return None
+        count, _, period = self.send_rate.partition("/")
+        return int(count), {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}[period[0]]
+
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
@@ -820,7 +828,7 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
-PLANNED: tuple[str, ...] = ("API",)
+PLANNED: tuple[str, ...] = ()
 PLANNED_OF_TOPICS: tuple[str, ...] = ()
 
 

@@ -50,6 +50,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -103,6 +104,14 @@ def slot_keys(prefix: str, topic: str, slot: int) -> SlotKeys:
     return SlotKeys(store.encode(), *tagged)
 
 
+def keys_of_slots(prefix: str, topic: str, slots: Iterable[int], kinds: Sequence[str]) -> list[bytes]:
+    """Return some keys of each of many slots, slot by slot: quicker than all keys of each."""
+    base = f"{prefix}{topic}_".encode()
+    forms = [b"%b" if kind == "store" else kind.encode() + b"_{%b}" for kind in kinds]
+    stores = [base + b"%d" % slot for slot in slots]
+    return [form % store for store in stores for form in forms]
+
+
 def topics_key(prefix: str) -> bytes:
     """Return the hash that holds the definition of every topic."""
     return f"{prefix}rmq:topics".encode()
@@ -132,6 +141,16 @@ def times_key(prefix: str, topic: str) -> bytes:
 def limits_key(prefix: str, topic: str) -> bytes:
     """Return the hash by which workers share the limits of ``topic``."""
     return f"limits_{{{prefix}rmq:limits:{topic}}}".encode()
+
+
+def bucket_key(prefix: str, spender: str) -> bytes:
+    """Return the hash that says what ``spender`` (letters and digits) has spent of its rate."""
+    return f"bucket_{{{prefix}rmq:bucket:{spender}}}".encode()
+
+
+def answer_key(prefix: str, request: str) -> bytes:
+    """Return the hash that keeps what came of ``request`` (letters and digits), which is done once."""
+    return f"answer_{{{prefix}rmq:answer:{request}}}".encode()
 
 
 def workers_channel(prefix: str) -> bytes:

@@ -17,12 +17,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
 from django_rmq.keys import (
     SlotKeys,
+    answer_key,
+    bucket_key,
     check_prefix,
     events_channel,
     history_keys,
@@ -36,12 +38,14 @@ from django_rmq.keys import (
 )
 from django_rmq.messages import (
     BATCH,
+    CLAIM_BATCH,
     GATE,
     LATENESS_BUCKETS,
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     NEVER,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -411,6 +415,12 @@ class _Slot:
 
     # --- upkeep
 
+    def note_definition(self, slots: int) -> None:
+        """Leave what people and sweepers have to know of the topic."""
+        self.control[b"slots"] = b"%d" % slots
+        self.control[b"timeout"] = b"%d" % self.timeout
+        self.control[b"max_retries"] = b"%d" % self.max_retries
+
     def expire_due(self, limit: int) -> tuple[int, float | None]:
         """End up to ``limit`` deliveries that timed out; return how many, and when one can be taken again."""
         ahead = (self.now_s + self.timeout + 1) * 1000
@@ -736,6 +746,32 @@ class InMemoryBroker:
             s.control[b"epoch"] = b"%d" % epoch
             return epoch
 
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing."""
+        if len(slots) > 1024:
+            raise ServerRefused("ERR too many slots")
+        with self._lock:
+            return [self._begin(topic, slot) for slot in slots]
+
+    def _begin(self, topic: Topic, slot: int) -> Acquired:
+        keys = slot_keys(self.prefix, topic.name, slot)
+        with suppress(WrongType), self._slot(topic, slot, "control") as s:
+            epoch = int(s.control.get(b"epoch", 0)) + 1
+            s.control[b"epoch"] = b"%d" % epoch
+            slots = b"%d" % topic.slots
+            is_open = (
+                not s.control.keys() & {b"paused", b"moving"} and s.control.get(b"slots", slots) == slots
+            )
+            holding = {keys.store, keys.retry, keys.prepare, keys.claimants} & self.keyspace.keys()
+            if holding or not is_open:
+                return Acquired(epoch, is_asleep=False)
+            s.control[b"slots"] = slots
+            s.control.setdefault(b"timeout", b"%d" % topic.timeout)
+            s.control.setdefault(b"max_retries", b"%d" % topic.max_retries)
+            s.sleep_until(NEVER)
+            return Acquired(epoch, is_asleep=True)
+        return Acquired(None, is_asleep=False)
+
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
     ) -> list[Held] | None:
@@ -769,13 +805,7 @@ class InMemoryBroker:
                 s.count("fenced")
                 return Prepared("fenced")
             limit = max(1, min(limit, BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, promoted = s.expire_due(share)[0], s.promote_due(share)
             behind = expired >= share or promoted >= share
@@ -966,14 +996,8 @@ class InMemoryBroker:
             _check_lease(lease_ms, number)
             if s.moved_to is not None:
                 return Claimed("moved")
-            limit = max(1, min(limit, BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            limit = max(1, min(limit, CLAIM_BATCH))
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, earliest = s.expire_due(share)
             holding = bool(s.claimants)
@@ -997,26 +1021,33 @@ class InMemoryBroker:
             waiting = s.store.rows(descending=topic.is_priority)
             if not topic.is_priority:
                 waiting = [row for row in waiting if row[1] <= s.now_ms]
-            for scan in (limit, limit + BATCH):
-                rows = waiting[:scan]
-                # Leave out what runs already: its newer copy waits for its end.
-                free = [row for row in rows if row[0] not in s.prepare and not (ours and row[0] in s.claim)]
-                if free or len(rows) < scan:
-                    break
-            more = len(rows) == scan or len(free) > limit
-            taken: list[tuple[bytes, float]] = []
             lapsed: list[tuple[bytes, float]] = []
-            size = 0
-            for member, score in free[:limit]:
-                envelope = s.body.get(member)
-                if envelope is not None and _has_lapsed(envelope, s.now_ms):
-                    lapsed.append((member, score))
-                    continue
-                size += len(member) + len(envelope or b"")
-                if taken and size > max_bytes:
-                    more = True
-                    break
-                taken.append((member, score))
+            fit = None if s.prepare or s.claim or s.retry or s.body else _whole(waiting[:limit], max_bytes)
+            if fit is not None:
+                taken = waiting[:fit]
+                more = fit == limit or fit < min(limit, len(waiting))
+            else:
+                taken, limit = [], min(limit, BATCH)
+                for scan in (limit, limit + BATCH):
+                    rows = waiting[:scan]
+                    # Leave out what runs already: its newer copy waits for its end.
+                    free = [
+                        row for row in rows if row[0] not in s.prepare and not (ours and row[0] in s.claim)
+                    ]
+                    if free or len(rows) < scan:
+                        break
+                more = len(rows) == scan or len(free) > limit
+                size = 0
+                for member, score in free[:limit]:
+                    envelope = s.body.get(member)
+                    if envelope is not None and _has_lapsed(envelope, s.now_ms):
+                        lapsed.append((member, score))
+                        continue
+                    size += len(member) + len(envelope or b"")
+                    if taken and size > max_bytes:
+                        more = True
+                        break
+                    taken.append((member, score))
             for member, score in lapsed:
                 s.bury_lapsed(member, score)
             for member, score in taken:
@@ -1844,6 +1875,71 @@ class InMemoryBroker:
             self._keep(key, limits)
             return Allowance(given, wait_us, permits, waiting)
 
+    def end_permits(self, topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> int:
+        """Count ``ended`` messages less for what ``worker`` has in flight; return what it has left."""
+        with self._lock:
+            key, name = limits_key(self.prefix, topic.name), f"worker:{worker}".encode()
+            limits = self._open(key, Hash)
+            match = _PERMITS.fullmatch(limits.pop(name, b""))
+            held, wants, ends = map(int, match.groups()) if match else (0, 0, 0)
+            left = max(0, held - ended)
+            if left:
+                until_ms = self._clock() // 1000 + lease_ms if lease_ms else ends
+                limits[name] = b"%d %d %d" % (left, wants, until_ms)
+            self._keep(key, limits)
+            return left
+
+    def spend(self, spender: str, each_us: float, size: int, wanted: int) -> int:
+        """Spend ``wanted`` of a bucket of ``size``, or nothing; return 0, or us until there is enough."""
+        with self._lock:
+            key = bucket_key(self.prefix, spender)
+            bucket, now_us, full_us = self._open(key, Hash), self._clock(), each_us * size
+            empty = float(bucket.get(b"empty", b"inf"))
+            if empty > now_us + full_us:
+                empty = now_us - full_us
+            empty = max(empty, now_us - full_us) + each_us * wanted
+            if empty > now_us:
+                return math.ceil(empty - now_us)
+            bucket[b"empty"] = score_text(empty).encode()
+            self._keep(key, bucket)
+            return 0
+
+    # --- requests that shall be done once
+
+    def begin_answer(self, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
+        """Begin ``request`` with this ``content``. Answers new, running or other, or done with what was kept."""
+        with self._lock:
+            key, now_ms = answer_key(self.prefix, request), self._clock() // 1000
+            answer = self._open(key, Hash)
+            known = answer.get(b"print")
+            if known is not None and known != content.encode():
+                return "other", b""
+            if b"kept" in answer:
+                return "done", answer[b"kept"]
+            if known is not None and now_ms < int(answer.get(b"ends", b"0")) <= now_ms + lease_ms:
+                return "running", b""
+            answer |= {
+                b"print": content.encode(),
+                b"token": token.encode(),
+                b"ends": b"%d" % (now_ms + lease_ms),
+            }
+            self._keep(key, answer)
+            return "new", b""
+
+    def keep_answer(self, request: str, token: str, kept: bytes, keep_ms: int) -> str:
+        """Keep what came of a request; empty: forget that it was begun. Answers ok or stale."""
+        with self._lock:
+            key = answer_key(self.prefix, request)
+            answer = self._open(key, Hash)
+            if answer.get(b"token") != token.encode():
+                return "stale"
+            for name in (b"token", b"ends") if kept else (b"print", b"token", b"ends"):
+                answer.pop(name, None)
+            if kept:
+                answer[b"kept"] = kept
+            self._keep(key, answer)
+            return "ok"
+
     # --- history
 
     def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
@@ -2058,6 +2154,13 @@ def _mark(s: _Slot, member: bytes, mark: str, word: str) -> str:
     record = _InFlight.parse(s.inflight.get(member))
     s.inflight[member] = record._replace(mark=mark).encode()
     return "in_flight_and_waiting" if waits else "in_flight"
+
+
+def _whole(rows: Sequence[tuple[bytes, float]], max_bytes: int) -> int | None:
+    """Return how many of ``rows`` a claim takes as they are, by the longest of a hundred; None: each is to be looked at."""
+    longest = max((len(member) for member, _ in rows[:: max(1, math.ceil(len(rows) / 100))]), default=1)
+    fit = min(len(rows), max_bytes // max(1, longest))
+    return None if fit < min(len(rows), BATCH) else fit
 
 
 def _supersede_resting(s: _Slot, member: bytes) -> None:

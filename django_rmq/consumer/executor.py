@@ -135,7 +135,7 @@ def _judged(message: Message, failure: Failure, error: BaseException | None = No
     """Log a failure and give it the delay that the topic's own back-off function chooses."""
     if failure.kind != "rejected":
         if failure.delay_ms is None:
-            failure = failure._replace(delay_ms=_chosen_delay(message))
+            failure = failure._replace(delay_ms=chosen_delay(message))
         elif failure.delay_ms < 0:
             failure = failure._replace(delay_ms=0)
     expected = error is None or isinstance(error, (Retry, Reject))
@@ -164,7 +164,7 @@ def _judged(message: Message, failure: Failure, error: BaseException | None = No
     return failure
 
 
-def _chosen_delay(message: Message) -> int | None:
+def chosen_delay(message: Message) -> int | None:
     """Return what the topic's own back-off function says, in ms; None: the registered exponential."""
     function = message.topic.backoff.function
     if function is None:

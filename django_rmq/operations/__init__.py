@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -36,15 +37,17 @@ from django_rmq.messages import (
     Envelope,
     Looked,
     SendResult,
+    SendResults,
     Topic,
     TopicType,
     cut_error,
     encode_body,
     encode_envelope,
 )
-from django_rmq.operations import figures, health, sweeps
+from django_rmq.operations import figures, health, quotas, sweeps
 from django_rmq.operations.actors import Actor, Permission, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
+from django_rmq.operations.deliveries import Deliveries
 from django_rmq.operations.figures import (
     Flow,
     Measured,
@@ -233,6 +236,38 @@ class Operations:
         outcomes = dict(results.counts())
         record(self.actor, "send", name, outcomes)
         return outcomes
+
+    def send_each(self, name: str, sends: Sequence[sending.Send]) -> SendResults:
+        """Send messages with options of their own at once, for a program; return what became of each.
+
+        As ``send_many``; it leaves no LogEntry.
+        """
+        self.actor.require(Permission.SEND)
+        results = sending.send_messages(name, list(sends), on_commit=False)
+        record(self.actor, "send", name, dict(results.counts()), entry=False)
+        return results
+
+    def spend_sends(self, sends: int, rate: tuple[int, float] | None) -> None:
+        """Charge the actor with so many sends of its ``rate``: so many in so many seconds; None: there is none.
+
+        Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
+        """
+        self.actor.require(Permission.SEND)
+        quotas.spend(self.broker, self.actor, sends, rate)
+
+    def once(self, key: str, content: Any) -> AbstractContextManager[quotas.Once]:
+        """Let a request that the actor names by ``key`` be done once; see ``quotas.once``."""
+        return quotas.once(self.broker, self.actor, key, content)
+
+    # --- consuming
+
+    def deliveries(self, name: str) -> Deliveries:
+        """Return the two phases of consuming a topic. Raises ``TopicMismatch`` as a worker would."""
+        self.actor.require(Permission.CONSUME)
+        declared = self.config.topic(name)
+        if self._given is None:
+            connections.agree(declared)
+        return Deliveries(self.actor, self._topic(name), self.broker)
 
     # --- acts on named messages
 
@@ -683,6 +718,7 @@ __all__ = [
     "STATES",
     "Actor",
     "Copy",
+    "Deliveries",
     "Done",
     "Filter",
     "Flow",

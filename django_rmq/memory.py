@@ -1653,13 +1653,6 @@ class InMemoryBroker:
         with self._slot(topic, slot, *names) as s:
             return [Looked(*(getattr(s, name).get(member) for name in names)) for member in members]
 
-    def rank(self, topic: Topic, slot: int, state: str, member: bytes) -> int | None:
-        """Return the rank of a member in a state; None: it is not there."""
-        name = _STATES[state][0]
-        with self._slot(topic, slot, name) as s:
-            members = [each for each, _ in getattr(s, name).rows()]
-            return members.index(member) if member in members else None
-
     def heads(self, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
         """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits)."""
         if len(slots) > 1024:

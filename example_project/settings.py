@@ -30,6 +30,7 @@ INSTALLED_APPS = [
     "django_rmq",
     "example_project.prices",
     "example_project.orders",
+    "example_project.selection",
 ]
 
 MIDDLEWARE = [
@@ -96,6 +97,15 @@ RMQ = {
         "image-renders": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "shop"},
         # One message for each unpaid order, due when its time is up.
         "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
+        # What one source says of one item within two seconds is one message; all of an item lie in one slot.
+        # A Spark stream consumes them.
+        "selection-changes": {
+            "TYPE": "range_merge",
+            "SLOTS": 16,
+            "TIME_RANGE": 2000,
+            "SLOT_BASIS": "item",
+            "LISTENER": False,
+        },
     },
     "ADMIN": {"PAGE_SIZE": 25},
 }

@@ -22,7 +22,7 @@ SECONDS_PER_FILE = 1.0
 SHARES = {"catalogue": 1, "suppliers": 8, "warehouse": 8, "reviews": 3}
 """How much more often one source reports than another."""
 
-Reports = Iterable[tuple[int, int, Any]]
+Reports = Iterable[tuple[Any, Any, Any]]
 """(sku, version, value)."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import tempfile
@@ -10,8 +11,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
+import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -21,6 +23,13 @@ from example_project.embedded_zookeeper import EmbeddedZooKeeper
 
 running_servers: list[RedisServer | ZooKeeperServer] = []
 """The servers that are up, so that a failing test can show their logs."""
+
+
+def absent(reason: str) -> NoReturn:
+    """Skip what needs something that this machine lacks. In CI nothing may be absent: there it is an error."""
+    if os.environ.get("CI"):
+        raise RuntimeError(f"{reason}, and CI leaves nothing out")
+    pytest.skip(reason)
 
 
 class RedisServer(EmbeddedRedis):

@@ -482,12 +482,11 @@ class Dispatcher:
         if self._refreshes and now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
-        self._ask_limits(now)
         pipeline = self.broker.pipeline()
         settling = self._queue_settlements(pipeline)
         asked = self._queue_prepares(pipeline)
         if not len(pipeline):
-            return acquires
+            return self._ask_limits() or acquires
         at = uptime()
         try:
             replies = pipeline.execute()
@@ -502,6 +501,8 @@ class Dispatcher:
             trouble = self._prepared(place, reply, at) or trouble
         if trouble is not None:
             raise trouble
+        # Not before: what has ended is in flight for all others until Redis has heard of it.
+        self._ask_limits()
         return True
 
     def _sleep_seconds(self) -> float:
@@ -693,20 +694,33 @@ class Dispatcher:
         """How many batches of a topic its lanes can take."""
         return self._lanes.room(topic, 2 if self._paces[topic].seconds <= QUICK_SECONDS else 1)
 
-    def _ask_limits(self, now: float) -> None:
-        """Ask for room where slots wait for it, and go on with those that have got some."""
+    def _ask_limits(self) -> bool:
+        """Ask for room where slots wait for it; return whether some of them have got any."""
         if not (self._limits or self._lanes):
-            return
+            return False
 
         def complain(name: str, error: RmqError) -> None:
             self._complain(f"{name}/limits", f"Cannot ask for the limits of topic {name}: %s", error)
 
-        self._limits.ask(now, lambda name: len(self._parked[name]), complain)
+        self._limits.ask(
+            time.monotonic(), lambda name: len(self._parked[name]), complain, unsettled=self._unsettled
+        )
+        found = False
         for name, parked in self._parked.items():
             room = min(self._limits.room(name), self._lane_room(name)) if parked else 0
             for place in list(islice(parked, max(0, room))):
                 del parked[place]
                 self._ready(place)
+                found = True
+        return found
+
+    def _unsettled(self, topic: str) -> int:
+        """How many messages of a topic have ended without Redis having heard of it."""
+        return sum(
+            len(settlement.committed) + len(settlement.failures) + len(settlement.released)
+            for (place, _), settlement in self._settlements.items()
+            if place.topic.name == topic
+        )
 
     def _queue_prepares(self, pipeline: Any) -> list[Place]:
         asked: list[Place] = []

@@ -120,9 +120,14 @@ class Limits:
         return min((share.due for share in self.shares.values()), default=float("inf"))
 
     def ask(
-        self, now: float, waiting: Callable[[str], int], complain: Callable[[str, RmqError], None]
+        self,
+        now: float,
+        waiting: Callable[[str], int],
+        complain: Callable[[str, RmqError], None],
+        unsettled: Callable[[str], int],
     ) -> None:
-        """Ask Redis where it is time to. ``waiting`` says how many slots of a topic wait for room.
+        """Ask Redis where it is time to. ``waiting`` says how many slots of a topic wait for room, ``unsettled`` how
+        many of its messages have ended here and are still in flight in Redis.
 
         Raises ``ServerTrouble``.
         """
@@ -132,7 +137,7 @@ class Limits:
             if share.due > now:
                 continue
             try:
-                self._ask(share, slots, now)
+                self._ask(share, slots, unsettled(name), now)
             except RmqError as error:
                 if isinstance(error, ServerTrouble) and not isinstance(
                     error, (NodeUnavailable, ServerRefused)
@@ -142,13 +147,14 @@ class Limits:
                 rest = RENEW_SECONDS if isinstance(error, NodeUnavailable) else REST_SECONDS
                 share.ask_at = share.renew_at = now + rest
 
-    def _ask(self, share: Share, slots: int, now: float) -> None:
+    def _ask(self, share: Share, slots: int, unsettled: int, now: float) -> None:
         topic, capacity = share.topic, self._capacity(share.topic)
+        in_use = share.in_use + unsettled
         more = min(capacity, slots * capacity)
-        wanted = max(share.in_use, min(share.in_use + more, capacity))
+        wanted = max(in_use, min(in_use + more, capacity))
         tokens = 0
         if topic.max_rate:
-            has_permits = share.permits > share.in_use
+            has_permits = share.permits > in_use
             tokens = (more if has_permits else 0) - max(0, share.tokens)
             if tokens > 0 and (now < share.ask_at or share.tokens > 0):
                 tokens = 0
@@ -156,7 +162,7 @@ class Limits:
             topic,
             self._owner,
             tokens=tokens,
-            in_use=share.in_use if topic.max_in_flight else 0,
+            in_use=in_use if topic.max_in_flight else 0,
             wanted=wanted if topic.max_in_flight else 0,
             lease_ms=_lease_ms(topic),
         )
@@ -170,8 +176,8 @@ class Limits:
                 # What is not used soon is given back.
                 share.renew_at = now + CONTENDED_SECONDS
         if topic.max_in_flight:
-            share.permits, share.others_wait = allowed.permits, allowed.others_wait
-            share.told = max(share.in_use, share.permits)
+            share.permits, share.others_wait = allowed.permits - unsettled, allowed.others_wait
+            share.told = max(in_use, allowed.permits)
             is_short = allowed.permits < wanted
             pause = CONTENDED_SECONDS if share.others_wait or is_short else RENEW_SECONDS
             if share.permits <= share.in_use:

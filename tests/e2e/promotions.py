@@ -15,6 +15,9 @@ TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=16, time_range_ms=60_000)
 TRIPS = 20
 """Bulk sends in a run, of 20 messages each."""
 
+PATIENCE = 0.3
+"""Seconds a send may take. WAIT has 0.4 of them, and an idle Redis notices its end at the next tenth of a second."""
+
 
 @dataclass
 class Outcome:
@@ -32,7 +35,7 @@ def promotions(runs: int, progress: Callable[[int], None] = lambda done: None) -
     outcome = Outcome()
     for run in range(runs):
         with ReplicaPair() as pair:
-            producer = Producer(Broker(client_of(pair.primary.url, 0.05)))
+            producer = Producer(Broker(client_of(pair.primary.url, PATIENCE)))
             confirmed: set[bytes] = set()
             stored: set[bytes] = set()
             for trip in range(TRIPS):

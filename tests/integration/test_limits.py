@@ -278,6 +278,28 @@ def test_never_more_messages_are_in_flight_over_all_workers(
     assert live(broker, topic) == 0
 
 
+def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, gauge = replace(TOPIC, max_in_flight=3), Gauge(0.01)
+    told: list[tuple[int, int]] = []
+    ask_redis = broker.allow
+
+    def allow(topic: Topic, worker: str, **options: int) -> Any:
+        # Somebody who wants much comes and goes, so that what has ended is to be told at once.
+        ask_redis(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000)
+        prepared = sum(broker.audit(topic, slot).prepare for slot in range(topic.slots))
+        told.append((options["in_use"], prepared))
+        return ask_redis(topic, worker, **options)
+
+    monkeypatch.setattr(broker, "allow", allow)
+    send(broker, topic, range(60))
+    with Worker(broker, topic, gauge, threads=4):
+        eventually(lambda: live(broker, topic) == 0, seconds=30)
+    assert any(prepared for _, prepared in told)
+    assert all(in_use >= prepared for in_use, prepared in told), told
+
+
 def test_a_limited_topic_leaves_the_others_alone(broker: Any) -> None:
     limited = replace(TOPIC, max_in_flight=1)
     free = replace(TOPIC, name="free")
@@ -380,12 +402,12 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
     broker.allow = away
     limited = [replace(TOPIC, max_in_flight=2), replace(TOPIC, name="other", max_in_flight=2)]
     limits = Limits(broker, "A", limited, lambda topic: 4)
-    limits.ask(1.0, lambda name: 1, lambda name, error: said.append(name))
+    limits.ask(1.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
     assert (limits.room("prices"), limits.room("other")) == (0, 2)
     assert said == ["prices"]
     assert limits.shares["prices"].due == pytest.approx(2.0), "and it is asked again"
     broker.allow = allow
-    limits.ask(2.1, lambda name: 1, lambda name, error: said.append(name))
+    limits.ask(2.1, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
     assert limits.room("prices") == 2
 
     def all_away(*args: Any, **kwargs: Any) -> Any:
@@ -393,7 +415,7 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
 
     broker.allow = all_away
     with pytest.raises(ServerUnavailable):
-        limits.ask(9.0, lambda name: 1, lambda name, error: said.append(name))
+        limits.ask(9.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
 
 
 def test_topics_without_limits_ask_for_nothing() -> None:

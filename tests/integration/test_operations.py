@@ -66,6 +66,10 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
         client.close()
 
 
+on_a_server = pytest.mark.parametrize("broker", ["redis", "cluster"], indirect=True)
+"""Strangers write to servers only."""
+
+
 @pytest.fixture
 def operations(broker: Any) -> Operations:
     return Operations(Actor("tester", "command"))
@@ -134,9 +138,8 @@ def test_the_overview_counts_every_state_of_every_topic(broker: Any, operations:
     assert not any(one.is_paused or one.consumers for one in figures.values())
 
 
+@on_a_server
 def test_a_key_of_a_foreign_type_spoils_its_slot_only(broker: Any, operations: Operations) -> None:
-    if not isinstance(broker, Broker):
-        pytest.skip("strangers write to Redis")
     put(broker, "timed", b"1", b"2", b"3", b"4", b"5")
     lost = slot_of(b"1", 4)
     key = slot_keys(broker.prefix, "timed", lost).store
@@ -300,10 +303,9 @@ def test_whatever_a_stranger_put_there_has_an_id_that_finds_it(
     assert broker.audit(topic, found.slot).balanced
 
 
+@on_a_server
 @pytest.mark.parametrize("score", [float("-inf"), float("inf"), 1e300, 0.5, -3.0])
 def test_foreign_scores_are_listed_and_named(broker: Any, operations: Operations, score: float) -> None:
-    if not isinstance(broker, Broker):
-        pytest.skip("strangers write to Redis")
     for name in ("timed", "ranked"):
         for member in (b"z" * 600, b"short"):
             key = slot_keys(broker.prefix, name, 1).store

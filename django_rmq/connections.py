@@ -21,7 +21,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_rmq.broker import Broker
-from django_rmq.cluster import Cluster, ClusterBroker
+from django_rmq.cluster import Cluster, ClusterBroker, parse_seeds
 from django_rmq.conf import Config, RedisServer, get_config
 from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.coordination.redis import RedisCoordinator
@@ -166,12 +166,8 @@ def _own_options(socket_timeout: float) -> dict[str, Any]:
 
 def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
     """Return a client of a Redis Cluster, which repeats for ``patience`` seconds what no node has run."""
-    seeds, options = [], {}
     try:
-        for url in server.cluster:
-            options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
-            seeds.append((options.pop("host", "localhost"), options.pop("port", 6379)))
-            options.pop("db", None)
+        seeds, options = parse_seeds(server.cluster)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"the options for Redis at {server} cannot be used: {error}") from error
     # A node that is gone must not keep the others waiting.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import fields
 from functools import lru_cache
@@ -12,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.broker import Broker
+from django_rmq.cluster import Cluster, ClusterBroker, parse_seeds
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.messages import BackOff, Topic, TopicType
 from django_rmq.spark.options import Options
@@ -19,28 +21,63 @@ from django_rmq.spark.options import Options
 URL_VARIABLE = "RMQ_URL"
 """The environment variable that names the server where no option does, so that no job has to carry a password."""
 
+CLUSTER_PATIENCE = 5.0
+"""Seconds for which is repeated what no node of a cluster has run: a task would rather wait than be tried again."""
+
 
 def broker_of(options: Options) -> Broker:
     """Return the broker of this process for these options."""
     url = options.url or os.environ.get(URL_VARIABLE)
     if not url:
         raise ConfigurationError(f"option url is missing, and {URL_VARIABLE} is not in the environment")
-    return _broker(url, options.username, options.password, options.prefix, options.socket_timeout)
+    return _broker(
+        url,
+        options.is_cluster,
+        options.username,
+        options.password,
+        options.prefix,
+        options.socket_timeout,
+        options.text("connectionOptions") or "{}",
+    )
 
 
 @lru_cache(maxsize=16)
-def _broker(url: str, username: str | None, password: str | None, prefix: str, timeout: float) -> Broker:
-    client = redis.Redis.from_url(
-        url,
-        username=username,
-        password=password,
-        protocol=2,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-        health_check_interval=0,
-    )
-    return Broker(client, prefix)
+def _broker(
+    url: str,
+    is_cluster: bool,
+    username: str | None,
+    password: str | None,
+    prefix: str,
+    timeout: float,
+    more: str,
+) -> Broker:
+    login = {"username": username, "password": password}
+    ours: dict[str, Any] = {
+        **_connection_options(more),
+        **{name: value for name, value in login.items() if value is not None},
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "health_check_interval": 0,
+    }
+    try:
+        if is_cluster:
+            seeds, told = parse_seeds(url.split(","))
+            return ClusterBroker(Cluster(seeds, {**told, **ours}, patience=CLUSTER_PATIENCE), prefix)
+        return Broker(redis.Redis.from_url(url, **ours), prefix)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"the options for Redis cannot be used: {error}") from None
+
+
+def _connection_options(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigurationError("option connectionOptions must be a JSON object of redis-py's options")
+    return found
 
 
 def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topic:

@@ -12,7 +12,16 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.keys import check_prefix, check_topic_name
 
 QUEUES = ("store", "prepare", "retry", "dead", "claim")
-CONNECTION = {"url", "username", "password", "prefix", "socketTimeout", "topic"}
+CONNECTION = {
+    "url",
+    "cluster",
+    "username",
+    "password",
+    "prefix",
+    "socketTimeout",
+    "connectionOptions",
+    "topic",
+}
 READ = CONNECTION | {"queues", "slots", "minScore", "maxScore", "includeMetadata", "minPartitions"}
 STREAM = CONNECTION | {
     "maxMessagesPerTrigger",
@@ -39,6 +48,7 @@ class Options:
             )
         self._given = {name.lower(): value for name, value in given.items()}
         self.url = self.text("url")
+        self.is_cluster = self.flag("cluster", default=False)
         self.username = self.text("username")
         self.password = self.text("password")
         self.prefix = check_prefix(self.text("prefix") or "")

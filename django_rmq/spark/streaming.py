@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -31,7 +31,7 @@ from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMo
 from django_rmq.keys import TOPIC_NAME
 from django_rmq.messages import BATCH, Claimed, ClaimRead, Topic, decode_envelope
 from django_rmq.spark.connection import broker_of, topic_of
-from django_rmq.spark.options import Options
+from django_rmq.spark.options import CONNECTION, STREAM, Options
 from django_rmq.spark.reading import TASK
 
 logger = logging.getLogger("django_rmq.spark")
@@ -78,6 +78,17 @@ def split(sizes: dict[int, int], tasks: int) -> list[list[Piece]]:
             offset += taken
             room -= taken
     return [part for part in parts if part]
+
+
+def acknowledge(options: Mapping[str, str], offset: Mapping[str, Any]) -> int:
+    """Acknowledge what a query that has ended had recorded, up to ``offset``; return how many claims that were.
+
+    ``options`` are those of the query, or as many of them as say where the topic is. Without it a claim is only
+    acknowledged when the query begins anew, and given to others when its lease ends.
+    """
+    known = {name: value for name, value in options.items() if name in CONNECTION}
+    reader = StreamReader(Options(known, STREAM, "spark.readStream"), StructType())
+    return reader.acknowledge(offset["consumer"], int(offset["claim"]))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -173,6 +184,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge once more: the poll has done it before."""
         self._settle(end["consumer"], int(end["claim"]))
+
+    def acknowledge(self, consumer: str, committed: int) -> int:
+        """Acknowledge every claim up to ``committed`` and hold nothing; return how many there were."""
+        slots = range(self._topic.slots)
+        ending = [
+            (slot, read.number)
+            for slot, read in zip(slots, self._each(slots, "read_claim", consumer), strict=True)
+            if 0 < read.number <= committed and read.state in ("open", "sealed", "acked")
+        ]
+        self._end(consumer, list(ending))
+        return len(ending)
 
     def _check(self, offset: dict[str, Any]) -> None:
         if int(offset["slots"]) != self._topic.slots:

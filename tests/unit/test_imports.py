@@ -45,6 +45,18 @@ def test_importing_the_root_package_loads_no_driver() -> None:
     assert modules_loaded_by("import django_rmq").isdisjoint({"redis", "hiredis", "kazoo"})
 
 
+def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None:
+    code = (
+        "import os, django, sys; os.environ['DJANGO_SETTINGS_MODULE'] = 'example_project.settings'; django.setup();"
+        "from django.urls import get_resolver; get_resolver().url_patterns;"
+        "from django_rmq import registry; registry.autodiscover();"
+        "import django_rmq.management.commands.runrmqconsumers;"
+        "print([name for name in sys.modules if name.startswith(('django_rmq.pipelines', 'django_rmq.spark', 'pyspark'))])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert answer.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("name", django_rmq.__all__)
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(django_rmq, name) is not None

@@ -1,0 +1,151 @@
+"""``manage.py runrmqpipeline``: run a pipeline on Spark.
+
+Exit codes: 0 done, or stopped when asked to; 1 it failed; 2 usage, configuration, no PySpark or no Java; 3 Redis. The
+first SIGTERM or SIGINT lets a stream's batch end and cancels other jobs; the second leaves at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from argparse import ArgumentParser, ArgumentTypeError
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
+from django_rmq.management import RmqCommand, at_least, duration, shown, table
+from django_rmq.pipelines import Context, pipelines, summary
+from django_rmq.pipelines.context import Stopped
+from django_rmq.spark.session import check_installed, describe, is_sparks
+
+_SHARED = ("master", "remote", "conf", "checkpoint", "available_now", "interval", "grace")
+
+_DJANGOS = frozenset(
+    [
+        "verbosity",
+        "settings",
+        "pythonpath",
+        "traceback",
+        "no_color",
+        "force_color",
+        "skip_checks",
+        "stdout",
+        "stderr",
+    ]
+)
+"""What every command has; the rest is the pipeline's."""
+
+
+class Command(RmqCommand):
+    """Run a pipeline on Spark."""
+
+    help = (
+        "Run a pipeline on Spark: one of ours, or one of an app's `pipelines` module. Without a name it lists them. "
+        "Exit codes: 0 done or stopped, 1 failed, 2 usage or configuration (also: no PySpark, no Java), 3 Redis."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        subparsers = parser.add_subparsers(dest="pipeline", metavar="NAME")
+        for name, pipeline in pipelines().items():
+            own = subparsers.add_parser(name, help=summary(pipeline), description=pipeline.__doc__)
+            _add_shared(own)
+            pipeline().add_arguments(own)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        name = options.pop("pipeline")
+        if name is None:
+            rows = [(name, summary(pipeline)) for name, pipeline in pipelines().items()]
+            self.stdout.write("\n".join(table(rows)))
+            return
+        chosen = {key: options.pop(key) for key in _SHARED}
+        conf = dict(chosen.pop("conf"))
+        if chosen["master"] and chosen["remote"]:
+            raise CommandError("--master or --remote, not both", returncode=2)
+        check_installed(chosen["remote"])
+        say = self._say_at(options["verbosity"])
+        context = Context(name, conf=conf, say=say, **chosen)
+        own = {key: value for key, value in options.items() if key not in _DJANGOS}
+        self._run(context, pipelines()[name](), own)
+
+    def _run(self, context: Context, pipeline: Any, options: dict[str, Any]) -> None:
+        asked: list[int] = []
+
+        def ask(number: int, frame: object) -> None:
+            if asked:
+                os._exit(1)
+            asked.append(number)
+            context.stop()
+
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            pipeline.run(context, **options)
+        except Stopped:
+            context.say("stopped")
+        except RmqError:
+            raise
+        except Exception as error:
+            if not is_sparks(error):
+                raise
+            raise _told(error) from error
+        finally:
+            context.close()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _say_at(self, verbosity: int) -> Any:
+        def say(text: str) -> None:
+            if verbosity:
+                self.stderr.write(text, self.style.NOTICE)
+                self.stderr.flush()
+
+        return say
+
+
+def _told(error: BaseException) -> CommandError:
+    """Return an error of Spark's as one line, with the exit code of what was raised in the task or the query."""
+    name, sentence = describe(error)
+    kind = getattr(sys.modules["django_rmq.exceptions"], name, None) if name else None
+    returncode = 1
+    if kind is not None and issubclass(kind, RmqError):
+        returncode = 3 if issubclass(kind, ServerTrouble) else 1 if issubclass(kind, LostRace) else 2
+    return CommandError(shown(sentence), returncode=returncode)
+
+
+def _add_shared(parser: ArgumentParser) -> None:
+    shared = parser.add_argument_group("Spark")
+    shared.add_argument("--master", metavar="URL", help="Spark's master (default: local[*])")
+    shared.add_argument("--remote", metavar="URL", help="a Spark Connect server instead, as sc://host:15002")
+    shared.add_argument(
+        "--conf",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of Spark's; may be given again",
+    )
+    streams = parser.add_argument_group("streams")
+    streams.add_argument("--checkpoint", metavar="PATH", help="where a stream keeps how far it is")
+    trigger = streams.add_mutually_exclusive_group()
+    trigger.add_argument("--available-now", action="store_true", help="end when what is due by now is done")
+    trigger.add_argument(
+        "--interval", type=duration, metavar="TIME", help="between the beginnings of two batches: 5s, 2m"
+    )
+    streams.add_argument(
+        "--grace",
+        type=at_least(0, float),
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a running batch may take to end after SIGTERM (default: %(default)g)",
+    )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found or not key:
+        raise ArgumentTypeError(f"{text!r} is no setting: say key=value")
+    return key, value
+
+
+__all__ = ["Command"]

@@ -1,0 +1,104 @@
+"""Pipelines on Spark: what ``manage.py runrmqpipeline NAME`` runs.
+
+A pipeline is a class with a ``name``, arguments of its own and ``run``. Apps have theirs in a module
+``pipelines``, which only that command imports: a web process never begins a Spark session, nor does a worker.
+
+    @register
+    class Prices(Pipeline):
+        \"\"\"Send the prices of yesterday's file.\"\"\"
+
+        name = "prices"
+
+        def add_arguments(self, parser):
+            parser.add_argument("file")
+
+        def run(self, context, **options):
+            frame = context.spark.read.parquet(options["file"])
+            context.write(frame.selectExpr("to_json(struct(*)) as value"), "price-changes")
+
+``Context`` gives it the session and the topics as the settings describe them. What runs in tasks must not need Django:
+functions for executors are in ``django_rmq.spark``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser
+from importlib import import_module
+from typing import Any, ClassVar, TypeVar
+
+from django.apps import apps
+from django.utils.module_loading import module_has_submodule
+
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.pipelines.context import Context
+
+MODULE = "pipelines"
+"""The name of the modules in which apps have their pipelines."""
+
+BUILT_IN = ("ingest", "consume")
+
+
+class Pipeline(ABC):
+    """Something to be done with Spark. The first line of its docstring is shown in lists, all of it as help."""
+
+    name: ClassVar[str]
+
+    def add_arguments(self, parser: ArgumentParser) -> None:  # noqa: B027 - a pipeline may have none
+        """Add arguments beside those that all pipelines have."""
+
+    @abstractmethod
+    def run(self, context: Context, **options: Any) -> None:
+        """Do it; ``options`` are the pipeline's own arguments.
+
+        Raises ``RmqError``, or whatever Spark raises, where it cannot be done.
+        """
+
+
+Class = TypeVar("Class", bound=type[Pipeline])
+_pipelines: dict[str, type[Pipeline]] = {}
+
+
+def register(pipeline: Class) -> Class:
+    """Let ``runrmqpipeline`` know a class; a decorator. Raises ``ConfigurationError`` for a name that is taken."""
+    name: object = getattr(pipeline, "name", None)
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"pipeline {pipeline.__qualname__} has no name")
+    other = _pipelines.get(name)
+    if other is not None and _place(other) != _place(pipeline):
+        raise ConfigurationError(f'two pipelines are called "{name}": {_place(other)} and {_place(pipeline)}')
+    _pipelines[name] = pipeline
+    return pipeline
+
+
+def pipelines() -> dict[str, type[Pipeline]]:
+    """Return all pipelines by name: the built-in ones, and those of the installed apps.
+
+    Raises ``ConfigurationError`` for a module of an app that cannot be imported.
+    """
+    for name in BUILT_IN:
+        import_module(f"{__name__}.{name}")
+    for app in apps.get_app_configs():
+        if app.module is None or app.name == "django_rmq" or not module_has_submodule(app.module, MODULE):
+            continue
+        module = f"{app.name}.{MODULE}"
+        try:
+            import_module(module)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(f"{module} cannot be imported: {error}") from error
+    return dict(sorted(_pipelines.items()))
+
+
+def summary(pipeline: type[Pipeline]) -> str:
+    """Return what a pipeline does, in one line."""
+    return (inspect.getdoc(pipeline) or "").partition("\n")[0]
+
+
+def _place(pipeline: type[Pipeline]) -> str:
+    return f"{pipeline.__module__}.{pipeline.__qualname__}"
+
+
+__all__ = ["Context", "Pipeline", "pipelines", "register", "summary"]

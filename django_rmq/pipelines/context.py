@@ -1,0 +1,281 @@
+"""What a pipeline gets: a Spark session, the topics as the settings describe them, and an ear for SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from django_rmq import connections
+from django_rmq.broker import Broker
+from django_rmq.conf import RedisServer, get_config
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.messages import Topic
+
+LOOK_SECONDS = 0.1
+PROGRESS_SECONDS = 2.0
+"""Between two lines about what a batch job does."""
+
+
+class Stopped(Exception):
+    """Somebody asked for the end, and nothing is left to tidy up."""
+
+
+@dataclass
+class Context:
+    """A run of one pipeline. Nothing is begun before it is asked for: arguments can be refused without a Java."""
+
+    name: str
+    master: str | None = None
+    """Spark's; None: all cores of this machine."""
+    remote: str | None = None
+    """A Spark Connect server instead."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    checkpoint: str | None = None
+    """Where a stream keeps how far it is."""
+    available_now: bool = False
+    """End when what is due by now is done; otherwise go on until stopped."""
+    interval: float | None = None
+    """Seconds from the beginning of a batch to that of the next, at least."""
+    grace: float = 30.0
+    """Seconds that a running batch may take to end when a stop is asked for."""
+    say: Callable[[str], None] = print
+    """Writes a line of progress."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _borrowed: bool = False
+    """The session is of this process: not ours to end."""
+
+    # --- topics
+
+    @property
+    def broker(self) -> Broker:
+        """The driver's broker."""
+        return connections.get_broker("worker")
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic of the settings, with the slots that it has by now, after making sure that Redis agrees.
+
+        Raises ``UnknownTopic``, ``TopicMismatch`` and ``ServerTrouble``.
+        """
+        topic = get_config().topic(name)
+        connections.agree(topic)
+        return connections.present(topic)
+
+    def options(self, *topics: str) -> dict[str, str]:
+        """Return the options of ``format("rmq")`` that say where these topics are, for reads and streams."""
+        return {**connection_options(), "topic": ",".join(self.topic(name).name for name in topics)}
+
+    def sending_options(self, name: str) -> dict[str, str]:
+        """Return the options of a write: also what the settings say of a topic and Redis does not."""
+        topic = self.topic(name)
+        local = {
+            "timeRange": topic.time_range_ms,
+            "maxBody": topic.max_body,
+            "maxBacklog": topic.max_backlog,
+        }
+        return {**self.options(name), **_texts(local)}
+
+    # --- Spark
+
+    @cached_property
+    def spark(self) -> Any:
+        """The session, which begins when it is first asked for. Raises ``ConfigurationError``."""
+        from django_rmq.spark.session import is_begun, open_session
+
+        self._borrowed = is_begun()
+        return open_session(f"rmq-{self.name}", master=self.master, remote=self.remote, conf=self.conf)
+
+    def read(self, *topics: str, **options: object) -> Any:
+        """Return a frame of messages, changing nothing; ``options`` as ``queues="dead"``, ``includeMetadata=True``."""
+        reader = self.spark.read.format("rmq").options(**self.options(*topics), **_texts(options))
+        return reader.load()
+
+    def stream(self, topic: str, **options: object) -> Any:
+        """Return a streaming frame that consumes ``topic``; to be given to ``follow`` with a sink."""
+        reader = self.spark.readStream.format("rmq").options(**self.options(topic), **_texts(options))
+        return reader.load()
+
+    def write(self, frame: Any, topic: str, **options: object) -> None:
+        """Send the rows of a frame: ``value``, and as the topic wants ``priority``, ``fixed_time``, ``key`` …"""
+        with self.watching():
+            writer = frame.write.format("rmq").options(**self.sending_options(topic), **_texts(options))
+            writer.mode("append").save()
+
+    # --- the end
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the end was asked for: between two steps, go no further."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Ask for the end; from any thread or signal handler."""
+        self._stop.set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Say how far Spark's jobs are meanwhile, and cancel them if a stop is asked for (raises ``Stopped``)."""
+        spark, done = self.spark, threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(spark, done), name="rmq-pipeline", daemon=True)
+        watcher.start()
+        try:
+            yield
+        except Exception as error:
+            if self.is_stopping:
+                raise Stopped from error
+            raise
+        finally:
+            done.set()
+            watcher.join(10)
+        if self.is_stopping:
+            raise Stopped
+
+    def _watch(self, spark: Any, done: threading.Event) -> None:
+        told = time.monotonic()
+        while not done.wait(LOOK_SECONDS):
+            if self.is_stopping:
+                if self.remote is not None:
+                    spark.interruptAll()
+                else:
+                    spark.sparkContext.cancelAllJobs()
+            elif self.remote is None and time.monotonic() - told >= PROGRESS_SECONDS:
+                told = time.monotonic()
+                self._tell_tasks(spark.sparkContext.statusTracker())
+
+    def _tell_tasks(self, tracker: Any) -> None:
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        for stage in stages:
+            if stage is not None and stage.numTasks:
+                self.say(f"{stage.numCompletedTasks} of {stage.numTasks} tasks")
+
+    def follow(self, writer: Any, *topics: str) -> int:
+        """Start a stream's writer, say what its batches do, and return when it has ended how many messages it had.
+
+        When a stop is asked for, the batch that runs may end (``grace``); what Spark has recorded is acknowledged to
+        ``topics``, those that it consumes. Raises what the query raised.
+        """
+        if self.checkpoint is not None:
+            writer = writer.option("checkpointLocation", self.checkpoint)
+        if self.available_now:
+            writer = writer.trigger(availableNow=True)
+        elif self.interval is not None:
+            writer = writer.trigger(processingTime=f"{round(self.interval * 1000)} milliseconds")
+        query = writer.start()
+        seen, told = 0, -1
+        try:
+            while not query.awaitTermination(LOOK_SECONDS):
+                seen, told = self._tell_batches(query, seen, told)
+                if self.is_stopping:
+                    self._let_end(query)
+                    break
+        finally:
+            query.stop()
+        seen, _ = self._tell_batches(query, seen, told)
+        self._acknowledge(query, topics)
+        return seen
+
+    def _tell_batches(self, query: Any, seen: int, told: int) -> tuple[int, int]:
+        for progress in query.recentProgress:
+            if progress["batchId"] > told and progress["numInputRows"]:
+                told = progress["batchId"]
+                seen += progress["numInputRows"]
+                rate = progress.get("processedRowsPerSecond") or 0
+                self.say(f"batch {told}: {progress['numInputRows']} messages, {rate:.0f}/s")
+        return seen, told
+
+    def _let_end(self, query: Any) -> None:
+        """Return when the batch that runs has ended, or has had its time."""
+        last, end = query.lastProgress, time.monotonic() + self.grace
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < end:
+            newest = query.lastProgress
+            if newest is not None and (last is None or newest["timestamp"] != last["timestamp"]):
+                return
+            time.sleep(LOOK_SECONDS / 4)
+
+    def _acknowledge(self, query: Any, topics: tuple[str, ...]) -> None:
+        """Acknowledge what Spark has recorded: it would do so itself when it polls again, which may be never."""
+        last = query.lastProgress
+        if last is None:
+            return
+        from django_rmq.spark.streaming import acknowledge
+
+        for source in last["sources"]:
+            try:
+                offset = json.loads(source["endOffset"] or "{}")
+            except (TypeError, ValueError):
+                continue
+            if isinstance(offset, dict) and "consumer" in offset:
+                # Only the topic of this source knows the consumer.
+                for topic in topics:
+                    acknowledge(self.options(topic), offset)
+
+    def close(self) -> None:
+        """End the session, if one was begun here."""
+        session = self.__dict__.pop("spark", None)
+        if session is not None and not self._borrowed:
+            session.stop()
+
+
+def connection_options() -> dict[str, str]:
+    """Return how tasks reach the Redis of the settings, as options of ``format("rmq")``.
+
+    Raises ``ConfigurationError`` for what cannot be told to tasks: a broker in memory, sentinels, or options of
+    connections that are no JSON.
+    """
+    config = get_config()
+    if config.broker == "memory" or config.redis is None:
+        raise ConfigurationError(
+            'Spark needs a Redis: RMQ["BROKER"] is "memory", which no other process could use'
+        )
+    server = config.redis
+    if server.sentinels:
+        raise ConfigurationError(
+            "Spark cannot ask sentinels for the primary: give it an address that follows it, in a settings module for pipelines"
+        )
+    found = {"prefix": config.key_prefix, **_login(server)}
+    if server.cluster:
+        found["cluster"] = "true"
+    if server.pool:
+        try:
+            found["connectionOptions"] = json.dumps(dict(server.pool))
+        except TypeError as error:
+            raise ConfigurationError(
+                f"CONNECTION_POOL_KWARGS cannot be told to Spark's tasks: {error}"
+            ) from None
+    return found
+
+
+def _login(server: RedisServer) -> dict[str, str]:
+    """Return the address without a login, which goes apart: Spark hides an option that is called a password."""
+    found: dict[str, str] = {}
+    urls = []
+    for url in server.cluster or (server.url,):
+        parts = urlsplit(url)
+        if parts.username:
+            found["username"] = unquote(parts.username)
+        if parts.password:
+            found["password"] = unquote(parts.password)
+        urls.append(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
+    found["url"] = ",".join(urls)
+    for name in ("username", "password"):
+        given = getattr(server, name)
+        if given:
+            found.setdefault(name, given)
+    return found
+
+
+def _texts(options: Mapping[str, object]) -> dict[str, str]:
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
+
+
+__all__ = ["Context", "Stopped", "connection_options"]

@@ -1,0 +1,134 @@
+"""``ingest``: rows of files or of a database table become messages of a topic."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django_rmq.exceptions import InvalidRequest
+from django_rmq.messages import Topic
+from django_rmq.pipelines import Context, Pipeline, register
+
+FORMATS = ("csv", "json", "parquet", "jdbc")
+SHOWN = 10
+OPTIONS = ("priority", "fixed_time", "time_range", "slot_basis", "key")
+
+
+@register
+class Ingest(Pipeline):
+    """Send the rows of CSV, JSON or Parquet files, or of a JDBC table, to a topic.
+
+    A row becomes the JSON object of its columns. Equal messages are merged before they are sent. Sent again after a
+    failure, what still waits merges too.
+    """
+
+    name = "ingest"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic")
+        parser.add_argument("source", help="files or a folder; with --format jdbc the URL of the database")
+        parser.add_argument("--format", choices=FORMATS, help="default: by the ending of SOURCE")
+        parser.add_argument(
+            "--option",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="an option of Spark's reader, as dbtable=orders; may be given again",
+        )
+        parser.add_argument("--where", metavar="SQL", help="only rows for which this holds")
+        parser.add_argument(
+            "--select",
+            action="append",
+            default=[],
+            metavar="SQL",
+            help="columns of the body, as 'id as item'",
+        )
+        parser.add_argument(
+            "--value", metavar="SQL", help="the body as it is, instead of an object of columns"
+        )
+        for name in OPTIONS:
+            parser.add_argument(f"--{name.replace('_', '-')}", metavar="SQL", help=f"the {name} of a message")
+        parser.add_argument(
+            "--no-merge", dest="merge", action="store_false", help="send equal rows one by one"
+        )
+        parser.add_argument("--limit", type=int, metavar="N", help="at most so many rows")
+        parser.add_argument("--dry-run", action="store_true", help="count and show what would be sent")
+
+    def run(self, context: Context, **options: Any) -> None:
+        topic = context.topic(options["topic"])
+        given = {name: options[name] for name in OPTIONS if options[name] is not None}
+        _check(topic, given, options)
+        rows = _rows(context, options)
+        messages = _messages(rows, given, options)
+        with context.watching():
+            read = rows.count()
+            if options["merge"]:
+                messages = _merged(messages, topic)
+            messages = messages.persist()
+            sent = messages.count()
+        context.say(f"{read} rows, {sent} messages after merging equal ones")
+        if options["dry_run"]:
+            for row in messages.limit(SHOWN).collect():
+                context.say(str(row.asDict()))
+            context.say(f"nothing was sent to {topic.name}")
+            return
+        context.write(messages, topic.name)
+        context.say(f"{sent} messages sent to {topic.name}")
+
+
+def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
+    needed = "priority" if topic.is_priority else "key" if topic.keyed else None
+    if topic.type == "fixed_time":
+        needed = "fixed_time"
+    if needed and needed not in given:
+        raise InvalidRequest(
+            f"topic {topic.name} is {topic.type.value}{', its identity a key' if topic.keyed else ''}: "
+            f"say --{needed.replace('_', '-')}, an SQL expression over the rows"
+        )
+    if options["value"] and options["select"]:
+        raise InvalidRequest("--value or --select, not both")
+
+
+def _rows(context: Context, options: dict[str, Any]) -> Any:
+    source = options["source"]
+    chosen = options["format"] or next(
+        (name for name in FORMATS if source.rstrip("/").lower().removesuffix(".gz").endswith(f".{name}")),
+        None,
+    )
+    if chosen is None:
+        raise InvalidRequest(f"nothing tells what {source} is: say --format {', '.join(FORMATS)}")
+    reader = context.spark.read.format(chosen)
+    if chosen == "csv":
+        reader = reader.options(header="true", inferSchema="true")
+    for one in options["option"]:
+        key, found, value = one.partition("=")
+        if not found:
+            raise InvalidRequest(f"--option {one!r} must be key=value")
+        reader = reader.option(key, value)
+    rows = reader.option("url", source).load() if chosen == "jdbc" else reader.load(source)
+    if options["where"]:
+        rows = rows.where(options["where"])
+    return rows.limit(options["limit"]) if options["limit"] else rows
+
+
+def _messages(rows: Any, given: dict[str, str], options: dict[str, Any]) -> Any:
+    if options["value"]:
+        value = f"cast({options['value']} as string)"
+    else:
+        value = f"to_json(struct({', '.join(options['select']) or '*'}), map('ignoreNullFields', 'false'))"
+    return rows.selectExpr(f"{value} as value", *(f"{sql} as {name}" for name, sql in given.items()))
+
+
+def _merged(messages: Any, topic: Topic) -> Any:
+    """Return one of each message: what the topic would merge anyway goes over the wire once."""
+    if topic.keyed:
+        return messages.dropDuplicates(["key"])
+    if topic.is_priority:
+        # Of equal bodies that one stays that is more urgent.
+        others = [name for name in messages.columns if name not in ("value", "priority")]
+        grouped = messages.groupBy("value", *others)
+        return grouped.agg({"priority": "max"}).withColumnRenamed("max(priority)", "priority")
+    return messages.dropDuplicates(["value"])
+
+
+__all__ = ["Ingest"]

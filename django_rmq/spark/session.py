@@ -1,0 +1,103 @@
+"""A Spark session as our pipelines want it: local by default, or a cluster's, or a Spark Connect server's."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.java import prepare_environment
+
+LOCAL = "local[*]"
+"""All cores of this machine."""
+
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "8",
+    # Without it Arrow batches go through a TCP port of their own.
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+AT_HOME = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+"""For a local master: it talks to itself only."""
+
+
+def check_installed(remote: str | None = None) -> None:
+    """Make sure that a session can be had. Raises ``ConfigurationError`` without PySpark, pyarrow or a Java."""
+    for name in ("pyspark", "pyarrow"):
+        if find_spec(name) is None:
+            raise ConfigurationError(
+                f'Spark needs {name}, which is not installed: pip install "django-rmq[spark]"'
+            )
+    if remote is None:
+        prepare_environment()
+
+
+def open_session(
+    name: str, *, master: str | None = None, remote: str | None = None, conf: Mapping[str, str] | None = None
+) -> Any:
+    """Return a session called ``name``; ``remote`` is the address of a Spark Connect server.
+
+    Raises ``ConfigurationError`` where something is missing or Spark does not begin.
+    """
+    check_installed(remote)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    from django_rmq.spark.source import RmqDataSource
+
+    builder: Any = SparkSession.builder.appName(name)
+    if remote is not None:
+        chosen = dict(conf or {})
+        builder = builder.remote(remote)
+    else:
+        master = master or LOCAL
+        chosen = {**DEFAULTS, **(AT_HOME if master.startswith("local") else {}), **(conf or {})}
+        builder = builder.master(master)
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    # Spark writes a traceback of Python's before it raises; the error says enough.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    try:
+        session = builder.getOrCreate()
+        session.dataSource.register(RmqDataSource)
+    except (PySparkException, RuntimeError, OSError) as error:
+        where = remote or master
+        raise ConfigurationError(f"Spark does not begin ({where}): {error}") from error
+    if remote is None:
+        session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def is_begun() -> bool:
+    """Return whether this process has a session already."""
+    if "pyspark.sql" not in sys.modules:
+        return False
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """Return what went wrong in a task or a query, as (the class of ours that was raised there or "", its sentence)."""
+    text = str(error)
+    name, sentence = "", ""
+    for line in text.splitlines():
+        head, found, rest = line.strip().partition(": ")
+        if found and "django_rmq.exceptions." in head:
+            name, sentence = head.rpartition(".")[2], rest
+    if name:
+        return name, sentence
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "", lines[0] if lines else type(error).__name__
+
+
+def is_sparks(error: BaseException) -> bool:
+    """Return whether ``error`` came out of Spark."""
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+
+
+__all__ = ["LOCAL", "check_installed", "describe", "is_begun", "is_sparks", "open_session"]

@@ -1,0 +1,56 @@
+"""A pipeline as an app would have it."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django_rmq.exceptions import InvalidRequest
+from django_rmq.pipelines import Context, Pipeline, register
+
+
+@register
+class Doubling(Pipeline):
+    """Send what waits in one topic, doubled, to another.
+
+    For tests.
+    """
+
+    name = "doubling"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("source")
+        parser.add_argument("target")
+        parser.add_argument("--times", type=int, default=2)
+
+    def run(self, context: Context, **options: Any) -> None:
+        if options["times"] < 1:
+            raise InvalidRequest("--times must be at least 1")
+        frame = context.read(options["source"])
+        doubled = frame.selectExpr(
+            f"cast(cast(cast(value as string) as int) * {options['times']} as string) as value"
+        )
+        context.write(doubled.selectExpr("value", "50 as priority"), options["target"])
+
+
+@register
+class Endless(Pipeline):
+    """Run a job that takes minutes, for tests that stop it."""
+
+    name = "endless"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("marker", type=Path)
+
+    def run(self, context: Context, **options: Any) -> None:
+        marker = str(options["marker"])
+
+        def wait(rows: Any) -> Any:
+            Path(marker).touch()
+            time.sleep(300)
+            yield from rows
+
+        with context.watching():
+            context.spark.range(2).mapInArrow(wait, "id long").count()

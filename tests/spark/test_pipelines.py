@@ -1,0 +1,198 @@
+"""Pipelines as `manage.py runrmqpipeline` runs them: in this process' session, and in processes of their own."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_rmq import connections, send_messages
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.messages import Topic
+from tests.servers import RedisCluster
+from tests.workers import eventually, live, total
+
+ROOT = Path(__file__).parents[2]
+TOPICS = {
+    "events": {"TYPE": "priority", "SLOTS": 4},
+    "doubled": {"TYPE": "priority", "SLOTS": 2},
+    "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
+    "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
+}
+
+
+@pytest.fixture
+def broker(redis_url: str, redis_client: redis.Redis, prefix: str) -> Iterator[Broker]:
+    apps = [*settings.INSTALLED_APPS, "tests.spark.project"]
+    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
+    with override_settings(RMQ=rmq, INSTALLED_APPS=apps):
+        yield Broker(redis_client, prefix)
+        connections.close()
+
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(broker: Broker, spark: Any) -> Run:
+    """Run a pipeline in the session of the tests, check its exit code, and return all that it printed."""
+
+    def run_pipeline(*arguments: object, code: int = 0) -> str:
+        output, found, told = io.StringIO(), 0, ""
+        try:
+            call_command("runrmqpipeline", *map(str, arguments), stdout=output, stderr=output, no_color=True)
+        except CommandError as error:
+            found, told = (2 if "Error: " in str(error) else error.returncode), str(error)
+        assert found == code, f"{output.getvalue()}{told}"
+        return f"{output.getvalue()}{told}"
+
+    return run_pipeline
+
+
+def topic(name: str) -> Topic:
+    return get_config().topic(name)
+
+
+def waiting(broker: Broker, name: str) -> dict[str, float]:
+    """Body -> score of what waits in a topic."""
+    return {
+        entry.member.decode(): entry.score
+        for slot in range(topic(name).slots)
+        for entry in broker.peek(topic(name), slot, "store").entries
+    }
+
+
+def test_pipelines_of_apps_are_listed_and_run(run: Run, broker: Broker) -> None:
+    listed = run()
+    assert "ingest " in listed and "Send what waits in one topic, doubled, to another." in listed
+    send_messages("events", [1, 2, 3], priority=40)
+    run("doubling", "events", "doubled", "--times", 3)
+    assert waiting(broker, "doubled") == {"3": 50.0, "6": 50.0, "9": 50.0}
+    assert "--times must be" in run("doubling", "events", "doubled", "--times", 0, code=2)
+    assert "no topic 'nobody'" in run("doubling", "nobody", "doubled", code=2)
+    assert "--master or --remote" in run(
+        "ingest", "notes", "x.csv", "--master", "local", "--remote", "sc://x", code=2
+    )
+
+
+def test_files_are_ingested_merged_and_by_rule(run: Run, broker: Broker, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("sku,price\na,1.5\nb,2\na,1.5\nc,\n")
+    foretold = run("ingest", "notes", tmp_path / "rows.csv", "--dry-run")
+    assert "4 rows, 3 messages" in foretold and '"sku":"c"' in foretold and "nothing was sent" in foretold
+    assert waiting(broker, "notes") == {}
+    run("ingest", "notes", tmp_path / "rows.csv", "--where", "price > 1")
+    assert set(waiting(broker, "notes")) == {'{"price":1.5,"sku":"a"}', '{"price":2.0,"sku":"b"}'}
+    (tmp_path / "events.json").write_text(
+        "\n".join(json.dumps(row) for row in [{"n": 1, "p": 30}, {"n": 1, "p": 90}, {"n": 2, "p": 20}])
+    )
+    run("ingest", "events", tmp_path / "events.json", "--select", "n as item", "--priority", "p")
+    assert waiting(broker, "events") == {'{"item":1}': 90.0, '{"item":2}': 20.0}
+    assert "say --priority" in run("ingest", "events", tmp_path / "events.json", code=2)
+    assert "say --format" in run("ingest", "notes", tmp_path, code=2)
+    assert run("ingest", "notes", tmp_path / "none.csv", code=1).startswith("[PATH_NOT_FOUND]")
+    bad = run("ingest", "events", tmp_path / "events.json", "--priority", "3", code=2)
+    assert "priority must be from 17" in bad and "\n" not in bad.splitlines()[-1]
+
+
+def test_a_topic_is_consumed_into_files_and_each_batch_is_there_once(
+    run: Run, broker: Broker, spark: Any, tmp_path: Path
+) -> None:
+    send_messages("events", [{"n": n} for n in range(500)], priority=40)
+    arguments = ["consume", "events", "--parquet", tmp_path / "out", "--schema", "n int"]
+    arguments += ["--checkpoint", tmp_path / "checkpoint", "--available-now", "--max-messages", 200]
+    told = run(*arguments)
+    assert "500 messages of events consumed" in told and "batch 0: " in told
+    found = sorted(row.n for row in spark.read.parquet(str(tmp_path / "out")).collect())
+    assert found == list(range(500))
+    assert total(broker, topic("events"), "acked") == 500 and live(broker, topic("events")) == 0
+    send_messages("events", ["later"], priority=40)
+    assert "1 messages of events consumed" in run(*arguments)
+    assert "say --checkpoint" in run("consume", "events", "--parquet", tmp_path / "out", code=2)
+    assert "--each" in run("consume", "events", "--each", "nowhere.at", "--checkpoint", "x", code=2)
+
+
+def test_a_cluster_is_read_written_and_consumed(
+    spark: Any, redis_cluster: RedisCluster, prefix: str, tmp_path: Path
+) -> None:
+    rmq = {"REDIS": {"CLUSTER": redis_cluster.url}, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
+    (tmp_path / "rows.csv").write_text("n\n" + "\n".join(map(str, range(100))))
+    with override_settings(RMQ=rmq):
+        call_command("runrmqpipeline", "ingest", "events", str(tmp_path / "rows.csv"), "--priority", "50")
+        call_command(
+            *("runrmqpipeline", "consume", "events", "--parquet", str(tmp_path / "out")),
+            *("--checkpoint", str(tmp_path / "checkpoint"), "--available-now"),
+        )
+        assert spark.read.parquet(str(tmp_path / "out")).count() == 100
+        assert total(connections.get_broker(), topic("events"), "acked") == 100
+        connections.close()
+
+
+@pytest.fixture
+def start(
+    redis_url: str, prefix: str, java: None, tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start `manage.py runrmqpipeline` in a process of its own."""
+    started: list[subprocess.Popen[bytes]] = []
+    environment = {
+        **os.environ,
+        "REDIS_URL": redis_url,
+        "RMQ_KEY_PREFIX": prefix,
+        "WORKER_DATA": str(tmp_path),
+        "WORKER_APP": "tests.spark.project",
+        "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
+    }
+
+    def begin(*arguments: object) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "manage.py", "runrmqpipeline", *map(str, arguments)]
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait(30)
+
+
+def test_sigterm_lets_the_batch_end_and_acknowledges_it(
+    start: Callable[..., subprocess.Popen[bytes]], redis_client: redis.Redis, prefix: str, tmp_path: Path
+) -> None:
+    work = Topic("work", get_config().topic("price-changes").type, slots=4, time_range_ms=1)
+    broker = Broker(redis_client, prefix)
+    process = start("consume", "work", "--parquet", tmp_path / "out", "--checkpoint", tmp_path / "checkpoint")
+    eventually(lambda: "work" in broker.definitions(), "the definition", 100)
+    for slot in range(4):
+        broker.send_merge(work, slot, 0, [f"{slot}".encode()])
+    eventually(lambda: "batch " in (tmp_path / "log").read_text(), "a batch", 200)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(150) == 0, (tmp_path / "log").read_text()
+    assert "4 messages of work consumed" in (tmp_path / "log").read_text()
+    # Long before the lease ends: what Spark had recorded was acknowledged at the end.
+    assert total(broker, work, "acked") == 4
+
+
+def test_sigterm_cancels_a_job(start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    process = start("endless", tmp_path / "marker", "--master", "local[1]")
+    eventually((tmp_path / "marker").exists, "a running task", 200)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(100) == 0, (tmp_path / "log").read_text()
+    assert "stopped" in (tmp_path / "log").read_text().splitlines()

@@ -118,6 +118,10 @@ if os.environ.get("SHOP_ZOOKEEPER") == "1":
         "SESSION_TIMEOUT": 4,
     }
 
+# Where the sources of the selection put their files, and where Spark keeps how far it is.
+SELECTION_FEEDS = SHOP_DATA / "feeds"
+SELECTION_CHECKPOINTS = SHOP_DATA / "checkpoints"
+
 SHOP_ORDER_TIMEOUT = timedelta(seconds=float(os.environ.get("SHOP_ORDER_SECONDS") or 15 * 60))
 
 LANGUAGE_CODE = "en"

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark program calls it
 
 from example_project.selection.columns import column_of
-from example_project.selection.facts import LARGEST_SKU, Event, take_in
-from example_project.selection.models import Item, ProductSet
+from example_project.selection.facts import LARGEST_SKU, Event, is_noted, note, take_in
+from example_project.selection.models import Item, ProductSet, Work
 from example_project.selection.rules import RuleError
 from example_project.selection.sets import Evaluation, settle
 from example_project.selection.sources import SOURCES, Source
@@ -71,22 +71,26 @@ def intake(spark: SparkSession, feeds: Path, options: Options) -> DataStreamWrit
             return
         found = [Event(row.source, row.sku, row.version, row.value) for row in newest if row.usable]
         try:
-            take_in(
-                _query_of(frame),
-                number,
-                found,
-                rows=sum(row.rows for row in newest),
-                unusable=sum(row.rows for row in newest if not row.usable),
-            )
+            impossible = take_in(found)
+            if found:
+                changes = pa.table(
+                    {"item": [event.sku for event in found], "source": [event.source for event in found]}
+                )
+                writer = spark.createDataFrame(changes).write.format("rmq").options(**options)
+                writer.option("bodyColumns", "item,source").mode("append").save()
+            # Only now: a batch that was not sent to its end is done again.
+            query = _query_of(frame)
+            if not is_noted(query, number):
+                note(
+                    query,
+                    number,
+                    work=Work.INTAKE,
+                    rows=sum(row.rows for row in newest),
+                    unusable=impossible + sum(row.rows for row in newest if not row.usable),
+                    items=len({event.sku for event in found}),
+                )
         finally:
             connection.close()
-        # Also where the batch had been written: nobody knows whether it had been sent.
-        if found:
-            changes = pa.table(
-                {"item": [event.sku for event in found], "source": [event.source for event in found]}
-            )
-            writer = spark.createDataFrame(changes).write.format("rmq").options(**options)
-            writer.option("bodyColumns", "item,source").mode("append").save()
 
     return events.writeStream.queryName("selection-intake").foreachBatch(take)
 

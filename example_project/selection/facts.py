@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from example_project.selection.models import Batch, Item, Work
+from example_project.selection.models import Batch, Item
 from example_project.selection.sources import SOURCES
 
 LARGEST_SKU = 2**31 - 1
-KEPT = 1_000
+KEPT = 10_000
 """Batches of a query that are kept to look at; to know the last one would do."""
 
 
@@ -25,18 +25,15 @@ class Event(NamedTuple):
     value: str
 
 
-def take_in(
-    query: str, number: int, events: Iterable[Event], *, rows: int, unusable: int = 0
-) -> Batch | None:
-    """Write a batch of `rows` events down to the newest; None if this batch has been written before.
+def take_in(events: Iterable[Event]) -> int:
+    """Write events down, and return how many say what an item cannot be; those are left out.
 
-    An event older than what is known changes nothing; a value that an item cannot have counts as unusable.
+    An event that is no newer than what is known changes nothing: a batch may be taken in again.
     """
-    events = list(events)
     fields = {source.name: source.field for source in SOURCES}
+    unusable = 0
+    events = list(events)
     with transaction.atomic():
-        if Batch.objects.filter(query=query, number=number).exists():
-            return None
         items = Item.objects.in_bulk({event.sku for event in events})
         changed = {}
         for event in events:
@@ -58,10 +55,15 @@ def take_in(
             unique_fields=["sku"],
             update_fields=[name for field in fields.values() for name in (field, f"{field}_version")],
         )
-        return note(query, number, work=Work.INTAKE, rows=rows, unusable=unusable, items=len(changed))
+    return unusable
+
+
+def is_noted(query: str, number: int) -> bool:
+    """Whether this batch has been done."""
+    return Batch.objects.filter(query=query, number=number).exists()
 
 
 def note(query: str, number: int, **figures: Any) -> Batch:
-    """Write down that a batch has been written; call it in the transaction that writes it."""
+    """Write down that a batch has been done."""
     Batch.objects.filter(query=query, number__lt=number - KEPT).delete()
     return Batch.objects.create(query=query, number=number, **figures)

@@ -102,7 +102,7 @@ class Work(models.TextChoices):
 
 
 class Batch(models.Model):
-    """A batch of Spark that has been written, so that the same one is not written again after a crash.
+    """A batch of Spark that has been done, so that it is not counted or written again after a crash.
 
     `query` is the identity of its checkpoint, `number` Spark's own. `rows` counts events (intake) or messages
     (selection), `items` how many items they were about, `unusable` the rows that made no sense.

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import F
 
 from django_rmq import SendResults, send_messages
-from example_project.selection.facts import note
+from example_project.selection.facts import is_noted, note
 from example_project.selection.models import Batch, Item, Member, ProductSet, Work
 
 TOPIC = "selection-changes"
@@ -64,7 +64,7 @@ def settle(query: str, number: int, found: Evaluation, *, rows: int, unusable: i
     A set whose rule has changed since is left alone: messages that came with the change have all its items evaluated.
     """
     with transaction.atomic():
-        if Batch.objects.filter(query=query, number=number).exists():
+        if is_noted(query, number):
             return None
         known = set(Item.objects.filter(sku__in=found.items).values_list("sku", flat=True))
         all_joined = all_left = 0

@@ -16,9 +16,9 @@ from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.messages import decode_body
 from django_rmq.testing import clock_from_now, memory_broker
-from example_project.selection.facts import KEPT, Event, take_in
+from example_project.selection.facts import KEPT, Event, is_noted, note, take_in
 from example_project.selection.feeds import Feeds
-from example_project.selection.models import Batch, Item, Member, ProductSet
+from example_project.selection.models import Batch, Item, Member, ProductSet, Work
 from example_project.selection.sets import TOPIC, Evaluation, differing_sets, save_set, settle
 from example_project.selection.sources import SOURCES
 
@@ -58,18 +58,19 @@ def evaluated(product_set: ProductSet, *skus: int, looked_at: Any = range(1, 11)
 
 
 def test_the_newest_event_of_a_source_counts_whenever_it_comes() -> None:
-    def told(number: int, *events: Event) -> Batch | None:
-        return take_in("q", number, events, rows=len(events))
-
-    first = told(
-        0, Event("suppliers", 1, 10, "9.99"), Event("warehouse", 1, 5, "3"), Event("reviews", 2, 1, "4.5")
-    )
-    assert first is not None and (first.items, first.unusable) == (2, 0)
-    late = told(1, Event("suppliers", 1, 9, "1.00"), Event("warehouse", 1, 6, "0"))
-    assert late is not None and late.items == 1
+    first = [
+        Event("suppliers", 1, 10, "9.99"),
+        Event("warehouse", 1, 5, "3"),
+        Event("reviews", 2, 1, "4.5"),
+    ]
+    assert take_in(first) == 0
+    assert take_in([Event("suppliers", 1, 9, "1.00"), Event("warehouse", 1, 6, "0")]) == 0
+    # As after a crash.
+    assert take_in(first) == 0
     item = Item.objects.get(sku=1)
     assert (item.price, item.stock, item.rating, item.title) == (Decimal("9.99"), 0, None, "")
     assert item.facts == {"price": Decimal("9.99"), "stock": 0, "rating": None, "title": None}
+    assert Item.objects.get(sku=2).rating == Decimal("4.5")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_the_newest_event_of_a_source_counts_whenever_it_comes() -> None:
         ("suppliers", "-1"),
         ("suppliers", "cheap"),
         ("suppliers", ""),
+        ("suppliers", "12345678.00"),
         ("warehouse", "-1"),
         ("warehouse", "1.5"),
         ("reviews", "99"),
@@ -85,21 +87,17 @@ def test_the_newest_event_of_a_source_counts_whenever_it_comes() -> None:
     ],
 )
 def test_a_value_that_an_item_cannot_have_is_counted_and_left_out(source: str, value: str) -> None:
-    batch = take_in("q", 0, [Event(source, 1, 1, value)], rows=1)
-    assert batch is not None and (batch.unusable, batch.items) == (1, 0)
-    assert not Item.objects.exists()
+    assert take_in([Event(source, 1, 1, value), Event("warehouse", 2, 1, "7")]) == 1
+    assert [item.sku for item in Item.objects.all()] == [2]
 
 
-def test_a_batch_of_events_is_written_once_and_old_ones_are_forgotten() -> None:
-    assert take_in("q", 0, [Event("suppliers", 1, 1, "5")], rows=1)
-    assert take_in("q", 0, [Event("suppliers", 1, 2, "6")], rows=1) is None
-    assert Item.objects.get().price == 5
-    assert take_in("other", 0, [], rows=0)
-    assert take_in("q", KEPT + 1, [], rows=0)
-    assert list(Batch.objects.order_by("id").values_list("query", "number")) == [
-        ("other", 0),
-        ("q", KEPT + 1),
-    ]
+def test_batches_are_known_by_query_and_number_and_old_ones_are_forgotten() -> None:
+    for query, number in (("q", 0), ("other", 0), ("q", 1), ("q", KEPT + 1)):
+        assert not is_noted(query, number)
+        note(query, number, work=Work.INTAKE, rows=1, items=1)
+        assert is_noted(query, number)
+    assert not is_noted("q", 0)
+    assert is_noted("q", 1) and is_noted("other", 0)
 
 
 def test_feeds_tell_what_they_have_written(tmp_path: Path) -> None:

@@ -227,6 +227,7 @@ class Demo:
             return None
         selection = SelectionRun(data, items=min(self.options.products, 500), rate=self.options.rate)
         selection.start(self.cleanup)
+        selection.start_feeds()
         return selection
 
     def _port(self) -> int:
@@ -280,7 +281,8 @@ class Demo:
             figures = self.accounts.figures(), self.selection and self.selection.accounts.figures()
             if figures != before:
                 before, changed = figures, time.monotonic()
-            elif time.monotonic() - changed > STALL_SECONDS:
+            elif time.monotonic() - changed > STALL_SECONDS * (1 if self.selection is None else 3):
+                # Spark takes its time to begin, the more so where much else begins.
                 return
             self._show(show, time.monotonic() - began)
             self.signals.wait(0.5)

@@ -79,7 +79,8 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
             signals.wait(min(0.5, seconds))
 
     watch(SPARK_BEGINS_SECONDS, lambda: selection.taken_in() > 0)
-    show.note("Spark has begun.")
+    show.note("Spark has taken in what there was; the sources begin to report changes.")
+    selection.start_feeds()
     watch(options.seconds / 2)
     edited = ProductSet.objects.filter(name=EDITED, active=True).first()
     if edited is not None:

@@ -111,9 +111,10 @@ class FeedThread(threading.Thread):
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Let the files under way be finished, and return when they are."""
+        """Let the files under way be finished, and return when they are. Harmless before the start."""
         self._stopping.set()
-        self.join()
+        if self.ident is not None:
+            self.join()
 
     def run(self) -> None:
         try:

@@ -48,7 +48,7 @@ class SelectionRun:
         self.began = timezone.now()
 
     def start(self, cleanup: ExitStack) -> None:
-        """Make the sets, start Spark, and have every item reported once; the rest comes with time."""
+        """Make the sets, start Spark, and have every item reported once."""
         call_command("seed_selection")
         self.pipeline = Child(
             "selection",
@@ -64,15 +64,18 @@ class SelectionRun:
             DJANGO_DEBUG="0",
         )
         cleanup.callback(self.pipeline.stop)
-        self.feeds.report_all()
-        self.thread.start()
         cleanup.callback(self.thread.stop)
+        self.feeds.report_all()
 
     def check(self) -> None:
         """Raise DemoFailed if anything that should run does not."""
         self.pipeline.check()
         if self.thread.error is not None:
             raise DemoFailed(f"the feeds broke off: {self.thread.error!r}") from self.thread.error
+
+    def start_feeds(self) -> None:
+        """Let changes come."""
+        self.thread.start()
 
     def stop_feeds(self) -> None:
         """Let no more changes come."""

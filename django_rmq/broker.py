@@ -34,7 +34,10 @@ from django_rmq.exceptions import (
 )
 from django_rmq.keys import (
     SlotKeys,
+    answer_key,
+    bucket_key,
     check_prefix,
+    events_channel,
     explicit_basis_key,
     history_keys,
     limits_key,
@@ -371,6 +374,10 @@ def _info(raw: bytes) -> dict[str, str]:
 def _allowance(reply: list[Any]) -> Allowance:
     tokens, wait_us, permits, waiting = reply
     return Allowance(tokens, wait_us, permits, waiting == b"yes")
+
+
+def _begun(reply: list[bytes]) -> tuple[str, bytes]:
+    return reply[0].decode(), reply[1] if len(reply) > 1 else b""
 
 
 def _sample(reply: list[Any]) -> Sample:
@@ -1510,6 +1517,37 @@ class Broker(Transitions):
             )
         )
 
+    def end_permits(self, topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> int:
+        """Count ``ended`` messages less for what ``worker`` has in flight; return what it has left.
+
+        ``lease_ms``: what is left is kept for so long from now on; 0: as long as before.
+        """
+        key = limits_key(self.prefix, topic.name)
+        return self._run(Call("limits/ended", (key,), (worker, ended, lease_ms), int))
+
+    def spend(self, spender: str, each_us: float, size: int, wanted: int) -> int:
+        """Spend ``wanted`` of a bucket of ``size`` that gains one each ``each_us``, or nothing.
+
+        Returns 0, or us until there is enough. ``spender``: letters and digits.
+        """
+        key = bucket_key(self.prefix, spender)
+        return self._run(Call("limits/spend", (key,), (_number(each_us), size, wanted), int))
+
+    # --- requests that shall be done once
+
+    def begin_answer(self, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
+        """Begin ``request`` (letters and digits) with this ``content`` (a print of it), as attempt ``token``.
+
+        Answers new, running or other with nothing, or done with what was kept.
+        """
+        key = answer_key(self.prefix, request)
+        return self._run(Call("answers/begin", (key,), (content, token, lease_ms), _begun))
+
+    def keep_answer(self, request: str, token: str, kept: bytes, keep_ms: int) -> str:
+        """Keep what came of a request; empty: forget that it was begun. Answers ok or stale."""
+        key = answer_key(self.prefix, request)
+        return self._run(Call("answers/keep", (key,), (token, kept, keep_ms), _word))
+
     # --- history
 
     def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
@@ -1552,6 +1590,19 @@ class Broker(Transitions):
     def worker_changes(self) -> Wakeups:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
         return Wakeups(self._ear(), {workers_channel(self.prefix): ""})
+
+    # --- events
+
+    def publish_events(self, payload: bytes) -> int:
+        """Publish what happened to messages; return how many subscribers heard it (on a cluster: of one node)."""
+        try:
+            return int(self.client.execute_command("PUBLISH", events_channel(self.prefix), payload))
+        except RedisError as error:
+            raise translate(error) from error
+
+    def events(self) -> Events:
+        """Subscribe to what is published of messages."""
+        return Events(self._ear(), {events_channel(self.prefix): ""})
 
 
 def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
@@ -1705,8 +1756,8 @@ class Pipeline(Transitions):
             return error
 
 
-class Wakeups:
-    """A subscription to wake-ups: which slots can be taken from earlier than was announced."""
+class _Subscription:
+    """Channels that are listened to."""
 
     def __init__(self, client: Any, channels: dict[bytes, str]) -> None:
         self._topics = channels
@@ -1724,6 +1775,17 @@ class Wakeups:
         """Return the socket's descriptor, for ``select``."""
         return int(self._pubsub.connection._sock.fileno())  # noqa: SLF001 - redis-py shows its socket nowhere else
 
+    def close(self) -> None:
+        """End the subscription."""
+        try:
+            self._pubsub.close()
+        except (RedisError, OSError):
+            pass
+
+
+class Wakeups(_Subscription):
+    """A subscription to wake-ups: which slots can be taken from earlier than was announced."""
+
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
         """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first.
 
@@ -1739,12 +1801,21 @@ class Wakeups:
             pass
         return woken
 
-    def close(self) -> None:
-        """End the subscription."""
+
+class Events(_Subscription):
+    """A subscription to what happens to messages."""
+
+    def get(self, timeout: float = 0.0) -> list[bytes]:
+        """Return what was published (up to 100 at a time), waiting at most ``timeout`` seconds for the first."""
+        found: list[bytes] = []
         try:
-            self._pubsub.close()
-        except (RedisError, OSError):
-            pass
+            while len(found) < 100 and (
+                message := self._pubsub.get_message(timeout=0.0 if found else timeout)
+            ):
+                found.append(message["data"])
+        except RedisError as error:
+            raise translate(error) from error
+        return found
 
 
-__all__ = ["BATCH", "Broker", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "translate"]
+__all__ = ["BATCH", "Broker", "Events", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "translate"]

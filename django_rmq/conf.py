@@ -118,6 +118,14 @@ class Api:
     send_rate: str | None = "600/min"
     max_bytes: int = 1_048_576
 
+    @property
+    def rate(self) -> tuple[int, float] | None:
+        """SEND_RATE as so many messages in so many seconds; None: no limit."""
+        if self.send_rate is None:
+            return None
+        count, _, period = self.send_rate.partition("/")
+        return int(count), {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}[period[0]]
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -139,6 +147,7 @@ class Config:
     admin: Admin = field(default_factory=Admin)
     api: Api = field(default_factory=Api)
     events: bool = False
+    """Whether processes publish what happens to messages."""
 
     def topic(self, name: str) -> Topic:
         """Return the topic called ``name``, or raise ``UnknownTopic``."""
@@ -802,7 +811,7 @@ def read_settings() -> tuple[Config | None, list[Problem]]:
     return reader.read(), reader.problems
 
 
-PLANNED = ("API", "EVENTS")
+PLANNED: tuple[str, ...] = ()
 PLANNED_OF_TOPICS: tuple[str, ...] = ()
 
 

@@ -8,6 +8,7 @@ nothing is shared with the parent.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worke
 from django_rmq.coordination.redis import RedisCoordinator
 from django_rmq.definitions import as_registered, register_topics
 from django_rmq.durability import Flaw, flaws
+from django_rmq.events import EventStream
 from django_rmq.exceptions import ConfigurationError, ServerTrouble
 from django_rmq.messages import Topic, slot_counts
 from django_rmq.producer import Producer
@@ -65,11 +67,13 @@ class _Built:
     """When to look for re-slotted topics again (monotonic)."""
     slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of topics that were re-slotted: by which counts their messages are placed, whatever the settings say."""
+    events: EventStream | None = None
     survey: tuple[float, Survey] | None = None
     """What ZooKeeper said last, and until when (monotonic) that will do."""
 
 
 _built: _Built | None = None
+_building = threading.Lock()
 _replacement: Broker | None = None
 
 
@@ -110,10 +114,23 @@ def get_producer(purpose: Purpose = "web") -> Producer:
     return producer
 
 
+def events() -> EventStream | None:
+    """Return this process's stream of events; None where EVENTS is off."""
+    if not get_config().events:
+        return None
+    built = _current()
+    with _building:
+        if built.events is None:
+            built.events = EventStream(get_broker("coordinator"))
+        return built.events
+
+
 def close() -> None:
     """Close this process's connections; whoever asks again gets new ones. To be called before a fork."""
     global _built
     built, _built = _built, None
+    if built is not None and built.events is not None:
+        built.events.close()
     for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
         if isinstance(broker, Broker):
             broker.close()
@@ -381,6 +398,7 @@ __all__ = [
     "close",
     "coordinator_maker",
     "end_session",
+    "events",
     "forget",
     "get_broker",
     "get_producer",

@@ -24,7 +24,7 @@ from django.db import close_old_connections
 from django.db import connections as databases
 from django.utils import autoreload
 
-from django_rmq import connections, history, registry
+from django_rmq import announcing, connections, history, registry
 from django_rmq.conf import get_config
 from django_rmq.consumer import Dispatcher, Hooks
 from django_rmq.consumer.duties import Duties, trim_dead
@@ -163,6 +163,7 @@ class WorkerProcess:
         self._settled_at = float("-inf")
         self._wants_successor = False
         self._leaving: threading.Thread | None = None
+        self._reporter = announcing.Reporter()
         duties_broker, hours = connections.get_broker("coordinator"), config.history.hours
         lateness = history.LatenessCount(duties_broker) if hours else None
         self.dispatcher = Dispatcher(
@@ -170,7 +171,12 @@ class WorkerProcess:
             chosen,
             registry.listeners(),
             threads=threads,
-            hooks=Hooks(before=close_old_connections, after=close_old_connections, end=databases.close_all),
+            hooks=Hooks(
+                before=close_old_connections,
+                after=close_old_connections,
+                end=databases.close_all,
+                around=announcing.around,
+            ),
             burst=options.burst,
             shutdown_timeout=shutdown_timeout,
             poll_seconds=config.consumer.poll_interval,
@@ -182,6 +188,7 @@ class WorkerProcess:
             on_moved=self._note_move,
             swept=[connections.present(topic) for topic in config.topics.values() if topic not in chosen],
             notes=notes,
+            watcher=self._reporter,
             **({"handed_out": lateness.note} if lateness else {}),
         )
         worker = Worker(
@@ -223,6 +230,9 @@ class WorkerProcess:
             if self._leaving is not None:
                 self._leaving.join(LEAVE_SECONDS + 0.5)
             self._duties.join(LEAVE_SECONDS)
+            self._reporter.stop(LEAVE_SECONDS)
+            if (events := connections.events()) is not None:
+                events.flush(LEAVE_SECONDS)
             self._beat()
         dispatcher = self.dispatcher
         if dispatcher.forced or dispatcher.exit_asked:

@@ -14,7 +14,8 @@
     ├── LostRace                somebody else was first: look again, then decide
     │   ├── MessageGone           the message is not there, or not any more
     │   ├── SlotMoved             the topic has another slot count by now
-    │   └── TopicFull             MAX_BACKLOG is reached: try later
+    │   ├── TopicFull             MAX_BACKLOG is reached: try later
+    │   └── TooManySends          the sender has used up its rate: try later
     └── ServerTrouble           Redis or the coordinator failed: try later
         ├── ServerUnavailable     no connection, time-out, loading, fail-over
         │   └── NodeUnavailable     so it is with one node of a Redis Cluster
@@ -88,6 +89,14 @@ class SlotMoved(LostRace):
 
 class TopicFull(LostRace):
     """The topic holds ``MAX_BACKLOG`` messages; nothing was written. Try again later."""
+
+
+class TooManySends(LostRace):
+    """Whoever sends has used up its rate; nothing was written. Try again in ``seconds``."""
+
+    def __init__(self, text: str, seconds: float) -> None:
+        super().__init__(text)
+        self.seconds = seconds
 
 
 class ServerTrouble(RmqError):

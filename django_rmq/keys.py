@@ -38,6 +38,7 @@ key                  type    member -> score, or field -> value
                              late0 … late23: deliveries since the last record, by lateness
 ``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
                              bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
+``P rmq:events``     channel what happens to messages, where EVENTS is on (see ``events``)
 ===================  ======  ====================================================================
 
 Source of the layout: the article, sections StoreQueue, PrepareQueue and DeadQueue.
@@ -126,9 +127,24 @@ def limits_key(prefix: str, topic: str) -> bytes:
     return f"limits_{{{prefix}rmq:limits:{topic}}}".encode()
 
 
+def bucket_key(prefix: str, spender: str) -> bytes:
+    """Return the hash that says what ``spender`` (letters and digits) has spent of its rate."""
+    return f"bucket_{{{prefix}rmq:bucket:{spender}}}".encode()
+
+
+def answer_key(prefix: str, request: str) -> bytes:
+    """Return the hash that keeps what came of ``request`` (letters and digits), which is done once."""
+    return f"answer_{{{prefix}rmq:answer:{request}}}".encode()
+
+
 def workers_channel(prefix: str) -> bytes:
     """Return the channel on which scripts say that membership or assignment changed."""
     return f"{prefix}rmq:workers".encode()
+
+
+def events_channel(prefix: str) -> bytes:
+    """Return the channel on which senders and workers tell what happens to messages."""
+    return f"{prefix}rmq:events".encode()
 
 
 def wake_channel(prefix: str, topic: str) -> bytes:

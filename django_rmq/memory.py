@@ -18,12 +18,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
 from django_rmq.keys import (
     SlotKeys,
+    answer_key,
+    bucket_key,
     check_prefix,
+    events_channel,
     history_keys,
     limits_key,
     slot_keys,
@@ -131,6 +134,7 @@ class Hash(dict[bytes, bytes]):
 
 
 _Kind = TypeVar("_Kind", SortedSet, Hash)
+_Told = TypeVar("_Told")
 _SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim"})
 _SENDING = ("store", "retry", "body", "stats", "control")
 _ENDING = (
@@ -629,6 +633,7 @@ class InMemoryBroker:
         self._clock = clock or _system_clock
         self._lock = threading.RLock()
         self._listening: list[Wakeups] = []
+        self._hearing: list[Events] = []
 
     @contextmanager
     def _slot(self, topic: Topic, index: int, *names: str) -> Iterator[_Slot]:
@@ -1701,9 +1706,24 @@ class InMemoryBroker:
             self._listening.append(wakeups)
         return wakeups
 
-    def _forget(self, wakeups: Wakeups) -> None:
+    def _forget(self, subscription: Wakeups | Events) -> None:
         with self._lock:
-            self._listening = [other for other in self._listening if other is not wakeups]
+            self._listening = [other for other in self._listening if other is not subscription]
+            self._hearing = [other for other in self._hearing if other is not subscription]
+
+    def publish_events(self, payload: bytes) -> int:
+        """Publish what happened to messages; return how many subscribers heard it."""
+        with self._lock:
+            for events in self._hearing:
+                events.put(events_channel(self.prefix), payload)
+            return len(self._hearing)
+
+    def events(self) -> Events:
+        """Subscribe to what is published of messages."""
+        with self._lock:
+            events = Events({events_channel(self.prefix)}, self._forget)
+            self._hearing.append(events)
+        return events
 
     # --- workers and what is assigned to them
 
@@ -1822,6 +1842,71 @@ class InMemoryBroker:
                     limits.pop(ours, None)
             self._keep(key, limits)
             return Allowance(given, wait_us, permits, waiting)
+
+    def end_permits(self, topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> int:
+        """Count ``ended`` messages less for what ``worker`` has in flight; return what it has left."""
+        with self._lock:
+            key, name = limits_key(self.prefix, topic.name), f"worker:{worker}".encode()
+            limits = self._open(key, Hash)
+            match = _PERMITS.fullmatch(limits.pop(name, b""))
+            held, wants, ends = map(int, match.groups()) if match else (0, 0, 0)
+            left = max(0, held - ended)
+            if left:
+                until_ms = self._clock() // 1000 + lease_ms if lease_ms else ends
+                limits[name] = b"%d %d %d" % (left, wants, until_ms)
+            self._keep(key, limits)
+            return left
+
+    def spend(self, spender: str, each_us: float, size: int, wanted: int) -> int:
+        """Spend ``wanted`` of a bucket of ``size``, or nothing; return 0, or us until there is enough."""
+        with self._lock:
+            key = bucket_key(self.prefix, spender)
+            bucket, now_us, full_us = self._open(key, Hash), self._clock(), each_us * size
+            empty = float(bucket.get(b"empty", b"inf"))
+            if empty > now_us + full_us:
+                empty = now_us - full_us
+            empty = max(empty, now_us - full_us) + each_us * wanted
+            if empty > now_us:
+                return math.ceil(empty - now_us)
+            bucket[b"empty"] = score_text(empty).encode()
+            self._keep(key, bucket)
+            return 0
+
+    # --- requests that shall be done once
+
+    def begin_answer(self, request: str, content: str, token: str, lease_ms: int) -> tuple[str, bytes]:
+        """Begin ``request`` with this ``content``. Answers new, running or other, or done with what was kept."""
+        with self._lock:
+            key, now_ms = answer_key(self.prefix, request), self._clock() // 1000
+            answer = self._open(key, Hash)
+            known = answer.get(b"print")
+            if known is not None and known != content.encode():
+                return "other", b""
+            if b"kept" in answer:
+                return "done", answer[b"kept"]
+            if known is not None and now_ms < int(answer.get(b"ends", b"0")) <= now_ms + lease_ms:
+                return "running", b""
+            answer |= {
+                b"print": content.encode(),
+                b"token": token.encode(),
+                b"ends": b"%d" % (now_ms + lease_ms),
+            }
+            self._keep(key, answer)
+            return "new", b""
+
+    def keep_answer(self, request: str, token: str, kept: bytes, keep_ms: int) -> str:
+        """Keep what came of a request; empty: forget that it was begun. Answers ok or stale."""
+        with self._lock:
+            key = answer_key(self.prefix, request)
+            answer = self._open(key, Hash)
+            if answer.get(b"token") != token.encode():
+                return "stale"
+            for name in (b"token", b"ends") if kept else (b"print", b"token", b"ends"):
+                answer.pop(name, None)
+            if kept:
+                answer[b"kept"] = kept
+            self._keep(key, answer)
+            return "ok"
 
     # --- history
 
@@ -2133,37 +2218,45 @@ class Pipeline:
         return self.send().receive()
 
 
-class Wakeups:
-    """A subscription to wake-ups, between threads of this process."""
+class _Subscription(Generic[_Told]):
+    """Channels that are listened to, between threads of this process."""
 
-    def __init__(self, channels: set[bytes], on_close: Callable[[Wakeups], None]) -> None:
+    def __init__(self, channels: set[bytes], on_close: Callable[[Any], None]) -> None:
         self._channels = channels
         self._on_close = on_close
-        self._woken: deque[tuple[str, int]] = deque()
+        self._told: deque[_Told] = deque()
         self._changed = threading.Condition()
 
-    def put(self, channel: bytes, woken: tuple[str, int]) -> None:
-        """Hear a wake-up, if it is on a channel of ours."""
+    def put(self, channel: bytes, told: _Told) -> None:
+        """Hear something, if it is on a channel of ours."""
         if channel in self._channels:
             with self._changed:
-                self._woken.append(woken)
+                self._told.append(told)
                 self._changed.notify_all()
 
     def fileno(self) -> int:
         """Raise ``OSError``: there is no socket to select on; call ``get`` with a time-out."""
         raise OSError("wake-ups in memory have no file descriptor")
 
-    def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
-        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first."""
+    def get(self, timeout: float = 0.0) -> list[_Told]:
+        """Return what was told, waiting at most ``timeout`` seconds for the first."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._woken), timeout)
-            woken = list(self._woken)
-            self._woken.clear()
-        return woken
+            self._changed.wait_for(lambda: bool(self._told), timeout)
+            told = list(self._told)
+            self._told.clear()
+        return told
 
     def close(self) -> None:
         """End the subscription."""
         self._on_close(self)
 
 
-__all__ = ["Clock", "Hash", "InMemoryBroker", "Pipeline", "SortedSet", "Wakeups", "score_text"]
+class Wakeups(_Subscription[tuple[str, int]]):
+    """A subscription to wake-ups: (topic, slot) pairs."""
+
+
+class Events(_Subscription[bytes]):
+    """A subscription to what happens to messages."""
+
+
+__all__ = ["Clock", "Events", "Hash", "InMemoryBroker", "Pipeline", "SortedSet", "Wakeups", "score_text"]

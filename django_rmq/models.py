@@ -23,6 +23,10 @@ class Topic(models.Model):
             ("view_topic", "Can see topics, depths, consumers and messages without their content"),
             ("view_bodies", "Can read bodies, keys and errors of messages"),
             ("send_messages", "Can send messages"),
+            (
+                "consume_messages",
+                "Can consume messages over REST: take them with their content, and settle them",
+            ),
             ("replay_messages", "Can replay dead messages"),
             ("edit_messages", "Can edit messages before a replay, and reschedule them"),
             ("delete_messages", "Can delete messages, and put them into Dead"),

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_rmq import connections, signals
+from django_rmq import announcing, connections
 from django_rmq.conf import get_config
 from django_rmq.exceptions import CallerError, RmqError, ServerTrouble, SlotMoved, TopicFull
 from django_rmq.messages import STORED, Durability, SendResult, SendResults, Topic
@@ -323,7 +323,7 @@ def _dispatch(
         results, errors = producer.attempt(built, wanted)
         for error in errors.values():
             raise _explained(topic, error)
-        _announce(topic.name, results)
+        announcing.sent(topic.name, results)
     else:
         results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in built]
         _defer(producer, topic, built, results, connection)
@@ -345,8 +345,8 @@ def _send_plain(
         raise type(error)(f"{error}{_so_far(results)}") from None
     except SlotMoved as error:
         raise _explained(topic, error) from error
-    if signals.message_sent.has_listeners(Topic) or signals.message_merged.has_listeners(Topic):
-        _announce(topic.name, results[before:])
+    if announcing.are_sends_watched():
+        announcing.sent(topic.name, results[before:])
 
 
 def _so_far(results: SendResults) -> str:
@@ -369,17 +369,6 @@ def _explained(topic: Topic, error: RmqError) -> RmqError:
     )
     explained.__cause__ = error
     return explained
-
-
-def _announce(topic: str, results: list[SendResult]) -> None:
-    if signals.message_sent.has_listeners(Topic):
-        arrived = [result for result in results if result.ok]
-        if arrived:
-            signals.message_sent.send_robust(sender=Topic, topic=topic, results=arrived)
-    if signals.message_merged.has_listeners(Topic):
-        merged = [result for result in results if result.status in ("merged", "replaced")]
-        if merged:
-            signals.message_merged.send_robust(sender=Topic, topic=topic, results=merged)
 
 
 class _Waiting:
@@ -486,7 +475,7 @@ def _flush(together: list[_Waiting]) -> None:
             failure = _full(topics[result.topic], result)
         by_topic.setdefault(result.topic, []).append((result, failure))
     for name, outcomes in by_topic.items():
-        _announce(name, [result for result, failure in outcomes if failure is None])
+        announcing.sent(name, [result for result, failure in outcomes if failure is None])
         failures = [failure for _, failure in outcomes if failure is not None]
         if failures:
             lost = [result for result, failure in outcomes if failure is not None]
@@ -507,4 +496,4 @@ def _fail(topic: str, results: list[SendResult], error: RmqError) -> None:
         exc_info=error,
         extra={"rmq_event": "send_failed", "rmq_topic": topic, "rmq_count": len(results)},
     )
-    signals.send_failed.send_robust(sender=Topic, topic=topic, results=results, error=error)
+    announcing.send_failed(topic, results, error)

@@ -248,6 +248,7 @@ def _drain_slot(
     broker: Any, topic: Topic, slot: int, owner: str, listener: Any, raise_errors: bool, limit: int
 ) -> int:
     """Deliver what is due in one slot; return how many deliveries that were."""
+    from django_rmq import announcing
     from django_rmq.consumer import executor
 
     raised: list[BaseException] = []
@@ -261,7 +262,7 @@ def _drain_slot(
             raised.append(error)
             raise
 
-    recording = replace(listener, function=recorded)
+    recording = replace(listener, function=announcing.around(topic, recorded))
     handled, after = 0, None
     while True:
         prepared = broker.prepare(topic, slot, owner, None, listener.batch_size or 1, after=after)
@@ -295,6 +296,11 @@ def _drain_slot(
             broker.commit(topic, slot, prepared.receipt, done)
         if failures:
             broker.rollback(topic, slot, prepared.receipt, failures)
+        pairs = list(zip(messages, outcomes, strict=True))
+        announcing.ended(
+            [message for message, outcome in pairs if outcome is None],
+            [(message, outcome) for message, outcome in pairs if outcome is not None],
+        )
         if raise_errors:
             _raise_first(topic, raised, failures)
 

@@ -27,6 +27,9 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "rest_framework",
+    "rest_framework.authtoken",
+    "drf_spectacular",
     "django_rmq",
     "example_project.prices",
     "example_project.orders",
@@ -121,6 +124,17 @@ if os.environ.get("SHOP_ZOOKEEPER") == "1":
 # Where the sources of the selection put their files, and where Spark keeps how far it is.
 SELECTION_FEEDS = SHOP_DATA / "feeds"
 SELECTION_CHECKPOINTS = SHOP_DATA / "checkpoints"
+
+# Programs come with a token (`manage.py drf_create_token USER`), people with the session of the admin.
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "rest_framework.authentication.TokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+}
+SPECTACULAR_SETTINGS = {"TITLE": "The shop's queues", "VERSION": "1", "SERVE_INCLUDE_SCHEMA": False}
 
 SHOP_ORDER_TIMEOUT = timedelta(seconds=float(os.environ.get("SHOP_ORDER_SECONDS") or 15 * 60))
 

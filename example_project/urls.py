@@ -8,6 +8,7 @@ from django.templatetags.static import static
 from django.urls import include, path
 from django.views.generic import RedirectView
 from django.views.static import serve
+from drf_spectacular.views import SpectacularAPIView
 
 
 def media(request: HttpRequest, path: str) -> HttpResponseBase:
@@ -19,6 +20,8 @@ urlpatterns = [
     path("", include("example_project.prices.urls")),
     path("orders/", include("example_project.orders.urls")),
     path("admin/", admin.site.urls),
+    path("api/rmq/", include("django_rmq.api.urls")),
+    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     # What browsers ask for on every page that names no icon, such as those of the admin.
     path("favicon.ico", RedirectView.as_view(url=static("shop/icon.svg"))),
     path("media/<path:path>", media),

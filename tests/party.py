@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 from django_rmq.coordination import Worker, topic_slots
 from django_rmq.messages import Topic, TopicType
 
@@ -120,3 +122,62 @@ class Party:
         for member in self.all:
             member.coordinator.stop(0.2 if member.silent else 2.0)
         assert [member.wrong for member in self.all] == [[] for _ in self.all]
+
+
+class Sharing:
+    """What holds wherever workers meet; the fixture ``party`` says where they do."""
+
+    @pytest.mark.parametrize("count", [1, 2, 5])
+    def test_workers_share_out_all_slots(self, party: Any, count: int) -> None:
+        for threads in range(1, count + 1):
+            party.add(threads=threads)
+        party.wait_until_shared_out()
+        for member in party.live():
+            assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+            assert {slot for topic, slot in member.slots if topic == "shared"} == set(range(4))
+            owned = member.coordinator.owned()
+            assert {(topic, slot) for topic, parts in owned.items() for part in parts for slot in part} == (
+                member.slots
+            )
+
+    def test_when_a_worker_leaves_the_others_take_over_at_once_and_keep_what_they_have(
+        self, party: Any
+    ) -> None:
+        first, second, third = (party.add() for _ in range(3))
+        party.wait_until_shared_out()
+        for member in (first, second, third):
+            member.lost.clear()
+        second.leave()
+        assert second.slots == set()
+        party.wait_until_shared_out(1.0 * PATIENCE)
+        assert [member.lost for member in (first, third)] == [Counter(), Counter()]
+
+    @pytest.mark.parametrize("first_assigns", [True, False])
+    def test_more_threads_get_more_slots_and_a_topic_that_is_served_no_more_goes_to_others(
+        self, party: Any, first_assigns: bool
+    ) -> None:
+        identities = ["0" * 32, "1" * 32] if first_assigns else ["1" * 32, "0" * 32]
+        first, second = (party.add(identity=identity) for identity in identities)
+        party.wait_until_shared_out()
+        first.coordinator.announce(threads=12)
+        party.wait_for(
+            lambda: len(first.serial()) == 48, TAKE_OVER * PATIENCE, "three quarters for the first"
+        )
+        assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
+        first.coordinator.announce(topics=[SHARED])
+        party.wait_for(
+            lambda: not first.serial() and len(second.serial()) == 64,
+            TAKE_OVER * PATIENCE,
+            "all for the second",
+        )
+        assert ("shared", 3) in first.slots
+
+    def test_workers_of_different_topics_get_their_own_only(self, party: Any) -> None:
+        other = Topic("other", TopicType.PRIORITY, slots=8)
+        first, second = party.add([SERIAL]), party.add([other])
+        party.wait_for(
+            lambda: len(first.slots) == 64 and len(second.slots) == 8,
+            TAKE_OVER * PATIENCE,
+            "each its own topic",
+        )
+        assert {topic for topic, _ in second.slots} == {"other"}

@@ -10,20 +10,16 @@ import json
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
-from django_rmq.conf import get_config
 from django_rmq.messages import Topic, decode_body
+from django_rmq.operations.redaction import format_body, is_redacted
 
 logger = logging.getLogger("django_rmq.admin")
-
-Formatter = Callable[[str, Any], Any]
-"""From a topic's name and a decoded body (bytes where it cannot be decoded) to what is shown in its place."""
 
 MAX_SHOWN = 65_536
 """Characters of a body that a page shows; the rest is in the download."""
@@ -51,19 +47,6 @@ class ShownBody:
     """A formatter made it: it need not be what is stored."""
 
 
-def formatter_of(topic: Topic) -> Formatter | None:
-    """Return the function that the settings name for ``topic``. Raises ``ImportError`` if there is none."""
-    named = get_config().admin.formatter
-    path = named.get(topic.name) if isinstance(named, Mapping) else named
-    return None if path is None else import_string(path)
-
-
-def is_redacted(topic: Topic) -> bool:
-    """Return whether a formatter stands between the stored bodies of ``topic`` and who looks at them."""
-    named = get_config().admin.formatter
-    return (named.get(topic.name) if isinstance(named, Mapping) else named) is not None
-
-
 def show_body(topic: Topic, raw: bytes) -> ShownBody:
     """Return the body ``raw`` as it is to be shown. Never raises: a formatter that fails withholds the body."""
     if not is_redacted(topic):
@@ -78,17 +61,6 @@ def show_body(topic: Topic, raw: bytes) -> ShownBody:
     except Exception:
         logger.exception("The formatter of topic %s failed; its bodies are withheld.", topic.name)
         return ShownBody("withheld", (("", _("The formatter of this topic failed; its log says why.")),))
-
-
-def format_body(topic: Topic, raw: bytes) -> Any:
-    """Return what the formatter of ``topic`` makes of the body ``raw``; whatever it raises passes."""
-    formatter = formatter_of(topic)
-    assert formatter is not None
-    try:
-        body = decode_body(topic, raw)
-    except (ValueError, RecursionError):
-        body = raw
-    return formatter(topic.name, body)
 
 
 def summary(topic: Topic, raw: bytes, length: int = 120) -> str:

@@ -30,7 +30,7 @@ from django.utils.translation import ngettext
 from django_rmq import operations as ops
 from django_rmq.admin import trends
 from django_rmq.admin.acts import ACTS, Act, Chosen, named_acts, sweeping_acts
-from django_rmq.admin.bodies import is_redacted, show_body, summary, visible
+from django_rmq.admin.bodies import show_body, summary, visible
 from django_rmq.admin.figures import Places, Row, Tab, Totals, Trouble, row_of
 from django_rmq.admin.filters import PARAMETERS, FilterForm
 from django_rmq.admin.forms import BodyForm, SendForm
@@ -58,6 +58,7 @@ from django_rmq.exceptions import (
 )
 from django_rmq.messages import Topic
 from django_rmq.operations import Actor, Copy, Limits, Operations, Permission, Progress
+from django_rmq.operations.redaction import is_redacted
 
 logger = logging.getLogger("django_rmq.admin")
 

@@ -30,6 +30,7 @@ from django_rmq.consumer.executor import (
     Hooks,
     ListenerLike,
     Slice,
+    Watcher,
     uptime,
 )
 from django_rmq.consumer.heartbeat import Heartbeat
@@ -232,7 +233,7 @@ class _Stop(NamedTuple):
 class _Settlement:
     """What is still to be told to Redis of one delivery of one slot."""
 
-    __slots__ = ("committed", "failures", "released", "repeated")
+    __slots__ = ("committed", "failures", "messages", "released", "repeated")
 
     def __init__(self) -> None:
         self.committed: list[bytes] = []
@@ -240,6 +241,8 @@ class _Settlement:
         self.released: list[bytes] = []
         self.repeated = False
         """It has been told before, and the answer was lost."""
+        self.messages: dict[bytes, Message] = {}
+        """Those of ``committed`` and ``failures``, where somebody watches."""
 
 
 _Settling = tuple[Place, int, str, list[Any], bool]
@@ -258,7 +261,7 @@ class Dispatcher:
     ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
     where threads note what they run, for whoever comes after a sudden death. ``handed_out`` is told of every
-    prepare that brought something, with the server's time in ms.
+    prepare that brought something, with the server's time in ms. ``watcher`` is told what became of messages.
     """
 
     def __init__(
@@ -283,6 +286,7 @@ class Dispatcher:
         handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: (
             None
         ),
+        watcher: Watcher | None = None,
     ) -> None:
         self.owner = uuid4().hex
         self.broker = broker
@@ -309,6 +313,7 @@ class Dispatcher:
         self._next_sweep = 0.0
         self._notes = notes
         self._handed_out = handed_out
+        self._watcher = watcher
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
         self._places: dict[tuple[str, int], Place] = {}
@@ -596,6 +601,8 @@ class Dispatcher:
             settlement.committed += report.committed
             settlement.failures += report.failures
             settlement.released += released
+            if self._watcher is not None and self._watcher.wants():
+                settlement.messages.update((each.delivery.member, each) for each in batch.messages)
         done = len(report.committed) + len(report.failures)
         if done:
             self._last_work = time.monotonic()
@@ -980,11 +987,13 @@ class Dispatcher:
                 kept = keep[place, receipt]
                 getattr(kept, verb).extend(part)
                 kept.repeated = True
+                kept.messages = self._settlements[place, receipt].messages
                 trouble = self._trouble_of(place, words) or trouble
                 continue
             place.shut_until, place.away = 0.0, False
             if verb != "released":
                 self.processed += len(part)
+                self._tell(self._settlements[place, receipt].messages, verb, part, words)
             stale = words.count("stale")
             if stale:
                 logger.log(
@@ -998,6 +1007,17 @@ class Dispatcher:
                 )
         self._settlements = keep
         return trouble
+
+    def _tell(self, messages: dict[bytes, Message], verb: str, part: list[Any], words: list[str]) -> None:
+        """Tell who watches of those ``messages`` whose end Redis has confirmed."""
+        if self._watcher is None or not messages:
+            return
+        ours = [item for item, word in zip(part, words, strict=False) if word == "ok"]
+        if verb == "committed":
+            self._watcher.ended([messages[member] for member in ours if member in messages], [])
+        else:
+            failed = [(messages[each.member], each) for each in ours if each.member in messages]
+            self._watcher.ended([], failed)
 
     # --- acquiring, and recovery of lost replies
 

@@ -55,6 +55,8 @@ class Hooks(NamedTuple):
     """After a batch, and after each failure in it."""
     end: Callable[[], None] = lambda: None
     """When a thread ends."""
+    around: Callable[[Topic, Callable[[Any], Any]], Callable[[Any], Any]] = lambda topic, function: function
+    """Once per batch: what is called in a listener's place, with its argument, and calls it."""
 
 
 NO_HOOKS = Hooks()
@@ -133,7 +135,7 @@ def _judged(message: Message, failure: Failure, error: BaseException | None = No
     """Log a failure and give it the delay that the topic's own back-off function chooses."""
     if failure.kind != "rejected":
         if failure.delay_ms is None:
-            failure = failure._replace(delay_ms=_chosen_delay(message))
+            failure = failure._replace(delay_ms=chosen_delay(message))
         elif failure.delay_ms < 0:
             failure = failure._replace(delay_ms=0)
     expected = error is None or isinstance(error, (Retry, Reject))
@@ -162,7 +164,7 @@ def _judged(message: Message, failure: Failure, error: BaseException | None = No
     return failure
 
 
-def _chosen_delay(message: Message) -> int | None:
+def chosen_delay(message: Message) -> int | None:
     """Return what the topic's own back-off function says, in ms; None: the registered exponential."""
     function = message.topic.backoff.function
     if function is None:
@@ -342,6 +344,16 @@ class Batch:
         return [message.delivery.member for message in self.messages[self.reported : end]]
 
 
+class Watcher(Protocol):
+    """Is told, by the dispatcher's own thread, what Redis has confirmed; so it must be quick."""
+
+    def wants(self) -> bool:
+        """Return whether anybody wants to know; asked once per report of a thread."""
+
+    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
+        """Take note of deliveries of one slot that have ended, by our telling and with our receipt."""
+
+
 class Slice(NamedTuple):
     """A report of a thread: what became of some messages of a batch."""
 
@@ -439,6 +451,13 @@ class ExecutorThread(threading.Thread):
         except Exception:
             logger.exception("A hook around the listeners failed")
 
+    def _around(self, batch: Batch) -> Callable[[Any], Any]:
+        try:
+            return self._hooks.around(batch.topic, batch.listener.function)
+        except Exception:
+            logger.exception("A hook around the listeners failed")
+            return batch.listener.function
+
     def _run_batch(self, batch: Batch) -> None:
         try:
             self._surround(self._hooks.before)
@@ -469,7 +488,7 @@ class ExecutorThread(threading.Thread):
         return uptime() + PATIENCE_SECONDS if waits_for_better else float("inf")
 
     def _work_each(self, batch: Batch) -> None:
-        function, messages = batch.listener.function, batch.messages
+        function, messages = self._around(batch), batch.messages
         half, patience = batch.topic.timeout / 2, self._patience(batch)
         committed: list[bytes] = []
         failures: list[Failure] = []
@@ -508,7 +527,7 @@ class ExecutorThread(threading.Thread):
         self._report(batch, committed, failures, messages[i - 1 :], begun)
 
     def _work_groups(self, batch: Batch) -> None:
-        function, patience = batch.listener.function, self._patience(batch)
+        function, patience = self._around(batch), self._patience(batch)
         lists = deque(groups(batch.messages, batch.listener.batch_size or 1))
         batch.messages = [message for group in lists for message in group]
         states = self._states_of(batch)

@@ -11,27 +11,23 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from uuid import uuid4
 
 from django_rmq.broker import Broker
 from django_rmq.coordination import (
-    Coordinator,
     Holding,
     Member,
-    Owned,
     Slots,
     Worker,
-    announced,
     assign,
 )
-from django_rmq.coordination.complaints import Complaints
-from django_rmq.coordination.ownership import Ownership, uptime
+from django_rmq.coordination.ownership import uptime
 from django_rmq.coordination.plan import Plan
 from django_rmq.coordination.records import read_record, served_topics, whose, write_record
+from django_rmq.coordination.shared import AUDIT_SECONDS, SETTLE_SECONDS, SharedCoordinator, read_crew
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
-from django_rmq.messages import Beat, Roster, Topic
+from django_rmq.messages import Beat, Roster
 
 logger = logging.getLogger("django_rmq.coordination")
 
@@ -41,19 +37,13 @@ SESSION_SECONDS = 4.0
 BEAT_SECONDS = 1.3
 """Between two beats: with one look at the definitions per audit no worker sends more than a command per second."""
 
-AUDIT_SECONDS = 5.0
-"""Between two looks at everything, whatever was said to have changed."""
-
-SETTLE_SECONDS = 0.2
-"""How long a changed membership must stand before it is assigned to: many workers come at once."""
-
 RETRY_SECONDS = 0.25
 """Between two attempts while Redis is away."""
 
 SHORTEST_SESSION, LONGEST_SESSION = 0.2, 600.0
 
 
-class RedisCoordinator(Coordinator):
+class RedisCoordinator(SharedCoordinator):
     """See ``Coordinator``. ``broker`` may be an ``InMemoryBroker``: workers are threads of one process then.
 
     ``token`` tells this worker from another one with its id; whoever knows it may end the session (``Broker.leave``).
@@ -77,42 +67,23 @@ class RedisCoordinator(Coordinator):
             raise ConfigurationError(
                 f"a worker's session must last {SHORTEST_SESSION} to {LONGEST_SESSION} seconds, got {session_seconds}"
             )
+        super().__init__(
+            worker,
+            own,
+            disown,
+            session_seconds=session_seconds,
+            audit_seconds=audit_seconds,
+            settle_seconds=settle_seconds,
+        )
         self.broker = broker
-        self.worker = worker
-        self.session_seconds = session_seconds
         self._beat_seconds = min(BEAT_SECONDS, session_seconds / 3)
-        self._audit_seconds = audit_seconds
-        self._settle_seconds = settle_seconds
         self._token = token or uuid4().hex
-        self._announced = worker
-        """What this worker shall be to the others; ``worker`` is what they have been told."""
         self._joined = False
-        self._members = ""
-        self._crew: dict[str, Worker] = {}
         self._number = ""
-        self._basis = ""
         self._raw = b""
-        self._plan: Plan | None = None
-        self._last_plan = Plan({})
-        """The last assignment that could be read: if it is gone, the next one moves as little as it can."""
         self._vetted: tuple[str, str] | None = None
         """Membership and number that were recalculated and found right."""
-        self._changed_at = 0.0
-        self._stale_since: float | None = None
-        self._is_current = False
         self._plan_flaw = ""
-        self._mine: tuple[Plan, Worker, Owned] | None = None
-        """Which slots are ours of which plan, and as which worker."""
-        self._sent = 0.0
-        """When the last answered beat was sent, by ``uptime``: our session runs from then at least."""
-        self._stop_seconds = 1.0
-        self._next_audit = 0.0
-        self._complain = Complaints()
-        self._stopped = threading.Event()
-        self._poked = threading.Event()
-        self._ownership = Ownership(own, disown)
-        self._changed = self._ownership.changed
-        self._thread = threading.Thread(target=self._run, name="rmq-coordinator", daemon=True)
         self._listening = threading.Thread(target=self._listen, name="rmq-coordinator-news", daemon=True)
 
     # --- what a worker asks of it
@@ -134,38 +105,6 @@ class RedisCoordinator(Coordinator):
         self._listening.start()
         self._thread.start()
 
-    def stop(self, timeout: float = 2.0) -> None:
-        """Disown everything and leave. Where Redis does not answer, the end of the session says the same later."""
-        end = time.monotonic() + timeout
-        self._stop_seconds = timeout / 2
-        self._stopped.set()
-        self._poked.set()
-        self._ownership.end(timeout / 2)
-        if self._thread.ident is not None:
-            self._thread.join(max(0.0, end - time.monotonic()))
-
-    def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
-        """Tell the others what this worker is from now on."""
-        with self._changed:
-            self._announced = announced(self._announced, threads, topics)
-            self._is_current = False
-        self._poked.set()
-
-    def wait_settled(self, timeout: float) -> bool:
-        """Return whether all that is known here has been assigned and told, waiting for it if need be."""
-
-        def is_settled() -> bool:
-            in_session = uptime() < self._sent + self.session_seconds
-            return in_session and self._is_current and self._ownership.is_settled()
-
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped.is_set() or is_settled(), timeout)
-            return not self._stopped.is_set() and is_settled()
-
-    def owned(self) -> Owned:
-        """Return what ``own`` was told and ``disown`` not yet."""
-        return self._ownership.owned()
-
     def members(self) -> list[Member]:
         """Ask Redis for all workers."""
         return members(self.broker)
@@ -176,21 +115,17 @@ class RedisCoordinator(Coordinator):
 
     # --- the thread that beats
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                wait = self._turn()
-            except ServerTrouble as error:
-                self._complain("redis", "Redis is away (%s); trying again", error)
-                wait = min(RETRY_SECONDS, self._beat_seconds)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next beat may be better
-                self._complain("beat", "A heartbeat failed: %s", error, exc_info=True)
-                wait = self._beat_seconds
-            if self._poked.wait(wait) and not self._stopped.is_set():
-                # Many workers that come at once are one change.
-                self._stopped.wait(random.uniform(0.03, 0.08))
-            self._poked.clear()
-        self._ownership.end(self._stop_seconds)
+    def _try_turn(self) -> float:
+        try:
+            return self._turn()
+        except ServerTrouble as error:
+            self._complain("redis", "Redis is away (%s); trying again", error)
+            return min(RETRY_SECONDS, self._beat_seconds)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next beat may be better
+            self._complain("beat", "A heartbeat failed: %s", error, exc_info=True)
+            return self._beat_seconds
+
+    def _leave(self) -> None:
         try:
             if self._joined:
                 self.broker.leave(self.worker.id, self._token)
@@ -201,7 +136,7 @@ class RedisCoordinator(Coordinator):
     def _turn(self) -> float:
         """Beat once, do what follows from the answer, and return after how many seconds to beat again."""
         sent = uptime()
-        audit = sent >= self._next_audit
+        audit = self._starts_audit(sent)
         beat = self._send_beat(full=audit)
         if beat.status == "expired":
             logger.warning("The session ran out; joining anew", extra={"rmq_event": "expired"})
@@ -217,16 +152,14 @@ class RedisCoordinator(Coordinator):
             return self.session_seconds
         self._heard(beat, sent)
         if audit:
-            self._next_audit = sent + self._audit_seconds * random.uniform(0.9, 1.0)
             self._vetted = None
-        due = self._lead(sent, audit)
+        due = self._lead(sorted(self._crew), sent, audit)
         ends = sent + beat.first_end_ms / 1000 + 0.005
         return max(0.0, min(sent + self._beat_seconds * random.uniform(0.95, 1.05), ends, due) - uptime())
 
     def _lose(self) -> None:
-        with self._changed:
-            self._joined = self._is_current = False
-            self._ownership.lose()
+        self._joined = False
+        super()._lose()
 
     def _send_beat(self, *, full: bool) -> Beat:
         with self._changed:
@@ -251,77 +184,28 @@ class RedisCoordinator(Coordinator):
         if beat.workers is not None:
             if beat.members != self._members:
                 self._changed_at = uptime()
-            self._crew = {}
-            for worker, record in beat.workers.items():
-                try:
-                    self._crew[worker] = read_record(worker, record)
-                except ValueError as error:
-                    self._complain(f"worker/{worker}", "A worker cannot be read and gets no slots: %s", error)
+            self._crew = read_crew(beat.workers, self._complain)
         if beat.plan is not None:
             self._number, self._basis = beat.number, beat.basis
             if beat.plan != self._raw or self._plan is None:
-                self._raw, self._plan = beat.plan, self._read(beat.plan)
+                raw = self._raw = beat.plan
+                self._plan = self._read_plan(lambda: Plan.decode(raw)) if raw else None
         self._members = beat.members
         if self._plan is not None and (beat.workers is not None or beat.plan is not None):
             self._plan_flaw = self._plan.flaw(self._crew)
         self._sent = sent
         self._tell()
 
-    def _read(self, raw: bytes) -> Plan | None:
-        if not raw:
-            return None
-        try:
-            self._last_plan = Plan.decode(raw)
-        except ValueError as error:
-            self._complain("plan", "The assignment cannot be read and is made anew: %s", error)
-            return None
-        return self._last_plan
-
-    def _tell(self) -> None:
-        """Let the worker own what the plan says, as far as it says anything, until its session ends."""
-        plan, worker = self._last_plan, self.worker
-        if self._mine is None or self._mine[0] is not plan or self._mine[1] is not worker:
-            self._mine = (plan, worker, plan.owned_by(worker))
-        shared: Owned = {topic.name: (range(topic.slots),) for topic in worker.topics if not topic.serial}
-        self._ownership.want(self._mine[2], shared, self._sent + self.session_seconds)
-        with self._changed:
-            self._is_current = not self._flaw() and self._announced is worker
-            self._changed.notify_all()
+    def _owned_until(self) -> float:
+        return self._sent + self.session_seconds
 
     # --- the assignment
 
     def _flaw(self) -> str:
-        """Return why there must be another assignment; empty: there need not."""
-        if self._plan is None:
-            return "there is no assignment"
-        if self._basis != self._members:
-            return "workers changed"
-        return "" if self._vetted == (self._members, self._number) else self._plan_flaw
-
-    def _lead(self, now: float, audit: bool) -> float:
-        """Assign if it is our turn to; return when it will be."""
-        never = float("inf")
-        if self.worker.id not in self._crew:
-            return never
-        rank = sorted(self._crew).index(self.worker.id)
-        flaw = self._flaw()
-        if not flaw:
-            self._stale_since = None
-            if audit and rank == 0:
-                self._assign("the audit")
-            return never
-        if self._stale_since is None:
-            self._stale_since = now
-        settled = min(self._changed_at + self._settle_seconds, self._stale_since + 3 * self._settle_seconds)
-        due = max(settled, self._stale_since) + rank * self.session_seconds
-        if now < due:
-            return due
-        self._stale_since = None
-        self._assign(flaw)
-        return never
+        is_vetted = self._vetted == (self._members, self._number)
+        return super()._flaw() or ("" if is_vetted else self._plan_flaw)
 
     def _assign(self, why: str) -> None:
-        """Recalculate, and write what is new if nobody else was first."""
         topics = served_topics(self._crew, self.broker.definitions())
         crew = [worker.capacity for worker in self._crew.values()]
         assignment = assign(topics, crew, self._last_plan.runs())
@@ -333,13 +217,7 @@ class RedisCoordinator(Coordinator):
             if number is None:
                 self._poked.set()
                 return
-            logger.info(
-                "Assigned %d topics to %d workers (%s)",
-                len(assignment),
-                len(crew),
-                why,
-                extra={"rmq_event": "assigned"},
-            )
+            self._log_assigned(len(assignment), why)
             self._number, self._basis, self._raw = number, self._members, text.encode()
             self._plan = self._last_plan = plan
         self._vetted = (self._members, self._number)

@@ -38,19 +38,16 @@ from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from django_rmq.coordination import (
-    Coordinator,
     Holding,
     Member,
-    Owned,
     Slots,
     Worker,
-    announced,
     assign,
 )
-from django_rmq.coordination.complaints import Complaints
-from django_rmq.coordination.ownership import Ownership, uptime
+from django_rmq.coordination.ownership import uptime
 from django_rmq.coordination.plan import Plan
-from django_rmq.coordination.records import read_record, served_topics, whose, write_record
+from django_rmq.coordination.records import served_topics, whose, write_record
+from django_rmq.coordination.shared import AUDIT_SECONDS, SETTLE_SECONDS, SharedCoordinator, read_crew
 from django_rmq.exceptions import (
     ConfigurationError,
     RmqError,
@@ -58,15 +55,8 @@ from django_rmq.exceptions import (
     ServerTrouble,
     ServerUnavailable,
 )
-from django_rmq.messages import Topic
 
 logger = logging.getLogger("django_rmq.coordination")
-
-AUDIT_SECONDS = 5.0
-"""After so long the first worker recalculates, whatever was said to have changed."""
-
-SETTLE_SECONDS = 0.2
-"""How long a changed membership must stand before it is assigned to: many workers come at once."""
 
 LONGEST_BEAT = 5.0
 """Between two looks, however long the session is."""
@@ -378,20 +368,7 @@ def unpack(data: bytes) -> tuple[str, Plan]:
     return members.decode(errors="replace"), Plan.decode(text)
 
 
-def read_crew(
-    records: Mapping[str, bytes], complain: Callable[[str, str, Exception], None]
-) -> dict[str, Worker]:
-    """Return the workers that can be read."""
-    crew = {}
-    for worker, record in records.items():
-        try:
-            crew[worker] = read_record(worker, record)
-        except ValueError as error:
-            complain(f"worker/{worker}", "A worker cannot be read and gets no slots: %s", error)
-    return crew
-
-
-class ZooKeeperCoordinator(Coordinator):
+class ZooKeeperCoordinator(SharedCoordinator):
     """See ``Coordinator``. Make it in the process that uses it.
 
     ``registered`` returns the registered definition of every topic; while it raises ``ServerTrouble`` those published in
@@ -412,49 +389,32 @@ class ZooKeeperCoordinator(Coordinator):
         audit_seconds: float = AUDIT_SECONDS,
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
+        super().__init__(
+            worker,
+            own,
+            disown,
+            session_seconds=ensemble.session_seconds,
+            audit_seconds=audit_seconds,
+            settle_seconds=settle_seconds,
+        )
         self.ensemble = ensemble
-        self.worker = worker
-        self.session_seconds = ensemble.session_seconds
         self._registered = registered
         self._token = token
         self._is_strict = is_strict
         self._beat_seconds = min(LONGEST_BEAT, ensemble.session_seconds / 3)
-        self._audit_seconds = audit_seconds
-        self._settle_seconds = settle_seconds
-        self._announced = worker
-        """What this worker shall be to the others; ``worker`` is what they have been told."""
         self._session: _Session | None = None
         self._pid = 0
-        self._members = ""
         self._ids: list[str] = []
         self._met = 0
         """On which of the session's connections the others were learned and are watched."""
-        self._crew: dict[str, Worker] = {}
         self._crew_of = ""
         """The membership of which ``_crew`` was read."""
         self._seen = (0, 0)
         """Which node, and which state of it, the assignment was read from."""
         self._version = -1
         """Of the assignment's node when it was read: a write is on condition that it is the same."""
-        self._basis = ""
-        self._plan: Plan | None = None
-        self._last_plan = Plan({})
-        """The last assignment that could be read: if it is gone, the next one moves as little as it can."""
         self._published: dict[str, bytes] | None = None
-        self._changed_at = 0.0
         self._rejoined_at = float("-inf")
-        self._stale_since: float | None = None
-        self._is_current = False
-        self._sent = float("-inf")
-        """When the last answered look was sent, by ``uptime``: our session runs from then at least."""
-        self._next_audit = 0.0
-        self._stop_seconds = 1.0
-        self._complain = Complaints()
-        self._stopped = threading.Event()
-        self._poked = threading.Event()
-        self._ownership = Ownership(own, disown)
-        self._changed = self._ownership.changed
-        self._thread = threading.Thread(target=self._run, name="rmq-coordinator", daemon=True)
 
     # --- what a worker asks of it
 
@@ -467,41 +427,14 @@ class ZooKeeperCoordinator(Coordinator):
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Disown everything and leave. Where ZooKeeper does not answer, the end of the session says the same later."""
+        """Disown everything and leave."""
         if self._pid != os.getpid():
             return  # never started, or inherited by a fork: the session is not ours to end
-        end = time.monotonic() + timeout
-        self._stop_seconds = timeout / 2
-        self._stopped.set()
-        self._poked.set()
-        self._ownership.end(timeout / 2)
-        if self._thread.ident is not None:
-            self._thread.join(max(0.0, end - time.monotonic()))
+        super().stop(timeout)
 
-    def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
-        """Tell the others what this worker is from now on."""
-        with self._changed:
-            self._announced = announced(self._announced, threads, topics)
-            self._is_current = False
-        self._poked.set()
-
-    def wait_settled(self, timeout: float) -> bool:
-        """Return whether all that is known here has been assigned and told, waiting for it if need be."""
-
-        def is_settled() -> bool:
-            session = self._session
-            if session is None or not session.is_connected:
-                return False
-            in_session = uptime() < self._sent + self.session_seconds
-            return in_session and self._is_current and self._ownership.is_settled()
-
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped.is_set() or is_settled(), timeout)
-            return not self._stopped.is_set() and is_settled()
-
-    def owned(self) -> Owned:
-        """Return what ``own`` was told and ``disown`` not yet."""
-        return self._ownership.owned()
+    def _is_in_session(self) -> bool:
+        session = self._session
+        return session is not None and session.is_connected and super()._is_in_session()
 
     def members(self) -> list[Member]:
         """Ask ZooKeeper for all workers. How much of a session is left it does not tell: the whole is said."""
@@ -513,37 +446,29 @@ class ZooKeeperCoordinator(Coordinator):
 
     # --- the thread that looks
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                wait = self._turn()
-            except ServerRefused as error:
-                self._give_up()
-                self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
-                wait = self.session_seconds
-            except ServerTrouble as error:
-                self._be_alone()
-                self._complain("zookeeper", "ZooKeeper is away (%s); trying again", error)
-                wait = RETRY_SECONDS if self._session is None else min(1.0, self._beat_seconds)
-            except ConfigurationError as error:
-                # What a person has to put right is tried again now and then: it may have been.
-                self._give_up()
-                self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
-                wait = self.session_seconds
-            except kazoo.NoNodeError:
-                logger.warning(
-                    "Nodes of ours in ZooKeeper are gone; joining anew", extra={"rmq_event": "expired"}
-                )
-                self._give_up()
-                wait = RETRY_SECONDS
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
-                self._complain("look", "A look at ZooKeeper failed: %s", error, exc_info=True)
-                wait = self._beat_seconds
-            if self._poked.wait(wait) and not self._stopped.is_set():
-                # Many changes that come at once are one, and not all workers ask in the same instant.
-                self._stopped.wait(random.uniform(0.03, 0.08))
-            self._poked.clear()
-        self._ownership.end(self._stop_seconds)
+    def _try_turn(self) -> float:
+        try:
+            return self._turn()
+        except (ServerRefused, ConfigurationError) as error:
+            # What a person has to put right is tried again now and then: it may have been.
+            self._give_up()
+            self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
+            return self.session_seconds
+        except ServerTrouble as error:
+            self._be_alone()
+            self._complain("zookeeper", "ZooKeeper is away (%s); trying again", error)
+            return RETRY_SECONDS if self._session is None else min(1.0, self._beat_seconds)
+        except kazoo.NoNodeError:
+            logger.warning(
+                "Nodes of ours in ZooKeeper are gone; joining anew", extra={"rmq_event": "expired"}
+            )
+            self._give_up()
+            return RETRY_SECONDS
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
+            self._complain("look", "A look at ZooKeeper failed: %s", error, exc_info=True)
+            return self._beat_seconds
+
+    def _leave(self) -> None:
         if self._session is not None:
             self._session.close(self._stop_seconds)
             logger.info("Left", extra={"rmq_event": "left"})
@@ -573,10 +498,7 @@ class ZooKeeperCoordinator(Coordinator):
             return 0.0
         self._sent = sent
         self._tell()
-        audit = sent >= self._next_audit
-        if audit:
-            self._next_audit = sent + self._audit_seconds * random.uniform(0.9, 1.0)
-        due = self._lead(session, sent, audit)
+        due = self._lead(self._ids, sent, self._starts_audit(sent), self._rejoined_at + REJOIN_SECONDS)
         next_look = min(sent + self._beat_seconds * random.uniform(0.9, 1.0), due)
         return max(0.0, min(next_look, self._next_audit) - uptime())
 
@@ -685,35 +607,27 @@ class ZooKeeperCoordinator(Coordinator):
         self._basis, self._plan = "", None
         if not data:
             return
-        try:
-            self._basis, self._plan = unpack(data)
-            self._last_plan = self._plan
-        except ValueError as error:
-            self._complain("plan", "The assignment cannot be read and is made anew: %s", error)
 
-    def _tell(self) -> None:
-        """Let the worker own what the plan says, as far as it says anything."""
-        worker = self.worker
-        shared: Owned = {topic.name: (range(topic.slots),) for topic in worker.topics if not topic.serial}
-        until = self._sent + (self.session_seconds if self._is_strict else NO_LIMIT)
-        self._ownership.want(self._last_plan.owned_by(worker), shared, until)
-        with self._changed:
-            self._is_current = not self._flaw() and self._announced is worker
-            self._changed.notify_all()
+        def decode() -> Plan:
+            self._basis, plan = unpack(data)
+            return plan
+
+        self._plan = self._read_plan(decode)
+
+    def _owned_until(self) -> float:
+        return self._sent + (self.session_seconds if self._is_strict else NO_LIMIT)
 
     def _be_alone(self) -> None:
         """ZooKeeper does not answer: nobody knows who owns what."""
+        if self._is_strict:
+            self._lose()
         with self._changed:
             self._is_current = False
-            if self._is_strict:
-                self._ownership.lose()
 
     def _give_up(self) -> None:
         """Lose the session and all that came of it."""
         self._drop()
-        with self._changed:
-            self._is_current = False
-            self._ownership.lose()
+        self._lose()
 
     def _drop(self) -> None:
         """Let go of the client, and of nothing else."""
@@ -729,37 +643,8 @@ class ZooKeeperCoordinator(Coordinator):
 
     # --- the assignment
 
-    def _flaw(self) -> str:
-        """Return why there must be another assignment; empty: there need not."""
-        if self._plan is None:
-            return "there is no assignment"
-        return "workers changed" if self._basis != self._members else ""
-
-    def _lead(self, session: _Session, now: float, audit: bool) -> float:
-        """Assign if it is our turn to; return when it will be."""
-        never = float("inf")
-        if self.worker.id not in self._ids:
-            return never
-        rank = self._ids.index(self.worker.id)
-        flaw = self._flaw()
-        if not flaw:
-            self._stale_since = None
-            if audit and rank == 0:
-                self._assign(session, "the audit")
-            return never
-        if self._stale_since is None:
-            self._stale_since = now
-        settled = min(self._changed_at + self._settle_seconds, self._stale_since + 3 * self._settle_seconds)
-        settled = max(settled, self._stale_since, self._rejoined_at + REJOIN_SECONDS)
-        due = settled + rank * self.session_seconds
-        if now < due:
-            return due
-        self._stale_since = None
-        self._assign(session, flaw)
-        return never
-
-    def _assign(self, session: _Session, why: str) -> None:
-        """Recalculate, and write what is new if nobody else was first."""
+    def _assign(self, why: str) -> None:
+        session = self._connected()
         if self._crew_of != self._members:
             self._crew = read_crew(session.records(self._ids), self._complain)
             self._crew_of = self._members
@@ -787,13 +672,7 @@ class ZooKeeperCoordinator(Coordinator):
         except (kazoo.BadVersionError, kazoo.NoNodeError):
             self._poked.set()
             return
-        logger.info(
-            "Assigned %d topics to %d workers (%s)",
-            len(assignment),
-            len(crew),
-            why,
-            extra={"rmq_event": "assigned"},
-        )
+        self._log_assigned(len(assignment), why)
         self._seen, self._version = (stat.czxid, stat.mzxid), stat.version
         self._basis, self._plan, self._last_plan = self._members, plan, plan
         self._tell()

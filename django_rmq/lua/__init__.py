@@ -3,7 +3,8 @@
 A file whose name begins with an underscore is a fragment; ``-- include: _name`` on a line of its own
 is replaced by its text, one level deep. Every other file is a script named like its ``Broker`` method.
 Those of this folder are the transitions of a slot; those in ``workers/`` are about workers and what is
-assigned to them, those in ``topics/`` about definitions; they are loaded as ``"workers/beat"``.
+assigned to them, those in ``topics/`` about definitions, those in ``limits/`` about what may be done how often, those in
+``answers/`` about requests that are done once; they are loaded as ``"workers/beat"``.
 """
 
 from __future__ import annotations

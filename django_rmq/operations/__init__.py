@@ -16,11 +16,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django_rmq import connections, sending
+from django_rmq import announcing, connections, events, sending
 from django_rmq.broker import Broker
 from django_rmq.conf import Config, get_config
 from django_rmq.exceptions import (
@@ -36,15 +37,17 @@ from django_rmq.messages import (
     Envelope,
     Looked,
     SendResult,
+    SendResults,
     Topic,
     TopicType,
     cut_error,
     encode_body,
     encode_envelope,
 )
-from django_rmq.operations import figures, health, sweeps
+from django_rmq.operations import figures, health, quotas, sweeps
 from django_rmq.operations.actors import Actor, Permission, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
+from django_rmq.operations.deliveries import Deliveries
 from django_rmq.operations.figures import Flow, SlotFigures, SlotsFigures, TopicFigures, WorkerFigures
 from django_rmq.operations.health import Health
 from django_rmq.operations.listing import (
@@ -65,6 +68,9 @@ MAX_IDS = 1_000
 
 LOOKED_THROUGH = 50_000
 """Entries of one score that are looked through for a member that an id names by its digest."""
+
+EVENTS_SECONDS = 0.5
+"""How long one look for events waits for the first."""
 
 _PURGED = ("store", "retry", "dead")
 _BOTH_LIVE = "in_flight_and_waiting"
@@ -191,6 +197,17 @@ class Operations:
             self.broker, self._topics(names), self.config.coordinator, limits, patience=patience
         )
 
+    def events(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield what happens from now on, see ``django_rmq.events``; empty lists while nothing does, to be asked again.
+
+        Ids hold what is stored, so it takes the right to see bodies. Raises ``OperationRefused`` where EVENTS is off,
+        and ``ServerTrouble`` when the connection is lost.
+        """
+        self.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
+        if not self.config.events:
+            raise OperationRefused('RMQ["EVENTS"] is off: nobody tells what happens')
+        return _heard(self.broker)
+
     # --- sending
 
     def send(self, name: str, body: Any, **options: Any) -> SendResult:
@@ -207,6 +224,38 @@ class Operations:
         outcomes = dict(results.counts())
         record(self.actor, "send", name, outcomes)
         return outcomes
+
+    def send_each(self, name: str, sends: Sequence[sending.Send]) -> SendResults:
+        """Send messages with options of their own at once, for a program; return what became of each.
+
+        As ``send_many``; it leaves no LogEntry.
+        """
+        self.actor.require(Permission.SEND)
+        results = sending.send_messages(name, list(sends), on_commit=False)
+        record(self.actor, "send", name, dict(results.counts()), entry=False)
+        return results
+
+    def spend_sends(self, sends: int, rate: tuple[int, float] | None) -> None:
+        """Charge the actor with so many sends of its ``rate``: so many in so many seconds; None: there is none.
+
+        Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
+        """
+        self.actor.require(Permission.SEND)
+        quotas.spend(self.broker, self.actor, sends, rate)
+
+    def once(self, key: str, content: Any) -> AbstractContextManager[quotas.Once]:
+        """Let a request that the actor names by ``key`` be done once; see ``quotas.once``."""
+        return quotas.once(self.broker, self.actor, key, content)
+
+    # --- consuming
+
+    def deliveries(self, name: str) -> Deliveries:
+        """Return the two phases of consuming a topic. Raises ``TopicMismatch`` as a worker would."""
+        self.actor.require(Permission.CONSUME)
+        declared = self.config.topic(name)
+        if self._given is None:
+            connections.agree(declared)
+        return Deliveries(self.actor, self._topic(name), self.broker)
 
     # --- acts on named messages
 
@@ -243,7 +292,7 @@ class Operations:
                 word = _instead(looked)
             else:
                 word = self._replay_edited(topic, identity.slot, member, looked, body)
-        record(self.actor, "replay edited", topic.name, {word: 1})
+        self._record("replay edited", topic.name, {word: 1})
         return Done({message_id: word})
 
     def delete(self, name: str, ids: Sequence[str], copy: str) -> Done:
@@ -491,10 +540,16 @@ class Operations:
                 found[one] = found[by_slot[identities[one].slot].get(member, one)]
         if error is not None and not set(found.values()) - {"gone"}:
             raise error
-        record(self.actor, act, topic.name, Counter(found.values()), f"{len(ids)} chosen")
+        self._record(act, topic.name, Counter(found.values()), f"{len(ids)} chosen")
         if error is not None:
             raise error
         return Done(found)
+
+    def _record(self, act: str, topic: str, outcomes: Mapping[str, int], note: str = "") -> None:
+        record(self.actor, act, topic, outcomes, note)
+        done = {word: outcomes[word] for word in ("replayed", "merged") if outcomes.get(word)}
+        if act.startswith("replay") and done:
+            announcing.replayed(topic, done, self.actor.name)
 
     def _say_where(
         self,
@@ -588,7 +643,7 @@ class Operations:
             finally:
                 if last is not None:
                     note = what if last.is_complete else f"{what}, not to the end"
-                    record(self.actor, act, topic.name, last.outcomes, note)
+                    self._record(act, topic.name, last.outcomes, note)
 
         return Run(recorded())
 
@@ -602,6 +657,16 @@ _DELETED = {
 }
 _BURIED = {"waiting": "buried", "retry": "buried", _BOTH_LIVE: "in_flight", "not_found": "gone"}
 _RESCHEDULED = {"waiting": "rescheduled", "retry": "rescheduled", "not_found": "gone"}
+
+
+def _heard(broker: Broker) -> Iterator[list[dict[str, Any]]]:
+    subscription = broker.events()
+    try:
+        while True:
+            payloads = subscription.get(EVENTS_SECONDS)
+            yield [event for payload in payloads for event in events.read(payload)]
+    finally:
+        subscription.close()
 
 
 def _renamed(progress: Progress, outcomes: Mapping[str, str]) -> Progress:
@@ -641,6 +706,7 @@ __all__ = [
     "STATES",
     "Actor",
     "Copy",
+    "Deliveries",
     "Done",
     "Filter",
     "Flow",

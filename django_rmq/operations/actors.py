@@ -30,6 +30,7 @@ class Permission(StrEnum):
     VIEW = "view_topic"
     VIEW_BODIES = "view_bodies"
     SEND = "send_messages"
+    CONSUME = "consume_messages"
     REPLAY = "replay_messages"
     EDIT = "edit_messages"
     DELETE = "delete_messages"
@@ -71,10 +72,13 @@ class Actor:
                 raise NotPermitted(f"{self.name} lacks the permission {permission.full_name}")
 
 
-def record(actor: Actor, act: str, topic: str, outcomes: Mapping[str, int], note: str = "") -> None:
+def record(
+    actor: Actor, act: str, topic: str, outcomes: Mapping[str, int], note: str = "", *, entry: bool = True
+) -> None:
     """Write down that ``actor`` did ``act`` to ``topic``, and what came of it.
 
-    What has been done cannot be undone by a database that is away: its error is logged, not raised.
+    ``entry`` False: without a LogEntry, for what programs do many times a second. What has been done cannot be undone
+    by a database that is away: its error is logged, not raised.
     """
     told = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
     what = " ".join(part for part in (act, f"({note})" if note else "") if part)
@@ -94,7 +98,7 @@ def record(actor: Actor, act: str, topic: str, outcomes: Mapping[str, int], note
             "rmq_outcomes": dict(outcomes),
         },
     )
-    if actor.user is None or not actor.user.pk or not apps.is_installed("django.contrib.admin"):
+    if not entry or actor.user is None or not actor.user.pk or not apps.is_installed("django.contrib.admin"):
         return
     try:
         _log_entry(actor, topic, sentence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from django_rmq.cluster import Cluster, ClusterBroker
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import Topic, TopicType
 from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace
-from tests.contract.slots import START_MS, Drift, Slot, drift
+from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisCluster
 from tests.workers import cluster_of
 
@@ -70,3 +71,23 @@ def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Callabl
         assert set(slot.hash("failures")) <= alive | set(slot.zset("claim"))
         assert set(slot.hash("body")) <= alive
         assert set(slot.hash("claim_body")) <= set(slot.zset("claim"))
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            {"type": kind, "identity": identity, "serial": serial}, id=f"{kind.value}-{identity}-{gate}"
+        )
+        for kind, identity, (serial, gate) in product(
+            TYPES, ["body", "key"], [(True, "serial"), (False, "shared")]
+        )
+    ]
+)
+def make(request: pytest.FixtureRequest, make_slot: Callable[..., Slot]) -> Callable[..., Slot]:
+    """Make slots of one of the twelve kinds of topics."""
+    return lambda **options: make_slot(**{**request.param, "backoff": CONSTANT, **options})
+
+
+@pytest.fixture
+def slot(make: Callable[..., Slot]) -> Slot:
+    return make()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 
@@ -19,26 +18,6 @@ NEW = {TopicType.RANGE_MERGE: 250, TopicType.PRIORITY: 300, TopicType.FIXED_TIME
 
 states = pytest.mark.parametrize("state", ["-", "W", "w", "T", "F", "FW", "C", "CW"])
 claimed = pytest.mark.parametrize("state", ["C", "CW"])
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(
-            {"type": kind, "identity": identity, "serial": serial}, id=f"{kind.value}-{identity}-{gate}"
-        )
-        for kind, identity, (serial, gate) in product(
-            TYPES, ["body", "key"], [(True, "serial"), (False, "shared")]
-        )
-    ]
-)
-def make(request: pytest.FixtureRequest, make_slot: MakeSlot) -> MakeSlot:
-    """Make slots of one of the twelve kinds of topics."""
-    return lambda **options: make_slot(**{**request.param, "backoff": CONSTANT, **options})
-
-
-@pytest.fixture
-def slot(make: MakeSlot) -> Slot:
-    return make()
 
 
 def bring(slot: Slot, state: str) -> int:

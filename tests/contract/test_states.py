@@ -7,12 +7,11 @@ F in flight, FW in flight and one more waiting; D dead, which goes along with an
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 
 from django_rmq.messages import TopicType
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
+from tests.contract.slots import NO_BACKOFF, Slot
 
 MakeSlot = Callable[..., Slot]
 A = b"a"
@@ -21,26 +20,6 @@ NEW = {TopicType.RANGE_MERGE: 250, TopicType.PRIORITY: 300, TopicType.FIXED_TIME
 states = pytest.mark.parametrize("state", ["-", "W", "w", "T", "F", "FW"])
 not_in_flight = pytest.mark.parametrize("state", ["-", "W", "w", "T"])
 in_flight = pytest.mark.parametrize("state", ["F", "FW"])
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(
-            {"type": kind, "identity": identity, "serial": serial}, id=f"{kind.value}-{identity}-{gate}"
-        )
-        for kind, identity, (serial, gate) in product(
-            TYPES, ["body", "key"], [(True, "serial"), (False, "shared")]
-        )
-    ]
-)
-def make(request: pytest.FixtureRequest, make_slot: MakeSlot) -> MakeSlot:
-    """Make slots of one of the twelve kinds of topics."""
-    return lambda **options: make_slot(**{**request.param, "backoff": CONSTANT, **options})
-
-
-@pytest.fixture
-def slot(make: MakeSlot) -> Slot:
-    return make()
 
 
 def bring(slot: Slot, state: str) -> int:

@@ -38,16 +38,6 @@ FIXED = Topic("orders", TopicType.FIXED_TIME, slots=4)
 AT_ONCE = BackOff(0, 0)
 
 
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "memory":
-        yield InMemoryBroker("m:")
-        return
-    client = client_of(request.getfixturevalue("redis_url"))
-    yield Broker(client, request.getfixturevalue("prefix"))
-    client.close()
-
-
 @pytest.fixture
 def redis_broker(redis_url: str, prefix: str) -> Iterator[Broker]:
     client = client_of(redis_url)

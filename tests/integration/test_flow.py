@@ -5,30 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from django_rmq.broker import Broker
 from django_rmq.consumer.lanes import Lanes
-from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import BackOff, Message, Topic, TopicType
-from tests.workers import Heard, Worker, client_of, eventually, live, send, total
+from tests.workers import Heard, Worker, eventually, live, send, total
 
 SLOW = Topic("slow", TopicType.RANGE_MERGE, slots=64, time_range_ms=0, flow="auto", backoff=BackOff(0, 0))
 FREE = Topic("free", TopicType.RANGE_MERGE, slots=64, time_range_ms=0)
-
-
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "memory":
-        yield InMemoryBroker("m:")
-        return
-    client = client_of(request.getfixturevalue("redis_url"))
-    yield Broker(client, request.getfixturevalue("prefix"))
-    client.close()
 
 
 class Bottleneck:

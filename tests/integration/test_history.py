@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -30,16 +29,6 @@ START_MS = 1_800_000_000_000
 @pytest.fixture
 def clock() -> Clock:
     return Clock(START_MS)
-
-
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Any]:
-    if request.param == "memory":
-        yield InMemoryBroker("m:", clock)
-        return
-    client = client_of(request.getfixturevalue("redis_url"))
-    yield Broker(client, request.getfixturevalue("prefix"), clock)
-    client.close()
 
 
 class Sampler:

@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -24,16 +23,6 @@ from django_rmq.messages import Message, Topic, TopicType
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=2)
-
-
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "memory":
-        yield InMemoryBroker("m:")
-        return
-    client = client_of(request.getfixturevalue("redis_url"))
-    yield Broker(client, request.getfixturevalue("prefix"))
-    client.close()
 
 
 def ask(broker: Any, topic: Topic, worker: str, **options: int) -> Any:

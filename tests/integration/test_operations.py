@@ -728,6 +728,11 @@ def get_what_is_not_there(operations: Operations) -> None:
         operations.get("timed", "0.YQ")
 
 
+def begin_to_watch(operations: Operations) -> None:
+    with override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "EVENTS": True}):
+        operations.events()
+
+
 ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "overview": ({Permission.VIEW}, lambda o: o.overview()),
     "topic": ({Permission.VIEW}, lambda o: o.topic("timed")),
@@ -759,6 +764,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "delete_all": ({Permission.DELETE}, lambda o: o.delete_all("timed", "store").result()),
     "bury_all": ({Permission.DELETE}, lambda o: o.bury_all("timed", "store").result()),
     "purge": ({Permission.PURGE}, lambda o: o.purge("timed", "dead").result()),
+    "events": ({Permission.VIEW, Permission.VIEW_BODIES}, begin_to_watch),
     "pause": ({Permission.PAUSE}, lambda o: o.pause("timed").result()),
     "resume": ({Permission.PAUSE}, lambda o: o.resume("timed").result()),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from django_rmq.broker import Broker
 from django_rmq.consumer.duties import Duties, trim_dead
-from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.memory import Clock
 from django_rmq.messages import Failure, Topic, TopicType
 from tests.workers import LONG, audit, client_of, eventually
 
@@ -20,16 +19,6 @@ TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0, dead_re
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Any]:
-    if request.param == "memory":
-        yield InMemoryBroker("m:", clock)
-        return
-    client = client_of(request.getfixturevalue("redis_url"))
-    yield Broker(client, request.getfixturevalue("prefix"), clock)
-    client.close()
 
 
 def bury(broker: Any, topic: Topic, slot: int, count: int, name: str = "m") -> None:

@@ -177,28 +177,8 @@ def losses(party: Party) -> list[Counter[str]]:
 # --- coming and going
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_workers_share_out_all_slots(party: Party, count: int) -> None:
-    for threads in range(1, count + 1):
-        party.add(threads=threads)
-    party.wait_until_shared_out()
-    for member in party.live():
-        assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
-        assert {slot for topic, slot in member.slots if topic == "shared"} == set(range(4))
-        owned = member.coordinator.owned()
-        assert {(topic, slot) for topic, parts in owned.items() for part in parts for slot in part} == (
-            member.slots
-        )
-
-
-def test_when_a_worker_leaves_the_others_take_over_at_once_and_keep_what_they_have(party: Party) -> None:
-    first, second, third = (party.add() for _ in range(3))
-    party.wait_until_shared_out()
-    forget_losses(party)
-    second.leave()
-    assert second.slots == set()
-    party.wait_until_shared_out(1.0 * PATIENCE)
-    assert [first.lost, third.lost] == [Counter(), Counter()]
+class TestSharing(parties.Sharing):
+    """Workers that meet in ZooKeeper."""
 
 
 def test_when_a_worker_joins_the_others_give_only_what_it_gets(party: Party) -> None:
@@ -236,7 +216,7 @@ def test_the_worker_that_assigns_can_die_as_well(party: Party) -> None:
 def test_if_the_first_worker_does_not_assign_the_next_one_does(party: Party) -> None:
     first = party.add(identity="0" * 32)
     party.wait_until_shared_out()
-    first.coordinator._assign = lambda session, why: None
+    first.coordinator._assign = lambda why: None
     party.add()
     party.wait_until_shared_out()
 
@@ -260,28 +240,6 @@ def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
     owners = {slot: holding.worker for holding in holdings for slot in range(holding.start, holding.stop)}
     for member in party.live():
         assert {slot for slot, owner in owners.items() if owner == member.id} == member.serial()
-
-
-def test_more_threads_get_more_slots_and_a_topic_that_is_served_no_more_goes_to_others(party: Party) -> None:
-    first, second = party.add(identity="1" * 32), party.add(identity="0" * 32)
-    party.wait_until_shared_out()
-    first.coordinator.announce(threads=12)
-    party.wait_for(lambda: len(first.serial()) == 48, TAKE_OVER * PATIENCE, "three quarters for the first")
-    assert first.coordinator.wait_settled(TAKE_OVER * PATIENCE)
-    first.coordinator.announce(topics=[SHARED])
-    party.wait_for(
-        lambda: not first.serial() and len(second.serial()) == 64, TAKE_OVER * PATIENCE, "all for the second"
-    )
-    assert ("shared", 3) in first.slots
-
-
-def test_workers_of_different_topics_get_their_own_only(party: Party) -> None:
-    other = Topic("other", TopicType.PRIORITY, slots=8)
-    first, second = party.add([SERIAL]), party.add([other])
-    party.wait_for(
-        lambda: len(first.slots) == 64 and len(second.slots) == 8, TAKE_OVER * PATIENCE, "each its own topic"
-    )
-    assert {topic for topic, _ in second.slots} == {"other"}
 
 
 # --- ids and sessions

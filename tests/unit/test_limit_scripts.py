@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,22 +9,16 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq import lua
-from django_rmq.broker import Broker, Call
+from django_rmq.broker import Broker
 from django_rmq.keys import limits_key
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import Topic, TopicType
+from tests.unit import outside_slots
 from tests.unit import test_lua as rules
+from tests.unit.outside_slots import Recorder
 
 SOURCE = rules.Source("limits/allow")
 TOPIC = Topic("topic", TopicType.RANGE_MERGE, slots=1, timeout=3)
-
-
-class Recorder(Broker):
-    """Answers with the call that would be made."""
-
-    def _run(self, call: Call) -> Any:
-        return call
 
 
 def test_a_call_hands_over_what_the_header_declares() -> None:
@@ -40,30 +33,13 @@ def test_a_call_hands_over_what_the_header_declares() -> None:
 
 
 def test_header_bindings_and_code_keep_to_the_rules() -> None:
-    rules.test_a_header_begins_with_one_sentence_and_says_what_is_returned(SOURCE)
-    rules.test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(SOURCE)
-    rules.test_keys_and_fixed_arguments_are_read_in_bindings_only(SOURCE)
-    rules.test_the_types_that_a_header_names_are_looked_at_before_anything_else(SOURCE)
-    for table in ("KEYS", "ARGV"):
-        rules.test_what_a_header_declares_is_numbered_from_one_without_gaps(SOURCE, table)
-    commands = re.findall(r"redis\.p?call\('([A-Z]+)'", SOURCE.code)
-    assert len(commands) == len(re.findall(r"redis\.p?call", SOURCE.code))
-    assert set(commands) <= rules.READS | rules.WRITES | {"PEXPIRE"}
+    outside_slots.check_header(SOURCE)
+    commands = outside_slots.check_code(SOURCE, also=frozenset({"PEXPIRE"}))
     assert next(command for command in commands if command in rules.WRITES) == "HDEL"
-    assert "tostring" not in SOURCE.code
-    assert list(rules.joined(SOURCE.code)) == []
-    assert not re.search(r"\bwhile\b|\brepeat\b|math\.random", SOURCE.code)
-    assert max(map(len, SOURCE.text.split("\n"))) <= 130
 
 
 def test_it_reads_no_unknown_global_and_has_the_sha_that_redis_computes(redis_client: redis.Redis) -> None:
-    script = lua.load("limits/allow")
-    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, script.text)
-    assert isinstance(dump, bytes)
-    chunk = rules.Bytecode(dump)
-    assert chunk.read <= rules.KNOWN_GLOBALS | {"table"}
-    assert chunk.written == set()
-    assert redis_client.script_load(script.text).encode() == script.sha
+    outside_slots.check_bytecode(SOURCE, redis_client, frozenset({"table"}))
 
 
 asks = st.tuples(

@@ -10,21 +10,16 @@ import pytest
 import redis
 
 from django_rmq import lua
-from django_rmq.broker import Broker, Call
+from django_rmq.broker import Call
 from django_rmq.keys import WorkerKeys, worker_keys
+from tests.unit import outside_slots
 from tests.unit import test_lua as rules
+from tests.unit.outside_slots import Recorder
 
 FOLDER = Path(lua.__file__).parent / "workers"
 NAMES = sorted(f"workers/{path.stem}" for path in FOLDER.glob("*.lua"))
 SCRIPTS = {name: rules.Source(name) for name in NAMES}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)
-
-
-class Recorder(Broker):
-    """Answers with the call that would be made."""
-
-    def _run(self, call: Call) -> Any:
-        return call
 
 
 def calls_of_every_script() -> dict[str, Call]:
@@ -63,26 +58,13 @@ def test_all_keys_lie_on_one_node_of_a_cluster() -> None:
 
 @each_script
 def test_header_and_bindings_keep_to_the_rules(source: rules.Source) -> None:
-    rules.test_a_header_begins_with_one_sentence_and_says_what_is_returned(source)
-    rules.test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(source)
-    rules.test_keys_and_fixed_arguments_are_read_in_bindings_only(source)
-    rules.test_the_types_that_a_header_names_are_looked_at_before_anything_else(source)
-    for table in ("KEYS", "ARGV"):
-        rules.test_what_a_header_declares_is_numbered_from_one_without_gaps(source, table)
+    outside_slots.check_header(source)
 
 
 @each_script
 def test_code_keeps_to_the_rules(source: rules.Source) -> None:
-    code = source.code
-    commands = re.findall(r"redis\.p?call\('([A-Z]+)'", code)
-    assert len(commands) == len(re.findall(r"redis\.p?call", code))
-    assert set(commands) <= rules.READS | rules.WRITES
+    commands = outside_slots.check_code(source)
     assert (set(commands) & rules.WRITES == set()) == (source.name == "workers/roster")
-    assert "tostring" not in code
-    assert "cjson" not in code
-    assert list(rules.joined(code)) == []
-    assert not re.search(r"\bwhile\b|\brepeat\b|\bgoto\b|math\.random|\bos\.|\bio\.", code)
-    assert max(map(len, source.text.split("\n"))) <= 130
 
 
 @each_script
@@ -98,10 +80,4 @@ def test_a_script_that_writes_begins_with_a_removal(source: rules.Source) -> Non
 def test_a_script_reads_no_unknown_global_and_has_the_sha_that_redis_computes(
     source: rules.Source, redis_client: redis.Redis
 ) -> None:
-    script = lua.load(source.name)
-    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, script.text)
-    assert isinstance(dump, bytes)
-    chunk = rules.Bytecode(dump)
-    assert chunk.read <= rules.KNOWN_GLOBALS
-    assert chunk.written == set()
-    assert redis_client.script_load(script.text).encode() == script.sha
+    outside_slots.check_bytecode(source, redis_client)

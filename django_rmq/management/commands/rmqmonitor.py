@@ -1,15 +1,17 @@
-"""``manage.py rmqmonitor``: the figures of all topics, live, as a table that stays in its place."""
+"""``manage.py rmqmonitor``: the figures of all topics, live, as a table that stays in its place; or each event, a line each."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from argparse import ArgumentParser
+from datetime import UTC, datetime
 from typing import Any
 
 from django_rmq.exceptions import ServerTrouble
 from django_rmq.management import RmqCommand, at_least, shown
-from django_rmq.management.commands.rmqstats import COLUMNS, cells_of, lines_of, remarks_of
+from django_rmq.management.commands.rmqstats import COLUMNS, cells_of, lines_of, remarks_of, row_of
 from django_rmq.operations import Flow, TopicFigures
 
 Rates = dict[str, dict[str, float]]
@@ -21,7 +23,8 @@ class Command(RmqCommand):
     help = (
         "Watch all topics live: depths, the oldest due message, workers, and what is sent, done and failed per "
         "second. Needs the extra cli (rich) for a table that stays in its place; without it, and into a file, a new "
-        "table is printed each time. Ctrl-C ends it."
+        "table is printed each time. --events prints what happens to messages instead, as processes tell it where EVENTS "
+        "is on. Ctrl-C ends it."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -33,16 +36,22 @@ class Command(RmqCommand):
             metavar="SECONDS",
             help="between two looks (default: 1)",
         )
-        parser.add_argument("--count", type=at_least(1), metavar="N", help="end after so many looks")
+        parser.add_argument(
+            "--count", type=at_least(1), metavar="N", help="end after so many looks, or events"
+        )
+        parser.add_argument("--events", action="store_true", help="print each event instead of figures")
+        parser.add_argument("--json", action="store_true", help="print JSON, one line for each look or event")
 
     def handle(self, *args: Any, **options: Any) -> None:
         names = [topic.name for topic in self.topics(options["topics"])]
         self._before: Flow | None = None
         try:
-            if sys.stdout.isatty() and _has_rich():
+            if options["events"]:
+                self._events(set(names) if options["topics"] else None, options)
+            elif sys.stdout.isatty() and _has_rich() and not options["json"]:
                 self._live(names, options["interval"], options["count"])
             else:
-                self._plain(names, options["interval"], options["count"])
+                self._plain(names, options)
         except KeyboardInterrupt:
             pass
 
@@ -53,17 +62,34 @@ class Command(RmqCommand):
         self._before = flow
         return operations.overview(names), rates
 
-    def _plain(self, names: list[str], interval: float, count: int | None) -> None:
+    def _plain(self, names: list[str], options: dict[str, Any]) -> None:
+        count = options["count"]
         while True:
             figures, rates = self._look(names)
-            for line in lines_of(figures, rates):
-                self.stdout.write(line)
-            self.stdout.write("")
+            if options["json"]:
+                rows = [row_of(one, rates.get(one.topic.name)) for one in figures]
+                self.stdout.write(json.dumps(rows))
+            else:
+                for line in lines_of(figures, rates):
+                    self.stdout.write(line)
+                self.stdout.write("")
             self.stdout.flush()
             count = None if count is None else count - 1
             if count == 0:
                 return
-            time.sleep(interval)
+            time.sleep(options["interval"])
+
+    def _events(self, topics: set[str] | None, options: dict[str, Any]) -> None:
+        left = options["count"]
+        for events in self.operations().events():
+            for event in events:
+                if topics is not None and event.get("topic") not in {*topics, ""}:
+                    continue
+                self.stdout.write(json.dumps(event) if options["json"] else _event_line(event))
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+            self.stdout.flush()
 
     def _live(self, names: list[str], interval: float, count: int | None) -> None:
         from rich.live import Live
@@ -80,6 +106,18 @@ class Command(RmqCommand):
                 if count == 0:
                     return
                 time.sleep(interval)
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    """Return an event as one line for people: when, where, what, how many, of which messages, and why."""
+    at = datetime.fromtimestamp(event.get("at", 0) / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]
+    who = f"{event.get('host', '?')}/{event.get('pid', '?')}"
+    ids = [str(one)[:60] for one in event.get("ids", ())]
+    rest = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+    why = "".join(f": {error}" for error in event.get("errors", ())[:1])
+    by = f" by {event['actor']}" if "actor" in event else ""
+    told = f"{event['event']} {event.get('count', '')}{by} {' '.join(ids[:3])}{rest}{why}"
+    return shown(f"{at} {who} {event.get('topic') or '-'} {told}")
 
 
 def _has_rich() -> bool:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
-from collections.abc import Callable
+from argparse import Action, ArgumentParser, BooleanOptionalAction
 from typing import Any
 
 from django.conf import settings
@@ -21,26 +20,13 @@ from django.core.management.base import CommandError
 from django_rmq import connections, consuming
 from django_rmq.conf import get_config
 from django_rmq.consumer.supervisor import RECYCLE
-from django_rmq.management import RmqCommand
+from django_rmq.management import RmqCommand, at_least
 from django_rmq.messages import Topic
 
 _LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
 
 ENVIRONMENT = "RMQ_CONSUMER_"
 """Every flag may come from an environment variable too: RMQ_CONSUMER_MAX_MESSAGES for --max-messages."""
-
-
-def _at_least(low: float, kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise ArgumentTypeError(f"{text!r} is not a number") from None
-        if not value >= low:
-            raise ArgumentTypeError(f"must be at least {low:g}, got {text}")
-        return value
-
-    return parse
 
 
 def _from_environment(parser: ArgumentParser, action: Action) -> None:
@@ -73,7 +59,7 @@ class Command(RmqCommand):
         def add(*names: str, **options: Any) -> None:
             _from_environment(parser, parser.add_argument(*names, **options))
 
-        whole, seconds = _at_least(1, int), _at_least(0, float)
+        whole, seconds = at_least(1, int), at_least(0, float)
         add("topics", nargs="*", metavar="topic", help="only these topics")
         add("--exclude", action="append", default=[], metavar="TOPIC", help="not this topic")
         add("-p", "--processes", type=whole, metavar="N", help="worker processes")

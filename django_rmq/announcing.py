@@ -1,0 +1,210 @@
+"""Announcing: what happens to messages, told to Django's signals and to the event stream. Where nobody listens it costs nothing.
+
+What a worker's thread begins is told in that thread; what Redis has confirmed is told in a thread of its own, so that
+no receiver holds the worker up. Whoever announces never fails by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.db import close_old_connections
+from django.db import connections as databases
+from django.dispatch import Signal
+
+from django_rmq import connections, signals
+from django_rmq.events import EventStream
+from django_rmq.messages import Failure, Message, SendResult, Topic
+
+logger = logging.getLogger("django_rmq.events")
+
+WAITING = 20_000
+"""Messages whose end may wait to be told in a worker; what more ends meanwhile is not told."""
+
+COMPLAIN_SECONDS = 10.0
+
+
+def _send(signal: Signal, **what: Any) -> None:
+    if not signal.has_listeners(Topic):
+        return
+    try:
+        signal.send_robust(sender=Topic, **what)
+    except BaseException:
+        # SystemExit of a receiver would be taken for the listener's own.
+        logger.exception("A receiver of a signal failed")
+
+
+def _stream() -> EventStream | None:
+    try:
+        return connections.events()
+    except Exception:
+        logger.exception("There is no stream of events")
+        return None
+
+
+# --- sending
+
+
+def are_sends_watched() -> bool:
+    """Return whether anybody wants to know what was sent."""
+    return (
+        signals.message_sent.has_listeners(Topic)
+        or signals.message_merged.has_listeners(Topic)
+        or _stream() is not None
+    )
+
+
+def sent(topic: str, results: Sequence[SendResult]) -> None:
+    """Tell what became of sends that Redis has answered."""
+    if not are_sends_watched():
+        return
+    arrived = [result for result in results if result.ok]
+    merged = [result for result in arrived if result.status in ("merged", "replaced")]
+    for event, signal, some in (
+        ("sent", signals.message_sent, arrived),
+        ("merged", signals.message_merged, merged),
+    ):
+        if some:
+            _send(signal, topic=topic, results=some)
+            _note(event, topic, some)
+
+
+def send_failed(topic: str, results: Sequence[SendResult], error: Exception) -> None:
+    """Tell of sends that a commit could not bring to Redis."""
+    _send(signals.send_failed, topic=topic, results=results, error=error)
+    _note("send_failed", topic, results)
+
+
+# --- consuming
+
+
+def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what a worker calls in the place of ``function``, a listener of ``topic``: it tells that messages are begun."""
+    if not signals.message_started.has_listeners(Topic) and _stream() is None:
+        return function
+
+    def announced(argument: Any) -> Any:
+        messages = argument if isinstance(argument, list) else [argument]
+        _send(signals.message_started, topic=topic.name, messages=messages)
+        _note("started", topic.name, messages)
+        return function(argument)
+
+    return announced
+
+
+def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
+    """Tell of deliveries of one topic whose end Redis has confirmed."""
+    if committed:
+        topic = committed[0].topic.name
+        _send(signals.message_committed, topic=topic, messages=committed)
+        _note("committed", topic, committed)
+    dead = [
+        (message, failure)
+        for message, failure in failed
+        if failure.kind == "rejected" or message.retries_left <= 0
+    ]
+    for event, signal, some in (
+        ("failed", signals.message_failed, failed),
+        ("dead", signals.message_dead, dead),
+    ):
+        if some:
+            topic = some[0][0].topic.name
+            _send(signal, topic=topic, failures=some)
+            errors = [failure.error.partition("\n")[0][:200] for _, failure in some]
+            _note(event, topic, [message for message, _ in some], errors=errors)
+
+
+class Reporter:
+    """A worker's ``Watcher``: tells what has ended, from a thread of its own, until ``stop``."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]]]] = deque()
+        self._waiting = 0
+        self._left_out = 0
+        self._complained_at = float("-inf")
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+
+    def wants(self) -> bool:
+        """Return whether anybody wants to know what ends."""
+        return (
+            signals.message_committed.has_listeners(Topic)
+            or signals.message_failed.has_listeners(Topic)
+            or signals.message_dead.has_listeners(Topic)
+            or _stream() is not None
+        )
+
+    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
+        """Let it be told soon; if too much waits already, never."""
+        weight = len(committed) + len(failed)
+        with self._changed:
+            if self._waiting and self._waiting + weight > WAITING:
+                self._left_out += weight
+                self._complain()
+                return
+            self._waiting += weight
+            self._ended.append((committed, failed))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rmq-reporter", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self, seconds: float) -> None:
+        """Tell what is left, within so many seconds, and end."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ended or self._is_stopped)
+                    if not self._ended:
+                        return
+                    committed, failed = self._ended.popleft()
+                    self._waiting -= len(committed) + len(failed)
+                try:
+                    close_old_connections()
+                    ended(committed, failed)
+                    close_old_connections()
+                except Exception:
+                    logger.exception("What has ended could not be told")
+        finally:
+            databases.close_all()
+
+    def _complain(self) -> None:
+        now = time.monotonic()
+        if now - self._complained_at >= COMPLAIN_SECONDS:
+            self._complained_at = now
+            logger.warning(
+                "Receivers of signals are too slow: the end of %d messages is not told", self._left_out
+            )
+            self._left_out = 0
+
+
+# --- persons
+
+
+def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
+    """Tell that somebody has replayed dead messages."""
+    _send(signals.message_replayed, topic=topic, outcomes=dict(outcomes), actor=actor)
+    _note("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
+
+
+def _note(event: str, topic: str, messages: Sequence[Message | SendResult] = (), **more: Any) -> None:
+    stream = _stream()
+    if stream is not None:
+        stream.note(event, topic, [_place(message) for message in messages], **more)
+
+
+def _place(message: Message | SendResult) -> tuple[int, bytes]:
+    return message.slot, message.delivery.member if isinstance(message, Message) else message.member

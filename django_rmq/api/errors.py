@@ -1,0 +1,155 @@
+"""What goes wrong, as a status and a code that stay the same; the text may change.
+
+    {"code": "message_gone", "detail": "topic orders has no message 3.IjEi (any more)"}
+
+Only the views of this package use it: a project's own EXCEPTION_HANDLER is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, NamedTuple
+
+from django.core.exceptions import RequestDataTooBig
+from django.db import connections as databases
+from django.http import Http404, UnreadablePostError
+from rest_framework import exceptions as rest
+from rest_framework.response import Response
+
+from django_rmq.exceptions import (
+    ConfigurationError,
+    InvalidMessage,
+    InvalidRequest,
+    MessageGone,
+    MessageTooLarge,
+    NotPermitted,
+    OperationRefused,
+    RmqError,
+    ServerFull,
+    ServerTrouble,
+    SlotMoved,
+    TooManySends,
+    TopicFull,
+    UnknownTopic,
+    WrongType,
+)
+from django_rmq.operations.quotas import OtherContent, RequestRunning
+
+logger = logging.getLogger("django_rmq.api")
+
+
+class Answer(NamedTuple):
+    """How an error is answered."""
+
+    status: int
+    code: str
+    retry_seconds: int | None = None
+    """What Retry-After says."""
+
+
+ANSWERS: dict[type[Exception], Answer] = {
+    OtherContent: Answer(422, "idempotency_key_reused"),
+    RequestRunning: Answer(409, "request_running", 1),
+    UnknownTopic: Answer(404, "topic_not_found"),
+    MessageGone: Answer(404, "message_gone"),
+    MessageTooLarge: Answer(413, "message_too_large"),
+    InvalidMessage: Answer(400, "invalid_message"),
+    InvalidRequest: Answer(400, "invalid_request"),
+    OperationRefused: Answer(409, "refused"),
+    WrongType: Answer(409, "wrong_type"),
+    SlotMoved: Answer(409, "slot_moved", 1),
+    NotPermitted: Answer(403, "permission_denied"),
+    TooManySends: Answer(429, "too_many_sends"),
+    TopicFull: Answer(507, "topic_full", 30),
+    ServerFull: Answer(507, "redis_full", 30),
+    ServerTrouble: Answer(503, "redis_unavailable", 2),
+    ConfigurationError: Answer(503, "misconfigured", 30),
+}
+"""The first class that an error is an instance of says how it is answered."""
+
+
+class BodyTooLarge(rest.APIException):
+    """The request has more bytes than ``RMQ["API"]["MAX_BYTES"]``."""
+
+    status_code = 413
+    default_code = "body_too_large"
+
+
+class Invalid(rest.ParseError):
+    """A request whose parts do not go together."""
+
+    default_code = "invalid_request"
+
+
+class NotFound(rest.NotFound):
+    """A topic that is not there, or that this user must not know of."""
+
+    default_code = "topic_not_found"
+
+
+class Conflict(rest.APIException):
+    """An act that met a message in another state than it is for; ``outcome`` says which."""
+
+    status_code = 409
+    default_code = "conflict"
+
+    def __init__(self, detail: str, outcome: str) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+
+
+def answer(error: Exception, context: dict[str, Any]) -> Response | None:
+    """Return the response to ``error``; None: it is a mistake of ours, and nobody is told otherwise."""
+    if isinstance(error, rest.APIException):
+        return _of_framework(error)
+    if isinstance(error, Http404):
+        return _of_framework(rest.NotFound())
+    if isinstance(error, UnreadablePostError):
+        return _of_framework(rest.ParseError("The body did not arrive."))
+    if isinstance(error, RequestDataTooBig):
+        return _of_framework(BodyTooLarge(str(error)))
+    if not isinstance(error, RmqError):
+        return None
+    found = next((told for kind, told in ANSWERS.items() if isinstance(error, kind)), None)
+    if found is None:
+        return None
+    detail = str(error)
+    if isinstance(error, ConfigurationError):
+        # Settings are nobody's business but the project's.
+        logger.error("REST cannot answer: %s", error)
+        detail = "The message queue is not configured as it should be; the log of this server says how."
+    response = Response({"code": found.code, "detail": detail}, status=found.status)
+    seconds = math.ceil(error.seconds) if isinstance(error, TooManySends) else found.retry_seconds
+    if seconds is not None:
+        response["Retry-After"] = str(seconds)
+    _roll_back()
+    return response
+
+
+def _of_framework(error: rest.APIException) -> Response:
+    data: dict[str, Any] = {}
+    if isinstance(error, rest.ValidationError):
+        data = {"code": "invalid", "detail": "The request is not valid.", "errors": error.detail}
+    else:
+        detail = error.detail
+        code = getattr(detail, "code", None) or error.default_code
+        data = {"code": str(code), "detail": str(detail)}
+    if isinstance(error, Conflict):
+        data["outcome"] = error.outcome
+    response = Response(data, status=error.status_code)
+    header = getattr(error, "auth_header", None)
+    if header:
+        response["WWW-Authenticate"] = header
+    _roll_back()
+    return response
+
+
+def _roll_back() -> None:
+    """Let nothing of a request that failed stay in the database, where the project wraps requests in transactions."""
+    for database in databases.all(initialized_only=True):
+        if database.settings_dict["ATOMIC_REQUESTS"] and database.in_atomic_block:
+            database.set_rollback(True)
+
+
+__all__ = ["ANSWERS", "BodyTooLarge", "Conflict", "Invalid", "NotFound", "answer"]

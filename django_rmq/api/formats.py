@@ -1,0 +1,111 @@
+"""Bytes in, bytes out: JSON only, limited before it is parsed, and read as strictly as it is written."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import IO, Any
+
+from rest_framework.exceptions import ParseError, UnsupportedMediaType
+from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.parsers import BaseParser
+from rest_framework.renderers import BaseRenderer
+
+from django_rmq.api.errors import BodyTooLarge
+from django_rmq.conf import get_config
+
+DEEPEST = 100
+"""How deep the lists and objects of a request may lie in each other."""
+
+
+def check_size(length: object, encoding: str = "") -> None:
+    """Raise ``BodyTooLarge`` for a request that says that it is larger than MAX_BYTES, before any of it is read.
+
+    Raises ``UnsupportedMediaType`` for a body that is compressed: how large it is shows only when that is too late.
+    """
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(encoding, f"Content-Encoding {encoding[:40]!r} is not supported.")
+    most = get_config().api.max_bytes
+    try:
+        stated = int(str(length or 0))
+    except ValueError:
+        raise ParseError("Content-Length is not a number.") from None
+    if stated > most:
+        raise BodyTooLarge(f"The body has {stated} bytes; {most} are allowed.")
+
+
+class Parser(BaseParser):
+    """JSON in UTF-8: no NaN, no lone surrogates, no key twice, no more than MAX_BYTES."""
+
+    media_type = "application/json"
+
+    def parse(self, stream: IO[Any], media_type: str | None = None, parser_context: Any = None) -> Any:
+        """Return what the body holds."""
+        most = get_config().api.max_bytes
+        raw = stream.read(most + 1)
+        if len(raw) > most:
+            raise BodyTooLarge(f"The body has more than {most} bytes.")
+        try:
+            text = raw.decode()
+            value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
+            if "\\ud" in text or "\\uD" in text:
+                json.dumps(value, ensure_ascii=False).encode()
+            _check_depth(value)
+        except (ValueError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise ParseError(f"The body is not JSON: {reason[:200]}.", "invalid_json") from None
+        return value
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _check_depth(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise RecursionError
+        level = [
+            item
+            for one in level
+            if isinstance(one, (dict, list))
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+
+
+class Renderer(BaseRenderer):
+    """JSON in UTF-8, whatever a project's settings say of JSON."""
+
+    media_type = "application/json"
+    format = "json"
+    charset = None
+
+    def render(
+        self, data: Any, accepted_media_type: str | None = None, renderer_context: Any = None
+    ) -> bytes:
+        """Return ``data`` as JSON."""
+        if data is None:
+            return b""
+        try:
+            return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        except UnicodeEncodeError:
+            # Strangers can have put lone surrogates into headers.
+            return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+
+
+class Negotiation(DefaultContentNegotiation):
+    """By the header Accept alone: no ``?format=``."""
+
+    settings = SimpleNamespace(URL_FORMAT_OVERRIDE=None)  # type: ignore[assignment]
+
+
+__all__ = ["Negotiation", "Parser", "Renderer", "check_size"]

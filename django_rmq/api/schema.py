@@ -1,0 +1,139 @@
+"""What OpenAPI says of the API, where drf-spectacular (extra ``openapi``) is installed; without it, nothing.
+
+Views say what they take and answer by ``documented``; the statuses that any of them may answer are added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from typing import Any, TypeVar, cast
+
+from rest_framework import serializers
+from rest_framework.schemas.inspectors import ViewInspector
+
+_Target = TypeVar("_Target")
+
+
+class Problem(serializers.Serializer[Any]):
+    """What went wrong: a code that stays the same, and a sentence for people."""
+
+    code = serializers.CharField()
+    detail = serializers.CharField()
+    errors = serializers.DictField(  # type: ignore[assignment] # a field, which the class takes out of its body
+        required=False, help_text="code `invalid`: what is wrong with which field"
+    )
+    outcome = serializers.CharField(required=False, help_text="What the message is instead")
+
+
+MEANINGS = {
+    400: "The request is not valid",
+    401: "Nobody is logged in",
+    403: "The user may not do this",
+    404: "There is no such topic, or no such message (any more)",
+    406: "Only application/json is answered",
+    409: "The message or the topic is in a state that this is not for",
+    413: "The body has too many bytes",
+    415: "Only application/json is taken",
+    422: "The Idempotency-Key was used for another request",
+    429: "More messages than the rate allows; Retry-After says when there is room",
+    503: "Redis does not answer; Retry-After says when to ask again",
+    507: "Redis, or the topic, is full",
+}
+
+HAS_OPENAPI = find_spec("drf_spectacular") is not None
+
+
+def view_schema() -> ViewInspector:
+    """Return what describes our views; without drf-spectacular nothing does."""
+    if not HAS_OPENAPI:
+        return ViewInspector()
+    from drf_spectacular.openapi import AutoSchema
+
+    class Schema(AutoSchema):
+        """A schema that says of requests that unknown fields are refused."""
+
+        def _map_basic_serializer(self, serializer: Any, direction: Any) -> Any:
+            found = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]
+            if direction == "request":
+                found["additionalProperties"] = False
+            return found
+
+        def get_tags(self) -> list[str]:
+            """Return the one group that all routes are in."""
+            return ["rmq"]
+
+    return Schema()
+
+
+def shaped(schema: dict[str, Any]) -> Callable[[_Target], _Target]:
+    """Say how a field looks."""
+    if not HAS_OPENAPI:
+        return lambda target: target
+    from drf_spectacular.utils import extend_schema_field
+
+    return cast("Callable[[_Target], _Target]", extend_schema_field(schema))
+
+
+def documented(
+    name: str,
+    summary: str,
+    *,
+    answers: Mapping[int, Any],
+    takes: Any = None,
+    query: Any = None,
+    errors: Iterable[int] = (),
+    headers: Mapping[str, str] | None = None,
+    examples: Mapping[str, Any] | None = None,
+    answered: Mapping[str, Any] | None = None,
+    public: bool = False,
+) -> Callable[[_Target], _Target]:
+    """Describe one method of a view.
+
+    ``takes``: the serializer of its body, or a name and several serializers; ``query``: that of its parameters;
+    ``errors``: statuses beside those of all; ``public``: without those that come of asking who it is.
+    """
+    if not HAS_OPENAPI:
+        return lambda target: target
+    from drf_spectacular.utils import (
+        OpenApiExample,
+        OpenApiParameter,
+        OpenApiResponse,
+        PolymorphicProxySerializer,
+        extend_schema,
+    )
+
+    statuses = {406, *errors} if public else {401, 403, 406, 503, *errors}
+    if takes is not None:
+        statuses |= {400, 413, 415}
+    if query is not None:
+        statuses |= {400}
+    responses: dict[int, Any] = {
+        status: OpenApiResponse(Problem, description=MEANINGS[status]) for status in sorted(statuses)
+    }
+    responses |= {status: OpenApiResponse(found, description="Done") for status, found in answers.items()}
+    shown = [
+        OpenApiExample(title, value=value, request_only=True) for title, value in (examples or {}).items()
+    ]
+    shown += [
+        OpenApiExample(title, value=value, response_only=True, status_codes=[str(min(answers))])
+        for title, value in (answered or {}).items()
+    ]
+    parameters: list[Any] = [] if query is None else [query]
+    parameters += [
+        OpenApiParameter(title, str, OpenApiParameter.HEADER, description=told)
+        for title, told in (headers or {}).items()
+    ]
+    described = extend_schema(
+        operation_id=f"rmq_{name}",
+        summary=summary,
+        description=summary,
+        parameters=parameters,
+        request=PolymorphicProxySerializer(takes[0], takes[1], None) if isinstance(takes, tuple) else takes,
+        responses=responses,
+        examples=shown,
+    )
+    return cast("Callable[[_Target], _Target]", described)
+
+
+__all__ = ["documented", "shaped", "view_schema"]

@@ -1,0 +1,198 @@
+"""What is taken: the shapes of requests. What of them fits a topic is for ``operations`` to say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from django_rmq.api.fields import Anything, Flag, Instant, Number, Scalar, Seconds, Strict, Text, Uuid, Whole
+from django_rmq.messages import BATCH
+from django_rmq.operations import MAX_IDS, STATES, Filter
+from django_rmq.operations.deliveries import LONGEST_WAIT
+from django_rmq.operations.listing import LONGEST_PAGE
+
+
+def some(kind: type[Strict]) -> Any:
+    """Return a field for 1 to 1,000 of something."""
+    several: Any = kind
+    return several(many=True, min_length=1, max_length=BATCH)
+
+
+LONGEST_TEXT = 1_000
+LONGEST_ID = 1_200
+"""Characters of the longest id: 512 bytes of member are 683 of them."""
+
+MOST_ONCE = 100
+"""Messages of a send with an Idempotency-Key: its answer is kept in Redis."""
+
+MAX_AGE = 3_200_000_000
+"""Seconds of the longest age: a hundred years."""
+
+
+class SlotsQuery(Strict):
+    """Which slots."""
+
+    topic = serializers.CharField(max_length=100)
+    first = serializers.IntegerField(min_value=0, max_value=(1 << 20) - 1, default=0)
+    limit = serializers.IntegerField(min_value=1, max_value=5_000, default=1_000)
+
+
+class FilterFields(Strict):
+    """Which messages are meant; all conditions must hold."""
+
+    text = serializers.CharField(
+        required=False, max_length=LONGEST_TEXT, trim_whitespace=False, help_text="Part of body, key or error"
+    )
+    error = serializers.CharField(
+        required=False, max_length=200, help_text="Class of the last error, whole or its last part"
+    )
+    older_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
+    newer_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
+    slot = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 20) - 1)
+
+
+def wanted(values: dict[str, Any]) -> Filter:
+    """Return the filter in validated values."""
+    names = ("text", "error", "older_than", "newer_than", "slot")
+    return Filter(**{name: values[name] for name in names if name in values})
+
+
+class MessagesQuery(FilterFields):
+    """Which page of which messages."""
+
+    state = serializers.ChoiceField(STATES, default="store")
+    cursor = serializers.CharField(required=False, max_length=4_096)
+    page_size = serializers.IntegerField(required=False, min_value=1, max_value=LONGEST_PAGE)
+    order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="By score")
+
+
+class CopyQuery(Strict):
+    """Which copy."""
+
+    copy = serializers.ChoiceField(
+        ["live", "dead"], required=False, help_text="Needed where there is a live one and a dead one"
+    )
+
+
+class HealthQuery(Strict):
+    """What is still well; only for those who may see topics."""
+
+    max_age = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds overdue")
+    max_dead = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 53) - 1)
+    workers = serializers.BooleanField(
+        default=False, help_text="Whether every topic with a listener must have a live worker"
+    )
+
+
+class SendFields(Strict):
+    """One message. `body` is any JSON, a text, or base64, as the topic's BODY says."""
+
+    body = Anything(allow_null=True)
+    key = Text(required=False, max_length=512)
+    priority = Whole(required=False, min_value=1, max_value=1 << 43)
+    time_range_ms = Whole(required=False, min_value=1, max_value=31_622_400_000)
+    fixed_time = Instant(required=False)
+    slot_basis = Scalar(required=False)
+    headers = serializers.DictField(child=Text(allow_blank=True), required=False)
+    expires = Instant(required=False)
+
+
+class SendsFields(Strict):
+    """One message, or many in `messages`."""
+
+    messages = some(SendFields)
+
+
+class EditFields(Strict):
+    """With a body the message is edited before it is replayed."""
+
+    body = Anything(allow_null=True, required=False)
+
+
+class BuryFields(Strict):
+    """Why."""
+
+    why = Text(required=False, max_length=LONGEST_TEXT)
+
+
+class RescheduleFields(Strict):
+    """Another due time, or another priority."""
+
+    due = Instant(required=False)
+    priority = Whole(required=False, min_value=1, max_value=1 << 43)
+
+
+class StrictFilter(Strict):
+    """Which messages are meant; all conditions must hold. Ages in seconds."""
+
+    text = Text(required=False, max_length=LONGEST_TEXT)
+    error = Text(required=False, max_length=200)
+    older_than = Number(required=False, min_value=0, max_value=MAX_AGE)
+    newer_than = Number(required=False, min_value=0, max_value=MAX_AGE)
+    slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)
+
+
+class ReplayFields(Strict):
+    """Dead messages by their ids, or all that a filter means (an empty one: all)."""
+
+    ids = serializers.ListField(
+        child=Text(max_length=LONGEST_ID), required=False, min_length=1, max_length=MAX_IDS
+    )
+    filter = StrictFilter(required=False)
+    limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
+    dry_run = Flag(default=False)
+
+
+class PurgeFields(Strict):
+    """What is deleted without being looked at."""
+
+    state = serializers.ChoiceField(["store", "retry", "dead"])
+    older_than = Number(required=False, min_value=0, max_value=MAX_AGE)
+    slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)
+    limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
+    dry_run = Flag(default=False)
+
+
+class PrepareFields(Strict):
+    """What a consumer takes: up to `max` messages, waiting for the first for `wait` seconds; or what it holds."""
+
+    consumer = Uuid(help_text="Drawn once by each consumer, which works its messages in turn")
+    max = Whole(default=1, min_value=1, max_value=BATCH)
+    wait = Number(default=0.0, min_value=0, max_value=LONGEST_WAIT)
+    held = Flag(default=False, help_text="Take nothing: answer what this consumer holds")
+    first = Whole(
+        default=0, min_value=0, max_value=(1 << 20) - 1, help_text="`held` only: the slot to begin at"
+    )
+
+
+class DeliveryFields(Strict):
+    """One delivery, as `prepare` named it."""
+
+    id = Text(max_length=LONGEST_ID)
+    receipt = Text(max_length=100)
+
+
+class FailedFields(DeliveryFields):
+    """One delivery, and how it failed."""
+
+    error = Text(required=False, allow_blank=True, max_length=10_000)
+    delay = Number(
+        required=False,
+        min_value=0,
+        max_value=31_622_400,
+        help_text="Seconds of rest; else the topic's back-off",
+    )
+    reject = Flag(default=False, help_text="It can never succeed: to Dead at once")
+
+
+class SettleFields(Strict):
+    """Deliveries."""
+
+    deliveries = some(DeliveryFields)
+
+
+class RollbackFields(Strict):
+    """Deliveries that failed."""
+
+    deliveries = some(FailedFields)

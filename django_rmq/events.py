@@ -1,0 +1,203 @@
+"""Events: what happens to messages, published by every process for whoever watches, as Redis Pub/Sub has it: now or never.
+
+A process notes what it did; a thread gathers that for a moment and publishes it as a few large payloads. Each is lines
+of JSON, one event a line:
+
+    {"event": "failed", "at": 1790000000000, "topic": "orders", "count": 1, "ids": ["3.eyJvcmRlciI6OX0"],
+     "errors": ["ValueError: no such order"], "host": "web1", "pid": 4711}
+
+``event``: sent, merged, send_failed, started, committed, failed, dead, replayed or dropped. ``at``: ms since the epoch
+by the clock of the process that tells. ``ids`` are those of up to 100 messages; they hold what is stored, so whoever
+may listen may read bodies (longer than 512 bytes: the slot, two dots and 16 digits of the SHA-256). ``count``: how many
+messages; of what a person did there are no ids, but ``outcomes`` and ``actor``. ``dropped``: so many messages' events of
+this process are missing, since it had more to tell than it may.
+
+It costs a process one command per 0.1 s and 64 KB, and holds no message up: what cannot be published is dropped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import RmqError
+from django_rmq.messages import message_id
+
+logger = logging.getLogger("django_rmq.events")
+
+GATHER_SECONDS = 0.1
+"""How long events are gathered before they are published."""
+
+IDS = 100
+"""Messages of one event at most."""
+
+WAITING = 20_000
+"""Messages whose events may wait to be published."""
+
+PAYLOAD_BYTES = 65_536
+COMPLAIN_SECONDS = 10.0
+
+
+class _Noted(NamedTuple):
+    event: str
+    at_ms: int
+    topic: str
+    messages: Sequence[tuple[int, bytes]]
+    more: dict[str, Any]
+
+
+class EventStream:
+    """Publishes what this process notes. It belongs to one process: make another one after a fork."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._pid = os.getpid()
+        self._from = {"host": socket.gethostname(), "pid": self._pid}
+        self._noted: deque[_Noted] = deque()
+        self._waiting = 0
+        self._dropped = 0
+        self._complained_at = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._is_publishing = False
+        self._is_urgent = False
+        self._is_closed = False
+        atexit.register(self.close)
+
+    def note(self, event: str, topic: str, messages: Sequence[tuple[int, bytes]] = (), **more: Any) -> None:
+        """Note what happened to ``messages`` (slot, member) of ``topic``; ``more`` is told as it is.
+
+        A list in ``more`` has an item for each message.
+        """
+        at_ms = round(time.time() * 1000)
+        with self._changed:
+            if self._is_closed:
+                return
+            weight = max(1, len(messages))
+            if self._waiting + weight > WAITING and self._waiting:
+                self._dropped += weight
+                return
+            self._waiting += weight
+            self._noted.append(_Noted(event, at_ms, topic, messages, more))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rmq-events", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def flush(self, seconds: float = 2.0) -> None:
+        """Publish at once what was noted, and wait for it for so many seconds."""
+        with self._changed:
+            self._is_urgent = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not (self._noted or self._is_publishing), seconds)
+            self._is_urgent = False
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Publish what is left, within so many seconds, and end."""
+        atexit.unregister(self.close)
+        if self._pid != os.getpid():
+            return
+        with self._changed:
+            self._is_closed = self._is_urgent = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._noted or self._is_closed)
+                self._changed.wait_for(lambda: self._is_urgent, GATHER_SECONDS)
+                noted, self._noted = self._noted, deque()
+                taken, self._waiting = self._waiting, 0
+                dropped, self._dropped = self._dropped, 0
+                self._is_publishing = True
+            try:
+                for payload in _payloads(self._lines(noted, dropped)):
+                    self._broker.publish_events(payload)
+            except RmqError as error:
+                self._complain(taken + dropped, error)
+            except Exception as error:
+                logger.exception("Events could not be told")
+                self._complain(taken + dropped, error)
+            with self._changed:
+                self._is_publishing = False
+                self._changed.notify_all()
+                if self._is_closed and not self._noted:
+                    return
+
+    def _lines(self, noted: deque[_Noted], dropped: int) -> Iterator[bytes]:
+        if dropped:
+            lost = {"event": "dropped", "at": round(time.time() * 1000), "topic": "", "count": dropped}
+            yield _line({**lost, **self._from})
+        for one in noted:
+            told = {"event": one.event, "at": one.at_ms, "topic": one.topic}
+            if not one.messages:
+                yield _line({**told, **one.more, **self._from})
+            for start in range(0, len(one.messages), IDS):
+                ids = [_id(slot, member) for slot, member in one.messages[start : start + IDS]]
+                more = {
+                    name: value[start : start + IDS] if isinstance(value, list) else value
+                    for name, value in one.more.items()
+                }
+                yield _line({**told, "count": len(ids), "ids": ids, **more, **self._from})
+
+    def _complain(self, taken: int, error: Exception) -> None:
+        with self._changed:
+            self._dropped += taken
+        now = time.monotonic()
+        if now - self._complained_at >= COMPLAIN_SECONDS:
+            self._complained_at = now
+            logger.warning("Events of up to %d messages could not be published: %s", taken, error)
+
+
+def _id(slot: int, member: bytes) -> str:
+    return message_id(slot, member) if len(member) <= 512 else f"{slot}..{sha256(member).hexdigest()[:16]}"
+
+
+def _line(event: dict[str, Any]) -> bytes:
+    return json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _payloads(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """Join lines to payloads of ``PAYLOAD_BYTES``, or of one line that is longer."""
+    part: list[bytes] = []
+    size = 0
+    for line in lines:
+        if part and size + len(line) >= PAYLOAD_BYTES:
+            yield b"\n".join(part)
+            part, size = [], 0
+        part.append(line)
+        size += len(line) + 1
+    if part:
+        yield b"\n".join(part)
+
+
+def read(payload: bytes) -> list[dict[str, Any]]:
+    """Return the events of one payload; what is none is left out."""
+    found = []
+    for line in payload.split(b"\n"):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if (
+            isinstance(event, dict)
+            and isinstance(event.get("event"), str)
+            and isinstance(event.get("at"), int)
+        ):
+            found.append(event)
+    return found
+
+
+__all__ = ["EventStream", "read"]

@@ -1,0 +1,25 @@
+-- Begin a request that shall be done once: answer what was kept of an earlier one with the same key.
+--
+-- KEYS[1] answer  HASH  field -> value
+--
+-- ARGV[1] print     of the request's content
+-- ARGV[2] token     drawn for this attempt
+-- ARGV[3] lease_ms  how long others wait for this attempt
+-- ARGV[4] now
+--
+-- Returns {new} | {running} an earlier attempt | {other} it was with other content | {done, what was kept}
+local answer = KEYS[1]
+local print, token, lease_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- include: _types
+local wrong = mistyped('hash', answer)
+if wrong then return wrong end
+-- include: _now
+local found = redis.call('HMGET', answer, 'print', 'kept', 'ends')
+local known, kept, ends = found[1], found[2], tonumber(found[3] or '')
+if known and known ~= print then return { 'other' } end
+if kept then return { 'done', kept } end
+-- Whoever began it and is silent since is thought dead.
+if known and ends and ends > now_ms and ends <= now_ms + lease_ms then return { 'running' } end
+redis.call('HSET', answer, 'print', print, 'token', token, 'ends', string.format('%.0f', now_ms + lease_ms))
+redis.call('PEXPIRE', answer, lease_ms)
+return { 'new' }

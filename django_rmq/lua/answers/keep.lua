@@ -1,0 +1,24 @@
+-- Keep what came of a request that was begun, or forget that it was: it did nothing.
+--
+-- KEYS[1] answer  HASH  field -> value
+--
+-- ARGV[1] token    of the attempt
+-- ARGV[2] kept     empty: forget it
+-- ARGV[3] keep_ms  how long it is kept
+-- ARGV[4] now
+--
+-- Returns ok | stale: it was begun anew since, or is forgotten
+local answer = KEYS[1]
+local token, kept, keep_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- include: _types
+local wrong = mistyped('hash', answer)
+if wrong then return wrong end
+if redis.call('HGET', answer, 'token') ~= token then return 'stale' end
+if kept == '' then
+  redis.call('HDEL', answer, 'print', 'token', 'ends')
+  return 'ok'
+end
+redis.call('HSET', answer, 'kept', kept)
+redis.call('HDEL', answer, 'token', 'ends')
+redis.call('PEXPIRE', answer, keep_ms)
+return 'ok'

@@ -1,0 +1,100 @@
+"""How often somebody may send, and requests that are done once however often they come: both kept in Redis.
+
+They hold over all web processes, and forget by themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, TooManySends
+from django_rmq.operations.actors import Actor
+
+ATTEMPT_MS = 30_000
+"""How long a repeated request waits for an attempt that is silent; then it is thought dead, and done anew."""
+
+KEPT_MS = 86_400_000
+"""How long an answer is kept: a day."""
+
+
+def spend(broker: Broker, actor: Actor, sends: int, rate: tuple[int, float] | None) -> None:
+    """Charge ``actor`` with so many sends of its ``rate``: so many in so many seconds, all at once or evenly.
+
+    Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
+    """
+    if rate is None or not sends:
+        return
+    count, seconds = rate
+    if sends > count:
+        raise InvalidRequest(f"{sends} messages at once are more than may be sent in {seconds:g} s, {count}")
+    wait_us = broker.spend(_name(actor), seconds * 1e6 / count, count, sends)
+    if wait_us:
+        text = (
+            f"more than {count} messages in {seconds:g} s: {sends} more can be sent in {wait_us / 1e6:.1f} s"
+        )
+        raise TooManySends(text, wait_us / 1e6)
+
+
+class RequestRunning(OperationRefused):
+    """The same request is being done just now."""
+
+
+class OtherContent(OperationRefused):
+    """The key was used for a request with other content."""
+
+
+@dataclass(slots=True)
+class Once:
+    """One attempt at a request that shall be done once."""
+
+    answer: Any = None
+    """What came of an earlier attempt; None: this is the first, and ``done`` is to be called."""
+    kept: bytes = b""
+
+    def done(self, answer: Any) -> None:
+        """Say what came of it, as JSON takes it."""
+        self.answer = answer
+        self.kept = json.dumps(answer, separators=(",", ":")).encode()
+
+
+@contextmanager
+def once(broker: Broker, actor: Actor, key: str, content: Any) -> Iterator[Once]:
+    """Let a request of ``actor`` be done once, which it names by ``key``: a repeated one gets the same answer.
+
+    What fails inside is forgotten, so that it can be tried again. An attempt whose process dies is thought dead after
+    half a minute. Raises ``OtherContent`` and ``RequestRunning``.
+    """
+    name, token = _name(actor, key), uuid4().hex
+    print_ = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    word, kept = broker.begin_answer(name, print_, token, ATTEMPT_MS)
+    if word == "other":
+        raise OtherContent("the key of this request was used for another one")
+    if word == "running":
+        raise RequestRunning("this request is being done just now: ask again in a moment")
+    if word == "done":
+        yield Once(json.loads(kept))
+        return
+    attempt = Once()
+    try:
+        yield attempt
+    finally:
+        try:
+            broker.keep_answer(name, token, attempt.kept, KEPT_MS)
+        except RmqError:
+            # What has been done is done: better an answer that is not kept than none.
+            pass
+
+
+def _name(actor: Actor, key: str = "") -> str:
+    who = getattr(actor.user, "pk", None) or actor.name
+    return hashlib.sha256(f"{actor.via}\n{who}\n{key}".encode()).hexdigest()[:32]
+
+
+__all__ = ["Once", "OtherContent", "RequestRunning", "once", "spend"]

@@ -1,0 +1,48 @@
+"""Bodies that nobody shall see as they are: what a topic's formatter makes of them stands in their place.
+
+``RMQ["ADMIN"]["FORMATTER"]`` names the formatters; every face that shows bodies to people asks here. Consumers get
+what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from django_rmq.conf import get_config
+from django_rmq.messages import Topic, decode_body
+
+Formatter = Callable[[str, Any], Any]
+"""From a topic's name and a decoded body (bytes where it cannot be decoded) to what is shown in its place."""
+
+
+def formatter_of(topic: Topic) -> Formatter | None:
+    """Return the function that the settings name for ``topic``. Raises ``ImportError`` if there is none."""
+    path = _path(topic)
+    return None if path is None else import_string(path)
+
+
+def is_redacted(topic: Topic) -> bool:
+    """Return whether a formatter stands between the stored bodies of ``topic`` and who looks at them."""
+    return _path(topic) is not None
+
+
+def format_body(topic: Topic, raw: bytes) -> Any:
+    """Return what the formatter of ``topic`` makes of the body ``raw``; whatever it raises passes."""
+    formatter = formatter_of(topic)
+    assert formatter is not None
+    try:
+        body = decode_body(topic, raw)
+    except (ValueError, RecursionError):
+        body = raw
+    return formatter(topic.name, body)
+
+
+def _path(topic: Topic) -> str | None:
+    named = get_config().admin.formatter
+    return named.get(topic.name) if isinstance(named, Mapping) else named
+
+
+__all__ = ["Formatter", "format_body", "formatter_of", "is_redacted"]

@@ -1,0 +1,564 @@
+"""REST: what programs may see and do, on a real Redis and in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client, override_settings
+
+from django_rmq import connections
+from django_rmq.api import urls
+from django_rmq.api.permissions import TopicPermission
+from django_rmq.api.views import PublicView, RmqView
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.memory import InMemoryBroker
+from django_rmq.messages import Failure, message_id
+from django_rmq.operations import Permission as Needed
+
+pytestmark = pytest.mark.django_db
+
+TOPICS = {
+    "timed": {"TYPE": "fixed_time", "SLOTS": 4, "BACKOFF": 0, "MAX_RETRIES": 1},
+    "ranked": {"TYPE": "priority", "SLOTS": 1},
+    "merging": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
+    "keyed": {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key"},
+    "raw": {"TYPE": "priority", "SLOTS": 2, "BODY": "bytes"},
+    "small": {"TYPE": "priority", "SLOTS": 1, "MAX_BACKLOG": 2, "MAX_BODY": 100},
+}
+ALL = tuple(Needed)
+LATER = int(time.time() * 1000) + 3_600_000
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The broker that every purpose uses, and settings with topics of every kind."""
+    url, found = "redis://127.0.0.1:1/0", InMemoryBroker("m:")
+    given: Any = found
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_url")
+        given = Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
+    with override_settings(RMQ={"REDIS": url, "TOPICS": TOPICS}), connections.replaced_broker(given):
+        yield given
+
+
+class Program:
+    """A client that sends and reads JSON."""
+
+    def __init__(self, user: User | None = None) -> None:
+        self.client = Client()
+        if user is not None:
+            self.client.force_login(user)
+
+    def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """Ask, and return the response; an answer of ours is JSON, and no server error is a 500."""
+        data = "" if body is None else body if isinstance(body, (str, bytes)) else json.dumps(body)
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        response = self.client.generic(
+            method, f"/api/rmq/{path}", data, content_type="application/json", headers=headers
+        )
+        assert response.status_code != 500
+        return response
+
+    def ok(self, method: str, path: str, body: Any = None, status: int = 200, **headers: str) -> Any:
+        response = self(method, path, body, **headers)
+        assert response.status_code == status, response.content
+        return response.json()
+
+    def refused(
+        self, status: int, code: str, method: str, path: str, body: Any = None, **headers: str
+    ) -> Any:
+        response = self(method, path, body, **headers)
+        assert (response.status_code, response.json()["code"]) == (status, code), response.content
+        assert response.json()["detail"]
+        return response
+
+
+def user_with(*needed: Needed) -> User:
+    user = User.objects.create_user(f"u{uuid.uuid4().hex[:8]}")
+    user.user_permissions.set(Permission.objects.filter(codename__in=[one.value for one in needed]))
+    return user
+
+
+@pytest.fixture
+def program(broker: Any) -> Program:
+    return Program(user_with(*ALL))
+
+
+def kill(broker: Any, name: str, error: str = "shop.Boom: bad") -> None:
+    """Let everything that can be taken fail for good."""
+    topic = get_config().topic(name)
+    for slot in range(topic.slots):
+        taken = broker.prepare(topic, slot, "W", None, 1000)
+        if taken.status == "ok":
+            failures = [Failure(one.member, "rejected", None, error) for one in taken.deliveries]
+            broker.rollback(topic, slot, taken.receipt, failures)
+
+
+# --- who may what
+
+
+def views() -> list[tuple[str, type[RmqView]]]:
+    return [
+        (str(one.pattern), one.callback.view_class)
+        for one in urls.urlpatterns
+        if hasattr(one.callback, "view_class")
+    ]
+
+
+def test_every_method_of_every_route_names_a_permission_or_is_public() -> None:
+    public = []
+    for route, view in views():
+        methods = {
+            name.upper()
+            for name in view.http_method_names
+            if name not in ("head", "options") and hasattr(view, name)
+        }
+        assert methods, route
+        if issubclass(view, PublicView):
+            public.append(route)
+        else:
+            assert issubclass(view, RmqView), route
+            assert set(view.needs) == methods, route
+    assert public == ["health/live", "health/ready"]
+
+
+def at(route: str) -> str:
+    return re.sub(r"<str:id>", "0.MQ", route.replace("<str:topic>", "timed"))
+
+
+def asked() -> Iterator[tuple[str, str, Needed]]:
+    for route, view in views():
+        for method, needed in getattr(view, "needs", {}).items():
+            yield method, at(route), needed
+
+
+@pytest.mark.parametrize(("method", "path", "needed"), list(asked()))
+def test_nobody_does_what_is_not_permitted(broker: Any, method: str, path: str, needed: Needed) -> None:
+    anonymous = Program().refused(401, "not_authenticated", method, path)
+    assert anonymous["WWW-Authenticate"] == "Token"
+    others = Program(user_with(*(one for one in ALL if one is not needed)))
+    refused = others.refused(403, "permission_denied", method, path)
+    assert needed.full_name in refused.json()["detail"]
+    allowed = Program(user_with(needed, Needed.VIEW))(method, path, {})
+    assert allowed.status_code not in (401, 403)
+
+
+def test_a_method_that_a_route_does_not_have_is_405(program: Program) -> None:
+    program.refused(405, "method_not_allowed", "PUT", "topics/")
+    program.refused(405, "method_not_allowed", "OPTIONS", "topics/")
+    assert program("HEAD", "topics/").status_code == 200
+
+
+# --- sending
+
+
+def test_a_send_says_what_became_of_each_message(program: Program, broker: Any) -> None:
+    body = {"body": {"n": 1}, "fixed_time": LATER}
+    (first,) = program.ok("POST", "topics/timed/messages/", body, 202)["results"]
+    assert (first["status"], first["score"]) == ("stored", LATER)
+    many = {"messages": [body, {"body": {"n": 2}, "fixed_time": "2099-01-31T12:00:00+01:00"}]}
+    answer = program.ok("POST", "topics/timed/messages/", many, 202)
+    assert [one["status"] for one in answer["results"]] == ["replaced", "stored"]
+    assert answer["outcomes"] == {"replaced": 1, "stored": 1}
+    assert answer["results"][0]["id"] == first["id"]
+    assert program.ok("POST", "topics/merging/messages/", {"body": 1}, 202)["outcomes"] == {"stored": 1}
+    assert program.ok("POST", "topics/merging/messages/", {"body": 1}, 202)["outcomes"] == {"merged": 1}
+
+
+def test_keyed_messages_take_headers_and_raw_ones_base64(program: Program) -> None:
+    sent = {"body": [1], "key": "a/b", "headers": {"x": "y"}, "fixed_time": LATER, "expires": LATER + 1}
+    (one,) = program.ok("POST", "topics/keyed/messages/", sent, 202)["results"]
+    (copy,) = program.ok("GET", f"topics/keyed/messages/{one['id']}/")["results"]
+    assert (copy["body"], copy["key"], copy["headers"], copy["expires_ms"]) == (
+        [1],
+        "a/b",
+        {"x": "y"},
+        LATER + 1,
+    )
+    raw = {"body": "AP8=", "priority": 100}
+    (one,) = program.ok("POST", "topics/raw/messages/", raw, 202)["results"]
+    assert one["id"].endswith(".AP8")
+    (copy,) = program.ok("GET", f"topics/raw/messages/{one['id']}/")["results"]
+    assert (copy["body"], copy["encoding"], copy["priority"]) == ("AP8=", "base64", 100)
+    program.refused(400, "invalid_message", "POST", "topics/raw/messages/", {"body": "?", "priority": 100})
+    program.refused(400, "invalid_message", "POST", "topics/raw/messages/", {"body": [], "priority": 100})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("timed", {"body": 1}, 400, "invalid_message"),
+        ("timed", {"body": 1, "priority": 50}, 400, "invalid_message"),
+        ("timed", {"body": 1, "fixed_time": 1}, 400, "invalid_message"),
+        ("timed", {"body": 1, "fixed_time": LATER // 1000}, 400, "invalid_message"),
+        ("timed", {"body": 1, "fixed_time": "2099-01-31T12:00:00"}, 400, "invalid"),
+        ("timed", {"body": 1, "fixed_time": "0001-01-01T00:00:00+12:00"}, 400, "invalid_message"),
+        ("timed", {"body": 1, "fixed_time": True}, 400, "invalid"),
+        ("timed", {"fixed_time": LATER}, 400, "invalid"),
+        ("timed", {"body": 1, "fixed_time": LATER, "color": 1}, 400, "invalid"),
+        ("timed", {"messages": []}, 400, "invalid"),
+        ("timed", {"messages": [{"body": 1}] * 1001}, 400, "invalid"),
+        ("timed", {"messages": 1}, 400, "invalid"),
+        ("timed", {"messages": [{"body": 1, "fixed_time": LATER}, 3]}, 400, "invalid"),
+        ("timed", [], 400, "invalid"),
+        ("timed", 3, 400, "invalid"),
+        ("timed", None, 400, "invalid"),
+        ("timed", "{", 400, "invalid_json"),
+        ("timed", '{"body": NaN}', 400, "invalid_json"),
+        ("timed", '{"body": 1, "body": 2}', 400, "invalid_json"),
+        ("timed", '{"body": "\\ud800"}', 400, "invalid_json"),
+        ("timed", '{"body": ' + "[" * 500 + "]" * 500 + "}", 400, "invalid_json"),
+        ("timed", "[" * 100_000, 400, "invalid_json"),
+        ("timed", b'\xff{"body": 1}', 400, "invalid_json"),
+        ("timed", b'\xef\xbb\xbf{"body": 1}', 400, "invalid_json"),
+        ("timed", '{"body": ' + "9" * 5000 + "}", 400, "invalid_json"),
+        ("ranked", {"body": 1, "priority": "50"}, 400, "invalid"),
+        ("ranked", {"body": 1, "priority": True}, 400, "invalid"),
+        ("ranked", {"body": 1, "priority": 50.5}, 400, "invalid"),
+        ("ranked", {"body": 1, "priority": 3}, 400, "invalid_message"),
+        ("ranked", {"body": 1, "priority": 50, "key": "k"}, 400, "invalid_message"),
+        ("small", {"body": "x" * 200, "priority": 50}, 413, "message_too_large"),
+        ("nosuch", {"body": 1}, 404, "topic_not_found"),
+        ("%00", {"body": 1}, 404, "topic_not_found"),
+        ("%ff", {"body": 1}, 404, "topic_not_found"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_sent_is_refused_with_a_code(
+    program: Program, path: str, body: Any, status: int, code: str
+) -> None:
+    program.refused(status, code, "POST", f"topics/{path}/messages/", body)
+
+
+def test_nothing_is_sent_if_one_message_cannot_be(program: Program) -> None:
+    many = {"messages": [{"body": 1, "priority": 50}, {"body": 2, "priority": 1}]}
+    refused = program.refused(400, "invalid_message", "POST", "topics/ranked/messages/", many)
+    assert "item 1" in refused.json()["detail"]
+    assert program.ok("GET", "topics/ranked/")["store"] == 0
+
+
+def test_only_json_of_a_bounded_size_is_taken(program: Program, broker: Any) -> None:
+    path = "/api/rmq/topics/timed/messages/"
+    answer = program.client.generic("POST", path, "a=b", content_type="application/x-www-form-urlencoded")
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    answer = program.client.generic("POST", path, "{}", content_type="application/json; charset=rot13")
+    assert answer.status_code == 400
+    answer = program("POST", "topics/timed/messages/", "{}", Content_Encoding="gzip")
+    assert answer.status_code == 415
+    program.refused(413, "body_too_large", "POST", "topics/timed/messages/", '"' + "x" * 1_048_576 + '"')
+    program.refused(406, "not_acceptable", "GET", "topics/", Accept="text/html")
+    assert program("GET", "topics/?format=evil").status_code == 200
+    with override_settings(
+        RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"MAX_BYTES": 1024}}
+    ):
+        program.refused(413, "body_too_large", "POST", "topics/timed/messages/", '"' + "x" * 1024 + '"')
+
+
+def test_a_full_topic_is_507_and_a_part_that_is_refused_is_told(program: Program) -> None:
+    many = {"messages": [{"body": n, "priority": 50} for n in range(3)]}
+    answer = program.ok("POST", "topics/small/messages/", many, 202)
+    assert answer["outcomes"] == {"stored": 2, "refused": 1}
+    assert answer["results"][2]["score"] is None
+    refused = program.refused(
+        507, "topic_full", "POST", "topics/small/messages/", {"body": 9, "priority": 50}
+    )
+    assert int(refused["Retry-After"]) > 0
+
+
+def test_sends_are_counted_per_user_and_over_all_processes(broker: Any) -> None:
+    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"SEND_RATE": "3/h"}}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        one, other = Program(user_with(*ALL)), Program(user_with(*ALL))
+        path, two = "topics/ranked/messages/", {"messages": [{"body": n, "priority": 50} for n in range(2)]}
+        one.ok("POST", path, two, 202)
+        refused = one.refused(429, "too_many_sends", "POST", path, two)
+        assert 1000 < int(refused["Retry-After"]) <= 1201
+        one.ok("POST", path, {"body": 1, "priority": 50}, 202)
+        one.refused(429, "too_many_sends", "POST", path, {"body": 1, "priority": 50})
+        other.ok("POST", path, two, 202)
+        many = {"messages": [{"body": n, "priority": 50} for n in range(4)]}
+        other.refused(400, "invalid_request", "POST", path, many)
+
+
+def test_a_request_with_a_key_is_done_once(broker: Any) -> None:
+    user = user_with(*ALL)
+    program, path = Program(user), "topics/merging/messages/"
+    first = program.ok("POST", path, {"body": 1}, 202, Idempotency_Key="k1")
+    assert first["outcomes"] == {"stored": 1}
+    assert program.ok("POST", path, {"body": 1}, 202, Idempotency_Key="k1") == first
+    program.refused(422, "idempotency_key_reused", "POST", path, {"body": 2}, Idempotency_Key="k1")
+    program.refused(
+        422,
+        "idempotency_key_reused",
+        "POST",
+        "topics/keyed/messages/",
+        {"body": 1, "fixed_time": LATER},
+        Idempotency_Key="k1",
+    )
+    assert program.ok("POST", path, {"body": 1}, 202, Idempotency_Key="k2")["outcomes"] == {"merged": 1}
+    assert Program(user_with(*ALL)).ok("POST", path, {"body": 1}, 202, Idempotency_Key="k1")["outcomes"] == {
+        "merged": 1
+    }
+    program.refused(400, "invalid_request", "POST", path, {"body": 1}, Idempotency_Key="x" * 256)
+    many = {"messages": [{"body": n} for n in range(101)]}
+    program.refused(400, "invalid_request", "POST", path, many, Idempotency_Key="k3")
+
+
+def test_what_failed_may_be_tried_again_with_the_same_key(program: Program) -> None:
+    body = {"body": 1, "priority": 50}
+    path = "topics/small/messages/"
+    ids = [program.ok("POST", path, {"body": n, "priority": 50}, 202)["results"][0]["id"] for n in (7, 8)]
+    program.refused(507, "topic_full", "POST", path, body, Idempotency_Key="k")
+    program.ok("DELETE", f"topics/small/messages/{ids[0]}/")
+    program.ok("POST", path, body, 202, Idempotency_Key="k")
+
+
+def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker: Any) -> None:
+    begun: list[Any] = []
+    real = broker.begin_answer
+
+    def begin(*given: Any) -> Any:
+        begun.append(given)
+        return real(*given)
+
+    broker.begin_answer = begin
+    program.ok("POST", "topics/merging/messages/", {"body": 5}, 202, Idempotency_Key="k9")
+    name, content, *_ = begun[0]
+    broker.keep_answer(name, "x", b"", 1)
+    assert real("f" * 32, content, "t1", 30_000) == ("new", b"")
+    assert real("f" * 32, content, "t2", 30_000) == ("running", b"")
+    broker.begin_answer = lambda *given: real("f" * 32, content, "t3", 30_000)
+    refused = program.refused(
+        409, "request_running", "POST", "topics/merging/messages/", {"body": 5}, Idempotency_Key="k9"
+    )
+    assert refused["Retry-After"] == "1"
+
+
+# --- looking
+
+
+def test_topics_slots_workers_and_stats_are_told(program: Program, broker: Any) -> None:
+    program.ok("POST", "topics/ranked/messages/", {"body": 1, "priority": 50}, 202)
+    names = [one["name"] for one in program.ok("GET", "topics/")["results"]]
+    assert names == list(TOPICS)
+    ranked = program.ok("GET", "topics/ranked/")
+    assert (ranked["type"], ranked["store"], ranked["due"], ranked["partial"]) == ("priority", 1, 1, False)
+    found = program.ok("GET", "slots/?topic=timed&first=1&limit=2")
+    assert [one["slot"] for one in found["results"]] == [1, 2]
+    assert (found["next_slot"], found["slots"]) == (3, 4)
+    assert program.ok("GET", "slots/?topic=timed")["next_slot"] is None
+    assert program.ok("GET", "slots/?topic=timed&first=99")["results"] == []
+    program.refused(400, "invalid", "GET", "slots/")
+    program.refused(404, "topic_not_found", "GET", "slots/?topic=nosuch")
+    assert program.ok("GET", "workers/") == {"results": []}
+    assert program.ok("GET", "stats/")["topics"]["ranked"] == {"sent": 1, "done": 0, "failed": 0}
+
+
+def test_a_list_is_read_page_by_page(program: Program) -> None:
+    many = {"messages": [{"body": n, "fixed_time": LATER + n} for n in range(25)]}
+    program.ok("POST", "topics/timed/messages/", many, 202)
+    seen, address = [], "topics/timed/messages/?page_size=10"
+    while address:
+        page = program.ok("GET", address)
+        seen += [one["body"] for one in page["results"]]
+        address = page["next"] and page["next"].partition("/api/rmq/")[2]
+    assert seen == list(range(25))
+    page = program.ok("GET", "topics/timed/messages/?page_size=1&order=descending")
+    assert page["results"][0]["body"] == 24
+    program.refused(400, "invalid_request", "GET", f"topics/ranked/messages/?cursor={page['cursor']}")
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ("state=evil", 400, "invalid"),
+        ("page_size=0", 400, "invalid"),
+        ("page_size=1e9", 400, "invalid"),
+        ("slot=99", 400, "invalid_request"),
+        ("slot=-1", 400, "invalid"),
+        ("cursor=evil", 400, "invalid_request"),
+        ("order=evil", 400, "invalid"),
+        ("colour=red", 400, "invalid"),
+        ("older_than=nan", 400, "invalid"),
+        ("older_than=-1", 400, "invalid"),
+        ("text=%00", 400, "invalid"),
+        ("state=retry&older_than=1", 409, "refused"),
+        ("state=prepare&error=Boom", 409, "refused"),
+    ],
+)
+def test_a_list_that_cannot_be_is_refused(program: Program, query: str, status: int, code: str) -> None:
+    program.refused(status, code, "GET", f"topics/timed/messages/?{query}")
+
+
+def test_bodies_are_for_those_who_may_see_them(broker: Any) -> None:
+    Program(user_with(*ALL)).ok(
+        "POST", "topics/timed/messages/", {"body": "secret", "fixed_time": LATER}, 202
+    )
+    blind = Program(user_with(Needed.VIEW))
+    (copy,) = blind.ok("GET", "topics/timed/messages/")["results"]
+    assert (copy["body"], copy["encoding"]) == (None, "hidden")
+    assert "secret" not in json.dumps(copy) and message_id(copy["slot"], b'"secret"') != copy["id"]
+    assert blind.ok("GET", f"topics/timed/messages/{copy['id']}/")["results"] == [copy]
+    blind.refused(403, "permission_denied", "GET", "topics/timed/messages/?text=sec")
+
+
+def mask(topic: str, body: Any) -> Any:
+    return f"***{body[-2:]}"
+
+
+def test_redacted_bodies_are_shown_to_nobody_and_cannot_be_searched(program: Program, broker: Any) -> None:
+    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "ADMIN": {"FORMATTER": f"{__name__}.mask"}}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        program.ok("POST", "topics/timed/messages/", {"body": "secret", "fixed_time": LATER}, 202)
+        (copy,) = program.ok("GET", "topics/timed/messages/")["results"]
+        assert (copy["body"], copy["redacted"]) == ("***et", True)
+        assert message_id(copy["slot"], b'"secret"') != copy["id"]
+        program.refused(409, "refused", "GET", "topics/timed/messages/?text=sec")
+        program.refused(409, "refused", "POST", "topics/timed/replay/", {"filter": {"text": "sec"}})
+
+
+@pytest.mark.parametrize("member", [b"NaN", b"1e999", b'"\\ud800"', b"\xff\xfe", b"{" * 60_000])
+def test_what_strangers_have_sent_is_shown_whatever_it_is(
+    program: Program, broker: Any, member: bytes
+) -> None:
+    topic = get_config().topic("ranked")
+    broker.send_replace(topic, 0, [100], [member])
+    (copy,) = program.ok("GET", "topics/ranked/messages/")["results"]
+    assert copy["encoding"] == "base64"
+    (taken,) = program.ok("POST", "topics/ranked/prepare/", {"consumer": str(uuid.uuid4())})["messages"]
+    assert taken["encoding"] == "base64"
+    named = [{"id": taken["id"], "receipt": taken["receipt"]}]
+    assert program.ok("POST", "topics/ranked/commit/", {"deliveries": named})["outcomes"] == {"ok": 1}
+
+
+# --- acts
+
+
+def sent(program: Program, name: str, body: Any, **options: Any) -> str:
+    return program.ok("POST", f"topics/{name}/messages/", {"body": body, **options}, 202)["results"][0]["id"]
+
+
+def test_messages_are_buried_replayed_rescheduled_and_deleted(program: Program) -> None:
+    one = sent(program, "ranked", {"n": 1}, priority=50)
+    path = f"topics/ranked/messages/{one}/"
+    assert program.ok("POST", f"{path}reschedule/", {"priority": 70})["outcome"] == "rescheduled"
+    program.refused(409, "refused", "POST", f"{path}reschedule/", {"due": LATER})
+    program.refused(409, "refused", "POST", f"{path}reschedule/", {})
+    assert program.refused(409, "conflict", "POST", f"{path}replay/").json()["outcome"] == "waiting"
+    assert program.ok("POST", f"{path}bury/", {"why": "wrong"})["outcome"] == "buried"
+    program.refused(409, "conflict", "POST", f"{path}bury/")
+    (copy,) = program.ok("GET", path)["results"]
+    assert (copy["state"], copy["failed"], copy["error"]) == ("dead", "buried", "wrong")
+    assert program.ok("POST", f"{path}replay/")["outcome"] == "replayed"
+    program.ok("POST", f"{path}bury/")
+    assert program.ok("POST", f"{path}replay/", {"body": {"n": 2}})["outcome"] == "replayed"
+    program.refused(404, "message_gone", "GET", path)
+    program.refused(404, "message_gone", "POST", f"{path}replay/")
+    program.refused(404, "message_gone", "DELETE", path)
+    program.refused(400, "invalid_request", "GET", "topics/ranked/messages/evil/")
+    program.refused(400, "invalid_request", "GET", "topics/ranked/messages/99.MQ/")
+    assert program.ok("GET", "topics/ranked/messages/")["results"][0]["body"] == {"n": 2}
+
+
+def test_a_delete_asks_which_where_there_are_two_copies(program: Program, broker: Any) -> None:
+    one = sent(program, "ranked", 1, priority=50)
+    path = f"topics/ranked/messages/{one}/"
+    program.ok("POST", f"{path}bury/")
+    sent(program, "ranked", 1, priority=50)
+    assert [copy["state"] for copy in program.ok("GET", path)["results"]] == ["store", "dead"]
+    assert program.refused(409, "conflict", "DELETE", path).json()["outcome"] == "both"
+    program.refused(400, "invalid", "DELETE", f"{path}?copy=evil")
+    program.ok("DELETE", f"{path}?copy=live")
+    program.ok("DELETE", path)
+    sent(program, "ranked", 1, priority=50)
+    broker.prepare(get_config().topic("ranked"), 0, "W", None, 1)
+    assert program.ok("DELETE", path, status=202)["outcome"] == "in_flight"
+
+
+def test_dead_messages_are_replayed_by_filter_and_by_id(program: Program, broker: Any) -> None:
+    many = {"messages": [{"body": n, "priority": 50} for n in range(5)]}
+    program.ok("POST", "topics/ranked/messages/", many, 202)
+    kill(broker, "ranked")
+    path = "topics/ranked/replay/"
+    counted = program.ok("POST", path, {"filter": {"error": "Boom"}, "dry_run": True})
+    assert (counted["outcomes"], counted["complete"]) == ({"matching": 5}, True)
+    assert program.ok("POST", path, {"filter": {"error": "Other"}})["done"] == 0
+    part = program.ok("POST", path, {"filter": {}, "limit": 2})
+    assert part["outcomes"] == {"replayed": 2} and not part["complete"]
+    dead = [one["id"] for one in program.ok("GET", "topics/ranked/messages/?state=dead")["results"]]
+    done = program.ok("POST", path, {"ids": dead[:2]})
+    assert [one["outcome"] for one in done["results"]] == ["replayed", "replayed"]
+    program.refused(400, "invalid_request", "POST", path, {})
+    program.refused(400, "invalid_request", "POST", path, {"ids": dead, "filter": {}})
+    program.refused(400, "invalid_request", "POST", path, {"ids": dead, "dry_run": True})
+    program.refused(400, "invalid", "POST", path, {"filter": {"slot": "1"}})
+    assert program.ok("POST", path, {"filter": {}})["complete"] is True
+
+
+def test_a_topic_is_purged_paused_and_resumed(program: Program) -> None:
+    sent(program, "timed", 1, fixed_time=LATER)
+    path = "topics/timed/purge/"
+    assert program.ok("POST", path, {"state": "store", "dry_run": True})["outcomes"] == {"matching": 1}
+    assert program.ok("POST", path, {"state": "store"})["outcomes"] == {"purged": 1}
+    program.refused(400, "invalid", "POST", path, {"state": "prepare"})
+    program.refused(400, "invalid", "POST", path, {})
+    program.refused(409, "refused", "POST", "topics/ranked/purge/", {"state": "store", "older_than": 1})
+    assert program.ok("POST", "topics/timed/pause/")["outcomes"] == {"paused": 4}
+    assert program.ok("GET", "topics/timed/")["paused_slots"] == 4
+    assert program.ok("POST", "topics/timed/resume/")["outcomes"] == {"resumed": 4}
+
+
+# --- topics that a user must not know of
+
+
+class OnlyTimed(TopicPermission):
+    """Knows of one topic."""
+
+    def has_object_permission(self, request: Any, view: Any, obj: Any) -> bool:
+        return obj.name == "timed" and view.needed is not Needed.PURGE
+
+
+def test_a_hidden_topic_is_answered_like_one_that_does_not_exist(program: Program, broker: Any) -> None:
+    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"PERMISSION": f"{__name__}.OnlyTimed"}}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        assert [one["name"] for one in program.ok("GET", "topics/")["results"]] == ["timed"]
+        assert list(program.ok("GET", "stats/")["topics"]) == ["timed"]
+        told = []
+        for name in ("ranked", "nosuch"):
+            for method, path, _ in asked():
+                if "timed" in path:
+                    refused = program.refused(
+                        404, "topic_not_found", method, path.replace("timed", name), {"body": 1}
+                    )
+                    told.append(refused.json()["detail"].replace(name, "?"))
+            program.refused(404, "topic_not_found", "GET", f"slots/?topic={name}")
+        assert set(told) == {"There is no topic '?'."}
+        program.refused(404, "topic_not_found", "POST", "topics/timed/purge/", {"state": "dead"})
+        Program().refused(401, "not_authenticated", "GET", "topics/timed/")
+    rmq["API"] = {"PERMISSION": "rest_framework.permissions.AllowAny"}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        Program().refused(401, "not_authenticated", "GET", "topics/")
+    rmq["API"] = {"PERMISSION": "no.such"}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        program.refused(503, "misconfigured", "GET", "topics/")
+
+
+# --- when Redis is away or full; health
+
+
+def test_health_is_told_to_anybody_and_details_to_those_who_may_see_topics(program: Program) -> None:
+    assert Program().ok("GET", "health/live") == {"ok": True}
+    assert Program().ok("GET", "health/ready") == {"ok": True}
+    found = program.ok("GET", "health/ready")
+    assert found["ok"] and found["findings"][0]["check"] == "redis"
+    assert program.ok("GET", "health/ready?workers=true", status=503)["ok"] is False
+    program.refused(400, "invalid", "GET", "health/ready?max_age=nan")
+    Program().refused(401, "not_authenticated", "GET", "health/ready?workers=true")
+    Program(user_with()).refused(403, "permission_denied", "GET", "health/ready?workers=true")

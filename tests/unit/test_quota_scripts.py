@@ -1,0 +1,245 @@
+"""The scripts of rates, permits and answers keep to the rules of all scripts, and both brokers do alike."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq import lua
+from django_rmq.broker import Broker, Call
+from django_rmq.keys import answer_key, bucket_key, limits_key
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.messages import Topic, TopicType
+from tests.unit import test_lua as rules
+
+NAMES = ["answers/begin", "answers/keep", "limits/ended", "limits/spend"]
+SCRIPTS = {name: rules.Source(name) for name in NAMES}
+each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)
+TOPIC = Topic("topic", TopicType.RANGE_MERGE, slots=1, timeout=3, max_in_flight=9)
+
+
+class Recorder(Broker):
+    """Answers with the call that would be made."""
+
+    def _run(self, call: Call) -> Any:
+        return call
+
+
+def calls() -> dict[str, Call]:
+    ask: Any = Recorder(None, "P:")
+    found = [
+        ask.begin_answer("r", "c", "t", 1),
+        ask.keep_answer("r", "t", b"k", 1),
+        ask.end_permits(TOPIC, "w", 1, 2),
+        ask.spend("s", 1.5, 2, 1),
+    ]
+    return {call.script: call for call in found}
+
+
+@each_script
+def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> None:
+    call = calls()[source.name]
+    assert len(call.args) == len(source.declared("ARGV")) - 1
+    assert source.declared("ARGV")[-1].name == "now"
+    assert [key.kind for key in source.declared("KEYS")] == ["HASH"]
+
+
+def test_keys_lie_below_the_prefix() -> None:
+    keys = {call.keys[0] for call in calls().values()}
+    assert keys == {
+        b"answer_{P:rmq:answer:r}",
+        b"bucket_{P:rmq:bucket:s}",
+        b"limits_{P:rmq:limits:topic}",
+    }
+
+
+@each_script
+def test_header_bindings_and_code_keep_to_the_rules(source: rules.Source) -> None:
+    rules.test_a_header_begins_with_one_sentence_and_says_what_is_returned(source)
+    rules.test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(source)
+    rules.test_keys_and_fixed_arguments_are_read_in_bindings_only(source)
+    rules.test_the_types_that_a_header_names_are_looked_at_before_anything_else(source)
+    for table in ("KEYS", "ARGV"):
+        rules.test_what_a_header_declares_is_numbered_from_one_without_gaps(source, table)
+    commands = re.findall(r"redis\.p?call\('([A-Z]+)'", source.code)
+    assert len(commands) == len(re.findall(r"redis\.p?call", source.code))
+    assert set(commands) <= rules.READS | rules.WRITES | {"PEXPIRE"}
+    assert "tostring" not in source.code
+    assert list(rules.joined(source.code)) == []
+    assert not re.search(r"\bwhile\b|\brepeat\b|\bfor\b|math\.random", source.code)
+    assert max(map(len, source.text.split("\n"))) <= 130
+
+
+@each_script
+def test_it_reads_no_unknown_global_and_has_the_sha_that_redis_computes(
+    source: rules.Source, redis_client: redis.Redis
+) -> None:
+    script = lua.load(source.name)
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, script.text)
+    assert isinstance(dump, bytes)
+    chunk = rules.Bytecode(dump)
+    assert chunk.read <= rules.KNOWN_GLOBALS
+    assert chunk.written == set()
+    assert redis_client.script_load(script.text).encode() == script.sha
+
+
+def test_what_ends_is_told_to_a_full_server_too() -> None:
+    writes = [
+        c for c in re.findall(r"redis\.p?call\('([A-Z]+)'", SCRIPTS["limits/ended"].code) if c in rules.WRITES
+    ]
+    assert writes[0] == "HDEL"
+
+
+passing = st.sampled_from([0, 1, 17, 250, 1_999, 4_001, 30_000, 3_600_000, -5_000])
+
+
+def pair(client: redis.Redis, key: bytes) -> tuple[list[Any], Clock]:
+    clock = Clock()
+    client.delete(key)
+    return [Broker(client, "alike:", clock), InMemoryBroker("alike:", clock)], clock
+
+
+def check_alike(client: redis.Redis, memory: Any, key: bytes) -> None:
+    assert client.hgetall(key) == dict(memory.keyspace.get(key, {}))
+
+
+@given(
+    st.sampled_from([1.0, 0.5, 333_333.3333333333, 100_000.0]),
+    st.integers(1, 20),
+    st.lists(st.tuples(st.integers(1, 20), passing), min_size=1, max_size=25),
+)
+def test_both_brokers_spend_alike_and_never_more_than_the_rate(
+    redis_client: redis.Redis, each: float, size: int, history: list[Any]
+) -> None:
+    key = bucket_key("alike:", "who")
+    brokers, clock = pair(redis_client, key)
+    spent, passed_us = 0, 0
+    for wanted, ms in history:
+        clock.advance(ms=max(0, ms))
+        passed_us += max(0, ms) * 1000
+        one, other = (broker.spend("who", each, size, wanted) for broker in brokers)
+        assert one == other
+        check_alike(redis_client, brokers[1], key)
+        if one == 0:
+            spent += wanted
+    assert spent <= size + passed_us / each + 1
+
+
+def test_a_bucket_is_full_again_after_its_time_and_survives_a_clock_that_is_set_back(
+    redis_client: redis.Redis,
+) -> None:
+    brokers, clock = pair(redis_client, bucket_key("alike:", "who"))
+    for broker in brokers:
+        assert broker.spend("who", 1e6, 3, 3) == 0
+        assert broker.spend("who", 1e6, 3, 1) == 1_000_000
+    clock.advance(ms=999)
+    assert [broker.spend("who", 1e6, 3, 1) for broker in brokers] == [1_000, 1_000]
+    clock.advance(ms=1)
+    assert [broker.spend("who", 1e6, 3, 1) for broker in brokers] == [0, 0]
+    clock.advance(seconds=-3600)
+    assert [broker.spend("who", 1e6, 3, 3) for broker in brokers] == [0, 0]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("begin"), st.sampled_from("ab"), st.sampled_from(["t1", "t2"]), passing),
+            st.tuples(
+                st.just("keep"), st.sampled_from([b"", b"kept"]), st.sampled_from(["t1", "t2"]), passing
+            ),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_both_brokers_answer_alike(redis_client: redis.Redis, history: list[Any]) -> None:
+    key = answer_key("alike:", "request")
+    brokers, clock = pair(redis_client, key)
+    for act, given_, token, ms in history:
+        clock.advance(ms=ms)
+        one, other = (
+            broker.begin_answer("request", given_, token, 30_000)
+            if act == "begin"
+            else broker.keep_answer("request", token, given_, 60_000)
+            for broker in brokers
+        )
+        assert one == other
+        check_alike(redis_client, brokers[1], key)
+
+
+def test_a_request_is_done_once_unless_its_attempt_dies(redis_client: redis.Redis) -> None:
+    brokers, clock = pair(redis_client, answer_key("alike:", "request"))
+    for broker in brokers:
+        assert broker.begin_answer("request", "a", "t1", 30_000) == ("new", b"")
+        assert broker.begin_answer("request", "a", "t2", 30_000) == ("running", b"")
+        assert broker.begin_answer("request", "b", "t2", 30_000) == ("other", b"")
+    clock.advance(seconds=30)
+    for broker in brokers:
+        assert broker.begin_answer("request", "a", "t2", 30_000) == ("new", b"")
+        assert broker.keep_answer("request", "t1", b"late", 60_000) == "stale"
+        assert broker.keep_answer("request", "t2", b"kept", 60_000) == "ok"
+        assert broker.begin_answer("request", "a", "t3", 30_000) == ("done", b"kept")
+        assert broker.keep_answer("request", "t2", b"", 60_000) == "stale"
+    assert 59_000 < redis_client.pttl(answer_key("alike:", "request")) <= 60_000
+
+
+def test_what_did_nothing_is_forgotten(redis_client: redis.Redis) -> None:
+    brokers, _ = pair(redis_client, answer_key("alike:", "request"))
+    for broker in brokers:
+        broker.begin_answer("request", "a", "t1", 30_000)
+        assert broker.keep_answer("request", "t1", b"", 60_000) == "ok"
+        assert broker.begin_answer("request", "b", "t2", 30_000) == ("new", b"")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("allow"), st.sampled_from("AB"), st.integers(0, 9), passing),
+            st.tuples(st.just("end"), st.sampled_from("AB"), st.integers(0, 4), passing),
+            st.tuples(st.just("renew"), st.sampled_from("AB"), st.integers(0, 4), passing),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_both_brokers_end_permits_alike(redis_client: redis.Redis, history: list[Any]) -> None:
+    key = limits_key("alike:", "topic")
+    brokers, clock = pair(redis_client, key)
+    for act, worker, count, ms in history:
+        clock.advance(ms=ms)
+        one, other = (
+            broker.allow(TOPIC, worker, tokens=0, in_use=count, wanted=0, lease_ms=4_000)
+            if act == "allow"
+            else broker.end_permits(TOPIC, worker, count, 4_000 if act == "renew" else 0)
+            for broker in brokers
+        )
+        assert one == other
+        check_alike(redis_client, brokers[1], key)
+
+
+def test_permits_end_with_what_they_are_for_and_last_as_long_as_it_is_extended(
+    redis_client: redis.Redis,
+) -> None:
+    brokers, clock = pair(redis_client, limits_key("alike:", "topic"))
+
+    def free(broker: Any) -> int:
+        found = broker.allow(TOPIC, "other", tokens=0, in_use=0, wanted=9, lease_ms=4_000).permits
+        broker.allow(TOPIC, "other", tokens=0, in_use=0, wanted=0, lease_ms=4_000)
+        return int(found)
+
+    for broker in brokers:
+        broker.allow(TOPIC, "d", tokens=0, in_use=5, wanted=0, lease_ms=4_000)
+        assert (free(broker), broker.end_permits(TOPIC, "d", 2), free(broker)) == (4, 3, 6)
+    clock.advance(seconds=3)
+    for broker in brokers:
+        assert broker.end_permits(TOPIC, "d", 0, 4_000) == 3
+    clock.advance(seconds=3)
+    assert [free(broker) for broker in brokers] == [6, 6]
+    clock.advance(seconds=2)
+    assert [free(broker) for broker in brokers] == [9, 9]
+    assert [broker.end_permits(TOPIC, "d", 1) for broker in brokers] == [0, 0]

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 
 from example_project.selection.models import Batch, Item, Member, ProductSet
-from example_project.selection.rules import FIELDS, RuleError
+from example_project.selection.rules import NUMBERS, TEXTS, RuleError
 from example_project.selection.sets import evaluate_all, save_set
 
 
@@ -21,8 +21,9 @@ class ProductSetForm(forms.ModelForm):
         fields = ["name", "rule", "active"]
         widgets = {"rule": AdminTextareaWidget(attrs={"rows": 4, "spellcheck": "false"})}
         help_texts = {
-            "rule": f"Of {', '.join(FIELDS)}: = != &lt; &lt;= &gt; &gt;=, between 4 and 5, in (1, 2), is known; of the title: "
-            "= !=, in, contains, starts with. Joined by and, or, not and parentheses. For example: "
+            "rule": f"{', '.join(NUMBERS)}: = != &lt; &lt;= &gt; &gt;=, between 4 and 5, in (1, 2), is known. "
+            f"{', '.join(TEXTS)}: = !=, in, contains, starts with, is known, and text in quotes. "
+            "Joined by and, or, not and parentheses.<br>"
             '<code>price &lt; 20 and stock &gt;= 1 and (title contains "mug" or rating &gt;= 4.5)</code>'
         }
 
@@ -31,7 +32,6 @@ class ProductSetForm(forms.ModelForm):
 class ProductSetAdmin(admin.ModelAdmin):
     form = ProductSetForm
     list_display = ["name", "rule", "active", "size", "joined", "left"]
-    list_filter = ["active"]
     search_fields = ["name", "rule"]
     readonly_fields = ["size", "belonging", "joined", "left", "revision"]
     actions = ["evaluate"]
@@ -93,10 +93,14 @@ class ItemAdmin(ReadOnlyAdmin):
 
 @admin.register(Member)
 class MemberAdmin(ReadOnlyAdmin):
-    list_display = ["item", "product_set", "price", "stock", "rating", "since"]
+    list_display = ["item", "product_set", "price", "stock", "rating", "joined"]
     list_filter = ["product_set"]
     list_select_related = ["item", "product_set"]
     search_fields = ["=item__sku", "item__title"]
+
+    @admin.display(ordering="since")
+    def joined(self, member: Member) -> str:
+        return f"{member.since:%H:%M:%S}"
 
     @admin.display(ordering="item__price")
     def price(self, member: Member) -> Any:
@@ -113,6 +117,10 @@ class MemberAdmin(ReadOnlyAdmin):
 
 @admin.register(Batch)
 class BatchAdmin(ReadOnlyAdmin):
-    list_display = ["work", "number", "at", "rows", "unusable", "items", "joined", "left"]
+    list_display = ["work", "number", "done_at", "rows", "unusable", "items", "joined", "left"]
     list_filter = ["work"]
     list_display_links = None
+
+    @admin.display(ordering="at")
+    def done_at(self, batch: Batch) -> str:
+        return f"{batch.at:%H:%M:%S}"

@@ -96,7 +96,9 @@ class SelectionRun:
 
     def told(self) -> str:
         """The sets and their sizes in one line."""
-        sizes = ProductSet.objects.annotate(size=Count("members")).values_list("name", "size")
+        sizes = (
+            ProductSet.objects.order_by("name").annotate(size=Count("members")).values_list("name", "size")
+        )
         return ", ".join(f"{name}: {size}" for name, size in sizes)
 
     def summary(self) -> dict[str, object]:

@@ -20,7 +20,7 @@ class Showing:
 
     def rows(self) -> list[tuple[str, str, int, int, int]]:
         """A row of COLUMNS for each set."""
-        sets = list(ProductSet.objects.annotate(size=Count("members")))
+        sets = list(ProductSet.objects.order_by("name").annotate(size=Count("members")))
         if self._before is None:
             self._before = {one.pk: (one.joined, one.left) for one in sets}
         found = []

@@ -50,8 +50,10 @@ class ProductSetAdmin(admin.ModelAdmin):
 
     @admin.display(description="the saved rule holds for")
     def belonging(self, product_set: ProductSet) -> str:
+        # A form with a mistake shows what was typed.
+        saved = ProductSet.objects.get(pk=product_set.pk)
         try:
-            rule = product_set.parsed
+            rule = saved.parsed
         except RuleError as error:
             return str(error)
         holding = [rule.holds(item.facts) for item in Item.objects.all()]

@@ -92,7 +92,7 @@ class Feeds:
                 if before is None:
                     return Decimal(draw.randint(300, 19_999)) / 100
                 price = (before * draw.randint(900, 1_112) / 1_000).quantize(Decimal("0.01"))
-                return min(max(price, Decimal(1)), Decimal(9_999))
+                return min(max(price, Decimal(3)), Decimal(400))
             case "stock":
                 if before is None or before < 3:
                     return draw.choice((0, 5, 20, 100))

@@ -225,6 +225,8 @@ def test_a_rule_is_edited_in_the_admin_and_a_wrong_one_is_explained(client: Clie
     shown = client.get(change).content.decode()
     assert "4 of 10 items at this moment" in shown
     assert f'/admin/selection/member/?product_set__id__exact={product_set.pk}">4</a>' in shown
+    mistaken = client.post(change, {"name": "cheap", "rule": "price <", "active": "on"}).content.decode()
+    assert "found the end of the rule" in mistaken and "4 of 10 items at this moment" in mistaken
     assert client.post(change, {"name": "cheap", "rule": "price < 3", "active": "on"}).status_code == 302
     product_set.refresh_from_db()
     # What Spark wrote while the form was open is still there.

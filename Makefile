@@ -18,7 +18,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark test proof lint format types layers check bench bench-admin soak wheel requirements clean
+.PHONY: help install demo test proof lint format types layers check bench bench-admin bench-spark soak wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,7 @@ install: $(INSTALLED) ## make .venv with everything pinned, and the package in i
 demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEMO_ARGS=...)
 	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
 
+.PHONY: demo-spark
 demo-spark: $(INSTALLED) ## product sets kept up to date by Spark; needs Java (DEMO_ARGS=...)
 	$(BIN)/python -m example_project.selection.demo $(DEMO_ARGS)
 
@@ -77,6 +78,9 @@ bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...
 
 bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,000 dead messages (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.admin $(BENCH_ARGS)
+
+bench-spark: $(INSTALLED) ## the Spark source and sink against bare limits, a million messages (BENCH_ARGS=...)
+	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
 
 soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions (SOAK_ARGS=...)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)

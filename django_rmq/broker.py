@@ -40,6 +40,7 @@ from django_rmq.keys import (
     events_channel,
     explicit_basis_key,
     history_keys,
+    keys_of_slots,
     limits_key,
     slot_keys,
     topics_key,
@@ -50,6 +51,7 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -99,9 +101,14 @@ READS = frozenset(
         "peek",
         "read_claim",
         "survey",
+        "ZRANGE",
+        "ZRANK",
     }
 )
-"""Scripts that change nothing."""
+"""Scripts and plain commands that change nothing."""
+
+_LOOKED_AT = ("store", "retry", "prepare", "control", "claimants")
+"""Keys of each slot that tell whether and when something can be taken from it."""
 
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
@@ -122,6 +129,7 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("TYPE",),
     ("ZADD", "XX", 0, "member"),
     ("ZREM", "member"),
+    ("ZREMRANGEBYRANK", 0, -1),
     ("ZCARD",),
     ("ZCOUNT", 0, 0),
     ("ZMSCORE", "member"),
@@ -145,6 +153,14 @@ class Call(NamedTuple):
     keys: Sequence[bytes]
     args: Sequence[Any]
     parse: Callable[[Any], Any]
+
+
+class Command(Call):
+    """A plain command instead of a script, named like it: for what Redis does fastest by itself."""
+
+
+def _same(reply: Any) -> Any:
+    return reply
 
 
 def _words(count: int) -> Callable[[Any], list[str]]:
@@ -308,6 +324,11 @@ def _survey(reply: list[Any]) -> Survey:
         int(revived or 0),
         int(ticket or 0),
     )
+
+
+def _acquired(reply: list[Any]) -> list[Acquired]:
+    epochs, words = reply
+    return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
 
 
 def _heads(reply: list[bytes]) -> list[int | None]:
@@ -528,6 +549,16 @@ class Transitions(ABC):
     def acquire(self, topic: Topic, slot: int) -> int:
         """Begin to own the slot: return the new epoch, which fences every older prepare."""
         return self._run(Call("acquire", (self._keys(topic, slot).control,), (), int))
+
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing.
+
+        A pipeline to a Redis Cluster has an ``RmqError`` in the place of each slot whose node does not answer.
+        """
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
+        return self._run(
+            Call("acquire_all", keys, (topic.slots, topic.timeout, topic.max_retries), _acquired)
+        )
 
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
@@ -1182,10 +1213,7 @@ class Transitions(ABC):
 
         ``upkeep``: when next a delivery times out or the lease of a claim ends there.
         """
-        keys: list[bytes] = []
-        for slot in slots:
-            slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control, slot_.claimants)
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
         return self._run(Call("heads", keys, (topic.type.value, topic.timeout, int(upkeep)), _heads))
 
     def audit(self, topic: Topic, slot: int) -> Ledger:
@@ -1271,6 +1299,8 @@ class Broker(Transitions):
         return Pipeline(self)
 
     def _command(self, call: Call) -> tuple[Any, ...]:
+        if isinstance(call, Command):
+            return (call.script, *call.keys, *call.args)
         now = b"" if self._clock is None else self._clock()
         return ("EVALSHA", lua.load(call.script).sha, len(call.keys), *call.keys, *call.args, now)
 
@@ -1375,6 +1405,7 @@ class Broker(Transitions):
         """Return what the server refuses us of what we need, by trying all of it in ways that change nothing."""
         scratch, nobody = f"{self.prefix}rmq:rights".encode(), uuid4().hex.encode()
         tries: list[tuple[Any, ...]] = [(command[0], scratch, *command[1:]) for command in _HARMLESS]
+        tries.append(("ZRANGESTORE", scratch, scratch, 0, 0))
         chosen = list(topics)
         for topic in chosen:
             keys = self._keys(topic, 0)
@@ -1676,6 +1707,19 @@ class Pipeline(Transitions):
     def roster(self) -> int:
         """Ask for all workers and what is assigned to them."""
         return self._run(Call("workers/roster", worker_keys(self.prefix), (), _roster))
+
+    def rows(self, topic: Topic, slot: int, state: str, first: int, last: int) -> int:
+        """Ask for ``[member, score, ...]`` of the ranks ``first`` to ``last`` of a state, as Redis writes them.
+
+        Nothing says whether the set has changed between two calls: that is for the caller to see.
+        """
+        key = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Command("ZRANGE", (key,), (first, last, "WITHSCORES"), _same))
+
+    def rank(self, topic: Topic, slot: int, state: str, member: bytes) -> int:
+        """Ask for the rank of a member in a state; None: it is not there."""
+        key = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Command("ZRANK", (key,), (member,), _same))
 
     def send(self) -> Self:
         """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""

@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -99,6 +100,14 @@ def slot_keys(prefix: str, topic: str, slot: int) -> SlotKeys:
     store = f"{prefix}{topic}_{slot}"
     tagged = [f"{kind}_{{{store}}}".encode() for kind in SlotKeys._fields[1:]]
     return SlotKeys(store.encode(), *tagged)
+
+
+def keys_of_slots(prefix: str, topic: str, slots: Iterable[int], kinds: Sequence[str]) -> list[bytes]:
+    """Return some keys of each of many slots, slot by slot: quicker than all keys of each."""
+    base = f"{prefix}{topic}_".encode()
+    forms = [b"%b" if kind == "store" else kind.encode() + b"_{%b}" for kind in kinds]
+    stores = [base + b"%d" % slot for slot in slots]
+    return [form % store for store in stores for form in forms]
 
 
 def topics_key(prefix: str) -> bytes:

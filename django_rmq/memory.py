@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
@@ -37,12 +37,14 @@ from django_rmq.keys import (
 )
 from django_rmq.messages import (
     BATCH,
+    CLAIM_BATCH,
     GATE,
     LATENESS_BUCKETS,
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     NEVER,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -411,6 +413,12 @@ class _Slot:
 
     # --- upkeep
 
+    def note_definition(self, slots: int) -> None:
+        """Leave what people and sweepers have to know of the topic."""
+        self.control[b"slots"] = b"%d" % slots
+        self.control[b"timeout"] = b"%d" % self.timeout
+        self.control[b"max_retries"] = b"%d" % self.max_retries
+
     def expire_due(self, limit: int) -> tuple[int, float | None]:
         """End up to ``limit`` deliveries that timed out; return how many, and when one can be taken again."""
         ahead = (self.now_s + self.timeout + 1) * 1000
@@ -736,6 +744,32 @@ class InMemoryBroker:
             s.control[b"epoch"] = b"%d" % epoch
             return epoch
 
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing."""
+        if len(slots) > 1024:
+            raise ServerRefused("ERR too many slots")
+        with self._lock:
+            return [self._begin(topic, slot) for slot in slots]
+
+    def _begin(self, topic: Topic, slot: int) -> Acquired:
+        keys = slot_keys(self.prefix, topic.name, slot)
+        with suppress(WrongType), self._slot(topic, slot, "control") as s:
+            epoch = int(s.control.get(b"epoch", 0)) + 1
+            s.control[b"epoch"] = b"%d" % epoch
+            slots = b"%d" % topic.slots
+            is_open = (
+                not s.control.keys() & {b"paused", b"moving"} and s.control.get(b"slots", slots) == slots
+            )
+            holding = {keys.store, keys.retry, keys.prepare, keys.claimants} & self.keyspace.keys()
+            if holding or not is_open:
+                return Acquired(epoch, is_asleep=False)
+            s.control[b"slots"] = slots
+            s.control.setdefault(b"timeout", b"%d" % topic.timeout)
+            s.control.setdefault(b"max_retries", b"%d" % topic.max_retries)
+            s.sleep_until(NEVER)
+            return Acquired(epoch, is_asleep=True)
+        return Acquired(None, is_asleep=False)
+
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
     ) -> list[Held] | None:
@@ -768,13 +802,7 @@ class InMemoryBroker:
             if epoch is not None and epoch < int(s.control.get(b"epoch", epoch)):
                 return Prepared("fenced")
             limit = max(1, min(limit, BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, promoted = s.expire_due(share)[0], s.promote_due(share)
             behind = expired >= share or promoted >= share
@@ -965,14 +993,8 @@ class InMemoryBroker:
             _check_lease(lease_ms, number)
             if s.moved_to is not None:
                 return Claimed("moved")
-            limit = max(1, min(limit, BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            limit = max(1, min(limit, CLAIM_BATCH))
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, earliest = s.expire_due(share)
             holding = bool(s.claimants)
@@ -996,26 +1018,33 @@ class InMemoryBroker:
             waiting = s.store.rows(descending=topic.is_priority)
             if not topic.is_priority:
                 waiting = [row for row in waiting if row[1] <= s.now_ms]
-            for scan in (limit, limit + BATCH):
-                rows = waiting[:scan]
-                # Leave out what runs already: its newer copy waits for its end.
-                free = [row for row in rows if row[0] not in s.prepare and not (ours and row[0] in s.claim)]
-                if free or len(rows) < scan:
-                    break
-            more = len(rows) == scan or len(free) > limit
-            taken: list[tuple[bytes, float]] = []
             lapsed: list[tuple[bytes, float]] = []
-            size = 0
-            for member, score in free[:limit]:
-                envelope = s.body.get(member)
-                if envelope is not None and _has_lapsed(envelope, s.now_ms):
-                    lapsed.append((member, score))
-                    continue
-                size += len(member) + len(envelope or b"")
-                if taken and size > max_bytes:
-                    more = True
-                    break
-                taken.append((member, score))
+            fit = None if s.prepare or s.claim or s.retry or s.body else _whole(waiting[:limit], max_bytes)
+            if fit is not None:
+                taken = waiting[:fit]
+                more = fit == limit or fit < min(limit, len(waiting))
+            else:
+                taken, limit = [], min(limit, BATCH)
+                for scan in (limit, limit + BATCH):
+                    rows = waiting[:scan]
+                    # Leave out what runs already: its newer copy waits for its end.
+                    free = [
+                        row for row in rows if row[0] not in s.prepare and not (ours and row[0] in s.claim)
+                    ]
+                    if free or len(rows) < scan:
+                        break
+                more = len(rows) == scan or len(free) > limit
+                size = 0
+                for member, score in free[:limit]:
+                    envelope = s.body.get(member)
+                    if envelope is not None and _has_lapsed(envelope, s.now_ms):
+                        lapsed.append((member, score))
+                        continue
+                    size += len(member) + len(envelope or b"")
+                    if taken and size > max_bytes:
+                        more = True
+                        break
+                    taken.append((member, score))
             for member, score in lapsed:
                 s.bury_lapsed(member, score)
             for member, score in taken:
@@ -2093,6 +2122,13 @@ def _mark(s: _Slot, member: bytes, mark: str, word: str) -> str:
     record = _InFlight.parse(s.inflight.get(member))
     s.inflight[member] = record._replace(mark=mark).encode()
     return "in_flight_and_waiting" if waits else "in_flight"
+
+
+def _whole(rows: Sequence[tuple[bytes, float]], max_bytes: int) -> int | None:
+    """Return how many of ``rows`` a claim takes as they are, by the longest of a hundred; None: each is to be looked at."""
+    longest = max((len(member) for member, _ in rows[:: max(1, math.ceil(len(rows) / 100))]), default=1)
+    fit = min(len(rows), max_bytes // max(1, longest))
+    return None if fit < min(len(rows), BATCH) else fit
 
 
 def _supersede_resting(s: _Slot, member: bytes) -> None:

@@ -35,6 +35,9 @@ MAX_ERROR_BYTES = 1024
 BATCH = 1_000
 """The most messages one script takes: it bounds what blocks Redis, and unpack takes 7,000 values."""
 
+CLAIM_BATCH = 10_000
+"""The most messages one step of a claim takes, where Redis moves them without showing them to the script."""
+
 NEVER = (1 << 53) - 1
 """A time in ms that does not come: the caller sleeps until it is woken."""
 
@@ -594,6 +597,15 @@ class Prepared(NamedTuple):
     """Where to go on after ``more``: (score, member)."""
     slots: int | None = None
     """After ``moved``: the slot count that the slot has by now."""
+
+
+class Acquired(NamedTuple):
+    """The answer of acquire_all for one slot."""
+
+    epoch: int | None
+    """None: its control key is of a foreign type, and nobody owns it."""
+    is_asleep: bool
+    """Nothing waits there, and senders know to wake who owns it."""
 
 
 class Held(NamedTuple):

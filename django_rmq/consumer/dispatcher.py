@@ -13,6 +13,7 @@ import heapq
 import logging
 import threading
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from django_rmq.consumer.heartbeat import Heartbeat
 from django_rmq.consumer.lanes import Lanes
 from django_rmq.consumer.limits import Limits
 from django_rmq.consumer.notes import Notes
+from django_rmq.consumer.places import Place, Places
 from django_rmq.exceptions import (
     LostRace,
     NodeUnavailable,
@@ -98,9 +100,6 @@ SETTLING_SECONDS = 0.05
 POLLED = 4 * HEADS
 """Slots asked by one slow poll: a worker with more of them asks for all within several polls."""
 
-FEW = 64
-"""Of more slots that are acquired at once, those that hold something are prepared first."""
-
 ACQUIRED = 2048
 """Slots acquired between two looks at everything else at most."""
 
@@ -109,68 +108,6 @@ TURN = 512
 
 TURN_MESSAGES = 1_500
 """Messages that one round trip is expected to bring: while it lasts, the threads work on what the last one brought."""
-
-
-class Place:
-    """One slot as the dispatcher sees it: ours, or no longer ours while something of it is in hand."""
-
-    __slots__ = (
-        "acquired",
-        "away",
-        "batches",
-        "blocked_by",
-        "cursor",
-        "due",
-        "entry",
-        "epoch",
-        "fenced",
-        "not_before",
-        "owned",
-        "shut_until",
-        "slot",
-        "thread",
-        "topic",
-        "uncertain",
-        "untaken_since",
-        "yielded",
-    )
-
-    def __init__(self, topic: Topic, slot: int, thread: int) -> None:
-        self.topic = topic
-        self.slot = slot
-        self.thread = thread
-        """Serial topics: the index of the one thread that works this slot."""
-        self.owned = True
-        self.acquired = False
-        """Its epoch is ours. Without it nothing is prepared."""
-        self.epoch: int | None = None
-        self.uncertain = False
-        """A prepare of ours may have run without our hearing of it."""
-        self.yielded = 0
-        """How many messages the last prepare handed out."""
-        self.fenced = False
-        """Another owner has acquired it since."""
-        self.untaken_since: float | None = None
-        """Fenced: since when (monotonic) messages are due that nobody takes."""
-        self.due = 0.0
-        """Server time in ms at which to prepare; infinity: nothing is known to wait."""
-        self.entry = 0
-        """The number of its valid entry in the heap; 0: none."""
-        self.not_before = 0.0
-        """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
-        self.shut_until = 0.0
-        """Monotonic time before which a failing slot is left alone."""
-        self.away = False
-        """Its node does not answer, which is why it is left alone."""
-        self.batches = 0
-        self.blocked_by: Batch | None = None
-        """A batch whose listener exceeded MAX_RUNTIME and has not returned."""
-        self.cursor: tuple[str, bytes] | None = None
-        """Where prepare goes on behind members that are in flight."""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.topic.name, self.slot
 
 
 class Pace:
@@ -206,7 +143,7 @@ class ServerClock:
 
 
 class _Own(NamedTuple):
-    slots: list[tuple[str, int]]
+    slots: Mapping[str, array[int]]
 
 
 class _Disown(NamedTuple):
@@ -316,13 +253,11 @@ class Dispatcher:
         self._watcher = watcher
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
-        self._places: dict[tuple[str, int], Place] = {}
+        self._places = Places(self.topics, max(1, threads))
         self._unacquired: dict[Place, None] = {}
-        """To be acquired, or asked what a lost reply handed out."""
+        """To be acquired again, or asked what a lost reply handed out."""
         self._heap: list[tuple[float, int, Place]] = []
         self._entries = count(1)
-        self._quiet: dict[Place, None] = {}
-        """Acquired and seen to be empty: the first prepare, which tells senders that we sleep, may come later."""
         self._waiting: dict[Place, None] = {}
         """Due, and to be prepared as soon as their thread has room."""
         self._lanes = Lanes(self.topics.values(), max(1, threads))
@@ -332,7 +267,6 @@ class Dispatcher:
         self._threads = [ExecutorThread(i, self._inbox, hooks, notes) for i in range(max(1, threads))]
         self._load = [0.0] * len(self._threads)
         """Seconds of work in hand of each thread, as reckoned."""
-        self._slots_of_thread = [0] * len(self._threads)
         self._batches: dict[int, Batch] = {}
         self._in_hand = 0
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
@@ -341,7 +275,7 @@ class Dispatcher:
         self._stopping = False
         self._moved: SlotMoved | None = None
         self._next_poll = 0.0
-        self._round: Iterator[Place] | None = None
+        self._round: Iterator[tuple[str, int, Place | None]] | None = None
         """The slots that the slow poll has not asked yet since it began anew."""
         self._hurries = False
         """Wake-ups may have been lost: the slow poll goes through all slots without a pause."""
@@ -356,7 +290,10 @@ class Dispatcher:
 
     def own(self, slots: Iterable[tuple[str, int]]) -> None:
         """Add slots to those that are ours."""
-        self._inbox.put(_Own(list(slots)))
+        by_topic: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
+        for topic, slot in slots:
+            by_topic[topic].append(slot)
+        self._inbox.put(_Own(by_topic))
 
     def disown(self, slots: Iterable[tuple[str, int]]) -> None:
         """Take no more from these slots; what has not begun is given back."""
@@ -366,24 +303,18 @@ class Dispatcher:
         """Take nothing more, let listeners finish, give the rest back. Safe in signal handlers."""
         self._inbox.put(_Stop())
 
-    def _own(self, topic: str, slot: int) -> None:
-        place = self._places.get((topic, slot))
-        if place is None:
-            thread = min(range(len(self._threads)), key=self._slots_of_thread.__getitem__)
-            self._slots_of_thread[thread] += 1
-            place = self._places[topic, slot] = Place(self.topics[topic], slot, thread)
-        elif place.owned:
-            return
-        place.owned, place.acquired, place.fenced = True, False, False
-        place.due = place.not_before = place.shut_until = 0.0
-        place.away = False
-        self._unacquired[place] = None
+    def _own(self, topic: str, slots: array[int]) -> None:
+        for place in self._places.tell(topic, slots):
+            if not place.owned:
+                place.owned, place.acquired, place.fenced = True, False, False
+                place.due = place.not_before = place.shut_until = 0.0
+                place.away = False
+                self._unacquired[place] = None
 
     def _disown(self, place: Place) -> None:
         place.owned = place.acquired = False
         place.entry = 0
         self._waiting.pop(place, None)
-        self._quiet.pop(place, None)
         self._parked[place.topic.name].pop(place, None)
         if not place.uncertain:
             self._unacquired.pop(place, None)
@@ -392,9 +323,8 @@ class Dispatcher:
 
     def _forget(self, place: Place) -> None:
         """Drop a slot that is no longer ours once nothing of it is in hand: its thread is its own till then."""
-        if not (place.owned or place.batches or place.uncertain) and place.key in self._places:
-            del self._places[place.key]
-            self._slots_of_thread[place.thread] -= 1
+        if not (place.owned or place.batches or place.uncertain):
+            self._places.drop(place)
 
     # --- the loop
 
@@ -537,9 +467,9 @@ class Dispatcher:
 
     def _drained(self) -> bool:
         now = self._clock.ms()
-        return all(
+        return not self._places.is_told_more and all(
             place.due > now or place.blocked_by or place.fenced or not place.owned
-            for place in self._places.values()
+            for place in self._places.awake.values()
         )
 
     # --- what others tell us
@@ -557,25 +487,24 @@ class Dispatcher:
         if isinstance(item, Slice):
             self._finished(item)
         elif isinstance(item, _Wake):
-            place = self._places.get((item.topic, max(item.slot, -1 - item.slot)))
-            if place is not None and item.slot < 0:
+            if item.slot < 0:
                 # It was paused: nothing more of what is in hand begins.
-                self._give_back_slot(place)
-            elif place is not None:
+                self._give_back_slot_at(item.topic, -1 - item.slot)
+            elif (place := self._places.get(item.topic, item.slot)) is not None:
                 place.not_before = 0.0
                 self._ready(place)
         elif isinstance(item, _Own):
             # Who is about to leave takes over nothing: it would only fence the one who does.
-            for topic, slot in () if self._stopping else item.slots:
-                self._own(topic, slot)
+            for topic, slots in () if self._stopping else item.slots.items():
+                self._own(topic, slots)
         elif isinstance(item, _Disown):
-            for key in item.slots:
-                if key in self._places:
-                    self._disown(self._places[key])
+            for topic, slot in item.slots:
+                if (place := self._places.lose(topic, slot)) is not None:
+                    self._disown(place)
         elif isinstance(item, _Resubscribed):
             # Wake-ups were missed until now: whoever rests until one is asked at once.
             self._next_poll, self._hurries, self._round = 0.0, True, None
-            for place in self._places.values():
+            for place in self._places.awake.values():
                 place.not_before = 0.0
             if self._on_moved is not None:
                 for name in self.topics:
@@ -639,11 +568,9 @@ class Dispatcher:
         rest = max(place.not_before, place.shut_until)
         if rest and rest > (now := time.monotonic()):
             self._waiting.pop(place, None)
-            self._quiet.pop(place, None)
             self._schedule(place, self._clock.ms() + (rest - now) * 1000)
         else:
             self._waiting[place] = None
-            self._quiet.pop(place, None)
 
     def _schedule(self, place: Place, due: float | None) -> None:
         """Look at ``place`` when the server's clock shows ``due`` (None: nothing waits)."""
@@ -652,7 +579,7 @@ class Dispatcher:
             return
         place.due, place.entry = due, next(self._entries)
         heapq.heappush(self._heap, (due, place.entry, place))
-        if len(self._heap) > 2 * len(self._places) + 64:
+        if len(self._heap) > 2 * len(self._places.awake) + 64:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
             heapq.heapify(self._heap)
 
@@ -680,8 +607,8 @@ class Dispatcher:
         if self._lanes and not (place.topic.serial and place.batches):
             thread = self._lanes.choose(place.topic.name, place.thread, load, time.monotonic())
             if place.topic.serial and thread != place.thread:
-                self._slots_of_thread[place.thread] -= 1
-                self._slots_of_thread[thread] += 1
+                self._places.slots_of_thread[place.thread] -= 1
+                self._places.slots_of_thread[thread] += 1
                 place.thread = thread
             return thread
         return place.thread if place.topic.serial else min(range(len(load)), key=load.__getitem__)
@@ -774,17 +701,6 @@ class Dispatcher:
         for place in parked:
             del self._waiting[place]
             self._parked[place.topic.name][place] = None
-        if room > 0:
-            asked += self._queue_quiet(pipeline, min(TURN - len(asked), room))
-        return asked
-
-    def _queue_quiet(self, pipeline: Any, count: int) -> list[Place]:
-        """Prepare slots that were empty a moment ago; what came since is as little as one prepare may ask for."""
-        asked: list[Place] = []
-        for place in list(islice(self._quiet, count)):
-            del self._quiet[place]
-            pipeline.prepare(place.topic, place.slot, self.owner, place.epoch, 1, IN_HAND_BYTES)
-            asked.append(place)
         return asked
 
     def _prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
@@ -840,7 +756,13 @@ class Dispatcher:
             self._stopping = True
         else:
             self._schedule(place, reply.next_due)
+            self._lull(place)
         return None
+
+    def _lull(self, place: Place) -> None:
+        """Keep no more of a slot that holds nothing than has to be."""
+        if place.is_at_rest and not any(place is other for other, _ in self._settlements):
+            self._places.lull(place)
 
     def _start(self, place: Place, receipt: int, messages: list[Message], at: float) -> None:
         batch = Batch(place, self.listeners[place.topic.name], receipt, messages, at)
@@ -875,7 +797,6 @@ class Dispatcher:
         )
         place.shut_until = time.monotonic() + REST_SECONDS
         self._waiting.pop(place, None)
-        self._quiet.pop(place, None)
         self._schedule(place, self._clock.ms() + REST_SECONDS * 1000)
         return None
 
@@ -885,7 +806,6 @@ class Dispatcher:
         now = time.monotonic()
         place.shut_until, place.away = now + NODE_REST_SECONDS, True
         self._waiting.pop(place, None)
-        self._quiet.pop(place, None)
         self._schedule(place, self._clock.ms() + NODE_REST_SECONDS * 1000)
         if now >= self._next_renewal:
             # It may be the node that we listen to.
@@ -918,6 +838,11 @@ class Dispatcher:
         for batch in list(self._batches.values()):
             if batch.place is place:
                 self._give_back(batch)
+
+    def _give_back_slot_at(self, topic: str, slot: int) -> None:
+        place = self._places.awake.get((topic, slot))
+        if place is not None:
+            self._give_back_slot(place)
 
     def _give_back(self, batch: Batch) -> None:
         """Begin nothing more of a batch, and release what has not begun, whatever its thread is doing."""
@@ -1026,8 +951,46 @@ class Dispatcher:
 
         Return whether there is more of it: it is done in parts, so that work goes on meanwhile.
         """
-        if not self._unacquired:
-            return False
+        more = self._acquire_again() if self._unacquired else False
+        if self._places.is_told_more:
+            self._acquire_told()
+        return more or self._places.is_told_more
+
+    def _acquire_told(self) -> None:
+        """Acquire slots for the first time; most of many are empty, and asleep at once."""
+        taken = self._places.take(ACQUIRED)
+        pipeline = self.broker.pipeline()
+        asked: list[tuple[str, list[int]]] = []
+        for name, slots in taken:
+            for start in range(0, len(slots) if self.topics[name].serial else 0, TURN):
+                asked.append((name, slots[start : start + TURN]))
+                pipeline.acquire_all(self.topics[name], asked[-1][1])
+        try:
+            answers = pipeline.execute()
+        except ServerTrouble:
+            self._places.put_back(taken)
+            raise
+        for name, slots in taken:
+            for slot in () if self.topics[name].serial else slots:
+                self._acquired(self._places.add(name, slot))
+        trouble: ServerTrouble | None = None
+        for (name, slots), answer in zip(asked, answers, strict=True):
+            found = [answer] * len(slots) if isinstance(answer, RmqError) else answer
+            for slot, one in zip(slots, found, strict=True):
+                if not isinstance(one, RmqError) and one.is_asleep:
+                    self._places.sleep(name, slot, one.epoch)
+                    continue
+                place = self._places.add(name, slot)
+                self._unacquired[place] = None
+                if isinstance(one, RmqError):
+                    trouble = self._trouble_of(place, one) or trouble
+                elif one.epoch is not None:
+                    place.epoch = one.epoch
+                    self._acquired(place)
+        if trouble is not None:
+            raise trouble
+
+    def _acquire_again(self) -> bool:
         local = time.monotonic()
         rested = list(
             islice((place for place in self._unacquired if place.shut_until <= local), ACQUIRED + 1)
@@ -1043,21 +1006,8 @@ class Dispatcher:
                 pipeline.acquire(place.topic, place.slot)
             if place.uncertain:
                 pipeline.held(place.topic, place.slot, self.owner, 0, BATCH)
-        fresh: defaultdict[str, list[Place]] = defaultdict(list)
-        for place in places if len(places) > FEW else ():
-            topic = place.topic
-            is_limited = topic.flow or topic.max_rate or topic.max_in_flight
-            if place.owned and topic.serial and not (place.uncertain or is_limited):
-                fresh[topic.name].append(place)
-        for some in fresh.values():
-            pipeline.heads(some[0].topic, [place.slot for place in some])
         at = uptime()
-        answers = pipeline.execute()
-        quiet: set[Place] = set()
-        for some, heads in zip(fresh.values(), answers[len(answers) - len(fresh) :], strict=True):
-            if not isinstance(heads, RmqError):
-                quiet.update(place for place, due in zip(some, heads, strict=True) if due is None)
-        replies = iter(answers)
+        replies = iter(pipeline.execute())
         trouble: ServerTrouble | None = None
         lost: list[tuple[Place, int, list[Held]]] = []
         for place in places:
@@ -1076,20 +1026,17 @@ class Dispatcher:
             if found:
                 lost += [(place, receipt, things) for receipt, things in found.items()]
             else:
-                self._acquired(place, quiet=place in quiet)
+                self._acquired(place)
         if lost:
             trouble = self._adopt(lost, at) or trouble
         if trouble is not None:
             raise trouble
 
-    def _acquired(self, place: Place, *, quiet: bool = False) -> None:
+    def _acquired(self, place: Place) -> None:
         self._unacquired.pop(place, None)
         place.uncertain = False
         place.acquired = place.owned
-        if quiet:
-            self._quiet[place] = None
-        else:
-            self._ready(place)
+        self._ready(place)
         self._forget(place)
 
     def _all_held(self, place: Place, held: list[Held]) -> list[Held]:
@@ -1146,23 +1093,24 @@ class Dispatcher:
         before = time.monotonic()
         server = self.broker.now_ms()
         self._clock.note(before, server, time.monotonic())
-        by_topic: defaultdict[str, list[Place]] = defaultdict(list)
-        for place in self._next_polled(server):
-            by_topic[place.topic.name].append(place)
+        by_topic: defaultdict[str, list[tuple[int, Place | None]]] = defaultdict(list)
+        for name, slot, place in self._next_polled(server):
+            by_topic[name].append((slot, place))
         blocked = list(self._blocked)
         pipeline = self.broker.pipeline()
-        asked: list[list[Place]] = []
-        for name, places in by_topic.items():
-            for start in range(0, len(places), HEADS):
-                asked.append(places[start : start + HEADS])
-                pipeline.heads(self.topics[name], [place.slot for place in asked[-1]])
+        asked: list[tuple[str, list[tuple[int, Place | None]]]] = []
+        for name, found in by_topic.items():
+            for start in range(0, len(found), HEADS):
+                part = found[start : start + HEADS]
+                asked.append((name, part))
+                pipeline.heads(self.topics[name], [slot for slot, _ in part])
         for place in blocked:
             # Nothing is prepared here until its listener returns, so nothing else would time it out.
             pipeline.expire(place.topic, place.slot)
         replies = pipeline.execute()
         untaken: list[Place] = []
         trouble: ServerTrouble | None = None
-        for part, heads in zip(asked, replies, strict=False):
+        for (name, part), heads in zip(asked, replies, strict=False):
             if isinstance(heads, RmqError):
                 self._complain("heads", "The slow poll failed: %s", heads)
                 if isinstance(heads, ServerTrouble) and not isinstance(
@@ -1170,7 +1118,12 @@ class Dispatcher:
                 ):
                     trouble = heads
                 continue
-            for place, due in zip(part, heads, strict=True):
+            for (slot, known), due in zip(part, heads, strict=True):
+                place = known
+                if place is None:
+                    place = self._places.get(name, slot) if due is not None else None
+                if place is None:
+                    continue
                 if place.fenced:
                     if due is not None and due <= server:
                         untaken.append(place)
@@ -1189,14 +1142,15 @@ class Dispatcher:
         self._hurries &= self._round is not None
         self._next_poll = 0.0 if self._hurries else time.monotonic() + self._poll_seconds
 
-    def _next_polled(self, server: float) -> list[Place]:
+    def _next_polled(self, server: float) -> list[tuple[str, int, Place | None]]:
         """Return the next slots that sleep; all of them come in turn."""
         if self._round is None or len(self._places) <= POLLED:
-            self._round = iter(list(self._places.values()))
+            self._round = self._places.round()
         sleeping = (
-            place
-            for place in self._round
-            if place.blocked_by is None and (place.fenced or (place.acquired and place.due > server))
+            (topic, slot, place)
+            for topic, slot, place in self._round
+            if place is None
+            or (place.blocked_by is None and (place.fenced or (place.acquired and place.due > server)))
         )
         found = list(islice(sleeping, POLLED))
         if len(found) < POLLED or len(self._places) <= POLLED:
@@ -1263,7 +1217,6 @@ class Dispatcher:
             place.blocked_by = batch
             self._blocked.add(place)
             self._waiting.pop(place, None)
-            self._quiet.pop(place, None)
         batch.thread = None
         queue = hung.take_queue()
         fresh = self._threads[index] = ExecutorThread(index, self._inbox, self._hooks, self._notes)
@@ -1281,7 +1234,7 @@ class Dispatcher:
         self._stopping = True
         begun = time.monotonic()
         self._leaving()
-        for place in list(self._places.values()):
+        for place in self._places.lose_all():
             self._disown(place)
         while True:
             self._beat()

@@ -1,20 +1,20 @@
--- Put `members[i]` into Store with `scores[i]`. A copy that already waits fresh is answered `met`, and takes the
--- new score only if `overwrite`; one that waits or rests as a retry is superseded, unless `met` is 'present'.
+-- Put `members` into Store by `rows`, which has score and member of each. A copy that already waits fresh is answered
+-- `met`, and takes the new score only if `overwrite`; one that waits or rests as a retry is superseded, unless `met` is
+-- 'present'.
 -- Both at once: a stranger's ZADD met a resting retry, which is dropped. `taken[i]`: the member counts as present.
 -- ZADD (or HSET) comes first, so that a full server refuses a send.
-local function place(members, scores, envelope, met, overwrite, taken)
+local function place(members, rows, envelope, met, overwrite, taken)
   local n = #members
   local waiting, resting = redis.call('ZCARD', store), redis.call('ZCARD', retry)
   local found = waiting > 0 and redis.call('ZMSCORE', store, unpack(members)) or {}
   local rested = resting > 0 and redis.call('ZMSCORE', retry, unpack(members)) or {}
   local room = limit > 0 and limit - waiting - resting or math.huge
-  local clean, flat, words, kept = room >= n, {}, nil, nil
+  local clean, flat, words, kept = room >= n, rows, nil, nil
   for i = 1, n do
     if found[i] or rested[i] or taken[i] then
       clean = false
       break
     end
-    flat[i * 2 - 1], flat[i * 2] = scores[i], members[i]
   end
   -- ZADD counts what it added: fewer than n means that this very call names a member twice.
   if clean and redis.call('ZADD', store, unpack(flat)) == n then
@@ -41,8 +41,8 @@ local function place(members, scores, envelope, met, overwrite, taken)
       else
         room = room - 1
       end
-      if set then flat[#flat + 1], flat[#flat + 2] = scores[i], member end
-      words[i], kept[i] = word, set and scores[i] or existing or ''
+      if set then flat[#flat + 1], flat[#flat + 2] = rows[i * 2 - 1], member end
+      words[i], kept[i] = word, set and rows[i * 2 - 1] or existing or ''
       earlier[member] = word == 'refused' and word or kept[i]
       count(word)
       if word ~= 'refused' and word ~= 'present' then count('sent') end

@@ -36,7 +36,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _ledger
 -- include: _wake
 -- include: _send
-local members, scores = {}, {}
+local members, rows = {}, {}
 for i = 1, n do
   local score = ARGV[first + 2 * i - 2]
   local refused = kind == 'range_merge' and not (tonumber(score) >= 0)
@@ -44,7 +44,8 @@ for i = 1, n do
   if refused or not is_fresh(tonumber(score)) then
     return redis.error_reply('ERR score ' .. score .. ' is out of bounds')
   end
-  members[i], scores[i] = ARGV[first + 2 * i - 1], score
+  local member = ARGV[first + 2 * i - 1]
+  members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
 end
 local running = {}
 if redis.call('ZCARD', prepare) > 0 then running = redis.call('ZMSCORE', prepare, unpack(members)) end
@@ -54,11 +55,11 @@ if redis.call('ZCARD', claim) > 0 then
   end
 end
 local envelope = #ARGV > first + 2 * n and first + 2 * n
-local reply = place(members, scores, envelope, 'present', false, running)
+local reply = place(members, rows, envelope, 'present', false, running)
 if reply[1] == 'mixed' or kind ~= 'range_merge' then return reply end
 -- The caller knows how long each member waits, not until when.
-local words = {}
+local words, scores = {}, {}
 for i = 1, n do
-  words[i] = 'stored'
+  words[i], scores[i] = 'stored', rows[i * 2 - 1]
 end
 return { 'mixed', words, scores }

@@ -34,11 +34,12 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _wake
 -- include: _send
 local due = text_of(now_ms + range_ms)
-local members, scores = {}, {}
+local members, rows = {}, {}
 for i = 1, n do
-  members[i], scores[i] = ARGV[first + i - 1], due
+  local member = ARGV[first + i - 1]
+  members[i], rows[i * 2 - 1], rows[i * 2] = member, due, member
 end
 local envelope = #ARGV > first + n and first + n
-local reply = place(members, scores, envelope, 'merged', false, {})
+local reply = place(members, rows, envelope, 'merged', false, {})
 if reply[1] == 'stored' then reply[2] = due end
 return reply

@@ -33,11 +33,14 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _ledger
 -- include: _wake
 -- include: _send
-local members, scores = {}, {}
+local members, rows, fresh = {}, {}, nil
 for i = 1, n do
-  local score = ARGV[first + 2 * i - 2]
-  if not is_fresh(tonumber(score)) then return redis.error_reply('ERR score ' .. score .. ' is out of bounds') end
-  members[i], scores[i] = ARGV[first + 2 * i - 1], score
+  local score, member = ARGV[first + 2 * i - 2], ARGV[first + 2 * i - 1]
+  if score ~= fresh then
+    if not is_fresh(tonumber(score)) then return redis.error_reply('ERR score ' .. score .. ' is out of bounds') end
+    fresh = score
+  end
+  members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
 end
 local envelope = #ARGV > first + 2 * n and first + 2 * n
-return place(members, scores, envelope, 'replaced', true, {})
+return place(members, rows, envelope, 'replaced', true, {})

@@ -1,7 +1,8 @@
 """Batch read: a look at topics that changes nothing.
 
 The driver counts and groups slots into tasks; a task pages by a cursor of (score, member), so that what is there
-throughout is read exactly once, whatever comes and goes meanwhile.
+throughout is read exactly once, whatever comes and goes meanwhile. Where members and scores are all that is wanted,
+``paging`` reads them past the scripts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from django_rmq.exceptions import RmqError
 from django_rmq.messages import Counts, Death, Entry, FailureRecord, Topic, decode_envelope
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
+from django_rmq.spark.paging import LiveRows, narrow_batch
 
 TASK = 50_000
 """Messages per task, about: a task costs some 50 ms before its first row."""
@@ -99,6 +101,12 @@ class Reader(DataSourceReader):
         schema = to_arrow_schema(self._schema, timezone="UTC")
         broker = broker_of(self._options)
         for topic, slot, queue in partition.pieces:
+            if not topic.keyed and not self._metadata:
+                live = LiveRows(broker, topic, slot, queue, self._low, self._high)
+                for rows in live.pages():
+                    if rows:
+                        yield narrow_batch(schema, topic.name, slot, rows[::2], rows[1::2])
+                continue
             cursor: tuple[str, bytes] | None = None
             while True:
                 page = broker.peek(

@@ -29,18 +29,15 @@ from pyspark.sql.types import StructType
 from django_rmq.broker import Broker
 from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
 from django_rmq.keys import TOPIC_NAME
-from django_rmq.messages import BATCH, Claimed, ClaimRead, Topic, decode_envelope
+from django_rmq.messages import BATCH, CLAIM_BATCH, Claimed, Topic, decode_envelope
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, STREAM, Options
+from django_rmq.spark.paging import FIRST_PAGE, MOST_ROWS, PAGES, Rows, fitting, narrow_batch
 from django_rmq.spark.reading import TASK
 
 logger = logging.getLogger("django_rmq.spark")
 
 HEADS = 1_024
-FIRST_PAGE = 64
-PAGE_BYTES = 2_097_152
-PAGES = 8
-"""Pages of a claim that a task asks for in one round trip."""
 
 
 class Piece(NamedTuple):
@@ -309,7 +306,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             asked: list[int] = []
             rest = budget - taken
             for slot, quota in left.items():
-                wanted = min(BATCH, quota, rest)
+                wanted = min(CLAIM_BATCH, quota, rest)
                 if wanted < 1:
                     break
                 rest -= wanted
@@ -424,47 +421,47 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, schema: pa.Schema, task: Task, slot: int, offset: int, count: int
     ) -> Iterator[pa.RecordBatch]:
         end = offset + count
-        read_before = False
-        page, pages = FIRST_PAGE, 1
+        first_page = min(FIRST_PAGE, count)
+        read = self._broker.read_claim(self._topic, slot, task.consumer, task.number, offset, first_page)
+        if not read.rows:
+            self._lost(task.number, count)
+            return
+        yield self._batch(schema, slot, read.rows, read.envelopes)
+        offset += len(read.rows) // 2
+        # Where there are bodies, a script reads them together; members alone Redis tells faster by itself.
+        plain = not read.envelopes
+        size = min(fitting(read.rows, read.envelopes), MOST_ROWS if plain else BATCH)
         while offset < end:
             pipeline = self._broker.pipeline()
-            for first in range(offset, min(end, offset + pages * page), page):
-                pipeline.read_claim(
-                    self._topic, slot, task.consumer, task.number, first, min(page, end - first)
-                )
-            for answer in pipeline.execute():
+            for first in range(offset, min(end, offset + PAGES * size), size):
+                wanted = min(size, end - first)
+                if plain:
+                    pipeline.rows(self._topic, slot, "claim", first, first + wanted - 1)
+                else:
+                    pipeline.read_claim(self._topic, slot, task.consumer, task.number, first, wanted)
+            answers = pipeline.execute()
+            for answer in answers:
                 if isinstance(answer, RmqError):
                     raise answer
-                if not answer.rows:
-                    if read_before:
-                        # Half of a part is neither the same rows nor none: tried again, it reads as none.
-                        raise LostRace(
-                            f"claim {task.number} of topic {self._name} slot {slot} was lost while it was read"
-                        )
-                    self._lost(task.number, count)
-                    return
-                read_before = True
-                offset += len(answer.rows) // 2
-                yield self._batch(schema, slot, answer)
-            # Bodies of one topic are much alike: so many that a page stays small.
-            size = sum(map(len, answer.rows)) + sum(len(envelope or b"") for envelope in answer.envelopes)
-            page = max(1, min(BATCH, PAGE_BYTES * len(answer.rows) // (2 * max(1, size))))
-            pages = PAGES if page == BATCH else 1
+            parts = [(answer, ()) if plain else (answer.rows, answer.envelopes) for answer in answers]
+            # Asked when all of it is here: if it is sealed still, nothing had been taken out before.
+            state = self._broker.read_claim(self._topic, slot, task.consumer, task.number).state
+            if state != "sealed" or not all(rows for rows, _ in parts):
+                # Half of a part is neither the same rows nor none: tried again, it reads as none.
+                raise LostRace(
+                    f"claim {task.number} of topic {self._name} slot {slot} was lost while it was read"
+                )
+            for rows, envelopes in parts:
+                yield self._batch(schema, slot, rows, envelopes)
+                offset += len(rows) // 2
 
-    def _batch(self, schema: pa.Schema, slot: int, read: ClaimRead) -> pa.RecordBatch:
-        members: Sequence[bytes] = read.rows[::2]
-        n = len(members)
-        if read.envelopes:
+    def _batch(
+        self, schema: pa.Schema, slot: int, rows: Rows, envelopes: Sequence[bytes | None]
+    ) -> pa.RecordBatch:
+        members: Rows = rows[::2]
+        if envelopes:
             members = [
                 member if envelope is None else decode_envelope(envelope).body
-                for member, envelope in zip(members, read.envelopes, strict=True)
+                for member, envelope in zip(members, envelopes, strict=True)
             ]
-        # Redis tells scores as text; Arrow reads them all at once.
-        scores = pa.array(read.rows[1::2], pa.binary()).cast(pa.string()).cast(pa.float64())
-        columns = [
-            pa.array(members, pa.binary()),
-            scores,
-            pa.array([self._topic.name] * n, pa.string()),
-            pa.array([slot] * n, pa.int32()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        return narrow_batch(schema, self._name, slot, members, rows[1::2])

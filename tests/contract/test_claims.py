@@ -511,6 +511,52 @@ def test_a_claim_is_bounded_in_messages_and_bytes(make_slot: MakeSlot) -> None:
     assert slot.claim("s", 1, LEASE_MS, 100, 1).taken == 1
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_can_go_as_it_is_is_claimed_in_one_step(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = make_slot(kind)
+    names = [b"%05d" % n for n in range(4_000)]
+    for first in range(0, len(names), 1_000):
+        slot.send(
+            *names[first : first + 1_000], score=None if kind is TopicType.RANGE_MERGE else 5_000 - first
+        )
+        slot.clock.advance(ms=1)
+    slot.zadd(b"half", 20.5 if kind is TopicType.PRIORITY else 16.25)
+    scores = slot.zset("store")
+    answer = slot.claim("s", 1, LEASE_MS, 2_500)
+    assert (answer.taken, answer.size, answer.more) == (2_500, 2_500, True)
+    taken = slot.zset("claim")
+    assert {**taken, **slot.zset("store")} == scores
+    order = sorted(scores.items(), key=lambda row: (row[1], row[0]), reverse=kind is TopicType.PRIORITY)
+    assert taken == dict(order[:2_500])
+    # What is claimed already has to be left out from now on, so each is looked at.
+    slot.send(next(iter(taken)))
+    answer = slot.claim("s", 1, LEASE_MS, 2_500)
+    assert (answer.taken, answer.more) == (1_000, True)
+
+
+def test_long_messages_go_in_one_step_as_far_as_their_bytes_allow(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(*(b"%0200d" % n for n in range(1_500)), score=50)
+    answer = slot.claim("s", 1, LEASE_MS, 5_000, 200 * 1_200)
+    assert (answer.taken, answer.more) == (1_200, True)
+    slot.renew("s", 1, LEASE_MS, seal=True), slot.ack("s", 1)
+    answer = slot.claim("s", 2, LEASE_MS, 5_000, 200 * 7 + 199)
+    assert (answer.taken, answer.more) == (7, True)
+    slot.renew("s", 2, LEASE_MS, seal=True), slot.ack("s", 2)
+    answer = slot.claim("s", 3, LEASE_MS, 5_000)
+    assert (answer.taken, answer.more) == (293, False)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_nothing_is_claimed_before_its_time_though_each_is_looked_at(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind, identity="key")
+    later = {TopicType.RANGE_MERGE: 1, TopicType.PRIORITY: 50, TopicType.FIXED_TIME: START_MS + 1}[kind]
+    slot.send(b"later", score=later)
+    assert slot.claim("s", 1, LEASE_MS, 10).taken == (kind is TopicType.PRIORITY)
+
+
 def test_a_lapsed_message_dies_instead_of_being_claimed(make_slot: MakeSlot) -> None:
     slot = make_slot(identity="key")
     slot.send_replace([50, 50], [b"a", b"b"], [slot.envelope(expires_ms=slot.now_ms + 5), slot.envelope()])

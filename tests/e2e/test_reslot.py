@@ -207,8 +207,9 @@ def test_what_cannot_be_done_is_refused_with_its_reason(load: Load, broker: Brok
     assert "say how many slots it gets" in refused(load.topic)
     assert "nothing" in refused("nothing", "4")
     assert "--at-once must be at least 1" in refused(load.topic, "4", "--at-once", "0")
-    code, text = load.run("rmqreslot", load.topic, "32", "--dry-run")
-    assert (code, broker.definitions()) == (0, registered)
-    assert "would get 32" in text
+    for order in (("32", "--dry-run"), ("--dry-run", "32")):
+        code, text = load.run("rmqreslot", load.topic, *order)
+        assert (code, broker.definitions()) == (0, registered), text
+        assert "would get 32" in text
     load.run(load.topic, "32", "begun", module="tests.e2e.mover")
     assert "is being re-slotted from 16 to 32 slots" in refused(load.topic, "64")

@@ -457,8 +457,8 @@ def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> N
     with Worker(broker, MERGE, heard, poll_seconds=30) as worker:
         eventually(
             lambda: (
-                len(worker.dispatcher._places) == MERGE.slots
-                and all(place.not_before for place in worker.dispatcher._places.values())
+                len(worker.dispatcher._places.awake) == MERGE.slots
+                and all(place.not_before for place in list(worker.dispatcher._places.awake.values()))
             ),
             "every slot answering paused",
         )
@@ -710,7 +710,7 @@ def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
             pause.wait(0.005)
         heard.wait(260)
         pause.wait(0.3)
-        places = [*first.dispatcher._places.values(), *second.dispatcher._places.values()]
+        places = [*first.dispatcher._places.awake.values(), *second.dispatcher._places.awake.values()]
         assert sum(place.fenced for place in places) <= topic.slots
     assert overlaps == []
     assert Counter(heard.bodies) == Counter(range(260))
@@ -748,14 +748,15 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
         worker.asleep()
         broker.acquire(topic, 0)
         send(broker, topic, ["first"])
-        eventually(lambda: all(place.fenced for place in worker.dispatcher._places.values()), "being fenced")
+        awake = worker.dispatcher._places.awake
+        eventually(lambda: [place.fenced for place in list(awake.values())] == [True], "being fenced")
         taken = broker.prepare(topic, 0, "another worker", 2, 1)
         send(broker, topic, ["second"])
         for _ in range(8):
             pause.wait(0.3)
             assert broker.extend(topic, 0, taken.receipt, [b'"first"']) == ["ok"]
         assert control_of(broker, topic, 0)[b"epoch"] == b"2"
-        assert all(place.fenced for place in worker.dispatcher._places.values())
+        assert [place.fenced for place in awake.values()] == [True]
 
 
 def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
@@ -772,7 +773,7 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
         broker.acquire(topic, 0)
         send(broker, topic, range(4, 8))  # the second batch is prepared now, and answered fenced
         eventually(lambda: audit(broker, topic)[0].prepare == 1, "the rest being given back")
-        assert all(place.fenced for place in worker.dispatcher._places.values())
+        assert [place.fenced for place in worker.dispatcher._places.awake.values()] == [True]
         go.set()
     [ledger] = audit(broker, topic)
     assert (ledger["committed"], ledger.store) == (1, 7)
@@ -971,7 +972,7 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
         assert begun.wait(LONG)
         worker.dispatcher.stop()
         worker.join()
-    assert ("renders", 0) not in worker.dispatcher._places
+    assert worker.dispatcher._places.get("renders", 0) is None
     assert broker.acquire(PRIORITY, 0) == 1, "nobody has acquired it before"
     assert total(broker, MERGE, "committed") == 1
 

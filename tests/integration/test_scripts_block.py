@@ -19,7 +19,16 @@ from django_rmq import lua
 from django_rmq.broker import Broker
 from django_rmq.exceptions import ServerRefused
 from django_rmq.memory import MOVED, UPKEEP, Clock
-from django_rmq.messages import BATCH, BackOff, Envelope, Failure, Topic, TopicType, encode_envelope
+from django_rmq.messages import (
+    BATCH,
+    CLAIM_BATCH,
+    BackOff,
+    Envelope,
+    Failure,
+    Topic,
+    TopicType,
+    encode_envelope,
+)
 from tests.servers import RedisServer
 
 GOAL_US = 15_000
@@ -127,6 +136,10 @@ def every_script(slot: Timed) -> Timed:
     slot.time("ensure again", lambda: slot.ensure(scores, names(BATCH), envelopes))
     slot.time("ensure", lambda: slot.ensure(scores, names(BATCH, "ensured"), envelopes))
     slot.time("acquire", slot.acquire)
+    many = replace(slot.topic, name="many")
+    assert all(
+        one.is_asleep for one in slot.time("acquire_all", lambda: slot.broker.acquire_all(many, range(1_024)))
+    )
 
     receipt, members = slot.take()
     assert len(members) == BATCH
@@ -252,7 +265,11 @@ def claims(slot: Timed) -> None:
             while slot.time(label, call)[1]:
                 pass
     slot.client.delete(f"failures_{{{slot.broker.prefix}topic_0}}")
-    slot.claim("s", 5, 60_000, BATCH)
+    slot.clock.advance(seconds=3_600)
+    while slot.promote(BATCH):
+        pass
+    whole = slot.time("claim whole", lambda: slot.claim("s", 5, 60_000, CLAIM_BATCH))
+    assert whole.taken == (BATCH if slot.topic.keyed else CLAIM_BATCH)
     slot.renew("s", 5, 60_000, seal=True)
     assert slot.time("ack whole", lambda: slot.ack("s", 5)) == ("ok", 0)
 

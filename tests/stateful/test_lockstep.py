@@ -122,10 +122,10 @@ class Lockstep(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "topic"):
             return
-        # A wake-up of our own, behind which there can be no other.
-        self.client.publish(f"{self.prefix}rmq:wake:topic", -1)
+        # A wake-up of our own, behind which there can be no other; -1 and -2 say that a slot was paused.
+        self.client.publish(f"{self.prefix}rmq:wake:topic", -99)
         heard: list[tuple[str, int]] = []
-        while not heard or heard[-1][1] != -1:
+        while not heard or heard[-1][1] != -99:
             heard += self.wakeups[0].get(10)
         try:
             self.require("INV-15", heard[:-1] == self.wakeups[1].get(), heard)
@@ -601,7 +601,10 @@ class Lockstep(RuleBasedStateMachine):
 
     def acquire(self, data: st.DataObject) -> None:
         owner = data.draw(st.sampled_from(OWNERS))
-        epoch = self.both(lambda b: b.acquire(self.topic, 0))
+        if data.draw(st.booleans()):
+            epoch = self.both(lambda b: b.acquire(self.topic, 0))
+        else:
+            [(epoch, _)] = self.both(lambda b: b.acquire_all(self.topic, [0]))
         self.require("INV-9", epoch > self.highest_epoch, epoch, self.highest_epoch)
         self.epochs[owner] = self.highest_epoch = epoch
 

@@ -1,6 +1,6 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
-(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_EVENTS (1: EVENTS is on);
-RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
+(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see `many`),
+WORKER_EVENTS (1: EVENTS is on); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -69,6 +69,10 @@ RMQ = {
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }
+if "WORKER_SLOTS" in os.environ:
+    RMQ["TOPICS"] = {
+        "many": {"TYPE": "range_merge", "SLOTS": int(os.environ["WORKER_SLOTS"]), "TIME_RANGE": 1}
+    }
 if "RMQ_TEST_CLUSTER" in os.environ:
     RMQ["REDIS"] = {"CLUSTER": os.environ["RMQ_TEST_CLUSTER"].split(",")}
 if "RMQ_TEST_SENTINELS" in os.environ:

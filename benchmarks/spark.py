@@ -1,0 +1,378 @@
+"""``python -m benchmarks.spark``: what the Spark source and sink reach, each beside its bare limit in the same rounds.
+
+One server, one session on two cores, messages of about 90 bytes. Rounds are interleaved, the first one warms up, and
+medians are shown: of the rates, and of the ratios of one round each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_rmq.broker import Broker
+from django_rmq.keys import slot_of
+from django_rmq.messages import Topic, TopicType
+from django_rmq.spark.java import prepare_environment
+from example_project.embedded_redis import EmbeddedRedis, start_redis
+
+CHUNK = 1_000
+"""Messages per command, or per execute, of the bare works."""
+
+PAGE = 10_000
+"""Rows per reply of the bare read."""
+
+SMALL, SMALL_BATCHES = 1_000, 12
+"""Messages of a small micro-batch, and how many of those are run."""
+
+IDLE_SECONDS = 5.0
+
+POP = """
+local rows = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, 1000)
+if #rows > 0 then
+  redis.call('ZREM', KEYS[1], unpack(rows))
+  local flat = {}
+  for i, member in ipairs(rows) do flat[i * 2 - 1], flat[i * 2] = ARGV[1], member end
+  redis.call('ZADD', KEYS[2], unpack(flat))
+end
+return rows
+"""
+
+
+class Row(NamedTuple):
+    """One row of the table: what is measured, against what, and the goal."""
+
+    name: str
+    ours: str
+    bare: str
+    goal: float
+
+
+ROWS = (
+    Row("write / raw socket", "spark_write", "bare_write", 0.6),
+    Row("write / one ZADD each", "spark_write", "each_write", 3.0),
+    Row("batch read / raw ZRANGE", "spark_read", "bare_read", 0.4),
+    Row("stream read / two-phase", "spark_stream", "bare_consume", 1.0),
+)
+WORKS = (
+    "bare_write",
+    "bare_consume",
+    "each_write",
+    "spark_write",
+    "bare_read",
+    "spark_read",
+    "spark_stream",
+)
+"""In the order of a round: some read what the one before has written."""
+
+
+class Wire:
+    """A socket to the server: commands that are built already go out, answers are counted in bytes and thrown away."""
+
+    def __init__(self, server: EmbeddedRedis) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+
+    def __call__(self, commands: Sequence[bytes]) -> None:
+        """Send everything and return when the last answer is there."""
+        sender = threading.Thread(target=self._send, args=(commands,))
+        sender.start()
+        tail = b""
+        while not tail.endswith(b"+PONG\r\n"):
+            tail = (tail + self._socket.recv(1 << 20))[-7:]
+        sender.join()
+
+    def _send(self, commands: Sequence[bytes]) -> None:
+        for command in commands:
+            self._socket.sendall(command)
+        self._socket.sendall(b"*1\r\n$4\r\nPING\r\n")
+
+
+def packed(*parts: Any) -> bytes:
+    """Return a command as it goes over the wire."""
+    encoded = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
+    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in encoded)
+
+
+def bodies(count: int) -> list[bytes]:
+    """Return distinct bodies of about 90 bytes."""
+    chance = random.Random(7)
+    return [
+        b'{"sku":%d,"change":"%032x","source":"feed-%d","price":"%d.99"}'
+        % (n, chance.getrandbits(128), n % 7, n % 1_000)
+        for n in range(count)
+    ]
+
+
+class Bench:
+    """The server, the session, and the works; each returns messages per second."""
+
+    def __init__(
+        self, server: EmbeddedRedis, spark: Any, folder: Path, count: int, slots: int, batch: int
+    ) -> None:
+        self.client = redis.Redis.from_url(
+            server.url, retry=Retry(NoBackoff(), 0), protocol=2, socket_timeout=60
+        )
+        self.client.config_set("slowlog-log-slower-than", 1_000)
+        self.client.config_set("slowlog-max-len", 10_000)
+        self.wire, self.spark, self.folder = Wire(server), spark, folder
+        self.broker = Broker(self.client)
+        self.topic = Topic("bench", TopicType.RANGE_MERGE, slots=slots, time_range_ms=1, body="bytes")
+        self.options = {"url": server.url, "topic": self.topic.name, "timeRange": "1"}
+        self.batch = batch
+        self.raws = bodies(count)
+        self.slots = [slot_of(raw, slots) for raw in self.raws]
+        half = -(-count // 2)
+        for part in range(2):
+            values = pa.array(self.raws[part * half : (part + 1) * half], pa.binary())
+            pq.write_table(pa.table({"value": values}), folder / f"part-{part}.parquet")
+        self.frame = spark.read.parquet(*(str(folder / f"part-{part}.parquet") for part in range(2)))
+        due = int(time.time() * 1000)
+        groups: defaultdict[int, list[Any]] = defaultdict(list)
+        self.commands: list[bytes] = []
+        for slot, raw in zip(self.slots, self.raws, strict=True):
+            groups[slot] += (due, raw)
+            if len(groups[slot]) == 2 * CHUNK:
+                self.commands.append(packed("ZADD", f"bare_{slot}", *groups.pop(slot)))
+        self.commands += [packed("ZADD", f"bare_{slot}", *pairs) for slot, pairs in groups.items()]
+        self.longest: dict[str, list[float]] = defaultdict(list)
+        """Work -> ms of its longest command, round by round."""
+        self._queries = 0
+
+    def fresh(self) -> None:
+        """Empty the server and define the topic."""
+        self.client.flushall()
+        self.broker.define(self.topic)
+
+    @contextmanager
+    def watched(self, name: str) -> Iterator[None]:
+        """Note the longest that one command kept the server from everybody else."""
+        self.client.slowlog_reset()
+        yield
+        slow = [entry["duration"] / 1000 for entry in self.client.slowlog_get(10_000)]
+        self.longest[name].append(max(slow, default=1.0))
+
+    def rate(self, work: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        work()
+        return len(self.raws) / (time.perf_counter() - began)
+
+    # --- bare limits
+
+    def bare_write(self) -> float:
+        self.fresh()
+        return self.rate(lambda: self.wire(self.commands))
+
+    def each_write(self) -> float:
+        self.fresh()
+        return self.rate(self._each_write)
+
+    def _each_write(self) -> None:
+        for start in range(0, len(self.raws), CHUNK):
+            pipeline = self.client.pipeline(transaction=False)
+            for slot, raw in zip(
+                self.slots[start : start + CHUNK], self.raws[start : start + CHUNK], strict=True
+            ):
+                pipeline.zadd(f"bare_{slot}", {raw: 1_800_000_000_000})
+            pipeline.execute()
+
+    def bare_read(self) -> float:
+        commands = [
+            packed("ZRANGE", f"{self.topic.name}_{slot}", first, first + PAGE - 1, "WITHSCORES")
+            for slot in range(self.topic.slots)
+            for first in range(0, self.client.zcard(f"{self.topic.name}_{slot}"), PAGE)
+        ]
+        return self.rate(lambda: self.wire(commands))
+
+    def bare_consume(self) -> float:
+        return self.rate(self._bare_consume)
+
+    def _bare_consume(self) -> None:
+        pop, now = self.client.register_script(POP), int(time.time() * 1000)
+        for slot in range(self.topic.slots):
+            keys = [f"bare_{slot}", f"taken_{slot}"]
+            while rows := pop(keys=keys, args=[now]):
+                self.client.zrem(keys[1], *rows)
+
+    # --- ours
+
+    def spark_write(self) -> float:
+        self.fresh()
+        writer = self.frame.write.format("rmq").options(**self.options).mode("append")
+        with self.watched("write"):
+            rate = self.rate(writer.save)
+        if sum(self.broker.count(self.topic, slot).store for slot in range(self.topic.slots)) != len(
+            self.raws
+        ):
+            raise RuntimeError("not all messages have arrived")
+        return rate
+
+    def spark_read(self) -> float:
+        found = self.spark.read.format("rmq").options(url=self.options["url"], topic=self.topic.name).load()
+        with self.watched("batch read"):
+            return self.rate(found.write.format("noop").mode("overwrite").save)
+
+    def stream(self, most: int, **how: Any) -> Any:
+        """Start a query that consumes the topic into nothing."""
+        self._queries += 1
+        frame = self.spark.readStream.format("rmq").options(
+            url=self.options["url"], topic=self.topic.name, maxMessagesPerTrigger=most
+        )
+        writer = frame.load().writeStream.format("noop")
+        writer = writer.option("checkpointLocation", str(self.folder / f"query-{self._queries}"))
+        return (writer.trigger(**how) if how else writer).start()
+
+    def triggers(self, most: int) -> list[float]:
+        """Consume what is there; return the seconds of each batch."""
+        query = self.stream(most, availableNow=True)
+        query.awaitTermination(600)
+        batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+        return [progress["durationMs"]["triggerExecution"] / 1000 for progress in batches]
+
+    def spark_stream(self) -> float:
+        with self.watched("stream read"):
+            seconds = self.triggers(self.batch)
+        left = sum(self.broker.audit(self.topic, slot)["acked"] for slot in range(self.topic.slots))
+        if left != len(self.raws):
+            raise RuntimeError(f"{left} of {len(self.raws)} messages were acknowledged")
+        return len(self.raws) / sum(seconds)
+
+    def small_batch(self) -> float:
+        """Return the ms of a batch of so few messages that its fixed cost is all there is."""
+        self.fresh()
+        few = self.frame.limit(SMALL * SMALL_BATCHES).coalesce(1)
+        few.write.format("rmq").options(**self.options).mode("append").save()
+        return statistics.median(self.triggers(SMALL)) * 1000
+
+    def idle(self) -> float:
+        """Return the commands per second of a query that has nothing to do."""
+        self.fresh()
+        query = self.stream(self.batch)
+        try:
+            deadline = time.monotonic() + 60
+            while not query.recentProgress and time.monotonic() < deadline:
+                time.sleep(0.1)
+            before = self.client.info("stats")["total_commands_processed"]
+            time.sleep(IDLE_SECONDS)
+            return (self.client.info("stats")["total_commands_processed"] - before - 1) / IDLE_SECONDS
+        finally:
+            query.stop()
+
+
+def session(folder: Path) -> Any:
+    """Return a session on two cores."""
+    prepare_environment()
+    from pyspark.sql import SparkSession
+
+    found = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "2g")
+        .config("spark.local.dir", str(folder))
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    found.sparkContext.setLogLevel("ERROR")
+    return found
+
+
+def measure(bench: Bench, works: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    """Return the rates of each work, round by round, without the first round."""
+    rates: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        if not number:
+            print("\rwarming up", end="", file=sys.stderr, flush=True)
+        for name in works:
+            rate = getattr(bench, name)()
+            if number:
+                rates[name].append(rate)
+        if not number:
+            bench.longest.clear()
+        print(f"\rround {number} of {rounds}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return rates
+
+
+def told(name: str, value: float, goal: float, *, at_most: bool) -> dict[str, Any]:
+    """Print and return a row that is no ratio."""
+    met = value <= goal if at_most else value >= goal
+    print(f"{name:<40}{value:>12,.1f}{goal:>10,.1f}   {'yes' if met else 'no'}")
+    return {"row": name, "value": value, "goal": goal, "met": met}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="messages per work (default a million)"
+    )
+    parser.add_argument("--slots", type=int, default=16, help="slots of the topic (default 16)")
+    parser.add_argument("--batch", type=int, default=250_000, help="messages per batch of the stream read")
+    parser.add_argument("--only", default="", help="only works whose name contains this, as rates")
+    parser.add_argument("--json", type=Path, help="write the results there too")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="rmq-spark-"))
+    server = start_redis(folder)
+    spark: Any = None
+    try:
+        spark = session(folder)
+        bench = Bench(server, spark, folder, options.messages, options.slots, options.batch)
+        info = bench.client.info("server")
+        print(
+            f"Redis {info['redis_version']}, Python {platform.python_version()}, Spark {spark.version}, local[2]; "
+            f"{options.messages:,} messages of {len(bench.raws[0])} bytes, {options.slots} slots, "
+            f"{options.rounds} interleaved rounds, medians"
+        )
+        works = [name for name in WORKS if options.only in name]
+        rates = measure(bench, works, options.rounds)
+        results: list[dict[str, Any]] = []
+        for name in works:
+            print(f"{name:<40}{statistics.median(rates[name]):>12,.0f} messages/s")
+        for row in ROWS if not options.only else ():
+            ratios = [a / b for a, b in zip(rates[row.ours], rates[row.bare], strict=True)]
+            results.append(
+                told(row.name, statistics.median(ratios), row.goal, at_most=False) | {"ratios": ratios}
+            )
+        for name, longest in bench.longest.items():
+            median = statistics.median(longest)
+            results.append(
+                told(f"longest command, {name} (ms)", median, 15.0, at_most=True) | {"rounds": longest}
+            )
+        if not options.only:
+            results.append(told("idle query, commands/s", bench.idle(), 200.0, at_most=True))
+            results.append(told(f"micro-batch of {SMALL} (ms)", bench.small_batch(), 250.0, at_most=True))
+    finally:
+        if spark is not None:
+            spark.stop()
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    if options.json:
+        options.json.write_text(json.dumps({"rates": rates, "rows": results}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Rows of a state by rank, many to a round trip, from Redis' answers into Arrow without an object of ours for each.
+
+Of a sealed claim ranks stand still. Of anything else they do not, so each page begins with the row before it: where that
+row is not behind what has been read, something has gone from before it, and the place is looked up by (score, member).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import RmqError
+from django_rmq.messages import BATCH, Topic
+
+FIRST_PAGE = 64
+"""Rows that are asked for before it is known how long they are."""
+
+MOST_ROWS = 5_000
+PAGE_BYTES = 2_097_152
+"""Rows and bytes of a page, about."""
+
+PAGES = 4
+"""Pages that are asked for in one round trip."""
+
+Rows = Sequence[bytes]
+"""Member, score, member, ... as Redis writes them, in the order of the set."""
+
+
+def fitting(rows: Rows, envelopes: Sequence[bytes | None] = ()) -> int:
+    """Return how many rows like these make a page: bodies of one topic are much alike."""
+    size = sum(map(len, rows)) + sum(len(envelope or b"") for envelope in envelopes)
+    return max(1, min(MOST_ROWS, PAGE_BYTES * len(rows) // (2 * max(1, size))))
+
+
+def narrow_batch(
+    schema: pa.Schema, topic: str, slot: int, members: Sequence[bytes], scores: Rows
+) -> pa.RecordBatch:
+    """Return the batch of value, score, topic and slot."""
+    n = len(members)
+    # Redis tells scores as text; Arrow reads them all at once.
+    if scores[0] == scores[-1]:
+        numbers = pa.repeat(pa.scalar(float(scores[0])), n)
+    else:
+        numbers = pa.array(scores, pa.binary()).cast(pa.string()).cast(pa.float64())
+    columns = [
+        pa.array(members, pa.binary()),
+        numbers,
+        pa.repeat(pa.scalar(topic, pa.string()), n),
+        pa.repeat(pa.scalar(slot, pa.int32()), n),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class Place:
+    """How far a live set has been read: up to (score, member), and with no member whatever has that score."""
+
+    def __init__(self, score: float, member: bytes | None = None) -> None:
+        self.score = score
+        self.member = member
+
+    def passed(self, rows: Rows) -> int:
+        """Return how many of ``rows``, from the first on, are not behind this place."""
+        for at in range(0, len(rows), 2):
+            score = float(rows[at + 1])
+            if score > self.score:
+                return at // 2
+            if score == self.score and self.member is not None and rows[at] > self.member:
+                return at // 2
+        return len(rows) // 2
+
+
+class LiveRows:
+    """Reads one state of one slot between two scores: what is there throughout, exactly once."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: Topic,
+        slot: int,
+        state: str,
+        low: float = -math.inf,
+        high: float = math.inf,
+    ) -> None:
+        self._broker = broker
+        self._where = (topic, slot, state)
+        self._low = low
+        self._high = high
+        self._place: Place | None = None if low == -math.inf else Place(math.nextafter(low, -math.inf))
+        self._rank: int | None = 0
+        """Where the next row was when last looked at; None: nobody knows."""
+        if self._place is not None:
+            self._rank = broker.between(*self._where, max_score=self._place.score)
+        self._is_over = False
+
+    def pages(self) -> Iterator[Rows]:
+        """Yield rows until there are no more."""
+        size, pages = FIRST_PAGE, 1
+        while not self._is_over:
+            rows: Rows = ()
+            if self._rank is None:
+                rows = self._look_up()
+                yield rows
+            else:
+                for rows in self._trip(self._rank, size, pages):
+                    yield rows
+            if rows:
+                size, pages = fitting(rows), PAGES
+
+    def _trip(self, rank: int, size: int, pages: int) -> Iterator[Rows]:
+        pipeline = self._broker.pipeline()
+        ranks = range(rank, rank + pages * size, size)
+        for first in ranks:
+            pipeline.rows(*self._where, max(0, first - 1), first + size - 1)
+        for first, rows in zip(ranks, pipeline.execute(), strict=True):
+            if isinstance(rows, RmqError):
+                raise rows
+            known = 0 if self._place is None else self._place.passed(rows)
+            if first and not known:
+                self._rank = None
+                return
+            self._rank = first + size
+            yield self._take(rows[2 * known :], is_last=len(rows) // 2 < size + (first > 0))
+            if self._is_over:
+                return
+
+    def _take(self, rows: Rows, *, is_last: bool) -> Rows:
+        end = len(rows)
+        while end and float(rows[end - 1]) > self._high:
+            end -= 2
+        self._is_over = is_last or end < len(rows)
+        if end:
+            self._place = Place(float(rows[end - 1]), rows[end - 2])
+        return rows[:end]
+
+    def _look_up(self) -> Rows:
+        """Return what is behind the place by a script, which no change gets between; find the rank anew."""
+        after = None
+        if self._place is not None and self._place.member is not None:
+            after = (f"{self._place.score:.17g}", self._place.member)
+        page = self._broker.peek(
+            *self._where,
+            after=after,
+            limit=BATCH,
+            min_score=self._low,
+            max_score=self._high,
+            max_bytes=PAGE_BYTES,
+        )
+        rows: list[Any] = []
+        for entry in page.entries:
+            rows += (entry.member, f"{entry.score:.17g}".encode())
+        found = self._take(rows, is_last=page.cursor is None)
+        if not self._is_over:
+            pipeline = self._broker.pipeline()
+            pipeline.rank(*self._where, found[-2])
+            (rank,) = pipeline.execute()
+            if isinstance(rank, RmqError):
+                raise rank
+            self._rank = None if rank is None else rank + 1
+        return found

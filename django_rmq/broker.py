@@ -872,6 +872,16 @@ class Transitions(ABC):
             )
         )
 
+    def discard(
+        self, topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]
+    ) -> list[str]:
+        """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
+        keys = self._keys(topic, slot)
+        flat = [
+            part for score, member in zip(scores, members, strict=True) for part in (_number(score), member)
+        ]
+        return self._run(Call("discard", (keys.dead, keys.deaths, keys.stats), flat, _words(len(members))))
+
     def reschedule(
         self, topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]
     ) -> list[str]:

@@ -1209,6 +1209,26 @@ class InMemoryBroker:
                 words.append(word)
             return words
 
+    def discard(
+        self, topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]
+    ) -> list[str]:
+        """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
+        with self._slot(topic, slot, "dead", "deaths", "stats") as s:
+            _check_batch(members)
+            words: list[str] = []
+            for score, member in zip(scores, members, strict=True):
+                died = s.dead.get(member)
+                if died is None:
+                    words.append("not_found")
+                elif died != score:
+                    words.append("changed")
+                else:
+                    del s.dead[member]
+                    s.deaths.pop(member, None)
+                    s.count("removed_dead")
+                    words.append("dead")
+            return words
+
     def reschedule(
         self, topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]
     ) -> list[str]:

@@ -13,7 +13,6 @@ Everything raises ``UnknownTopic``, ``NotPermitted`` and ``ServerTrouble``.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -33,13 +32,11 @@ from django_rmq.exceptions import (
 )
 from django_rmq.keys import slot_of
 from django_rmq.messages import (
-    MAX_PRIORITY,
     Envelope,
     Looked,
     SendResult,
     SendResults,
     Topic,
-    TopicType,
     cut_error,
     encode_body,
     encode_envelope,
@@ -61,7 +58,7 @@ from django_rmq.operations.listing import (
     unseal,
 )
 from django_rmq.operations.sweeps import Limits, Progress, Run
-from django_rmq.producer import check_fixed_time, check_priority
+from django_rmq.producer import check_fixed_time, check_priority, score_at_once
 
 MAX_IDS = 1_000
 """Messages that may be named one by one in one call."""
@@ -606,12 +603,7 @@ class Operations:
 
     def _score_at_once(self, topic: Topic, dead: Copy) -> int:
         """Return what lets a message be taken at once, or with the priority that it had."""
-        if topic.type is TopicType.RANGE_MERGE:
-            return 0
-        if topic.type is TopicType.FIXED_TIME:
-            return self.broker.now_ms()
-        had = dead.scored if dead.scored is not None and math.isfinite(dead.scored) else 0
-        return int(min(max(had, topic.min_priority), MAX_PRIORITY))
+        return score_at_once(topic, dead.scored, self.broker.now_ms())
 
     def _sweep(
         self,

@@ -882,6 +882,13 @@ MUTANTS: dict[str, Mutant] = {
         "A removed message takes its body along.",
         "states::test_remove",
     ),
+    "discard_takes_the_later_death": Mutant(
+        "discard",
+        "if tonumber(died) == score then",
+        "if true then",
+        "Who deletes what was archived leaves alone what has died again since.",
+        "persons::test_discarding_deletes_the_death",
+    ),
     "reschedule_makes_fresh": Mutant(
         "reschedule",
         "if waiting and not is_retry(waiting) then",

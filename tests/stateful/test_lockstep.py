@@ -535,7 +535,8 @@ class Lockstep(RuleBasedStateMachine):
     # --- persons
 
     @rule(
-        data=st.data(), action=st.sampled_from(["replay", "replay", "bury", "remove", "reschedule", "purge"])
+        data=st.data(),
+        action=st.sampled_from(["replay", "replay", "bury", "remove", "discard", "reschedule", "purge"]),
     )
     def a_person_acts(self, data: st.DataObject, action: str) -> None:
         getattr(self, action)(data)
@@ -565,6 +566,11 @@ class Lockstep(RuleBasedStateMachine):
         self.both(lambda b: b.remove(self.topic, 0, names, which))
         if which != "dead":
             self.note_marked(names)
+
+    def discard(self, data: st.DataObject) -> None:
+        names, off = data.draw(some_members), data.draw(st.sampled_from([0, 0, 1]))
+        scores = [self.zset("dead").get(name, 0.0) + off for name in names]
+        self.both(lambda b: b.discard(self.topic, 0, scores, names))
 
     def reschedule(self, data: st.DataObject) -> None:
         names = data.draw(some_members)

@@ -50,6 +50,7 @@ class Command(RmqCommand):
         subparsers = parser.add_subparsers(dest="pipeline", metavar="NAME")
         for name, pipeline in pipelines().items():
             own = subparsers.add_parser(name, help=summary(pipeline), description=pipeline.__doc__)
+            own.register("type", "duration", duration)
             _add_shared(own)
             pipeline().add_arguments(own)
 
@@ -65,7 +66,9 @@ class Command(RmqCommand):
             raise CommandError("--master or --remote, not both", returncode=2)
         check_installed(chosen["remote"])
         say = self._say_at(options["verbosity"])
-        context = Context(name, conf=conf, say=say, **chosen)
+        context = Context(
+            name, conf=conf, actor=self.operations().actor, say=say, show=self.stdout.write, **chosen
+        )
         own = {key: value for key, value in options.items() if key not in _DJANGOS}
         self._run(context, pipelines()[name](), own)
 
@@ -130,7 +133,7 @@ def _add_shared(parser: ArgumentParser) -> None:
     trigger = streams.add_mutually_exclusive_group()
     trigger.add_argument("--available-now", action="store_true", help="end when what is due by now is done")
     trigger.add_argument(
-        "--interval", type=duration, metavar="TIME", help="between the beginnings of two batches: 5s, 2m"
+        "--interval", type="duration", metavar="TIME", help="between the beginnings of two batches: 5s, 2m"
     )
     streams.add_argument(
         "--grace",

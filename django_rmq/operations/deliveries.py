@@ -17,6 +17,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import NamedTuple
 from uuid import UUID
 
@@ -135,7 +136,7 @@ class Deliveries:
         taken: list[Message] = []
         try:
             if room > 0:
-                self._prepare(owner, _chained(first, due), room, taken)
+                self._prepare(owner, chain([first], due), room, taken)
         finally:
             try:
                 self._tell_limits(owner, most if room <= 0 else 0, tokens, taken)
@@ -195,11 +196,11 @@ class Deliveries:
                 elif one.asked < REDIRECTS and reply.status == "more":
                     tries.append(one._replace(after=reply.cursor, asked=one.asked + 1))
             at_once = min(2 * at_once, TRIED_AT_ONCE)
-            while len(tries) < at_once and time.monotonic() < end:
-                slot = next(due, None)
-                if slot is None:
-                    break
-                tries.append(_Try(self._topic, slot))
+            try:
+                wanted = at_once - len(tries) if time.monotonic() < end else 0
+                tries += [_Try(self._topic, slot) for slot in islice(due, max(0, wanted))]
+            except RmqError as trouble:
+                error = error or trouble
         if error is not None and not taken:
             raise error
 
@@ -371,11 +372,6 @@ class Deliveries:
                 if looked.prepare is not None:
                     found[member] = int(looked.prepare) % 1000
         return found
-
-
-def _chained(first: int, rest: Iterable[int]) -> Iterator[int]:
-    yield first
-    yield from rest
 
 
 def _counted(messages: Iterable[Message]) -> dict[tuple[int, int], int]:

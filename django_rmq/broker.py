@@ -43,6 +43,7 @@ from django_rmq.keys import (
     keys_of_slots,
     limits_key,
     slot_keys,
+    times_key,
     topics_key,
     wake_channel,
     worker_keys,
@@ -50,6 +51,7 @@ from django_rmq.keys import (
 )
 from django_rmq.messages import (
     BATCH,
+    LATENESS_BUCKETS,
     SAMPLED,
     Acquired,
     Allowance,
@@ -75,6 +77,7 @@ from django_rmq.messages import (
     Sent,
     Session,
     Survey,
+    Times,
     Topic,
     TopicType,
     cut_error,
@@ -872,6 +875,16 @@ class Transitions(ABC):
             )
         )
 
+    def discard(
+        self, topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]
+    ) -> list[str]:
+        """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
+        keys = self._keys(topic, slot)
+        flat = [
+            part for score, member in zip(scores, members, strict=True) for part in (_number(score), member)
+        ]
+        return self._run(Call("discard", (keys.dead, keys.deaths, keys.stats), flat, _words(len(members))))
+
     def reschedule(
         self, topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]
     ) -> list[str]:
@@ -1307,13 +1320,28 @@ class Broker(Transitions):
     def _run(self, call: Call) -> Any:
         try:
             try:
-                reply = self.client.execute_command(*self._command(call))
+                reply = self._ask(self._command(call))
             except NoScriptError:
                 self.client.execute_command("SCRIPT LOAD", lua.load(call.script).text)
-                reply = self.client.execute_command(*self._command(call))
+                reply = self._ask(self._command(call))
         except RedisError as error:
             raise translate(error) from error
         return call.parse(reply)
+
+    def _ask(self, command: tuple[Any, ...]) -> Any:
+        """Run one command as the driver does for a client that does not retry, without its bookkeeping of half the time."""
+        pool = self.client.connection_pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command(connection.pack_command(*command))
+            return connection.read_response()
+        except ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
 
     # --- what belongs to no slot
 
@@ -1601,6 +1629,26 @@ class Broker(Transitions):
         """Count deliveries by class of lateness; return how many classes were raised."""
         keys = history_keys(self.prefix, topic.name)
         return self._run(Call("history/note", (keys.pending,), (" ".join(map(str, counts)),), int))
+
+    def note_times(
+        self, topic: Topic, late: Sequence[int], late_ms: int, took: Sequence[int], took_us: int
+    ) -> int:
+        """Count deliveries by lateness and calls by duration, for good; return how many classes were raised."""
+        args = (" ".join(map(str, late)), late_ms, " ".join(map(str, took)), took_us)
+        return self._run(Call("history/times", (times_key(self.prefix, topic.name),), args, int))
+
+    def times(self, topic: Topic) -> Times:
+        """Return all that ``note_times`` was ever told of ``topic``."""
+        key, buckets = times_key(self.prefix, topic.name), range(LATENESS_BUCKETS)
+        names = [f"{name}{bucket}" for name in ("late", "took") for bucket in buckets]
+        try:
+            found = [
+                int(raw or 0) for raw in self.client.execute_command("HMGET", key, *names, "late", "took")
+            ]
+        except RedisError as error:
+            raise translate(error) from error
+        late, took = found[:LATENESS_BUCKETS], found[LATENESS_BUCKETS : 2 * LATENESS_BUCKETS]
+        return Times(tuple(late), found[-2], tuple(took), found[-1])
 
     def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
         """Keep the record of a minute, and so many minutes in all. Answers kept or present."""

@@ -30,6 +30,7 @@ from django_rmq.keys import (
     history_keys,
     limits_key,
     slot_keys,
+    times_key,
     topics_key,
     wake_channel,
     worker_keys,
@@ -70,6 +71,7 @@ from django_rmq.messages import (
     Sent,
     Session,
     Survey,
+    Times,
     Topic,
     TopicType,
     cut_error,
@@ -800,6 +802,7 @@ class InMemoryBroker:
             if s.moved_to is not None:
                 return Prepared("moved", slots=s.moved_to)
             if epoch is not None and epoch < int(s.control.get(b"epoch", epoch)):
+                s.count("fenced")
                 return Prepared("fenced")
             limit = max(1, min(limit, BATCH))
             s.note_definition(topic.slots)
@@ -1207,6 +1210,26 @@ class InMemoryBroker:
                     s.count("removed_dead")
                     word = "dead"
                 words.append(word)
+            return words
+
+    def discard(
+        self, topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]
+    ) -> list[str]:
+        """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
+        with self._slot(topic, slot, "dead", "deaths", "stats") as s:
+            _check_batch(members)
+            words: list[str] = []
+            for score, member in zip(scores, members, strict=True):
+                died = s.dead.get(member)
+                if died is None:
+                    words.append("not_found")
+                elif died != score:
+                    words.append("changed")
+                else:
+                    del s.dead[member]
+                    s.deaths.pop(member, None)
+                    s.count("removed_dead")
+                    words.append("dead")
             return words
 
     def reschedule(
@@ -1978,6 +2001,35 @@ class InMemoryBroker:
                     name = b"late%d" % bucket
                     pending[name] = b"%d" % (int(pending.get(name, b"0")) + number)
             return sum(number > 0 for number in counts[:LATENESS_BUCKETS])
+
+    def note_times(
+        self, topic: Topic, late: Sequence[int], late_ms: int, took: Sequence[int], took_us: int
+    ) -> int:
+        """Count deliveries by lateness and calls by duration, for good; return how many classes were raised."""
+        raised = 0
+        with self._lock:
+            key = times_key(self.prefix, topic.name)
+            times = self._open(key, Hash)
+            for name, counts, total in (("late", late, late_ms), ("took", took, took_us)):
+                fields = [
+                    (f"{name}{bucket}", count) for bucket, count in enumerate(counts[:LATENESS_BUCKETS])
+                ]
+                raised += sum(count > 0 for _, count in fields)
+                for field, count in (*fields, (name, total)):
+                    if count > 0:
+                        times[field.encode()] = b"%d" % (int(times.get(field.encode(), b"0")) + count)
+            self._keep(key, times)
+        return raised
+
+    def times(self, topic: Topic) -> Times:
+        """Return all that ``note_times`` was ever told of ``topic``."""
+        with self._lock:
+            times = self._open(times_key(self.prefix, topic.name), Hash)
+            late, took = (
+                tuple(int(times.get(b"%s%d" % (name, bucket), b"0")) for bucket in range(LATENESS_BUCKETS))
+                for name in (b"late", b"took")
+            )
+            return Times(late, int(times.get(b"late", b"0")), took, int(times.get(b"took", b"0")))
 
     def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
         """Keep the record of a minute, and so many minutes in all. Answers kept or present."""

@@ -906,12 +906,25 @@ class Sample(NamedTuple):
 
 SAMPLED = (
     "sent", "merged", "replaced", "prepared", "committed", "acked", "failed", "expired", "rejected", "died", "lapsed",
-    "claimed", "claim_returned",
+    "claimed", "claim_returned", "released", "stale", "fenced", "revived", "replay_merged",
 )  # fmt: skip
-"""The counters of the ledger that the history is made of."""
+"""The counters of the ledger that the history and the metrics are made of."""
 
 LATENESS_BUCKETS = 24
-"""How many classes of lateness are counted."""
+"""How many classes of lateness, and of time in listeners, are counted."""
+
+
+class Times(NamedTuple):
+    """Durations, counted by the classes of ``history.EDGES_MS``; never reset."""
+
+    late: tuple[int, ...]
+    """How late messages were handed out."""
+    late_ms: int
+    """Their sum."""
+    took: tuple[int, ...]
+    """How long calls of the listener took."""
+    took_us: int
+    """Their sum, in microseconds."""
 
 
 class Beat(NamedTuple):

@@ -58,7 +58,10 @@ local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), k
 local receipt = (tonumber(known[5]) or 0) + 1
 local timeout, max_retries, sleeping_until = tonumber(known[6] or ARGV[8]), tonumber(known[7] or ARGV[9]), known[8]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
-if epoch and known_epoch and epoch < known_epoch then return { 'fenced' } end
+if epoch and known_epoch and epoch < known_epoch then
+  redis.pcall('HINCRBY', stats, 'fenced', 1)
+  return { 'fenced' }
+end
 limit = math.max(1, math.min(limit, 1000))
 -- include: _now
 -- include: _retries

@@ -406,9 +406,16 @@ MUTANTS: dict[str, Mutant] = {
     # --- consuming
     "epoch_off": Mutant(
         "prepare",
-        "if epoch and known_epoch and epoch < known_epoch then return { 'fenced' } end",
-        "",
+        "if epoch and known_epoch and epoch < known_epoch then",
+        "if false then",
         "An owner of an earlier epoch is fenced.",
+        "gate",
+    ),
+    "fenced_uncounted": Mutant(
+        "prepare",
+        "redis.pcall('HINCRBY', stats, 'fenced', 1)",
+        "",
+        "Whoever is fenced is counted.",
         "gate",
     ),
     "gate_off": Mutant(
@@ -881,6 +888,13 @@ MUTANTS: dict[str, Mutant] = {
         "      redis.call('HDEL', failures, member)\n",
         "A removed message takes its body along.",
         "states::test_remove",
+    ),
+    "discard_takes_the_later_death": Mutant(
+        "discard",
+        "if tonumber(died) == score then",
+        "if true then",
+        "Who deletes what was archived leaves alone what has died again since.",
+        "persons::test_discarding_deletes_the_death",
     ),
     "reschedule_makes_fresh": Mutant(
         "reschedule",

@@ -171,6 +171,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.replay(TOPIC, 0, members),
         ask.bury(TOPIC, 0, members),
         ask.remove(TOPIC, 0, members),
+        ask.discard(TOPIC, 0, [50, 50], members),
         ask.reschedule(TOPIC, 0, [50, 50], members),
         ask.purge(TOPIC, 0, "store"),
         ask.pause(TOPIC, 0),

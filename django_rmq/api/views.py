@@ -552,6 +552,25 @@ class PrepareView(RmqView):
             "wait for up to ten": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "max": 10, "wait": 20},
             "after a lost answer": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "held": True},
         },
+        answered={
+            "one message": {
+                "messages": [
+                    {
+                        "id": "3.eyJza3UiOjF9",
+                        "slot": 3,
+                        "receipt": "17.0b5c7c1f3e9d4a6f8b21",
+                        "delivery": 17,
+                        "body": {"sku": 1},
+                        "encoding": "json",
+                        "key": None,
+                        "headers": {},
+                        "retries_left": 16,
+                    }
+                ],
+                "timeout": 30,
+                "next_slot": None,
+            }
+        },
     )
     def post(self, request: Request, topic: str) -> Response:
         """Take messages."""

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -289,6 +290,32 @@ def test_messages_in_flight_are_bounded_over_all_consumers_and_workers(broker: A
         assert other.settle("commit", *more) == {"ok": 1}
         heard.wait(17)
     assert total(broker, topic_of("narrow"), "committed") == 19
+
+
+def test_requests_of_one_consumer_side_by_side_are_bounded_as_well(broker: Any) -> None:
+    consumer = Consumer("narrow")
+    consumer.send(*range(20))
+    ours = Deliveries(Actor("a", "rest"), topic_of("narrow"), broker)
+    asking, told = ours._ask_limits, threading.Barrier(2, timeout=10)
+
+    def ask(request: str, most: int) -> Any:
+        found = asking(request, most)
+        told.wait()
+        return found
+
+    ours._ask_limits = ask  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(ours.take, uuid.UUID(int=1), 3) for _ in range(2)]
+        assert sum(len(one.result(20)) for one in both) == 3
+
+
+def test_a_request_that_waits_in_vain_leaves_no_wish_behind(broker: Any) -> None:
+    one, other = Consumer("narrow"), Consumer("narrow")
+    one.send(*range(20))
+    assert len(one.take(3)) == 3
+    assert other.take(2, wait=0.4) == []
+    found = broker.allow(topic_of("narrow"), "x", tokens=0, in_use=0, wanted=1, lease_ms=1)
+    assert not found.others_wait
 
 
 def test_permits_that_were_not_needed_are_given_back(broker: Any) -> None:

@@ -221,7 +221,8 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
             members, scores = rows[::2], map(float, rows[1::2])
             bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
             rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
-            return Prepared("ok", _due(reply[1]), int(reply[2]), list(map(_new_delivery, rows)))
+            deliveries = list(map(_new_delivery, rows))
+            return Prepared("ok", _due(reply[1]), int(reply[2]), deliveries, is_suspect=len(reply) > 6)
         if word == b"more":
             return Prepared("more", _due(reply[1]), cursor=(reply[2].decode(), reply[3]))
         if word == b"moved":

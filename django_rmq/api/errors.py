@@ -108,7 +108,7 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
     if isinstance(error, Http404):
         return _of_framework(rest.NotFound())
     if isinstance(error, UnreadablePostError):
-        return _of_framework(rest.ParseError("The body did not arrive."))
+        return _of_framework(Invalid("The body did not arrive."))
     if isinstance(error, RequestDataTooBig):
         return _of_framework(BodyTooLarge(str(error)))
     if not isinstance(error, RmqError):

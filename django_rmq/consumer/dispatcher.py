@@ -302,6 +302,8 @@ class Dispatcher:
         self._hurries = False
         """Wake-ups may have been lost: the slow poll goes through all slots without a pause."""
         self._blocked: set[Place] = set()
+        self._suspects: list[Batch] = []
+        """Whose last end was a time-out: the first may run, the others wait, so that none dies by another again and again."""
         self._has_priorities = any(topic.is_priority for topic in self.topics.values())
         self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
@@ -610,6 +612,7 @@ class Dispatcher:
             if place.blocked_by is batch:
                 place.blocked_by = None
                 self._blocked.discard(place)
+            self._cleared(batch)
             if released and place.topic.is_priority:
                 # It took longer than reckoned: what is queued behind it was taken too early as well.
                 self._give_back_slot(place)
@@ -805,14 +808,15 @@ class Dispatcher:
                 for delivery in reply.deliveries
             ]
             if place.topic.serial:
-                self._start(place, reply.receipt, messages, at)
+                self._start(place, reply.receipt, messages, at, is_suspect=reply.is_suspect)
                 self._schedule(place, reply.next_due)
             else:
                 size = self.listeners[place.topic.name].batch_size or 1
                 parts = 1 if place.topic.flow else len(self._threads)
                 share = -(-len(messages) // (size * parts)) * size
                 for start in range(0, len(messages), share):
-                    self._start(place, reply.receipt, messages[start : start + share], at)
+                    part = messages[start : start + share]
+                    self._start(place, reply.receipt, part, at, is_suspect=reply.is_suspect)
                 # Only a prepare that finds nothing makes senders wake us, and other threads are free.
                 self._ready(place)
         elif reply.status == "more":
@@ -851,7 +855,9 @@ class Dispatcher:
         if place.is_at_rest and not any(place is other for other, _ in chain(self._settlements, under_way)):
             self._places.lull(place)
 
-    def _start(self, place: Place, receipt: int, messages: list[Message], at: float) -> None:
+    def _start(
+        self, place: Place, receipt: int, messages: list[Message], at: float, *, is_suspect: bool = False
+    ) -> None:
         batch = Batch(place, self.listeners[place.topic.name], receipt, messages, at)
         thread = self._thread_for(place, self._load)
         self._batches[id(batch)] = batch
@@ -859,10 +865,27 @@ class Dispatcher:
         self._limits.started(place.topic.name, len(messages))
         self._last_work = time.monotonic()
         place.batches += 1
-        batch.cost = len(messages) * self._paces[place.topic.name].seconds
+        if is_suspect:
+            self._suspects.append(batch)
+        if not is_suspect or batch is self._suspects[0]:
+            self._put(batch, thread)
+
+    def _put(self, batch: Batch, thread: int) -> None:
+        topic = batch.topic.name
+        batch.cost = len(batch.messages) * self._paces[topic].seconds
         self._load[thread] += batch.cost
-        self._lanes.started(id(batch), place.topic.name, thread)
+        self._lanes.started(id(batch), topic, thread)
         self._threads[thread].put(batch)
+
+    def _cleared(self, batch: Batch) -> None:
+        """Let the next suspect run if this was one, and the first."""
+        if batch not in self._suspects:
+            return
+        was_first = batch is self._suspects[0]
+        self._suspects.remove(batch)
+        if was_first and self._suspects and not self._stopping:
+            follower = self._suspects[0]
+            self._put(follower, self._thread_for(follower.place, self._load))
 
     def _extend(self, message: Message) -> bool:
         member = message.delivery.member
@@ -935,7 +958,8 @@ class Dispatcher:
     def _give_back(self, batch: Batch) -> None:
         """Begin nothing more of a batch, and release what has not begun, whatever its thread is doing."""
         batch.halted = True
-        if batch.thread is not None and self._threads[batch.thread].withdraw(batch):
+        waits = batch.thread is None and batch in self._suspects
+        if waits or (batch.thread is not None and self._threads[batch.thread].withdraw(batch)):
             members = [message.delivery.member for message in batch.messages]
             self._finished(Slice(batch, [], [], members, 0.0, True))
             return
@@ -1171,7 +1195,9 @@ class Dispatcher:
             logger.info("The hand-out of %d messages was lost; going on with them", len(ours))
             if begin:
                 messages = [Message(place.topic, place.slot, receipt, each, self._extend) for each in begin]
-                self._start(place, receipt, messages, at)
+                # What it was before nobody tells; who has failed alone may have timed out.
+                is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries
+                self._start(place, receipt, messages, at, is_suspect=is_suspect)
             if back:
                 self._settlements[place, receipt].released += back
         for place in {place for place, _, _ in lost} - refused:
@@ -1301,6 +1327,7 @@ class Dispatcher:
     def _replace_thread(self, batch: Batch) -> None:
         """Give the other slots of a hung thread to a new one; its own slot stays shut in this process."""
         self._give_back(batch)
+        self._cleared(batch)
         index = batch.thread
         if index is None or self._threads[index].current is not batch:
             return

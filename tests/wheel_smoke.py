@@ -19,7 +19,7 @@ import django_rmq
 from django_rmq import lua
 
 # Their library is an extra, which this environment does not have.
-NEEDS_AN_EXTRA = ("django_rmq.pytest_plugin",)
+NEEDS_AN_EXTRA = ("django_rmq.health_check", "django_rmq.metrics", "django_rmq.pytest_plugin")
 
 checkout = Path(sys.argv[1]).resolve()
 installed = Path(str(files(django_rmq)))

@@ -32,7 +32,7 @@ from redis.retry import Retry
 from django_rmq.broker import Broker
 from django_rmq.keys import slot_of
 from django_rmq.messages import Topic, TopicType
-from django_rmq.spark.java import prepare_environment
+from django_rmq.spark.session import open_session
 from example_project.embedded_redis import EmbeddedRedis, start_redis
 
 CHUNK = 1_000
@@ -277,28 +277,6 @@ class Bench:
             query.stop()
 
 
-def session(folder: Path) -> Any:
-    """Return a session on two cores."""
-    prepare_environment()
-    from pyspark.sql import SparkSession
-
-    found = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "2g")
-        .config("spark.local.dir", str(folder))
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .getOrCreate()
-    )
-    found.sparkContext.setLogLevel("ERROR")
-    return found
-
-
 def measure(bench: Bench, works: Sequence[str], rounds: int) -> dict[str, list[float]]:
     """Return the rates of each work, round by round, without the first round."""
     rates: dict[str, list[float]] = {name: [] for name in works}
@@ -338,7 +316,12 @@ def main() -> int:
     server = start_redis(folder)
     spark: Any = None
     try:
-        spark = session(folder)
+        conf = {
+            "spark.driver.memory": "2g",
+            "spark.local.dir": str(folder),
+            "spark.sql.shuffle.partitions": "2",
+        }
+        spark = open_session("benchmarks.spark", master="local[2]", conf=conf)
         bench = Bench(server, spark, folder, options.messages, options.slots, options.batch)
         info = bench.client.info("server")
         print(

@@ -100,5 +100,5 @@ def test_a_bulk_follows_a_topic_that_has_another_slot_count_by_now(queue: MakeQu
     ("sizes", "rows", "wanted"), [([], 5, []), ([0, 3], 5, [3]), ([3, 3, 3, 1], 5, [6, 4]), ([9], 5, [9])]
 )
 def test_small_batches_are_sent_together(sizes: list[int], rows: int, wanted: list[int]) -> None:
-    batches = [pa.RecordBatch.from_pydict({"value": [b"x"] * size}) for size in sizes]
+    batches = [pa.record_batch({"value": pa.array([b"x"] * size, pa.binary())}) for size in sizes]
     assert [batch.num_rows for batch in gathered(iter(batches), rows)] == wanted

@@ -41,8 +41,10 @@ from django_rmq.keys import (
     events_channel,
     explicit_basis_key,
     history_keys,
+    keys_of_slots,
     limits_key,
     slot_keys,
+    times_key,
     topics_key,
     wake_channel,
     worker_keys,
@@ -50,7 +52,9 @@ from django_rmq.keys import (
 )
 from django_rmq.messages import (
     BATCH,
+    LATENESS_BUCKETS,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -74,6 +78,7 @@ from django_rmq.messages import (
     Sent,
     Session,
     Survey,
+    Times,
     Topic,
     TopicType,
     cut_error,
@@ -105,6 +110,9 @@ READS = frozenset(
     }
 )
 """Scripts and plain commands that change nothing."""
+
+_LOOKED_AT = ("store", "retry", "prepare", "control", "claimants")
+"""Keys of each slot that tell whether and when something can be taken from it."""
 
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
@@ -257,7 +265,8 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
             members, scores = rows[::2], map(float, rows[1::2])
             bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
             rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
-            return Prepared("ok", _due(reply[1]), int(reply[2]), list(map(_new_delivery, rows)))
+            deliveries = list(map(_new_delivery, rows))
+            return Prepared("ok", _due(reply[1]), int(reply[2]), deliveries, is_suspect=len(reply) > 6)
         if word == b"more":
             return Prepared("more", _due(reply[1]), cursor=(reply[2].decode(), reply[3]))
         if word == b"moved":
@@ -363,6 +372,11 @@ def _survey(reply: list[Any]) -> Survey:
         int(revived or 0),
         int(ticket or 0),
     )
+
+
+def _acquired(reply: list[Any]) -> list[Acquired]:
+    epochs, words = reply
+    return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
 
 
 def _heads(reply: list[bytes]) -> list[int | None]:
@@ -585,6 +599,16 @@ class Transitions(ABC):
     def acquire(self, topic: Topic, slot: int) -> int:
         """Begin to own the slot: return the new epoch, which fences every older prepare."""
         return self._run(Call("acquire", (self._keys(topic, slot).control,), (), int))
+
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing.
+
+        A pipeline to a Redis Cluster has an ``RmqError`` in the place of each slot whose node does not answer.
+        """
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
+        return self._run(
+            Call("acquire_all", keys, (topic.slots, topic.timeout, topic.max_retries), _acquired)
+        )
 
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
@@ -897,6 +921,16 @@ class Transitions(ABC):
                 _words(len(members)),
             )
         )
+
+    def discard(
+        self, topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]
+    ) -> list[str]:
+        """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
+        keys = self._keys(topic, slot)
+        flat = [
+            part for score, member in zip(scores, members, strict=True) for part in (_number(score), member)
+        ]
+        return self._run(Call("discard", (keys.dead, keys.deaths, keys.stats), flat, _words(len(members))))
 
     def reschedule(
         self, topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]
@@ -1239,10 +1273,7 @@ class Transitions(ABC):
 
         ``upkeep``: when next a delivery times out or the lease of a claim ends there.
         """
-        keys: list[bytes] = []
-        for slot in slots:
-            slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.retry, slot_.prepare, slot_.control, slot_.claimants)
+        keys = keys_of_slots(self.prefix, topic.name, slots, _LOOKED_AT)
         return self._run(Call("heads", keys, (topic.type.value, topic.timeout, int(upkeep)), _heads))
 
     def audit(self, topic: Topic, slot: int) -> Ledger:
@@ -1336,13 +1367,28 @@ class Broker(Transitions):
     def _run(self, call: Call) -> Any:
         try:
             try:
-                reply = self.client.execute_command(*self._command(call))
+                reply = self._ask(self._command(call))
             except NoScriptError:
                 self.client.execute_command("SCRIPT LOAD", lua.load(call.script).text)
-                reply = self.client.execute_command(*self._command(call))
+                reply = self._ask(self._command(call))
         except RedisError as error:
             raise translate(error) from error
         return call.parse(reply)
+
+    def _ask(self, command: tuple[Any, ...]) -> Any:
+        """Run one command as the driver does for a client that does not retry, without its bookkeeping of half the time."""
+        pool = self.client.connection_pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command(connection.pack_command(*command))
+            return connection.read_response()
+        except ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
 
     # --- what belongs to no slot
 
@@ -1630,6 +1676,26 @@ class Broker(Transitions):
         """Count deliveries by class of lateness; return how many classes were raised."""
         keys = history_keys(self.prefix, topic.name)
         return self._run(Call("history/note", (keys.pending,), (" ".join(map(str, counts)),), int))
+
+    def note_times(
+        self, topic: Topic, late: Sequence[int], late_ms: int, took: Sequence[int], took_us: int
+    ) -> int:
+        """Count deliveries by lateness and calls by duration, for good; return how many classes were raised."""
+        args = (" ".join(map(str, late)), late_ms, " ".join(map(str, took)), took_us)
+        return self._run(Call("history/times", (times_key(self.prefix, topic.name),), args, int))
+
+    def times(self, topic: Topic) -> Times:
+        """Return all that ``note_times`` was ever told of ``topic``."""
+        key, buckets = times_key(self.prefix, topic.name), range(LATENESS_BUCKETS)
+        names = [f"{name}{bucket}" for name in ("late", "took") for bucket in buckets]
+        try:
+            found = [
+                int(raw or 0) for raw in self.client.execute_command("HMGET", key, *names, "late", "took")
+            ]
+        except RedisError as error:
+            raise translate(error) from error
+        late, took = found[:LATENESS_BUCKETS], found[LATENESS_BUCKETS : 2 * LATENESS_BUCKETS]
+        return Times(tuple(late), found[-2], tuple(took), found[-1])
 
     def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
         """Keep the record of a minute, and so many minutes in all. Answers kept or present."""

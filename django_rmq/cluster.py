@@ -60,8 +60,8 @@ PROBE_SECONDS = 0.25
 REDIRECTIONS = 16
 """Times that a call follows MOVED and ASK without a pause in between."""
 
-HEADS_KEYS = 5
-"""Keys of ``heads`` for each slot."""
+KEYS_OF_SLOT = {"heads": 5, "acquire_all": 5}
+"""Scripts that ask for many slots, and how many keys of each."""
 
 
 def parse_seeds(urls: Iterable[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
@@ -620,21 +620,24 @@ class ClusterPipeline(Pipeline):
 
     def _errands_of(self, call: Call) -> list[Errand]:
         reads = call.script in READS
-        if call.script != "heads":
+        if call.script not in KEYS_OF_SLOT:
             return [Errand(key_slot(call.keys[0]), self._broker._command(call), only_reads=reads)]  # noqa: SLF001 - a pipeline is its broker's other half
-        parts = [call.keys[at : at + HEADS_KEYS] for at in range(0, len(call.keys), HEADS_KEYS)]
+        count = KEYS_OF_SLOT[call.script]
+        parts = [call.keys[at : at + count] for at in range(0, len(call.keys), count)]
         return [
             Errand(key_slot(keys[0]), self._broker._command(call._replace(keys=keys)), only_reads=reads)  # noqa: SLF001 - as above
             for keys in parts
         ]
 
     def _told(self, call: Call, errands: list[Errand]) -> Any:
-        if call.script != "heads":
+        if call.script not in KEYS_OF_SLOT:
             return self._answer(call, errands[0])
         answers = [self._answer(call, errand) for errand in errands]
         troubles = [answer for answer in answers if isinstance(answer, RmqError)]
         if answers and len(troubles) == len(answers):
             return troubles[0]
+        if call.script != "heads":
+            return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
         # Nothing is known of a node that is away; the slots of the others are what the caller can work on.
         return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
 

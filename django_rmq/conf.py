@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
@@ -128,6 +129,14 @@ class Api:
 
 
 @dataclass(frozen=True, slots=True)
+class Metrics:
+    """``RMQ["METRICS"]``."""
+
+    token: str | None = field(default=None, repr=False)
+    """Who shows it sees the metrics without logging in."""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings of the package, validated."""
 
@@ -146,6 +155,9 @@ class Config:
     history: History = field(default_factory=History)
     admin: Admin = field(default_factory=Admin)
     api: Api = field(default_factory=Api)
+    metrics: Metrics = field(default_factory=Metrics)
+    tracing: bool = False
+    """Whether sends and calls of listeners are spans of OpenTelemetry."""
     events: bool = False
     """Whether processes publish what happens to messages."""
 
@@ -174,6 +186,20 @@ def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
         raise Wanted("True or False")
     return value
+
+
+def _tracing(value: object) -> bool:
+    wanted = _boolean(value)
+    if wanted and not _has_opentelemetry():
+        raise Wanted("False where opentelemetry-api (the extra otel) is not installed")
+    return wanted
+
+
+def _has_opentelemetry() -> bool:
+    try:
+        return find_spec("opentelemetry.trace") is not None
+    except ImportError:
+        return False
 
 
 def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
@@ -353,6 +379,12 @@ def _send_rate(value: object) -> str:
     return value
 
 
+def _token(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._~+/=-]{16,512}", value):
+        raise Wanted("16 to 512 of A-Z a-z 0-9 . _ ~ + / = -, as a bearer token is written")
+    return value
+
+
 def _module_name(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", value):
         raise Wanted("the name of a module within an app, such as 'listeners'")
@@ -431,6 +463,7 @@ API_KEYS: _Keys = {
     "SEND_RATE": ("send_rate", _optional(_send_rate)),
     "MAX_BYTES": ("max_bytes", _whole(1024, 536_870_912)),
 }
+METRICS_KEYS: _Keys = {"TOKEN": ("token", _optional(_token))}
 PLAIN_KEYS: _Keys = {
     "BROKER": ("broker", _one_of("redis", "memory")),
     "KEY_PREFIX": ("key_prefix", _prefix),
@@ -438,12 +471,14 @@ PLAIN_KEYS: _Keys = {
     "AUTODISCOVER": ("autodiscover", _optional(_module_name)),
     "DURABILITY": ("durability", _one_of("relaxed", "strict")),
     "EVENTS": ("events", _boolean),
+    "TRACING": ("tracing", _tracing),
 }
 SECTIONS: Mapping[str, tuple[str, type, _Keys]] = {
     "CONSUMER": ("consumer", Consumer, CONSUMER_KEYS),
     "HISTORY": ("history", History, HISTORY_KEYS),
     "ADMIN": ("admin", Admin, ADMIN_KEYS),
     "API": ("api", Api, API_KEYS),
+    "METRICS": ("metrics", Metrics, METRICS_KEYS),
 }
 RMQ_KEYS = (*PLAIN_KEYS, *SECTIONS, "REDIS", "TOPICS", "TOPIC_DEFAULTS", "COORDINATOR", "ZOOKEEPER")
 
@@ -726,7 +761,7 @@ class _Reader:
                 )
 
 
-_SECRET = ("AUTH", "TLS")
+_SECRET = ("AUTH", "TLS", "TOKEN")
 
 
 def _shown(value: object, *, secret: bool = False) -> str:

@@ -165,7 +165,8 @@ class WorkerProcess:
         self._leaving: threading.Thread | None = None
         self._reporter = announcing.Reporter()
         duties_broker, hours = connections.get_broker("coordinator"), config.history.hours
-        lateness = history.LatenessCount(duties_broker) if hours else None
+        times = history.TimesCount(duties_broker) if hours else None
+        counting: dict[str, Any] = {"handed_out": times.note, "took": times.note_calls} if times else {}
         self.dispatcher = Dispatcher(
             connections.get_broker("worker"),
             chosen,
@@ -189,7 +190,7 @@ class WorkerProcess:
             swept=[connections.present(topic) for topic in config.topics.values() if topic not in chosen],
             notes=notes,
             watcher=self._reporter,
-            **({"handed_out": lateness.note} if lateness else {}),
+            **counting,
         )
         worker = Worker(
             id=self.dispatcher.owner,
@@ -208,7 +209,7 @@ class WorkerProcess:
             [
                 *trim_dead(duties_broker, everything, self._slots_to_look_after),
                 *history.sampling(duties_broker, everything, hours, self._may_sample, connections.present),
-                *([lateness.flushing] if lateness else []),
+                *([times.flushing] if times else []),
             ]
         )
         if notes is not None:

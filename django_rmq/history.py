@@ -1,7 +1,8 @@
 """History: what a topic held and did, minute by minute, sampled by the workers and kept in Redis.
 
 Once a minute one worker reads the depths and the ledger of a topic's slots and keeps their sums as one record of some 150
-bytes in a hash; how late messages were handed out is counted by every worker and goes into the next record. Rates are
+bytes in a hash; how late messages were handed out is counted by every worker and goes into the next record (and, with how
+long listeners took, into counts that are never reset, for histograms of other systems). Rates are
 differences of the ledger's counters, so nothing is counted twice or lost, whoever samples. A minute in which nobody
 sampled is a gap.
 
@@ -16,8 +17,8 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from zlib import crc32
 
@@ -153,6 +154,64 @@ def read(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> l
     return [_together(found[at : at + step]) for at in range(0, count, step)]
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a topic has counted since its first message."""
+
+    sent: int
+    merged: int
+    """Of ``sent``: met a waiting copy (merged or replaced)."""
+    handed_out: int
+    committed: int
+    failed: int
+    """Failed, timed out or rejected deliveries."""
+    died: int
+    expired: int | None = None
+    """Of ``failed``: timed out. This and what follows is None in records of earlier versions."""
+    rejected: int | None = None
+    """Of ``failed``: rejected."""
+    released: int | None = None
+    """Given back by a worker that had not begun them."""
+    stale: int | None = None
+    """Came too late: told of deliveries that had ended."""
+    fenced: int | None = None
+    """Prepares by a worker that another one had succeeded in the slot."""
+    replayed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The youngest record of a topic."""
+
+    sampled_ms: int
+    depth: Depth
+    totals: Totals
+    is_scaled: bool
+    """Not all slots were read."""
+
+
+def totals(broker: Broker, topic: Topic) -> Totals:
+    """Read what all slots of ``topic`` have counted until now, in a script of 1 to 2 ms per 256 of them."""
+    whole: Sample | None = None
+    for start in range(0, topic.slots, SLOTS_AT_ONCE):
+        found = broker.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots)))
+        whole = found if whole is None else whole.plus(found)
+    assert whole is not None
+    return Totals(*_counted(whole.counters)[1])
+
+
+def latest(broker: Broker, topic: Topic) -> Latest | None:
+    """Return the youngest record, of the last ``LONGEST_GAP_MINUTES``; None: there is none."""
+    now = broker.now_ms() // 60_000
+    for raw in reversed(broker.minutes(topic, now - LONGEST_GAP_MINUTES, now)):
+        record = _Record.parse(raw)
+        if record is not None:
+            return Latest(
+                record.sampled_ms, record.depth, Totals(*record.counters), record.slots < record.asked
+            )
+    return None
+
+
 def _together(minutes: list[Minute]) -> Minute:
     sampled = [minute for minute in minutes if minute.depth]
     rates = [minute.rates for minute in minutes if minute.rates]
@@ -170,11 +229,15 @@ def _together(minutes: list[Minute]) -> Minute:
 
 
 _COUNTED = ("sent", "merged", "handed_out", "committed", "failed", "died")
+_ALSO_COUNTED = ("expired", "rejected", "released", "stale", "fenced", "replayed")
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What is kept of one minute: ``ms slots asked store due prepare claimed retry dead oldest sent … died|bucket:n …``."""
+    """What is kept of one minute: ``ms slots asked store due prepare claimed retry dead oldest sent … replayed|bucket:n …``.
+
+    Records of earlier versions end with ``died``.
+    """
 
     sampled_ms: int
     slots: int
@@ -182,28 +245,21 @@ class _Record:
     """Of how many slots: more than ``slots`` where sums are scaled, or a slot could not be read."""
     depth: Depth
     counters: tuple[int, ...]
+    """Those of ``_COUNTED``, and of ``_ALSO_COUNTED`` where they were written down."""
     late: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, sample: Sample, topic: Topic, now_ms: int) -> _Record:
         scale = topic.slots / sample.slots if sample.slots else 0
-        sums = {name: round(value * scale) for name, value in sample.counters.items()}
-        claimed = max(0, sums["claimed"] - sums["acked"] - sums["claim_returned"])
+        claimed, counters = _counted(sample.counters)
         depths = (sample.store, sample.due, sample.prepare, sample.retry, sample.dead)
         store, due, prepare, retry, dead = (round(value * scale) for value in depths)
         return cls(
             now_ms,
             sample.slots,
             topic.slots,
-            Depth(store, due, prepare, claimed, retry, dead, sample.oldest_due_ms),
-            (
-                sums["sent"],
-                sums["merged"] + sums["replaced"],
-                sums["prepared"] + sums["claimed"],
-                sums["committed"] + sums["acked"],
-                sums["failed"] + sums["expired"] + sums["rejected"],
-                sums["died"] + sums["lapsed"],
-            ),
+            Depth(store, due, prepare, round(claimed * scale), retry, dead, sample.oldest_due_ms),
+            tuple(round(value * scale) for value in counters),
         )
 
     def encode(self) -> str:
@@ -228,10 +284,28 @@ class _Record:
                 late[int(bucket)] = int(count)
         except (ValueError, IndexError):
             return None
-        if len(counters) != len(_COUNTED):
+        if len(counters) not in (len(_COUNTED), len(_COUNTED) + len(_ALSO_COUNTED)):
             return None
         depth = Depth(store, due, prepare, claimed, retry, dead, oldest or None)
         return cls(ms, slots, asked, depth, tuple(counters), tuple(late))
+
+
+def _counted(sums: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
+    """Return what Spark consumers hold, and the counters of a record, from sums of the ledger's."""
+    return max(0, sums["claimed"] - sums["acked"] - sums["claim_returned"]), (
+        sums["sent"],
+        sums["merged"] + sums["replaced"],
+        sums["prepared"] + sums["claimed"],
+        sums["committed"] + sums["acked"],
+        sums["failed"] + sums["expired"] + sums["rejected"],
+        sums["died"] + sums["lapsed"],
+        sums["expired"],
+        sums["rejected"],
+        sums["released"],
+        sums["stale"],
+        sums["fenced"],
+        sums["revived"] + sums["replay_merged"],
+    )
 
 
 def _minute(minute: int, record: _Record | None, before: _Record | None) -> Minute:
@@ -251,7 +325,7 @@ def _rates(record: _Record, before: _Record | None) -> Rates | None:
     if before is None or before.asked != record.asked or before.slots != record.slots:
         return None
     minutes = (record.sampled_ms - before.sampled_ms) / 60_000
-    raised = [now - then for now, then in zip(record.counters, before.counters, strict=True)]
+    raised = [record.counters[at] - before.counters[at] for at in range(len(_COUNTED))]
     # Less than before: keys were deleted, or the server lost its data.
     if not 0 < minutes <= LONGEST_GAP_MINUTES + 1 or min(raised) < 0:
         return None
@@ -331,12 +405,25 @@ class _Sampling:
         self._broker.keep_minute(self._topic, minute, record.encode(), self._keep)
 
 
-class LatenessCount:
-    """Counts how late messages are handed out, and gives the counts to Redis every few seconds."""
+@dataclass(slots=True)
+class _Counted:
+    """What was counted of one topic since the last flush."""
+
+    late: list[int] = field(default_factory=lambda: [0] * LATENESS_BUCKETS)
+    late_ms: float = 0.0
+    took: list[int] = field(default_factory=lambda: [0] * LATENESS_BUCKETS)
+    took_ms: float = 0.0
+
+
+class TimesCount:
+    """Counts how late messages are handed out and how long listeners take, and gives the counts to Redis every few seconds.
+
+    A process that is killed takes a few seconds of them along.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._counts: defaultdict[Topic, list[int]] = defaultdict(lambda: [0] * LATENESS_BUCKETS)
+        self._counted: defaultdict[Topic, _Counted] = defaultdict(_Counted)
         self._lock = threading.Lock()
 
     def note(self, topic: Topic, deliveries: Sequence[Delivery], now_ms: float) -> None:
@@ -345,9 +432,17 @@ class LatenessCount:
             return
         late = sorted(now_ms - delivery.score for delivery in deliveries if delivery.score > 999)
         with self._lock:
-            for bucket, number in enumerate(_by_class(late)):
-                if number:
-                    self._counts[topic][bucket] += number
+            counted = self._counted[topic]
+            _add(counted.late, late)
+            counted.late_ms += sum(one for one in late if one > 0)
+
+    def note_calls(self, topic: Topic, seconds: Sequence[float]) -> None:
+        """Note how long calls of the listener took."""
+        took = sorted(one * 1000 for one in seconds)
+        with self._lock:
+            counted = self._counted[topic]
+            _add(counted.took, took)
+            counted.took_ms += sum(took)
 
     def flushing(self) -> Generator[float, None, None]:
         """A duty: give what was counted to Redis, also in the end."""
@@ -360,12 +455,26 @@ class LatenessCount:
 
     def _flush(self) -> None:
         with self._lock:
-            taken, self._counts = self._counts, defaultdict(lambda: [0] * LATENESS_BUCKETS)
-        for topic, counts in taken.items():
+            taken, self._counted = self._counted, defaultdict(_Counted)
+        for topic, counted in taken.items():
             try:
-                self._broker.note_late(topic, counts)
+                if any(counted.late):
+                    self._broker.note_late(topic, counted.late)
+                late_ms, took_us = round(counted.late_ms), round(counted.took_ms * 1000)
+                self._broker.note_times(topic, counted.late, late_ms, counted.took, took_us)
             except RmqError as error:
-                logger.warning("The lateness of %d messages could not be noted: %s", sum(counts), error)
+                logger.warning(
+                    "The times of %d messages could not be noted: %s",
+                    max(sum(counted.late), sum(counted.took)),
+                    error,
+                )
+
+
+def _add(counts: list[int], found: Sequence[float]) -> None:
+    """Add how many of ``found`` (in order) are in each class."""
+    for bucket, number in enumerate(_by_class(found)):
+        if number:
+            counts[bucket] += number
 
 
 def _by_class(late: Sequence[float]) -> Iterator[int]:
@@ -378,4 +487,17 @@ def _by_class(late: Sequence[float]) -> Iterator[int]:
     yield len(late) - before
 
 
-__all__ = ["EDGES_MS", "Depth", "Lateness", "LatenessCount", "Minute", "Rates", "read", "sampling"]
+__all__ = [
+    "EDGES_MS",
+    "Depth",
+    "Lateness",
+    "Latest",
+    "Minute",
+    "Rates",
+    "TimesCount",
+    "Totals",
+    "latest",
+    "read",
+    "sampling",
+    "totals",
+]

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
@@ -30,6 +30,7 @@ from django_rmq.keys import (
     history_keys,
     limits_key,
     slot_keys,
+    times_key,
     topics_key,
     wake_channel,
     worker_keys,
@@ -44,6 +45,7 @@ from django_rmq.messages import (
     MAX_RETRIES_LIMIT,
     NEVER,
     SAMPLED,
+    Acquired,
     Allowance,
     Beat,
     Claimed,
@@ -69,6 +71,7 @@ from django_rmq.messages import (
     Sent,
     Session,
     Survey,
+    Times,
     Topic,
     TopicType,
     cut_error,
@@ -412,6 +415,12 @@ class _Slot:
 
     # --- upkeep
 
+    def note_definition(self, slots: int) -> None:
+        """Leave what people and sweepers have to know of the topic."""
+        self.control[b"slots"] = b"%d" % slots
+        self.control[b"timeout"] = b"%d" % self.timeout
+        self.control[b"max_retries"] = b"%d" % self.max_retries
+
     def expire_due(self, limit: int) -> tuple[int, float | None]:
         """End up to ``limit`` deliveries that timed out; return how many, and when one can be taken again."""
         ahead = (self.now_s + self.timeout + 1) * 1000
@@ -737,6 +746,32 @@ class InMemoryBroker:
             s.control[b"epoch"] = b"%d" % epoch
             return epoch
 
+    def acquire_all(self, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+        """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing."""
+        if len(slots) > 1024:
+            raise ServerRefused("ERR too many slots")
+        with self._lock:
+            return [self._begin(topic, slot) for slot in slots]
+
+    def _begin(self, topic: Topic, slot: int) -> Acquired:
+        keys = slot_keys(self.prefix, topic.name, slot)
+        with suppress(WrongType), self._slot(topic, slot, "control") as s:
+            epoch = int(s.control.get(b"epoch", 0)) + 1
+            s.control[b"epoch"] = b"%d" % epoch
+            slots = b"%d" % topic.slots
+            is_open = (
+                not s.control.keys() & {b"paused", b"moving"} and s.control.get(b"slots", slots) == slots
+            )
+            holding = {keys.store, keys.retry, keys.prepare, keys.claimants} & self.keyspace.keys()
+            if holding or not is_open:
+                return Acquired(epoch, is_asleep=False)
+            s.control[b"slots"] = slots
+            s.control.setdefault(b"timeout", b"%d" % topic.timeout)
+            s.control.setdefault(b"max_retries", b"%d" % topic.max_retries)
+            s.sleep_until(NEVER)
+            return Acquired(epoch, is_asleep=True)
+        return Acquired(None, is_asleep=False)
+
     def held(
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
     ) -> list[Held] | None:
@@ -767,15 +802,10 @@ class InMemoryBroker:
             if s.moved_to is not None:
                 return Prepared("moved", slots=s.moved_to)
             if epoch is not None and epoch < int(s.control.get(b"epoch", epoch)):
+                s.count("fenced")
                 return Prepared("fenced")
             limit = max(1, min(limit, BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, promoted = s.expire_due(share)[0], s.promote_due(share)
             behind = expired >= share or promoted >= share
@@ -841,7 +871,9 @@ class InMemoryBroker:
                 s.control[b"owner"] = owner.encode()
                 s.control[b"deliveries"] = b"%d" % receipt
                 s.count("prepared", len(taken))
-                return Prepared("ok", s.next_due(at_once=behind or more), receipt, taken)
+                due = s.next_due(at_once=behind or more)
+                is_suspect = suspicious(taken[0].member)
+                return Prepared("ok", due, receipt, taken, is_suspect=is_suspect)
             if refused:
                 return idle("busy", GATE)
             if lapsed:
@@ -967,13 +999,7 @@ class InMemoryBroker:
             if s.moved_to is not None:
                 return Claimed("moved")
             limit = max(1, min(limit, CLAIM_BATCH))
-            s.control.update(
-                {
-                    b"slots": b"%d" % topic.slots,
-                    b"timeout": b"%d" % s.timeout,
-                    b"max_retries": b"%d" % s.max_retries,
-                }
-            )
+            s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, earliest = s.expire_due(share)
             holding = bool(s.claimants)
@@ -1186,6 +1212,26 @@ class InMemoryBroker:
                     s.count("removed_dead")
                     word = "dead"
                 words.append(word)
+            return words
+
+    def discard(
+        self, topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]
+    ) -> list[str]:
+        """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
+        with self._slot(topic, slot, "dead", "deaths", "stats") as s:
+            _check_batch(members)
+            words: list[str] = []
+            for score, member in zip(scores, members, strict=True):
+                died = s.dead.get(member)
+                if died is None:
+                    words.append("not_found")
+                elif died != score:
+                    words.append("changed")
+                else:
+                    del s.dead[member]
+                    s.deaths.pop(member, None)
+                    s.count("removed_dead")
+                    words.append("dead")
             return words
 
     def reschedule(
@@ -1957,6 +2003,35 @@ class InMemoryBroker:
                     name = b"late%d" % bucket
                     pending[name] = b"%d" % (int(pending.get(name, b"0")) + number)
             return sum(number > 0 for number in counts[:LATENESS_BUCKETS])
+
+    def note_times(
+        self, topic: Topic, late: Sequence[int], late_ms: int, took: Sequence[int], took_us: int
+    ) -> int:
+        """Count deliveries by lateness and calls by duration, for good; return how many classes were raised."""
+        raised = 0
+        with self._lock:
+            key = times_key(self.prefix, topic.name)
+            times = self._open(key, Hash)
+            for name, counts, total in (("late", late, late_ms), ("took", took, took_us)):
+                fields = [
+                    (f"{name}{bucket}", count) for bucket, count in enumerate(counts[:LATENESS_BUCKETS])
+                ]
+                raised += sum(count > 0 for _, count in fields)
+                for field, count in (*fields, (name, total)):
+                    if count > 0:
+                        times[field.encode()] = b"%d" % (int(times.get(field.encode(), b"0")) + count)
+            self._keep(key, times)
+        return raised
+
+    def times(self, topic: Topic) -> Times:
+        """Return all that ``note_times`` was ever told of ``topic``."""
+        with self._lock:
+            times = self._open(times_key(self.prefix, topic.name), Hash)
+            late, took = (
+                tuple(int(times.get(b"%s%d" % (name, bucket), b"0")) for bucket in range(LATENESS_BUCKETS))
+                for name in (b"late", b"took")
+            )
+            return Times(late, int(times.get(b"late", b"0")), took, int(times.get(b"took", b"0")))
 
     def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
         """Keep the record of a minute, and so many minutes in all. Answers kept or present."""

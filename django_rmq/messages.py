@@ -597,6 +597,17 @@ class Prepared(NamedTuple):
     """Where to go on after ``more``: (score, member)."""
     slots: int | None = None
     """After ``moved``: the slot count that the slot has by now."""
+    is_suspect: bool = False
+    """It is one message, and its last end was a time-out: it may be what killed its process."""
+
+
+class Acquired(NamedTuple):
+    """The answer of acquire_all for one slot."""
+
+    epoch: int | None
+    """None: its control key is of a foreign type, and nobody owns it."""
+    is_asleep: bool
+    """Nothing waits there, and senders know to wake who owns it."""
 
 
 class Held(NamedTuple):
@@ -897,12 +908,25 @@ class Sample(NamedTuple):
 
 SAMPLED = (
     "sent", "merged", "replaced", "prepared", "committed", "acked", "failed", "expired", "rejected", "died", "lapsed",
-    "claimed", "claim_returned",
+    "claimed", "claim_returned", "released", "stale", "fenced", "revived", "replay_merged",
 )  # fmt: skip
-"""The counters of the ledger that the history is made of."""
+"""The counters of the ledger that the history and the metrics are made of."""
 
 LATENESS_BUCKETS = 24
-"""How many classes of lateness are counted."""
+"""How many classes of lateness, and of time in listeners, are counted."""
+
+
+class Times(NamedTuple):
+    """Durations, counted by the classes of ``history.EDGES_MS``; never reset."""
+
+    late: tuple[int, ...]
+    """How late messages were handed out."""
+    late_ms: int
+    """Their sum."""
+    took: tuple[int, ...]
+    """How long calls of the listener took."""
+    took_us: int
+    """Their sum, in microseconds."""
 
 
 class Beat(NamedTuple):

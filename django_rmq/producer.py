@@ -77,6 +77,16 @@ class Outgoing(NamedTuple):
         return self._replace(topic=topic, slot=crc & (topic.slots - 1))
 
 
+def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
+    """Return what lets a message that was given up be taken at once, or with the priority that it had (``scored``)."""
+    if topic.type is TopicType.RANGE_MERGE:
+        return 0
+    if topic.type is TopicType.FIXED_TIME:
+        return now_ms
+    had = scored if scored is not None and math.isfinite(scored) else 0
+    return int(min(max(had, topic.min_priority), MAX_PRIORITY))
+
+
 def _milliseconds(name: str, value: object) -> int:
     """Return a duration in ms given as a timedelta or an integral number of ms."""
     if isinstance(value, timedelta):

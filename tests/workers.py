@@ -140,11 +140,12 @@ class Worker:
         eventually(
             lambda: (
                 dispatcher._places
+                and not dispatcher._places.is_told_more
                 and not dispatcher._unacquired
                 and not dispatcher._in_hand
                 and not dispatcher._settlements
                 and not dispatcher._waiting
-                and all(place.due > 0 for place in list(dispatcher._places.values()))
+                and all(place.due > 0 for place in list(dispatcher._places.awake.values()))
             ),
             "falling asleep",
         )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
@@ -99,6 +99,19 @@ def page(*permissions: Permission) -> Callable[[View], View]:
         return guarded
 
     return decorate
+
+
+class _Asked(NamedTuple):
+    """What a person asked for on a topic's page."""
+
+    act: Act
+    topic: Topic
+    state: str
+    form: Any
+    leave: str
+    """Where to go when it is done."""
+    back: str
+    """The list's own query, as it was."""
 
 
 class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -609,22 +622,12 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.error(request, _("There is no such act for these messages."))
             return HttpResponseRedirect(leave)
         operations.actor.require(*act.permissions)
-        answered = act.form(topic, state, request.POST if "confirmed" in request.POST else None)
-        if act.named is not None:
-            return self._act_on_named(request, operations, act, topic, state, answered, leave, back)
-        return self._act_on_all(request, operations, act, topic, state, answered, leave, back)
+        form = act.form(topic, state, request.POST if "confirmed" in request.POST else None)
+        answer = self._act_on_named if act.named is not None else self._act_on_all
+        return answer(request, operations, _Asked(act, topic, state, form, leave, back))
 
-    def _act_on_named(
-        self,
-        request: HttpRequest,
-        operations: Operations,
-        act: Act,
-        topic: Topic,
-        state: str,
-        form: Any,
-        leave: str,
-        back: str,
-    ) -> HttpResponse:
+    def _act_on_named(self, request: HttpRequest, operations: Operations, asked: _Asked) -> HttpResponse:
+        act, topic, state, form, leave, back = asked
         ids = list(dict.fromkeys(request.POST.getlist("id")))
         if not ids:
             messages.warning(request, _("No message was selected."))
@@ -646,17 +649,8 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             self._tell(request, str(act.label), done.outcomes)
         return HttpResponseRedirect(leave)
 
-    def _act_on_all(
-        self,
-        request: HttpRequest,
-        operations: Operations,
-        act: Act,
-        topic: Topic,
-        state: str,
-        form: Any,
-        leave: str,
-        back: str,
-    ) -> HttpResponse:
+    def _act_on_all(self, request: HttpRequest, operations: Operations, asked: _Asked) -> HttpResponse:
+        act, topic, state, form, leave, back = asked
         assert act.sweep is not None
         filter_form = self._filter_form(operations, topic, state, request.POST)
         wanted = filter_form.wanted
@@ -701,11 +695,9 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         before = _so_far(request.POST.get("so_far"))
         done_before, total = _number(request.POST.get("done")), _number(request.POST.get("total"))
         began = _number(request.POST.get("began")) or operations.broker.now_ms()
-        if chosen.state == "dead" and before:
-            # What died after the beginning is not part of it: else what fails again would be replayed for ever.
+        if before:
             passed = max(0.0, (operations.broker.now_ms() - began) / 1000)
-            older = max(chosen.wanted.older_than or 0.0, passed)
-            chosen = replace(chosen, wanted=replace(chosen.wanted, older_than=older))
+            chosen = replace(chosen, wanted=chosen.wanted.as_of(chosen.state, passed))
         left = max(total - done_before, 1) if total else None
         rate = chosen.answer("rate")
         # A search begins anew with each request: longer and longer ones come to an end.

@@ -16,6 +16,7 @@ from django.db import connections as databases
 from django.db import transaction
 from django.http import HttpRequest
 from django.utils.decorators import method_decorator
+from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
@@ -664,8 +665,8 @@ class PublicView(RmqView):
         APIView.initial(self, request, *args, **kwargs)
 
     def get_permissions(self) -> Any:
-        """Return no permission."""
-        return []
+        """Return what asks for nothing."""
+        return [AllowAny()]
 
 
 class LiveView(PublicView):

@@ -13,10 +13,12 @@ import heapq
 import logging
 import threading
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, islice
+from itertools import chain, count, islice
+from operator import add, sub
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -37,6 +39,7 @@ from django_rmq.consumer.heartbeat import Heartbeat
 from django_rmq.consumer.lanes import Lanes
 from django_rmq.consumer.limits import Limits
 from django_rmq.consumer.notes import Notes
+from django_rmq.consumer.places import Place, Places
 from django_rmq.exceptions import (
     LostRace,
     NodeUnavailable,
@@ -98,9 +101,6 @@ SETTLING_SECONDS = 0.05
 POLLED = 4 * HEADS
 """Slots asked by one slow poll: a worker with more of them asks for all within several polls."""
 
-FEW = 64
-"""Of more slots that are acquired at once, those that hold something are prepared first."""
-
 ACQUIRED = 2048
 """Slots acquired between two looks at everything else at most."""
 
@@ -109,68 +109,6 @@ TURN = 512
 
 TURN_MESSAGES = 1_500
 """Messages that one round trip is expected to bring: while it lasts, the threads work on what the last one brought."""
-
-
-class Place:
-    """One slot as the dispatcher sees it: ours, or no longer ours while something of it is in hand."""
-
-    __slots__ = (
-        "acquired",
-        "away",
-        "batches",
-        "blocked_by",
-        "cursor",
-        "due",
-        "entry",
-        "epoch",
-        "fenced",
-        "not_before",
-        "owned",
-        "shut_until",
-        "slot",
-        "thread",
-        "topic",
-        "uncertain",
-        "untaken_since",
-        "yielded",
-    )
-
-    def __init__(self, topic: Topic, slot: int, thread: int) -> None:
-        self.topic = topic
-        self.slot = slot
-        self.thread = thread
-        """Serial topics: the index of the one thread that works this slot."""
-        self.owned = True
-        self.acquired = False
-        """Its epoch is ours. Without it nothing is prepared."""
-        self.epoch: int | None = None
-        self.uncertain = False
-        """A prepare of ours may have run without our hearing of it."""
-        self.yielded = 0
-        """How many messages the last prepare handed out."""
-        self.fenced = False
-        """Another owner has acquired it since."""
-        self.untaken_since: float | None = None
-        """Fenced: since when (monotonic) messages are due that nobody takes."""
-        self.due = 0.0
-        """Server time in ms at which to prepare; infinity: nothing is known to wait."""
-        self.entry = 0
-        """The number of its valid entry in the heap; 0: none."""
-        self.not_before = 0.0
-        """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
-        self.shut_until = 0.0
-        """Monotonic time before which a failing slot is left alone."""
-        self.away = False
-        """Its node does not answer, which is why it is left alone."""
-        self.batches = 0
-        self.blocked_by: Batch | None = None
-        """A batch whose listener exceeded MAX_RUNTIME and has not returned."""
-        self.cursor: tuple[str, bytes] | None = None
-        """Where prepare goes on behind members that are in flight."""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.topic.name, self.slot
 
 
 class Pace:
@@ -206,7 +144,7 @@ class ServerClock:
 
 
 class _Own(NamedTuple):
-    slots: list[tuple[str, int]]
+    slots: Mapping[str, array[int]]
 
 
 class _Disown(NamedTuple):
@@ -248,6 +186,22 @@ class _Settlement:
 _Settling = tuple[Place, int, str, list[Any], bool]
 
 
+class _Trip(NamedTuple):
+    """A round trip that is under way."""
+
+    pipeline: Any
+    told: dict[tuple[Place, int], _Settlement]
+    """What it tells; told again if its answer is lost."""
+    settling: list[_Settling]
+    asked: list[Place]
+    at: float
+    """``uptime`` when it was sent."""
+    room: int
+    """Messages that it brings at most."""
+    load: list[float]
+    """Seconds of work that it is reckoned to bring for each thread."""
+
+
 class Dispatcher:
     """One worker: owned slots, T executor threads, a heartbeat, and the loop that feeds them.
 
@@ -261,7 +215,8 @@ class Dispatcher:
     ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
     where threads note what they run, for whoever comes after a sudden death. ``handed_out`` is told of every
-    prepare that brought something, with the server's time in ms. ``watcher`` is told what became of messages.
+    prepare that brought something, with the server's time in ms, ``took`` of calls of a listener, with how many seconds
+    each took. ``watcher`` is told what became of messages.
     """
 
     def __init__(
@@ -286,6 +241,7 @@ class Dispatcher:
         handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: (
             None
         ),
+        took: Callable[[Topic, Sequence[float]], None] = lambda topic, seconds: None,
         watcher: Watcher | None = None,
     ) -> None:
         self.owner = uuid4().hex
@@ -313,16 +269,15 @@ class Dispatcher:
         self._next_sweep = 0.0
         self._notes = notes
         self._handed_out = handed_out
+        self._took = took
         self._watcher = watcher
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
-        self._places: dict[tuple[str, int], Place] = {}
+        self._places = Places(self.topics, max(1, threads))
         self._unacquired: dict[Place, None] = {}
-        """To be acquired, or asked what a lost reply handed out."""
+        """To be acquired again, or asked what a lost reply handed out."""
         self._heap: list[tuple[float, int, Place]] = []
         self._entries = count(1)
-        self._quiet: dict[Place, None] = {}
-        """Acquired and seen to be empty: the first prepare, which tells senders that we sleep, may come later."""
         self._waiting: dict[Place, None] = {}
         """Due, and to be prepared as soon as their thread has room."""
         self._lanes = Lanes(self.topics.values(), max(1, threads))
@@ -332,20 +287,23 @@ class Dispatcher:
         self._threads = [ExecutorThread(i, self._inbox, hooks, notes) for i in range(max(1, threads))]
         self._load = [0.0] * len(self._threads)
         """Seconds of work in hand of each thread, as reckoned."""
-        self._slots_of_thread = [0] * len(self._threads)
         self._batches: dict[int, Batch] = {}
         self._in_hand = 0
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._settlements: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
+        self._trip: _Trip | None = None
+        """What Redis works on while the answer to the trip before it is read, and the next one packed."""
         self._clock = ServerClock()
         self._stopping = False
         self._moved: SlotMoved | None = None
         self._next_poll = 0.0
-        self._round: Iterator[Place] | None = None
+        self._round: Iterator[tuple[str, int, Place | None]] | None = None
         """The slots that the slow poll has not asked yet since it began anew."""
         self._hurries = False
         """Wake-ups may have been lost: the slow poll goes through all slots without a pause."""
         self._blocked: set[Place] = set()
+        self._suspects: list[Batch] = []
+        """Whose last end was a time-out: the first may run, the others wait, so that none dies by another again and again."""
         self._has_priorities = any(topic.is_priority for topic in self.topics.values())
         self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
@@ -356,7 +314,10 @@ class Dispatcher:
 
     def own(self, slots: Iterable[tuple[str, int]]) -> None:
         """Add slots to those that are ours."""
-        self._inbox.put(_Own(list(slots)))
+        by_topic: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
+        for topic, slot in slots:
+            by_topic[topic].append(slot)
+        self._inbox.put(_Own(by_topic))
 
     def disown(self, slots: Iterable[tuple[str, int]]) -> None:
         """Take no more from these slots; what has not begun is given back."""
@@ -366,24 +327,18 @@ class Dispatcher:
         """Take nothing more, let listeners finish, give the rest back. Safe in signal handlers."""
         self._inbox.put(_Stop())
 
-    def _own(self, topic: str, slot: int) -> None:
-        place = self._places.get((topic, slot))
-        if place is None:
-            thread = min(range(len(self._threads)), key=self._slots_of_thread.__getitem__)
-            self._slots_of_thread[thread] += 1
-            place = self._places[topic, slot] = Place(self.topics[topic], slot, thread)
-        elif place.owned:
-            return
-        place.owned, place.acquired, place.fenced = True, False, False
-        place.due = place.not_before = place.shut_until = 0.0
-        place.away = False
-        self._unacquired[place] = None
+    def _own(self, topic: str, slots: array[int]) -> None:
+        for place in self._places.tell(topic, slots):
+            if not place.owned:
+                place.owned, place.acquired, place.fenced = True, False, False
+                place.due = place.not_before = place.shut_until = 0.0
+                place.away = False
+                self._unacquired[place] = None
 
     def _disown(self, place: Place) -> None:
         place.owned = place.acquired = False
         place.entry = 0
         self._waiting.pop(place, None)
-        self._quiet.pop(place, None)
         self._parked[place.topic.name].pop(place, None)
         if not place.uncertain:
             self._unacquired.pop(place, None)
@@ -392,9 +347,8 @@ class Dispatcher:
 
     def _forget(self, place: Place) -> None:
         """Drop a slot that is no longer ours once nothing of it is in hand: its thread is its own till then."""
-        if not (place.owned or place.batches or place.uncertain) and place.key in self._places:
-            del self._places[place.key]
-            self._slots_of_thread[place.thread] -= 1
+        if not (place.owned or place.batches or place.uncertain or place.asked):
+            self._places.drop(place)
 
     # --- the loop
 
@@ -487,28 +441,67 @@ class Dispatcher:
         if self._refreshes and now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
-        pipeline = self.broker.pipeline()
-        settling = self._queue_settlements(pipeline)
-        asked = self._queue_prepares(pipeline)
-        if not len(pipeline):
-            return self._ask_limits() or acquires
-        at = uptime()
-        try:
-            replies = pipeline.execute()
-        except ServerTrouble:
-            for place in asked:
-                self._doubt(place)
-            for settlement in self._settlements.values():
-                settlement.repeated = True
-            raise
-        trouble = self._settled(settling, replies)
-        for place, reply in zip(asked, replies[len(settling) :], strict=True):
-            trouble = self._prepared(place, reply, at) or trouble
-        if trouble is not None:
-            raise trouble
+        sent = self._send()
+        trip, self._trip = self._trip, sent
+        if trip is None:
+            if sent is None:
+                return self._ask_limits() or acquires
+            if self._waiting and not (self._limits or self._lanes):
+                return True
+            trip, self._trip = sent, None
+        self._receive(trip)
         # Not before: what has ended is in flight for all others until Redis has heard of it.
         self._ask_limits()
         return True
+
+    def _send(self, *, takes: bool = True) -> _Trip | None:
+        """Send what is to be told and, if it ``takes``, asked; None: nothing."""
+        pipeline = self.broker.pipeline()
+        told, settling = self._queue_settlements(pipeline)
+        asked, room, load = self._queue_prepares(pipeline) if takes else ([], 0, [])
+        if not len(pipeline):
+            return None
+        trip = _Trip(pipeline, told, settling, asked, uptime(), room, load)
+        for place in asked:
+            place.asked = True
+        try:
+            pipeline.send()
+        except ServerTrouble:
+            self._lost(trip)
+            raise
+        return trip
+
+    def _receive(self, trip: _Trip) -> None:
+        try:
+            replies = trip.pipeline.receive()
+        except ServerTrouble:
+            self._lost(trip)
+            raise
+        trouble = self._settled(trip, replies)
+        for place, reply in zip(trip.asked, replies[len(trip.settling) :], strict=True):
+            trouble = self._prepared(place, reply, trip.at) or trouble
+        if trouble is not None:
+            raise trouble
+
+    def _receive_rest(self) -> None:
+        """Wait for the trip that is under way."""
+        trip, self._trip = self._trip, None
+        if trip is not None:
+            self._receive(trip)
+
+    def _lost(self, trip: _Trip) -> None:
+        """Tell again what was told, and ask what was handed out: the answer to a trip was lost."""
+        for place in trip.asked:
+            place.asked = place.again = place.recalled = False
+            self._doubt(place)
+            self._forget(place)
+        for key, settlement in trip.told.items():
+            kept = self._settlements[key]
+            kept.committed += settlement.committed
+            kept.failures += settlement.failures
+            kept.released += settlement.released
+            kept.messages |= settlement.messages
+            kept.repeated = True
 
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
@@ -537,9 +530,9 @@ class Dispatcher:
 
     def _drained(self) -> bool:
         now = self._clock.ms()
-        return all(
+        return not self._places.is_told_more and all(
             place.due > now or place.blocked_by or place.fenced or not place.owned
-            for place in self._places.values()
+            for place in self._places.awake.values()
         )
 
     # --- what others tell us
@@ -557,25 +550,24 @@ class Dispatcher:
         if isinstance(item, Slice):
             self._finished(item)
         elif isinstance(item, _Wake):
-            place = self._places.get((item.topic, max(item.slot, -1 - item.slot)))
-            if place is not None and item.slot < 0:
+            if item.slot < 0:
                 # It was paused: nothing more of what is in hand begins.
-                self._give_back_slot(place)
-            elif place is not None:
+                self._give_back_slot_at(item.topic, -1 - item.slot)
+            elif (place := self._places.get(item.topic, item.slot)) is not None:
                 place.not_before = 0.0
                 self._ready(place)
         elif isinstance(item, _Own):
             # Who is about to leave takes over nothing: it would only fence the one who does.
-            for topic, slot in () if self._stopping else item.slots:
-                self._own(topic, slot)
+            for topic, slots in () if self._stopping else item.slots.items():
+                self._own(topic, slots)
         elif isinstance(item, _Disown):
-            for key in item.slots:
-                if key in self._places:
-                    self._disown(self._places[key])
+            for topic, slot in item.slots:
+                if (place := self._places.lose(topic, slot)) is not None:
+                    self._disown(place)
         elif isinstance(item, _Resubscribed):
             # Wake-ups were missed until now: whoever rests until one is asked at once.
             self._next_poll, self._hurries, self._round = 0.0, True, None
-            for place in self._places.values():
+            for place in self._places.awake.values():
                 place.not_before = 0.0
             if self._on_moved is not None:
                 for name in self.topics:
@@ -604,6 +596,8 @@ class Dispatcher:
             if self._watcher is not None and self._watcher.wants():
                 settlement.messages.update((each.delivery.member, each) for each in batch.messages)
         done = len(report.committed) + len(report.failures)
+        if report.times:
+            self._took(place.topic, report.times)
         if done:
             self._last_work = time.monotonic()
             self._lanes.reported(place.topic.name, report.seconds, done, self._last_work)
@@ -618,6 +612,7 @@ class Dispatcher:
             if place.blocked_by is batch:
                 place.blocked_by = None
                 self._blocked.discard(place)
+            self._cleared(batch)
             if released and place.topic.is_priority:
                 # It took longer than reckoned: what is queued behind it was taken too early as well.
                 self._give_back_slot(place)
@@ -634,16 +629,17 @@ class Dispatcher:
         """
         place.due = 0.0
         place.entry = 0
+        if place.asked:
+            place.again = True
+            return
         if not (place.owned and place.acquired) or place.blocked_by or place.batches >= self._depth(place):
             return
         rest = max(place.not_before, place.shut_until)
         if rest and rest > (now := time.monotonic()):
             self._waiting.pop(place, None)
-            self._quiet.pop(place, None)
             self._schedule(place, self._clock.ms() + (rest - now) * 1000)
         else:
             self._waiting[place] = None
-            self._quiet.pop(place, None)
 
     def _schedule(self, place: Place, due: float | None) -> None:
         """Look at ``place`` when the server's clock shows ``due`` (None: nothing waits)."""
@@ -652,7 +648,7 @@ class Dispatcher:
             return
         place.due, place.entry = due, next(self._entries)
         heapq.heappush(self._heap, (due, place.entry, place))
-        if len(self._heap) > 2 * len(self._places) + 64:
+        if len(self._heap) > 2 * len(self._places.awake) + 64:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
             heapq.heapify(self._heap)
 
@@ -680,8 +676,8 @@ class Dispatcher:
         if self._lanes and not (place.topic.serial and place.batches):
             thread = self._lanes.choose(place.topic.name, place.thread, load, time.monotonic())
             if place.topic.serial and thread != place.thread:
-                self._slots_of_thread[place.thread] -= 1
-                self._slots_of_thread[thread] += 1
+                self._places.slots_of_thread[place.thread] -= 1
+                self._places.slots_of_thread[thread] += 1
                 place.thread = thread
             return thread
         return place.thread if place.topic.serial else min(range(len(load)), key=load.__getitem__)
@@ -729,13 +725,17 @@ class Dispatcher:
             if place.topic.name == topic
         )
 
-    def _queue_prepares(self, pipeline: Any) -> list[Place]:
+    def _queue_prepares(self, pipeline: Any) -> tuple[list[Place], int, list[float]]:
+        """Ask slots; return which, how many messages they may bring at most, and the work of each thread in that."""
         asked: list[Place] = []
         parked: list[Place] = []
         promised: defaultdict[str, int] = defaultdict(int)
         taking: defaultdict[str, int] = defaultdict(int)
-        load = self._load.copy()
-        room, expected = IN_HAND - self._in_hand, 0
+        coming = self._trip
+        held = self._load if coming is None else list(map(add, self._load, coming.load))
+        load = held.copy()
+        room, expected = IN_HAND - self._in_hand - (0 if coming is None else coming.room), 0
+        before = room
         for place in self._waiting:
             topic = place.topic
             if topic.flow and self._lane_room(topic.name) <= taking[topic.name]:
@@ -774,21 +774,22 @@ class Dispatcher:
         for place in parked:
             del self._waiting[place]
             self._parked[place.topic.name][place] = None
-        if room > 0:
-            asked += self._queue_quiet(pipeline, min(TURN - len(asked), room))
-        return asked
-
-    def _queue_quiet(self, pipeline: Any, count: int) -> list[Place]:
-        """Prepare slots that were empty a moment ago; what came since is as little as one prepare may ask for."""
-        asked: list[Place] = []
-        for place in list(islice(self._quiet, count)):
-            del self._quiet[place]
-            pipeline.prepare(place.topic, place.slot, self.owner, place.epoch, 1, IN_HAND_BYTES)
-            asked.append(place)
-        return asked
+        return asked, before - room, list(map(sub, load, held))
 
     def _prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
         """Go on with what prepare answered; return trouble that concerns more than this slot."""
+        recalled = place.recalled or not place.owned
+        place.asked = place.recalled = False
+        trouble = self._answered(place, reply, at, recalled=recalled)
+        if place.again:
+            place.again = False
+            self._ready(place)
+        self._forget(place)
+        return trouble
+
+    def _answered(
+        self, place: Place, reply: Prepared | RmqError, at: float, *, recalled: bool
+    ) -> ServerTrouble | None:
         if isinstance(reply, RmqError):
             trouble = self._trouble_of(place, reply)
             if trouble is not None or isinstance(reply, NodeUnavailable):
@@ -796,21 +797,26 @@ class Dispatcher:
             return trouble
         place.shut_until, place.away = 0.0, False
         place.yielded = len(reply.deliveries)
-        if reply.status == "ok":
+        if reply.status == "ok" and recalled:
+            members = [delivery.member for delivery in reply.deliveries]
+            self._settlements[place, reply.receipt].released += members
+            self._ready(place)
+        elif reply.status == "ok":
             self._handed_out(place.topic, reply.deliveries, self._clock.ms())
             messages = [
                 Message(place.topic, place.slot, reply.receipt, delivery, self._extend)
                 for delivery in reply.deliveries
             ]
             if place.topic.serial:
-                self._start(place, reply.receipt, messages, at)
+                self._start(place, reply.receipt, messages, at, is_suspect=reply.is_suspect)
                 self._schedule(place, reply.next_due)
             else:
                 size = self.listeners[place.topic.name].batch_size or 1
                 parts = 1 if place.topic.flow else len(self._threads)
                 share = -(-len(messages) // (size * parts)) * size
                 for start in range(0, len(messages), share):
-                    self._start(place, reply.receipt, messages[start : start + share], at)
+                    part = messages[start : start + share]
+                    self._start(place, reply.receipt, part, at, is_suspect=reply.is_suspect)
                 # Only a prepare that finds nothing makes senders wake us, and other threads are free.
                 self._ready(place)
         elif reply.status == "more":
@@ -840,9 +846,18 @@ class Dispatcher:
             self._stopping = True
         else:
             self._schedule(place, reply.next_due)
+            self._lull(place)
         return None
 
-    def _start(self, place: Place, receipt: int, messages: list[Message], at: float) -> None:
+    def _lull(self, place: Place) -> None:
+        """Keep no more of a slot that holds nothing than has to be."""
+        under_way = self._trip.told if self._trip is not None else ()
+        if place.is_at_rest and not any(place is other for other, _ in chain(self._settlements, under_way)):
+            self._places.lull(place)
+
+    def _start(
+        self, place: Place, receipt: int, messages: list[Message], at: float, *, is_suspect: bool = False
+    ) -> None:
         batch = Batch(place, self.listeners[place.topic.name], receipt, messages, at)
         thread = self._thread_for(place, self._load)
         self._batches[id(batch)] = batch
@@ -850,10 +865,27 @@ class Dispatcher:
         self._limits.started(place.topic.name, len(messages))
         self._last_work = time.monotonic()
         place.batches += 1
-        batch.cost = len(messages) * self._paces[place.topic.name].seconds
+        if is_suspect:
+            self._suspects.append(batch)
+        if not is_suspect or batch is self._suspects[0]:
+            self._put(batch, thread)
+
+    def _put(self, batch: Batch, thread: int) -> None:
+        topic = batch.topic.name
+        batch.cost = len(batch.messages) * self._paces[topic].seconds
         self._load[thread] += batch.cost
-        self._lanes.started(id(batch), place.topic.name, thread)
+        self._lanes.started(id(batch), topic, thread)
         self._threads[thread].put(batch)
+
+    def _cleared(self, batch: Batch) -> None:
+        """Let the next suspect run if this was one, and the first."""
+        if batch not in self._suspects:
+            return
+        was_first = batch is self._suspects[0]
+        self._suspects.remove(batch)
+        if was_first and self._suspects and not self._stopping:
+            follower = self._suspects[0]
+            self._put(follower, self._thread_for(follower.place, self._load))
 
     def _extend(self, message: Message) -> bool:
         member = message.delivery.member
@@ -875,7 +907,6 @@ class Dispatcher:
         )
         place.shut_until = time.monotonic() + REST_SECONDS
         self._waiting.pop(place, None)
-        self._quiet.pop(place, None)
         self._schedule(place, self._clock.ms() + REST_SECONDS * 1000)
         return None
 
@@ -885,7 +916,6 @@ class Dispatcher:
         now = time.monotonic()
         place.shut_until, place.away = now + NODE_REST_SECONDS, True
         self._waiting.pop(place, None)
-        self._quiet.pop(place, None)
         self._schedule(place, self._clock.ms() + NODE_REST_SECONDS * 1000)
         if now >= self._next_renewal:
             # It may be the node that we listen to.
@@ -913,16 +943,23 @@ class Dispatcher:
         self._give_back_slot(place)
 
     def _give_back_slot(self, place: Place) -> None:
+        place.recalled = place.asked
         if not place.batches:
             return
         for batch in list(self._batches.values()):
             if batch.place is place:
                 self._give_back(batch)
 
+    def _give_back_slot_at(self, topic: str, slot: int) -> None:
+        place = self._places.awake.get((topic, slot))
+        if place is not None:
+            self._give_back_slot(place)
+
     def _give_back(self, batch: Batch) -> None:
         """Begin nothing more of a batch, and release what has not begun, whatever its thread is doing."""
         batch.halted = True
-        if batch.thread is not None and self._threads[batch.thread].withdraw(batch):
+        waits = batch.thread is None and batch in self._suspects
+        if waits or (batch.thread is not None and self._threads[batch.thread].withdraw(batch)):
             members = [message.delivery.member for message in batch.messages]
             self._finished(Slice(batch, [], [], members, 0.0, True))
             return
@@ -950,14 +987,20 @@ class Dispatcher:
 
     # --- telling
 
-    def _queue_settlements(self, pipeline: Any) -> list[_Settling]:
+    def _queue_settlements(
+        self, pipeline: Any
+    ) -> tuple[dict[tuple[Place, int], _Settlement], list[_Settling]]:
+        told: dict[tuple[Place, int], _Settlement] = {}
+        kept: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
         settling: list[_Settling] = []
         now = 0.0
         for (place, receipt), settlement in self._settlements.items():
             if place.shut_until:
                 now = now or time.monotonic()
                 if place.shut_until > now and not self._stopping:
+                    kept[place, receipt] = settlement
                     continue
+            told[place, receipt] = settlement
             for verb in ("committed", "failures", "released"):
                 items = getattr(settlement, verb)
                 for start in range(0, len(items), BATCH):
@@ -969,31 +1012,28 @@ class Dispatcher:
                     else:
                         pipeline.release(place.topic, place.slot, receipt, part)
                     settling.append((place, receipt, verb, part, settlement.repeated))
-        return settling
+        self._settlements = kept
+        return told, settling
 
-    def _settled(self, settling: list[_Settling], replies: list[Any]) -> ServerTrouble | None:
-        """Forget what Redis confirmed; the rest is told again, for telling twice is harmless.
+    def _settled(self, trip: _Trip, replies: list[Any]) -> ServerTrouble | None:
+        """Note what Redis confirmed; the rest is told again, for telling twice is harmless.
 
         Returns trouble that concerns more than one slot.
         """
         trouble: ServerTrouble | None = None
-        told = {(place, receipt) for place, receipt, *_ in settling}
-        keep: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
-        for key, settlement in self._settlements.items():
-            if key not in told:
-                keep[key] = settlement
-        for (place, receipt, verb, part, repeated), words in zip(settling, replies, strict=False):
+        for (place, receipt, verb, part, repeated), words in zip(trip.settling, replies, strict=False):
+            messages = trip.told[place, receipt].messages
             if isinstance(words, RmqError):
-                kept = keep[place, receipt]
+                kept = self._settlements[place, receipt]
                 getattr(kept, verb).extend(part)
                 kept.repeated = True
-                kept.messages = self._settlements[place, receipt].messages
+                kept.messages |= messages
                 trouble = self._trouble_of(place, words) or trouble
                 continue
             place.shut_until, place.away = 0.0, False
             if verb != "released":
                 self.processed += len(part)
-                self._tell(self._settlements[place, receipt].messages, verb, part, words)
+                self._tell(messages, verb, part, words)
             stale = words.count("stale")
             if stale:
                 logger.log(
@@ -1005,7 +1045,6 @@ class Dispatcher:
                     place.slot,
                     extra={"rmq_event": "stale", "rmq_topic": place.topic.name, "rmq_slot": place.slot},
                 )
-        self._settlements = keep
         return trouble
 
     def _tell(self, messages: dict[bytes, Message], verb: str, part: list[Any], words: list[str]) -> None:
@@ -1026,8 +1065,48 @@ class Dispatcher:
 
         Return whether there is more of it: it is done in parts, so that work goes on meanwhile.
         """
-        if not self._unacquired:
-            return False
+        more = self._acquire_again() if self._unacquired else False
+        if self._places.is_told_more:
+            self._acquire_told()
+        return more or self._places.is_told_more
+
+    def _acquire_told(self) -> None:
+        """Acquire slots for the first time; most of many are empty, and asleep at once."""
+        taken = self._places.take(ACQUIRED)
+        pipeline = self.broker.pipeline()
+        asked: list[tuple[str, list[int]]] = []
+        for name, slots in taken:
+            for start in range(0, len(slots) if self.topics[name].serial else 0, TURN):
+                asked.append((name, slots[start : start + TURN]))
+                pipeline.acquire_all(self.topics[name], asked[-1][1])
+        try:
+            answers = pipeline.execute()
+        except ServerTrouble:
+            self._places.put_back(taken)
+            raise
+        for name, slots in taken:
+            for slot in () if self.topics[name].serial else slots:
+                self._acquired(self._places.add(name, slot))
+        trouble: ServerTrouble | None = None
+        for (name, slots), answer in zip(asked, answers, strict=True):
+            found = [answer] * len(slots) if isinstance(answer, RmqError) else answer
+            for slot, one in zip(slots, found, strict=True):
+                if not isinstance(one, RmqError) and one.is_asleep:
+                    self._places.sleep(name, slot, one.epoch)
+                    continue
+                place = self._places.add(name, slot)
+                self._unacquired[place] = None
+                if isinstance(one, RmqError):
+                    trouble = self._trouble_of(place, one) or trouble
+                elif one.epoch is not None:
+                    place.epoch = one.epoch
+                    self._acquired(place)
+        if trouble is not None:
+            raise trouble
+
+    def _acquire_again(self) -> bool:
+        # What is on its way is known to be ours before anybody asks what Redis holds for us.
+        self._receive_rest()
         local = time.monotonic()
         rested = list(
             islice((place for place in self._unacquired if place.shut_until <= local), ACQUIRED + 1)
@@ -1043,21 +1122,8 @@ class Dispatcher:
                 pipeline.acquire(place.topic, place.slot)
             if place.uncertain:
                 pipeline.held(place.topic, place.slot, self.owner, 0, BATCH)
-        fresh: defaultdict[str, list[Place]] = defaultdict(list)
-        for place in places if len(places) > FEW else ():
-            topic = place.topic
-            is_limited = topic.flow or topic.max_rate or topic.max_in_flight
-            if place.owned and topic.serial and not (place.uncertain or is_limited):
-                fresh[topic.name].append(place)
-        for some in fresh.values():
-            pipeline.heads(some[0].topic, [place.slot for place in some])
         at = uptime()
-        answers = pipeline.execute()
-        quiet: set[Place] = set()
-        for some, heads in zip(fresh.values(), answers[len(answers) - len(fresh) :], strict=True):
-            if not isinstance(heads, RmqError):
-                quiet.update(place for place, due in zip(some, heads, strict=True) if due is None)
-        replies = iter(answers)
+        replies = iter(pipeline.execute())
         trouble: ServerTrouble | None = None
         lost: list[tuple[Place, int, list[Held]]] = []
         for place in places:
@@ -1076,20 +1142,17 @@ class Dispatcher:
             if found:
                 lost += [(place, receipt, things) for receipt, things in found.items()]
             else:
-                self._acquired(place, quiet=place in quiet)
+                self._acquired(place)
         if lost:
             trouble = self._adopt(lost, at) or trouble
         if trouble is not None:
             raise trouble
 
-    def _acquired(self, place: Place, *, quiet: bool = False) -> None:
+    def _acquired(self, place: Place) -> None:
         self._unacquired.pop(place, None)
         place.uncertain = False
         place.acquired = place.owned
-        if quiet:
-            self._quiet[place] = None
-        else:
-            self._ready(place)
+        self._ready(place)
         self._forget(place)
 
     def _all_held(self, place: Place, held: list[Held]) -> list[Held]:
@@ -1132,7 +1195,9 @@ class Dispatcher:
             logger.info("The hand-out of %d messages was lost; going on with them", len(ours))
             if begin:
                 messages = [Message(place.topic, place.slot, receipt, each, self._extend) for each in begin]
-                self._start(place, receipt, messages, at)
+                # What it was before nobody tells; who has failed alone may have timed out.
+                is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries
+                self._start(place, receipt, messages, at, is_suspect=is_suspect)
             if back:
                 self._settlements[place, receipt].released += back
         for place in {place for place, _, _ in lost} - refused:
@@ -1146,23 +1211,24 @@ class Dispatcher:
         before = time.monotonic()
         server = self.broker.now_ms()
         self._clock.note(before, server, time.monotonic())
-        by_topic: defaultdict[str, list[Place]] = defaultdict(list)
-        for place in self._next_polled(server):
-            by_topic[place.topic.name].append(place)
+        by_topic: defaultdict[str, list[tuple[int, Place | None]]] = defaultdict(list)
+        for name, slot, place in self._next_polled(server):
+            by_topic[name].append((slot, place))
         blocked = list(self._blocked)
         pipeline = self.broker.pipeline()
-        asked: list[list[Place]] = []
-        for name, places in by_topic.items():
-            for start in range(0, len(places), HEADS):
-                asked.append(places[start : start + HEADS])
-                pipeline.heads(self.topics[name], [place.slot for place in asked[-1]])
+        asked: list[tuple[str, list[tuple[int, Place | None]]]] = []
+        for name, found in by_topic.items():
+            for start in range(0, len(found), HEADS):
+                part = found[start : start + HEADS]
+                asked.append((name, part))
+                pipeline.heads(self.topics[name], [slot for slot, _ in part])
         for place in blocked:
             # Nothing is prepared here until its listener returns, so nothing else would time it out.
             pipeline.expire(place.topic, place.slot)
         replies = pipeline.execute()
         untaken: list[Place] = []
         trouble: ServerTrouble | None = None
-        for part, heads in zip(asked, replies, strict=False):
+        for (name, part), heads in zip(asked, replies, strict=False):
             if isinstance(heads, RmqError):
                 self._complain("heads", "The slow poll failed: %s", heads)
                 if isinstance(heads, ServerTrouble) and not isinstance(
@@ -1170,7 +1236,12 @@ class Dispatcher:
                 ):
                     trouble = heads
                 continue
-            for place, due in zip(part, heads, strict=True):
+            for (slot, known), due in zip(part, heads, strict=True):
+                place = known
+                if place is None:
+                    place = self._places.get(name, slot) if due is not None else None
+                if place is None:
+                    continue
                 if place.fenced:
                     if due is not None and due <= server:
                         untaken.append(place)
@@ -1189,14 +1260,15 @@ class Dispatcher:
         self._hurries &= self._round is not None
         self._next_poll = 0.0 if self._hurries else time.monotonic() + self._poll_seconds
 
-    def _next_polled(self, server: float) -> list[Place]:
+    def _next_polled(self, server: float) -> list[tuple[str, int, Place | None]]:
         """Return the next slots that sleep; all of them come in turn."""
         if self._round is None or len(self._places) <= POLLED:
-            self._round = iter(list(self._places.values()))
+            self._round = self._places.round()
         sleeping = (
-            place
-            for place in self._round
-            if place.blocked_by is None and (place.fenced or (place.acquired and place.due > server))
+            (topic, slot, place)
+            for topic, slot, place in self._round
+            if place is None
+            or (place.blocked_by is None and (place.fenced or (place.acquired and place.due > server)))
         )
         found = list(islice(sleeping, POLLED))
         if len(found) < POLLED or len(self._places) <= POLLED:
@@ -1255,6 +1327,7 @@ class Dispatcher:
     def _replace_thread(self, batch: Batch) -> None:
         """Give the other slots of a hung thread to a new one; its own slot stays shut in this process."""
         self._give_back(batch)
+        self._cleared(batch)
         index = batch.thread
         if index is None or self._threads[index].current is not batch:
             return
@@ -1263,7 +1336,6 @@ class Dispatcher:
             place.blocked_by = batch
             self._blocked.add(place)
             self._waiting.pop(place, None)
-            self._quiet.pop(place, None)
         batch.thread = None
         queue = hung.take_queue()
         fresh = self._threads[index] = ExecutorThread(index, self._inbox, self._hooks, self._notes)
@@ -1281,24 +1353,17 @@ class Dispatcher:
         self._stopping = True
         begun = time.monotonic()
         self._leaving()
-        for place in list(self._places.values()):
+        for place in self._places.lose_all():
             self._disown(place)
         while True:
             self._beat()
             shut = False
             try:
+                self._receive_rest()
                 self._acquire()
-                pipeline = self.broker.pipeline()
-                settling = self._queue_settlements(pipeline)
-                if settling:
-                    try:
-                        trouble = self._settled(settling, pipeline.execute())
-                    except ServerTrouble:
-                        for settlement in self._settlements.values():
-                            settlement.repeated = True
-                        raise
-                    if trouble is not None:
-                        raise trouble
+                trip = self._send(takes=False)
+                if trip is not None:
+                    self._receive(trip)
                     shut = bool(self._settlements)
             except ServerTrouble as error:
                 self._complain("redis", "Redis is away (%s) while shutting down; trying again", error)

@@ -365,6 +365,8 @@ class Slice(NamedTuple):
     """Time spent in listeners for these messages."""
     last: bool
     """Nothing of the batch is left with the thread."""
+    times: Sequence[float] = ()
+    """Seconds that each call of the listener took."""
 
 
 class Exited(NamedTuple):
@@ -492,6 +494,7 @@ class ExecutorThread(threading.Thread):
         half, patience = batch.topic.timeout / 2, self._patience(batch)
         committed: list[bytes] = []
         failures: list[Failure] = []
+        times: list[float] = []
         begun, flushed = time.monotonic(), uptime()
         states = self._states_of(batch)
         for i, message in enumerate(messages, 1):
@@ -508,8 +511,9 @@ class ExecutorThread(threading.Thread):
                 outcome = _call_one(function, message, message)
             except Interrupted as error:
                 failures += [failure for _, failure in error.outcomes if failure is not None]
-                self._report(batch, committed, failures, messages[i:], begun)
+                self._report(batch, committed, failures, messages[i:], begun, times)
                 raise
+            times.append(uptime() - now)
             if outcome is None:
                 committed.append(member)
                 states[i - 1] = DONE
@@ -517,20 +521,21 @@ class ExecutorThread(threading.Thread):
                 failures.append(outcome)
                 self._surround(self._hooks.after)
             if now - flushed > FLUSH_SECONDS and i < len(messages):
-                self._report(batch, committed, failures, None, begun)
+                self._report(batch, committed, failures, None, begun, times)
                 batch.reported = i
-                committed, failures = [], []
+                committed, failures, times = [], [], []
                 begun = time.monotonic()
                 flushed = now
         else:
             i = len(messages) + 1
-        self._report(batch, committed, failures, messages[i - 1 :], begun)
+        self._report(batch, committed, failures, messages[i - 1 :], begun, times)
 
     def _work_groups(self, batch: Batch) -> None:
         function, patience = self._around(batch), self._patience(batch)
         lists = deque(groups(batch.messages, batch.listener.batch_size or 1))
         batch.messages = [message for group in lists for message in group]
         states = self._states_of(batch)
+        times: list[float] = []
         at = 0
         while lists:
             group = lists.popleft()
@@ -545,8 +550,9 @@ class ExecutorThread(threading.Thread):
             try:
                 outcomes = call_group(function, ours) if ours else []
             except Interrupted as error:
-                self._report_outcomes(batch, error.outcomes, batch.messages[at + len(group) :], begun)
+                self._report_outcomes(batch, error.outcomes, batch.messages[at + len(group) :], begun, times)
                 raise
+            times.append(uptime() - now)
             if outcomes is None:
                 self._surround(self._hooks.after)
                 lists.extendleft([message] for message in reversed(group))
@@ -558,19 +564,24 @@ class ExecutorThread(threading.Thread):
                 done = {id(message) for message, failure in outcomes if failure is None}
                 states[at : at + len(group)] = bytes(DONE if id(each) in done else BEGUN for each in group)
             at += len(group)
-            self._report_outcomes(batch, outcomes, None if lists else [], begun)
-            batch.reported = at
+            self._report_outcomes(batch, outcomes, None if lists else [], begun, times)
+            batch.reported, times = at, []
             if failed:
                 self._surround(self._hooks.after)
         if at < len(batch.messages):
-            self._report(batch, [], [], batch.messages[at:], time.monotonic())
+            self._report(batch, [], [], batch.messages[at:], time.monotonic(), times)
 
     def _report_outcomes(
-        self, batch: Batch, outcomes: list[Outcome], rest: list[Message] | None, begun: float
+        self,
+        batch: Batch,
+        outcomes: list[Outcome],
+        rest: list[Message] | None,
+        begun: float,
+        times: Sequence[float],
     ) -> None:
         committed = [message.delivery.member for message, failure in outcomes if failure is None]
         failures = [failure for _, failure in outcomes if failure is not None]
-        self._report(batch, committed, failures, rest, begun)
+        self._report(batch, committed, failures, rest, begun, times)
 
     def _report(
         self,
@@ -579,8 +590,9 @@ class ExecutorThread(threading.Thread):
         failures: list[Failure],
         rest: list[Message] | None,
         begun: float,
+        times: Sequence[float],
     ) -> None:
         """Tell the dispatcher; ``rest`` is what will not begin, None: the batch goes on."""
         released = [message.delivery.member for message in rest or ()]
         seconds = time.monotonic() - begun
-        self._inbox.put(Slice(batch, committed, failures, released, seconds, rest is not None))
+        self._inbox.put(Slice(batch, committed, failures, released, seconds, rest is not None, times))

@@ -11,15 +11,7 @@
 local slots_keys = KEYS
 local kind, timeout, upkeep, now = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
 if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
--- Most of many slots hold nothing, and one look says so of sixteen.
-local function all_empty(first)
-  local keys, n = {}, 0
-  for i = first, math.min(first + 75, #slots_keys), 5 do
-    keys[n + 1], keys[n + 2], keys[n + 3] = slots_keys[i], slots_keys[i + 1], slots_keys[i + 2]
-    keys[n + 4], n = slots_keys[i + 4], n + 4
-  end
-  return redis.pcall('EXISTS', unpack(keys)) == 0
-end
+-- include: _empty
 local function head(i)
   -- A slot with a foreign type reads as due: its own prepare will name the key.
   local waiting = redis.pcall('ZRANGE', slots_keys[i], 0, 0, 'WITHSCORES')
@@ -41,7 +33,7 @@ local function head(i)
 end
 local heads = {}
 for first = 1, #slots_keys, 80 do
-  local empty = all_empty(first)
+  local empty = all_empty(first, 16)
   for i = first, math.min(first + 75, #slots_keys), 5 do
     local due = empty and math.huge or head(i)
     heads[#heads + 1] = due < 9007199254740992 and string.format('%.0f', math.max(0, due)) or ''

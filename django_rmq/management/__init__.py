@@ -15,7 +15,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 from django_rmq.management.progress import follow
@@ -31,6 +31,13 @@ class RmqCommand(BaseCommand):
 
     # The settings are checked by reading them: `check` would print a page and exit with 1.
     requires_system_checks: list[str] = []
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Return a parser that takes options between arguments as well: ``rmqreslot prices --dry-run 128``."""
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        # argparse by itself gives an optional argument up at the first option.
+        parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
+        return parser
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; raises ``CommandError`` for whatever RMQ raises."""

@@ -13,7 +13,6 @@ Everything raises ``UnknownTopic``, ``NotPermitted`` and ``ServerTrouble``.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -33,13 +32,11 @@ from django_rmq.exceptions import (
 )
 from django_rmq.keys import slot_of
 from django_rmq.messages import (
-    MAX_PRIORITY,
     Envelope,
     Looked,
     SendResult,
     SendResults,
     Topic,
-    TopicType,
     cut_error,
     encode_body,
     encode_envelope,
@@ -48,7 +45,14 @@ from django_rmq.operations import figures, health, quotas, sweeps
 from django_rmq.operations.actors import Actor, Permission, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
 from django_rmq.operations.deliveries import Deliveries
-from django_rmq.operations.figures import Flow, SlotFigures, SlotsFigures, TopicFigures, WorkerFigures
+from django_rmq.operations.figures import (
+    Flow,
+    Measured,
+    SlotFigures,
+    SlotsFigures,
+    TopicFigures,
+    WorkerFigures,
+)
 from django_rmq.operations.health import Health
 from django_rmq.operations.listing import (
     LONGEST_PAGE,
@@ -61,7 +65,7 @@ from django_rmq.operations.listing import (
     unseal,
 )
 from django_rmq.operations.sweeps import Limits, Progress, Run
-from django_rmq.producer import check_fixed_time, check_priority
+from django_rmq.producer import check_fixed_time, check_priority, score_at_once
 
 MAX_IDS = 1_000
 """Messages that may be named one by one in one call."""
@@ -133,6 +137,11 @@ class Operations:
         """Return what has passed through topics so far; ask twice for rates. Not for those of very many slots."""
         self.actor.require(Permission.VIEW)
         return figures.flow(self.broker, self._topics(names))
+
+    def measured(self, names: Iterable[str] | None = None) -> list[Measured]:
+        """Return what monitoring systems want to know of topics: depths, counts since the first message, durations."""
+        self.actor.require(Permission.VIEW)
+        return figures.measured(self.broker, self._topics(names))
 
     def workers(self) -> list[WorkerFigures]:
         """Return all live workers, and how many slots of which topics each has."""
@@ -606,12 +615,7 @@ class Operations:
 
     def _score_at_once(self, topic: Topic, dead: Copy) -> int:
         """Return what lets a message be taken at once, or with the priority that it had."""
-        if topic.type is TopicType.RANGE_MERGE:
-            return 0
-        if topic.type is TopicType.FIXED_TIME:
-            return self.broker.now_ms()
-        had = dead.scored if dead.scored is not None and math.isfinite(dead.scored) else 0
-        return int(min(max(had, topic.min_priority), MAX_PRIORITY))
+        return score_at_once(topic, dead.scored, self.broker.now_ms())
 
     def _sweep(
         self,
@@ -714,6 +718,7 @@ __all__ = [
     "Identity",
     "Limits",
     "Listing",
+    "Measured",
     "Operations",
     "Permission",
     "Progress",

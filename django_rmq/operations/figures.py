@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from django_rmq import connections
+from django_rmq import connections, history
 from django_rmq.broker import Broker
 from django_rmq.coordination import Holding, Member
 from django_rmq.coordination.redis import describe_roster, members_of_roster
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
-from django_rmq.messages import Counts, Roster, Topic
+from django_rmq.history import Depth, Totals
+from django_rmq.messages import Counts, Roster, Times, Topic, former_slot_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class TopicFigures:
     """Live workers that serve the topic."""
     threads: int = 0
     """Their threads."""
+    owned_slots: int = 0
+    """Serial topics: slots that are assigned to live workers."""
     workers_problem: str = ""
     """Why nobody knows how many workers there are; empty: it is known."""
     looked_at: int = 0
@@ -131,6 +134,26 @@ class WorkerFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """One topic as a monitoring system wants to know it: depths now, and what has been counted since its first message.
+
+    Of topics that are too large for an overview both are the sums of the last record of the history.
+    """
+
+    figures: TopicFigures
+    """Depths: ``depth`` where it is given."""
+    depth: Depth | None
+    """Of large topics: what all slots together held at ``sampled_ms``."""
+    totals: Totals | None
+    """None: large, and no worker has sampled it of late."""
+    times: Times
+    sampled_ms: int
+    """When, by Redis' clock, depth and totals were read."""
+    is_scaled: bool = False
+    """Not all slots were read; sums are scaled."""
+
+
+@dataclass(frozen=True, slots=True)
 class Flow:
     """What has passed through topics until an instant; two of them tell rates."""
 
@@ -205,6 +228,31 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
             row = replace(row, worker=holding.worker, since_ms=round(holding.since * 1000))
         rows.append(row)
     return SlotsFigures(topic, rows, roster.now_ms)
+
+
+def measured(broker: Broker, topics: Sequence[Topic]) -> list[Measured]:
+    """Return what there is to measure of ``topics``: of up to 8,192 slots as it is, of more as workers sampled it.
+
+    Costs two looks at each of these slots, and one at the times of each topic. Raises ``ServerTrouble``.
+    """
+    definitions = broker.definitions()
+    found = []
+    for one in overview(broker, topics):
+        topic, times = one.topic, broker.times(one.topic)
+        if one.looked_at + len(one.problems) < topic.slots:
+            latest = history.latest(broker, topic)
+            if latest is None:
+                found.append(Measured(one, None, None, times, one.now_ms))
+            else:
+                found.append(
+                    Measured(one, latest.depth, latest.totals, times, latest.sampled_ms, latest.is_scaled)
+                )
+            continue
+        # Slots that the topic had before have counted, too.
+        former = former_slot_counts(definitions.get(topic.name, {}))
+        everywhere = replace(topic, slots=min(max(topic.slots, *former), LIVE_SLOTS)) if former else topic
+        found.append(Measured(one, None, history.totals(broker, everywhere), times, one.now_ms))
+    return found
 
 
 def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
@@ -298,10 +346,20 @@ def _summed(
         paused_slots=sum(one.paused for one in counted),
         consumers=len(serving),
         threads=sum(worker.threads for worker in serving),
+        owned_slots=_owned(topic, crew),
         workers_problem=crew.problem,
         looked_at=len(counted),
         now_ms=now_ms,
         problems=tuple(problems),
+    )
+
+
+def _owned(topic: Topic, crew: Crew) -> int:
+    present = {member.worker.id for member in crew.members}
+    return sum(
+        max(0, min(one.stop, topic.slots) - one.start)
+        for one in crew.holdings
+        if one.topic == topic.name and one.worker in present
     )
 
 
@@ -335,11 +393,13 @@ def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
 
 __all__ = [
     "Flow",
+    "Measured",
     "SlotFigures",
     "SlotsFigures",
     "TopicFigures",
     "WorkerFigures",
     "flow",
+    "measured",
     "overview",
     "slots",
     "workers",

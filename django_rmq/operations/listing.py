@@ -14,7 +14,7 @@ import math
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from django.utils.crypto import salted_hmac
@@ -64,6 +64,15 @@ class Filter:
     def needle(self) -> bytes:
         """What to look for in Redis: a superset of what is meant."""
         return (self.text or self.error).encode("utf-8", "surrogateescape")
+
+    def as_of(self, state: str, seconds: float) -> Filter:
+        """Return what a sweep that began so many seconds ago still means of a state.
+
+        What has died since is not part of it: else what fails again would be replayed for ever.
+        """
+        if state != "dead":
+            return self
+        return replace(self, older_than=max(self.older_than or 0.0, seconds))
 
     def check(self, topic: Topic, state: str) -> None:
         """Raise ``InvalidRequest`` or ``OperationRefused`` where ``topic`` cannot be filtered so."""

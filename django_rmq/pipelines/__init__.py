@@ -37,7 +37,7 @@ from django_rmq.pipelines.context import Context
 MODULE = "pipelines"
 """The name of the modules in which apps have their pipelines."""
 
-BUILT_IN = ("ingest", "consume")
+BUILT_IN = ("archive", "consume", "ingest", "replay", "report", "reslot")
 
 
 class Pipeline(ABC):
@@ -46,7 +46,7 @@ class Pipeline(ABC):
     name: ClassVar[str]
 
     def add_arguments(self, parser: ArgumentParser) -> None:  # noqa: B027 - a pipeline may have none
-        """Add arguments beside those that all pipelines have."""
+        """Add arguments beside those that all pipelines have. ``type="duration"`` reads seconds from 90, 15m or 7d."""
 
     @abstractmethod
     def run(self, context: Context, **options: Any) -> None:

@@ -17,6 +17,7 @@ from django_rmq.broker import Broker
 from django_rmq.conf import RedisServer, get_config
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.messages import Topic
+from django_rmq.operations import Actor
 
 LOOK_SECONDS = 0.1
 PROGRESS_SECONDS = 2.0
@@ -45,8 +46,12 @@ class Context:
     """Seconds from the beginning of a batch to that of the next, at least."""
     grace: float = 30.0
     """Seconds that a running batch may take to end when a stop is asked for."""
+    actor: Actor = field(default_factory=lambda: Actor("a pipeline", "command"))
+    """Who is written into the audit trail."""
     say: Callable[[str], None] = print
     """Writes a line of progress."""
+    show: Callable[[str], object] = print
+    """Writes a line of the result, where others may read it by program."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _borrowed: bool = False
     """The session is of this process: not ours to end."""
@@ -67,9 +72,13 @@ class Context:
         connections.agree(topic)
         return connections.present(topic)
 
+    def connection(self) -> dict[str, str]:
+        """Return the options that say where Redis is. Raises ``ConfigurationError``."""
+        return connection_options()
+
     def options(self, *topics: str) -> dict[str, str]:
         """Return the options of ``format("rmq")`` that say where these topics are, for reads and streams."""
-        return {**connection_options(), "topic": ",".join(self.topic(name).name for name in topics)}
+        return {**self.connection(), "topic": ",".join(self.topic(name).name for name in topics)}
 
     def sending_options(self, name: str) -> dict[str, str]:
         """Return the options of a write: also what the settings say of a topic and Redis does not."""

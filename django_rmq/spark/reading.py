@@ -126,51 +126,67 @@ class Reader(DataSourceReader):
         self, schema: pa.Schema, topic: Topic, slot: int, queue: str, entries: Sequence[Entry]
     ) -> pa.RecordBatch:
         n = len(entries)
-        dead = (
-            [Death.parse(entry.record) if entry.record else None for entry in entries]
-            if queue == "dead"
-            else []
+        deaths = [_death(entry) for entry in entries] if queue == "dead" else []
+        envelopes = (
+            [death.envelope if death else None for death in deaths]
+            if deaths
+            else [entry.envelope for entry in entries]
         )
         columns = [
-            pa.array(_bodies(topic, entries, dead), pa.binary()),
+            pa.array(_bodies(topic, entries, envelopes), pa.binary()),
             pa.array([entry.score for entry in entries], pa.float64()),
             pa.array([topic.name] * n, pa.string()),
             pa.array([slot] * n, pa.int32()),
         ]
         if self._metadata:
             rows = [_told(topic, queue, entry) for entry in entries]
-            if queue == "dead":
-                errors: list[str | None] = [
-                    None if death is None else death.error.decode(errors="replace") for death in dead
-                ]
-            elif queue == "prepare":
-                errors = [None] * n
-            else:
-                errors = [
-                    FailureRecord.parse(entry.record).error.decode(errors="replace") if entry.record else None
-                    for entry in entries
-                ]
+            known: Sequence[Death | FailureRecord | None] = deaths or [
+                _failure(queue, entry) for entry in entries
+            ]
             columns += [
                 pa.array([queue] * n, pa.string()),
                 _instants([row[0] for row in rows]),
                 pa.array([row[1] for row in rows], pa.int32()),
                 _instants([row[2] for row in rows]),
-                pa.array(errors, pa.string()),
+                pa.array([one and one.error.decode(errors="replace") for one in known], pa.string()),
                 _instants([entry.score if queue == "dead" else None for entry in entries]),
+                pa.array([one and _reason(one) for one in known], pa.string()),
+                pa.array([one and one.times for one in known], pa.int32()),
+                pa.array(
+                    [_number(one.score) if isinstance(one, Death) else None for one in known], pa.float64()
+                ),
+                pa.array([entry.member if topic.keyed else None for entry in entries], pa.binary()),
+                pa.array(envelopes if topic.keyed else [None] * n, pa.binary()),
             ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _death(entry: Entry) -> Death | None:
+    return Death.parse(entry.record) if entry.record else None
+
+
+def _failure(queue: str, entry: Entry) -> FailureRecord | None:
+    return FailureRecord.parse(entry.record) if entry.record and queue != "prepare" else None
+
+
+def _reason(known: Death | FailureRecord) -> str:
+    return known.reason if isinstance(known, Death) else known.kind
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _size(counts: Counts, queue: str) -> int:
     return counts.claimed if queue == "claim" else int(getattr(counts, queue))
 
 
-def _bodies(topic: Topic, entries: Sequence[Entry], dead: Sequence[Death | None]) -> list[bytes]:
+def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | None]) -> list[bytes]:
     if not topic.keyed:
         return [entry.member for entry in entries]
-    envelopes = (
-        [death.envelope if death else None for death in dead] if dead else [e.envelope for e in entries]
-    )
     return [
         entry.member if envelope is None else decode_envelope(envelope).body
         for entry, envelope in zip(entries, envelopes, strict=True)

@@ -18,6 +18,7 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
+    "spark.sql.session.timeZone": "UTC",
     # Without it Arrow batches go through a TCP port of their own.
     "spark.python.unix.domain.socket.enabled": "true",
 }
@@ -55,7 +56,9 @@ def open_session(
         builder = builder.remote(remote)
     else:
         master = master or LOCAL
-        chosen = {**DEFAULTS, **(AT_HOME if master.startswith("local") else {}), **(conf or {})}
+        chosen = dict(conf or {})
+        if not is_begun():
+            chosen = {**DEFAULTS, **(AT_HOME if master.startswith("local") else {}), **chosen}
         builder = builder.master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
@@ -81,6 +84,18 @@ def is_begun() -> bool:
     return SparkSession.getActiveSession() is not None
 
 
+def stored_files(session: Any, path: str) -> Any:
+    """Return the Parquet files of a folder as a frame; None: there are none yet."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        return session.read.option("basePath", path).parquet(path)
+    except AnalysisException as error:
+        if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
+            return None
+        raise
+
+
 def describe(error: BaseException) -> tuple[str, str]:
     """Return what went wrong in a task or a query, as (the class of ours that was raised there or "", its sentence)."""
     text = str(error)
@@ -100,4 +115,4 @@ def is_sparks(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
 
 
-__all__ = ["LOCAL", "check_installed", "describe", "is_begun", "is_sparks", "open_session"]
+__all__ = ["LOCAL", "check_installed", "describe", "is_begun", "is_sparks", "open_session", "stored_files"]

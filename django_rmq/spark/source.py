@@ -39,6 +39,11 @@ METADATA = StructType(
         StructField("deadline", TimestampType()),
         StructField("error", StringType()),
         StructField("died_at", TimestampType()),
+        StructField("reason", StringType()),
+        StructField("failures", IntegerType()),
+        StructField("scored", DoubleType()),
+        StructField("key", BinaryType()),
+        StructField("envelope", BinaryType()),
     ]
 )
 

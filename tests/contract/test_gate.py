@@ -92,9 +92,10 @@ def test_epochs_rise_and_an_old_one_is_fenced(make_slot: MakeSlot) -> None:
     slot = make_slot()
     slot.send(b"a")
     assert [slot.acquire(), slot.acquire(), slot.acquire()] == [1, 2, 3]
-    before = slot.snapshot()
+    before = slot.snapshot("fenced")
     assert slot.take(epoch=1).status == slot.take(epoch=2).status == "fenced"
-    assert slot.snapshot() == before
+    assert slot.snapshot("fenced") == before
+    assert slot.counted("fenced") == 2
     assert slot.take(epoch=3).status == "ok"
 
 

@@ -114,6 +114,25 @@ def test_a_failure_record_stays_while_the_member_lives_and_tells_the_last_failur
     assert slot.hash("failures") == {}
 
 
+@kinds
+def test_discarding_deletes_the_death_that_was_seen_and_no_later_one(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, identity="key")
+    for member in (b"a", b"b", b"c"):
+        slot.send(member)
+    slot.bury([b"a", b"b"])
+    seen = slot.zset("dead")
+    clock.advance(seconds=1)
+    slot.replay([b"b"])
+    slot.bury([b"b"])
+    assert slot.discard([seen[b"a"], seen[b"b"], 1.0], [b"a", b"b", b"c"]) == ["dead", "changed", "not_found"]
+    assert slot.discard([seen[b"a"]], [b"a"]) == ["not_found"]
+    assert (slot.where(b"a"), slot.where(b"b"), slot.where(b"c")) == ("-", "D", "W")
+    assert set(slot.hash("deaths")) == {b"b"}
+    assert slot.counted("removed_dead") == 1 and slot.audit().balanced
+
+
 # --- replay
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from django_rmq.broker import Broker
 from django_rmq.messages import Topic, TopicType
 from tests.e2e import ledger
 from tests.e2e.mover import STEPS
-from tests.e2e.processes import ROOT, Start
+from tests.e2e.processes import ROOT, Start, WorkerProcess, is_gone
 from tests.workers import eventually
 
 TOPICS = {
@@ -176,7 +177,7 @@ def test_a_mover_that_is_killed_at_any_step_is_started_again(
 
 
 @keyed_topic
-def test_a_worker_that_is_killed_while_slots_move_loses_nothing(
+def test_a_worker_that_is_killed_while_slots_move_loses_and_overlaps_nothing(
     load: Load, start: Start, broker: Broker, tmp_path: Path
 ) -> None:
     load.start_sender("s1", backlog=300)
@@ -184,14 +185,34 @@ def test_a_worker_that_is_killed_while_slots_move_loses_nothing(
     worker.ready()
     load.wait_for_more(10)
     load.run(load.topic, "64", "shut", module="tests.e2e.mover")
-    for pid in worker.children:
-        os.kill(pid, signal.SIGKILL)
-        ledger.write(tmp_path / "ledger", "killed", pid)
-    code, text = load.run("rmqreslot", load.topic, "64")
+    kill_children(worker, tmp_path)
+    # And again while families are shut and opened, one after the other.
+    moving = threading.Thread(
+        target=lambda: codes.append(load.run("rmqreslot", load.topic, "64", "--at-once", "1"))
+    )
+    codes: list[tuple[int, str]] = []
+    moving.start()
+    for _ in range(3):
+        load.wait_for_more(10)
+        kill_children(worker, tmp_path)
+    moving.join(120)
+    [(code, text)] = codes
     assert code == 0, text
     load.wait_for_more(20)
     load.stop_sending()
     eventually(lambda: load.ended() >= set(load.sent()), "all messages ending", 60)
+    found = ledger.examine(ledger.read(tmp_path / "ledger"), dict.fromkeys(load.sent(), 0))
+    assert found.clean(), found
+    assert worker.output.count("killed by SIGKILL") == 8
+
+
+def kill_children(worker: WorkerProcess, data: Path) -> None:
+    """Kill the processes of a worker that consumes, and write it down when they are gone."""
+    eventually(lambda: len(worker.children) == 2, "two processes", 30)
+    for pid in worker.children:
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda pid=pid: is_gone(pid), "dying")  # type: ignore[misc]
+        ledger.write(data / "ledger", "killed", pid)
 
 
 @keyed_topic
@@ -207,8 +228,9 @@ def test_what_cannot_be_done_is_refused_with_its_reason(load: Load, broker: Brok
     assert "say how many slots it gets" in refused(load.topic)
     assert "nothing" in refused("nothing", "4")
     assert "--at-once must be at least 1" in refused(load.topic, "4", "--at-once", "0")
-    code, text = load.run("rmqreslot", load.topic, "32", "--dry-run")
-    assert (code, broker.definitions()) == (0, registered)
-    assert "would get 32" in text
+    for order in (("32", "--dry-run"), ("--dry-run", "32")):
+        code, text = load.run("rmqreslot", load.topic, *order)
+        assert (code, broker.definitions()) == (0, registered), text
+        assert "would get 32" in text
     load.run(load.topic, "32", "begun", module="tests.e2e.mover")
     assert "is being re-slotted from 16 to 32 slots" in refused(load.topic, "64")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -457,8 +458,8 @@ def test_a_paused_topic_keeps_its_messages_and_goes_on_at_once(broker: Any) -> N
     with Worker(broker, MERGE, heard, poll_seconds=30) as worker:
         eventually(
             lambda: (
-                len(worker.dispatcher._places) == MERGE.slots
-                and all(place.not_before for place in worker.dispatcher._places.values())
+                len(worker.dispatcher._places.awake) == MERGE.slots
+                and all(place.not_before for place in list(worker.dispatcher._places.awake.values()))
             ),
             "every slot answering paused",
         )
@@ -710,7 +711,7 @@ def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
             pause.wait(0.005)
         heard.wait(260)
         pause.wait(0.3)
-        places = [*first.dispatcher._places.values(), *second.dispatcher._places.values()]
+        places = [*first.dispatcher._places.awake.values(), *second.dispatcher._places.awake.values()]
         assert sum(place.fenced for place in places) <= topic.slots
     assert overlaps == []
     assert Counter(heard.bodies) == Counter(range(260))
@@ -748,14 +749,15 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
         worker.asleep()
         broker.acquire(topic, 0)
         send(broker, topic, ["first"])
-        eventually(lambda: all(place.fenced for place in worker.dispatcher._places.values()), "being fenced")
+        awake = worker.dispatcher._places.awake
+        eventually(lambda: [place.fenced for place in list(awake.values())] == [True], "being fenced")
         taken = broker.prepare(topic, 0, "another worker", 2, 1)
         send(broker, topic, ["second"])
         for _ in range(8):
             pause.wait(0.3)
             assert broker.extend(topic, 0, taken.receipt, [b'"first"']) == ["ok"]
         assert control_of(broker, topic, 0)[b"epoch"] == b"2"
-        assert all(place.fenced for place in worker.dispatcher._places.values())
+        assert [place.fenced for place in awake.values()] == [True]
 
 
 def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
@@ -772,7 +774,7 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
         broker.acquire(topic, 0)
         send(broker, topic, range(4, 8))  # the second batch is prepared now, and answered fenced
         eventually(lambda: audit(broker, topic)[0].prepare == 1, "the rest being given back")
-        assert all(place.fenced for place in worker.dispatcher._places.values())
+        assert [place.fenced for place in worker.dispatcher._places.awake.values()] == [True]
         go.set()
     [ledger] = audit(broker, topic)
     assert (ledger["committed"], ledger.store) == (1, 7)
@@ -927,6 +929,104 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
         assert worker.dispatcher._batches == {}
 
 
+# --- what may have killed its process
+
+
+def time_out(broker: Any, topic: Topic, slots: Sequence[int]) -> None:
+    """Let a message of each slot time out in the hands of a worker that is gone."""
+    for slot in slots:
+        assert broker.prepare(topic, slot, "gone", None, 1).status == "ok"
+    gone: set[int] = set()
+
+    def all_gone() -> bool:
+        gone.update(slot for slot in slots if broker.expire(topic, slot))
+        return gone == set(slots)
+
+    eventually(all_gone, "timing out")
+
+
+def one_in_each_slot(broker: Any, topic: Topic) -> dict[int, int]:
+    """Send a message into each slot; return slot -> its body."""
+    bodies: dict[int, int] = {}
+    for body in itertools.count():
+        if len(bodies) == topic.slots:
+            break
+        bodies.setdefault(slot_of(broker, topic, body), body)
+    send(broker, topic, bodies.values())
+    return bodies
+
+
+def test_messages_that_timed_out_run_one_at_a_time_and_hold_up_no_other(broker: Any) -> None:
+    topic = replace(MERGE, timeout=1, backoff=AT_ONCE)
+    bodies = one_in_each_slot(broker, topic)
+    suspects = {bodies[slot] for slot in (0, 1, 2)}
+    fresh = bodies[3]
+    running: list[int] = []
+    together: list[int] = []
+    fresh_ran = threading.Event()
+    heard = Heard()
+
+    def listener(message: Message) -> None:
+        if message.body == fresh:
+            fresh_ran.set()
+        else:
+            running.append(message.body)
+            together.append(len(running))
+            assert fresh_ran.wait(LONG), "it stands still beside a suspect"
+            running.remove(message.body)
+        heard(message)
+
+    time_out(broker, topic, [0, 1, 2])
+    with Worker(broker, topic, listener, threads=4) as worker:
+        assert set(heard.wait(4)) == {*suspects, fresh}
+        worker.asleep()
+        assert worker.dispatcher._suspects == []
+    assert together == [1, 1, 1]
+    assert total(broker, topic, "expired") == 3
+
+
+def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) -> None:
+    topic = replace(MERGE, slots=2, timeout=1, backoff=AT_ONCE)
+    one_in_each_slot(broker, topic)
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(message: Message) -> None:
+        begun.set()
+        assert go.wait(LONG)
+
+    time_out(broker, topic, [0, 1])
+    with Worker(broker, topic, listener) as worker:
+        assert begun.wait(LONG)
+        eventually(lambda: len(worker.dispatcher._suspects) == 2, "both being in hand")
+        worker.dispatcher.stop()
+        eventually(lambda: total(broker, topic, "released") == 1, "the one that waits being given back")
+        go.set()
+    assert total(broker, topic, "committed") == 1
+    assert live(broker, topic) == 1
+
+
+def test_a_suspect_that_hangs_lets_the_next_one_run(broker: Any) -> None:
+    topic = replace(MERGE, slots=2, timeout=1, max_runtime=0.3, backoff=AT_ONCE)
+    one_in_each_slot(broker, topic)
+    first: list[int] = []
+    go = threading.Event()
+    heard = Heard()
+
+    def listener(message: Message) -> None:
+        first.append(message.slot)
+        if message.slot == first[0]:
+            assert go.wait(LONG)
+        heard(message)
+
+    time_out(broker, topic, [0, 1])
+    with Worker(broker, topic, listener) as worker:
+        heard.wait(1)
+        assert len(set(first)) == 2
+        go.set()
+        worker.dispatcher.stop()
+        worker.join()
+
+
 # --- slots that are told while it runs
 
 
@@ -971,7 +1071,7 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
         assert begun.wait(LONG)
         worker.dispatcher.stop()
         worker.join()
-    assert ("renders", 0) not in worker.dispatcher._places
+    assert worker.dispatcher._places.get("renders", 0) is None
     assert broker.acquire(PRIORITY, 0) == 1, "nobody has acquired it before"
     assert total(broker, MERGE, "committed") == 1
 

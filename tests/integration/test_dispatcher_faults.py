@@ -60,7 +60,7 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.mark.parametrize("script", ["prepare", "commit", "acquire", "heads"])
+@pytest.mark.parametrize("script", ["prepare", "commit", "acquire_all", "heads"])
 def test_a_lost_reply_loses_nothing_and_runs_nothing_twice(
     direct: Broker, disturbed: Broker, proxy: TcpProxy, script: str
 ) -> None:

@@ -105,6 +105,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "send_replace": lambda slot, receipt: send(slot),
     "ensure": lambda slot, receipt: ensure(slot),
     "acquire": lambda slot, receipt: slot.acquire(),
+    "acquire_all": lambda slot, receipt: slot.broker.acquire_all(slot.topic, [0, 1]),
     "held": lambda slot, receipt: slot.held("A"),
     "prepare": lambda slot, receipt: slot.take(),
     "commit": lambda slot, receipt: slot.commit(receipt, [b"flying", b"marked"]),
@@ -121,6 +122,7 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "replay": lambda slot, receipt: slot.replay([b"dead"]),
     "bury": lambda slot, receipt: slot.bury([b"waiting", b"flying", b"resting"], "why"),
     "remove": lambda slot, receipt: slot.remove([b"waiting", b"flying", b"resting"], "live"),
+    "discard": lambda slot, receipt: slot.discard([slot.now_ms - 31_000], [b"dead"]),
     "reschedule": lambda slot, receipt: slot.reschedule([slot.fresh_score()], [b"waiting"]),
     "purge": lambda slot, receipt: slot.purge("store"),
     "pause": lambda slot, receipt: slot.pause(),
@@ -158,6 +160,7 @@ REPEATED: dict[str, Any] = {
     "replay": ["not_found"],
     "bury": ["dead", "in_flight", "dead"],
     "remove": ["not_found", "in_flight", "not_found"],
+    "discard": ["not_found"],
     "reschedule": ["waiting"],
     "purge": 0,
     "pause": "unchanged",
@@ -177,7 +180,7 @@ TOLD_TWICE = {"sent", "merged", "replaced", "present", "stale", "rescheduled"}
 
 def test_every_script_is_put_through_the_faults() -> None:
     assert set(ACTS) == set(lua.names())
-    assert set(REPEATED) == set(lua.names()) - READ_ONLY - {"prepare", "acquire"}
+    assert set(REPEATED) == set(lua.names()) - READ_ONLY - {"prepare", "acquire", "acquire_all"}
 
 
 def comparable(slot: Slot, *without: str) -> Dump:
@@ -245,6 +248,9 @@ def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
         assert {held[delivery.member].receipt for delivery in answer.deliveries} == {answer.receipt}
     elif script == "acquire":
         assert slot.acquire() > answer
+    elif script == "acquire_all":
+        again = ACTS[script](slot, receipts[0])
+        assert all(one.epoch > first.epoch for one, first in zip(again, answer, strict=True))
     elif script in READ_ONLY:
         assert ACTS[script](slot, receipts[0]) == answer
     else:
@@ -350,7 +356,7 @@ def spoil(client: redis.Redis, key: bytes, how: str) -> None:
         client.zadd(key, {"x": 1})
 
 
-@pytest.mark.parametrize("script", sorted(set(ACTS) - {"heads"}))
+@pytest.mark.parametrize("script", sorted(set(ACTS) - {"heads", "acquire_all"}))
 def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     redis_client: redis.Redis, prefix: str, script: str
 ) -> None:
@@ -375,6 +381,21 @@ def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
             if key in whole:
                 redis_client.restore(key, 0, whole[key])
     assert raw(redis_client, prefix) == whole
+
+
+def test_many_slots_are_acquired_whatever_one_of_them_holds(redis_client: redis.Redis, prefix: str) -> None:
+    slot = slot_of(redis_client, prefix)
+    for name in ("store", "retry", "prepare", "control", "claimants"):
+        key = getattr(slot.keys, name)
+        for how in ("string", "list"):
+            spoil(redis_client, key, how)
+            whole: Any = redis_client.dump(key)
+            [foreign, other] = slot.broker.acquire_all(slot.topic, [0, 1])
+            assert not foreign.is_asleep
+            assert (foreign.epoch is None) is (name == "control")
+            assert other.is_asleep
+            assert redis_client.dump(key) == whole
+        redis_client.delete(key)
 
 
 def test_the_slow_poll_calls_a_slot_with_a_foreign_type_due_and_answers_for_the_others(

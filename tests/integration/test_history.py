@@ -14,7 +14,7 @@ from django_rmq import history
 from django_rmq.broker import Broker
 from django_rmq.cluster import ClusterBroker
 from django_rmq.exceptions import ServerRefused, WrongType
-from django_rmq.history import EDGES_MS, Lateness, LatenessCount, Minute
+from django_rmq.history import EDGES_MS, Lateness, Minute, TimesCount
 from django_rmq.keys import history_keys, slot_keys
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import LATENESS_BUCKETS, Delivery, Failure, Topic, TopicType
@@ -402,7 +402,7 @@ def test_percentiles_are_interpolated_in_their_class() -> None:
 
 
 def test_lateness_is_counted_by_class_and_given_away_in_the_end(broker: Any, clock: Clock) -> None:
-    count = LatenessCount(broker)
+    count = TimesCount(broker)
     now = 1_800_000_000_000.0
     deliveries = [Delivery(b"m", now - late, 16) for late in (-0.4, 0, 1, 1.5, 2, 4_000, 1e9)]
     count.note(TOPIC, [*deliveries, Delivery(b"retry", 16, 15)], now)
@@ -426,7 +426,7 @@ def test_a_dispatcher_tells_how_late_it_handed_out(broker: Any) -> None:
     broker = (
         InMemoryBroker("m:") if isinstance(broker, InMemoryBroker) else Broker(broker.client, broker.prefix)
     )
-    count = LatenessCount(broker)
+    count = TimesCount(broker)
     heard = Heard()
     send(broker, TOPIC, range(100))
     with Worker(broker, TOPIC, heard, burst=True, handed_out=count.note) as worker:
@@ -449,7 +449,7 @@ def test_lateness_that_redis_does_not_take_is_told_of(broker: Any, caplog: pytes
     if isinstance(broker, InMemoryBroker):
         return
     broker.client.set(history_keys(broker.prefix, TOPIC.name).pending, "foreign")
-    count = LatenessCount(broker)
+    count = TimesCount(broker)
     count.note(TOPIC, [Delivery(b"m", 1_800_000_000_000, 16)], 1_800_000_000_000)
     steps = count.flushing()
     next(steps)

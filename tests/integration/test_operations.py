@@ -739,6 +739,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "slots": ({Permission.VIEW}, lambda o: o.slots("timed")),
     "flow": ({Permission.VIEW}, lambda o: o.flow()),
     "workers": ({Permission.VIEW}, lambda o: o.workers()),
+    "measured": ({Permission.VIEW}, lambda o: o.measured()),
     "listing": ({Permission.VIEW}, lambda o: o.listing("timed", "store")),
     "listing by text": (
         {Permission.VIEW, Permission.VIEW_BODIES},

@@ -136,6 +136,10 @@ def every_script(slot: Timed) -> Timed:
     slot.time("ensure again", lambda: slot.ensure(scores, names(BATCH), envelopes))
     slot.time("ensure", lambda: slot.ensure(scores, names(BATCH, "ensured"), envelopes))
     slot.time("acquire", slot.acquire)
+    many = replace(slot.topic, name="many")
+    assert all(
+        one.is_asleep for one in slot.time("acquire_all", lambda: slot.broker.acquire_all(many, range(1_024)))
+    )
 
     receipt, members = slot.take()
     assert len(members) == BATCH
@@ -177,7 +181,10 @@ def every_script(slot: Timed) -> Timed:
     new = [70 if slot.topic.is_priority else START_MS + 10_000_000] * BATCH
     slot.time("reschedule", lambda: slot.reschedule(new, waiting))
     assert set(slot.time("bury", lambda: slot.bury(waiting, error))) <= {"waiting", "retry"}
-    assert set(slot.time("remove dead", lambda: slot.remove(waiting))) == {"dead"}
+    half = waiting[: BATCH // 2]
+    deaths = [entry.score for entry in slot.peek("dead", limit=1).entries] * len(half)
+    assert set(slot.time("discard", lambda: slot.discard(deaths, half))) == {"dead"}
+    assert set(slot.time("remove dead", lambda: slot.remove(waiting))) == {"dead", "not_found"}
     waiting = [entry.member for entry in slot.peek("store", limit=BATCH, max_bytes=1 << 40).entries]
     assert set(slot.time("remove", lambda: slot.remove(waiting))) == {"waiting"}
 

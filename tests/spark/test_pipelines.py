@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import connections, send_messages
+from django_rmq import connections, send_message, send_messages
 from django_rmq.broker import Broker
 from django_rmq.conf import get_config
-from django_rmq.messages import Topic
+from django_rmq.keys import slot_of
+from django_rmq.messages import Topic, decode_envelope
 from tests.servers import RedisCluster
 from tests.workers import eventually, live, total
 
+LATER = 4_000_000_000_000
 ROOT = Path(__file__).parents[2]
 TOPICS = {
     "events": {"TYPE": "priority", "SLOTS": 4},
@@ -138,6 +141,156 @@ def test_a_cluster_is_read_written_and_consumed(
         assert spark.read.parquet(str(tmp_path / "out")).count() == 100
         assert total(connections.get_broker(), topic("events"), "acked") == 100
         connections.close()
+
+
+# --- the dead
+
+
+def kill(broker: Broker, name: str, error: str = "shop.Boom: no") -> int:
+    """Bury all that waits; return how many."""
+    killed = 0
+    for slot in range(topic(name).slots):
+        names = [entry.member for entry in broker.peek(topic(name), slot, "store", limit=1_000).entries]
+        killed += len(broker.bury(topic(name), slot, names, error))
+    return killed
+
+
+def dead(broker: Broker, name: str) -> int:
+    return sum(broker.count(topic(name), slot).dead for slot in range(topic(name).slots))
+
+
+def die_again(broker: Broker, member: bytes) -> None:
+    """Let a dead message of "events" be replayed and die."""
+    for slot in range(topic("events").slots):
+        if broker.replay(topic("events"), slot, [member]) == ["replayed"]:
+            broker.bury(topic("events"), slot, [member], "again")
+
+
+@pytest.fixture
+def past(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let who has died just now be archived, too."""
+    monkeypatch.setattr("django_rmq.pipelines.archive.YOUNGEST_MS", 0)
+
+
+def archived(spark: Any, path: Path) -> list[Any]:
+    return list(spark.read.parquet(str(path)).collect())
+
+
+def test_the_dead_are_archived_by_topic_and_date_and_then_deleted(
+    run: Run, broker: Broker, spark: Any, tmp_path: Path, past: None
+) -> None:
+    send_messages("events", [{"n": n} for n in range(60)], priority=70)
+    for n in range(10):
+        send_message("keyed", {"n": n}, key=f"k{n}", fixed_time=LATER)
+    assert (kill(broker, "events"), kill(broker, "keyed", "shop.Bang: it")) == (60, 10)
+    out = tmp_path / "archive"
+    assert "nothing was archived" in run("archive", out, "--dry-run")
+    assert not out.exists()
+    seventh = """topic = 'events' and body = '{"n":7}'"""
+    told = run("archive", out, "events", "keyed", "--where", f"not ({seventh})")
+    assert "69 messages written" in told and "events: 59 deleted" in told and "keyed: 10 deleted" in told
+    assert (dead(broker, "events"), dead(broker, "keyed")) == (1, 0)
+    assert total(broker, topic("events"), "removed_dead") == 59
+    rows = archived(spark, out)
+    assert len(rows) == 69 and {row.topic for row in rows} == {"events", "keyed"}
+    keyed = [row for row in rows if row.topic == "keyed"]
+    assert {(row.key, bytes(row.value)) for row in keyed} == {(f"k{n}", b'{"n":%d}' % n) for n in range(10)}
+    assert {row.error for row in keyed} == {"shop.Bang: it"}
+    assert list(out.glob("topic=events/date=2*/*.parquet"))
+    # Later runs add what has died since, and nothing twice.
+    assert "events: 1 deleted" in run("archive", out)
+    assert len(archived(spark, out)) == 70
+
+
+def test_an_archive_that_was_killed_before_it_deleted_has_nothing_twice(
+    run: Run, broker: Broker, spark: Any, tmp_path: Path, past: None
+) -> None:
+    send_messages("events", list(range(20)), priority=70)
+    kill(broker, "events")
+    run("archive", tmp_path / "out", "events", "--keep")
+    assert dead(broker, "events") == 20
+    die_again(broker, b"5")
+    told = run("archive", tmp_path / "out", "events")
+    assert "1 messages written" in told and "events: 20 deleted" in told
+    assert len(archived(spark, tmp_path / "out")) == 21 and dead(broker, "events") == 0
+
+
+def test_what_dies_again_while_it_is_archived_stays(
+    run: Run, broker: Broker, tmp_path: Path, past: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_rmq.pipelines.archive import Archive
+
+    send_messages("events", list(range(20)), priority=70)
+    kill(broker, "events")
+    append = Archive._append
+
+    def disturbed(self: Archive, *arguments: Any) -> int:
+        written = append(self, *arguments)
+        die_again(broker, b"5")
+        return written
+
+    monkeypatch.setattr(Archive, "_append", disturbed)
+    told = run("archive", tmp_path / "out", "events")
+    assert "19 deleted" in told and "1 changed" in told
+    assert dead(broker, "events") == 1
+
+
+def test_the_dead_are_replayed_by_a_predicate_from_dead_and_from_an_archive(
+    run: Run, broker: Broker, tmp_path: Path, past: None
+) -> None:
+    send_messages("events", [{"n": n} for n in range(30)], priority=70)
+    kill(broker, "events")
+    few = "get_json_object(body, '$.n') < 10"
+    assert "10 messages would be" in run("replay", "events", "--where", few, "--dry-run")
+    assert "10 replayed" in run("replay", "events", "--where", few)
+    assert dead(broker, "events") == 20 and set(waiting(broker, "events").values()) == {70.0}
+    send_message("keyed", {"n": 1}, key="k", fixed_time=LATER, slot_basis="elsewhere")
+    kill(broker, "keyed")
+    run("archive", tmp_path / "out")
+    revived = run("replay", "events", "--archive", tmp_path / "out", "--where", "reason = 'buried'")
+    assert "20 stored" in revived and len(waiting(broker, "events")) == 30
+    assert set(waiting(broker, "events").values()) == {70.0}
+    assert "20 replaced" in run("replay", "events", "--archive", tmp_path / "out")
+    run("replay", "keyed", "--archive", tmp_path / "out")
+    (copy,) = [entry for slot in range(2) for entry in broker.peek(topic("keyed"), slot, "store").entries]
+    assert (copy.member, decode_envelope(copy.envelope or b"").slot_basis) == (b"k", "elsewhere")
+    assert "holds no archive" in run("replay", "events", "--archive", tmp_path / "none", code=2)
+
+
+def test_a_report_counts_what_is_there(run: Run, broker: Broker, tmp_path: Path) -> None:
+    send_messages("notes", [{"n": n} for n in range(40)])
+    send_messages("notes", [{"n": n} for n in range(10)])
+    send_messages("events", list(range(7)), priority=70)
+    kill(broker, "events")
+    printed = run("report", "--json", "--charts", tmp_path)
+    told = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
+    assert told["notes"]["backlog"]["store"] == 40 == sum(told["notes"]["depths"])
+    assert told["notes"]["due"]["in 1 min"] == 40 and told["notes"]["merge_ratio"] == 0.2
+    assert told["events"]["dead"]["< 1 min"] == 7 and told["events"]["errors"] == {"shop.Boom": 7}
+    assert told["notes"]["skew"] >= 1
+    charts = sorted(path.name for path in tmp_path.glob("*.svg"))
+    assert charts == ["backlog.svg", "dead.svg", "due.svg", "errors.svg", "slots.svg"]
+    assert "notes (range_merge, 4 slots): 40 store" in run("report", "notes")
+
+
+# --- re-slotting
+
+
+@pytest.mark.parametrize("after", [16, 1])
+def test_a_topic_is_re_slotted_by_several_tasks(run: Run, broker: Broker, after: int) -> None:
+    send_messages("notes", [{"n": n} for n in range(300)])
+    assert f"would get {after}" in run("reslot", "notes", after, "--dry-run")
+    told = run("reslot", "notes", after)
+    assert f"notes has {after} slots" in told and f'"SLOTS": {after}' in told
+    moved = replace(topic("notes"), slots=after)
+    found = [
+        (slot, entry.member)
+        for slot in range(after)
+        for entry in broker.peek(moved, slot, "store", limit=1_000).entries
+    ]
+    assert len(found) == 300 and all(slot == slot_of(member, after) for slot, member in found)
+    assert broker.definitions()["notes"]["slots"] == after
+    assert run("reslot", "notes", after).endswith(f"notes has {after} slots\n")
 
 
 @pytest.fixture

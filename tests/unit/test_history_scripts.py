@@ -12,7 +12,7 @@ import redis
 from django_rmq import lua
 from django_rmq.broker import Call
 from django_rmq.history import EDGES_MS
-from django_rmq.keys import HistoryKeys, history_keys
+from django_rmq.keys import HistoryKeys, history_keys, times_key
 from django_rmq.messages import LATENESS_BUCKETS, SAMPLED
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
@@ -38,6 +38,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.sample(rules.TOPIC, [0, 1])
         ask.claim_minute(rules.TOPIC, 7)
         ask.note_late(rules.TOPIC, [1] * LATENESS_BUCKETS)
+        ask.note_times(rules.TOPIC, [1] * LATENESS_BUCKETS, 24, [0] * LATENESS_BUCKETS, 0)
         ask.keep_minute(rules.TOPIC, 7, "1 2 3", 60)
     finally:
         Recorder._run = recorded  # type: ignore[method-assign]
@@ -57,6 +58,8 @@ def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> Non
     keys, arguments = source.declared("KEYS"), source.declared("ARGV")
     if source.name == "history/sample":
         assert len(call.keys) == 2 * 5
+    elif source.name == "history/times":
+        assert list(call.keys) == [times_key("P:", "topic")]
     else:
         assert list(call.keys) == [getattr(history_keys("P:", "topic"), key.name) for key in keys]
         assert {key.kind for key in keys} == {"HASH"}
@@ -65,7 +68,8 @@ def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> Non
 
 
 def test_all_keys_of_a_topic_lie_on_one_node_of_a_cluster() -> None:
-    tags = {re.search(rb"\{(.*?)\}", key)[1] for key in history_keys("P:", "topic")}  # type: ignore[index]
+    keys = (*history_keys("P:", "topic"), times_key("P:", "topic"))
+    tags = {re.search(rb"\{(.*?)\}", key)[1] for key in keys}  # type: ignore[index]
     assert tags == {b"P:rmq:history:topic"}
     assert len(set(history_keys("P:", "topic"))) == len(HistoryKeys._fields)
 

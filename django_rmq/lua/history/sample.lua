@@ -11,14 +11,15 @@ local kind, now = ARGV[1], ARGV[2]
 if #slots_keys > 1280 then return redis.error_reply('ERR too many slots') end
 -- include: _now
 local read, oldest = 0, nil
-local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 for i = 1, #slots_keys, 5 do
   local store = slots_keys[i]
   -- A slot with a foreign type is left out: the others are told all the same.
   local waiting, running = redis.pcall('ZCARD', store), redis.pcall('ZCARD', slots_keys[i + 1])
   local resting, dead = redis.pcall('ZCARD', slots_keys[i + 2]), redis.pcall('ZCARD', slots_keys[i + 3])
   local counters = redis.pcall('HMGET', slots_keys[i + 4], 'sent', 'merged', 'replaced', 'prepared', 'committed',
-    'acked', 'failed', 'expired', 'rejected', 'died', 'lapsed', 'claimed', 'claim_returned')
+    'acked', 'failed', 'expired', 'rejected', 'died', 'lapsed', 'claimed', 'claim_returned', 'released', 'stale', 'fenced',
+    'revived', 'replay_merged')
   if type(waiting) == 'number' and type(running) == 'number' and type(resting) == 'number'
     and type(dead) == 'number' and not counters.err then
     local due = waiting

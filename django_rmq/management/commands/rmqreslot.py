@@ -11,10 +11,9 @@ from django.core.management.base import CommandError
 from django_rmq import reslotting
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.definitions import differences
-from django_rmq.exceptions import ConfigurationError, ServerTrouble, TopicMismatch
+from django_rmq.exceptions import ConfigurationError, ServerTrouble
 from django_rmq.management import RmqCommand
-from django_rmq.messages import Topic, former_slot_counts, slot_counts
+from django_rmq.operations import reslots
 from django_rmq.reslotting import Progress, Reslotting
 
 PATIENCE = 60.0
@@ -50,24 +49,16 @@ class Command(RmqCommand):
         topic, broker = get_config().topic(options["topic"]), get_broker("worker")
         if options["at_once"] < 1:
             raise CommandError(f"--at-once must be at least 1, got {options['at_once']}", returncode=2)
-        known = broker.definitions().get(topic.name, {})
-        _check_the_rest(topic, known)
-        under_way = reslotting.under_way(broker, topic)
-        declared = None if topic.slots in (*former_slot_counts(known), known.get("slots")) else topic.slots
-        slots = options["slots"] or (under_way.topic.slots if under_way else declared)
-        if slots is None:
-            raise ConfigurationError(
-                f'topic "{topic.name}" is not being re-slotted: say how many slots it gets'
-            )
-        before = slot_counts(known)[0] if known else topic.slots
+        plan = reslots.plan(broker, topic, options["slots"])
+        slots = plan.slots
         if options["dry_run"]:
-            self._foretell(topic, before, slots, reslotting.obstacle(broker, topic, slots))
+            self._foretell(plan)
             return
         chosen = reslotting.begin(broker, topic, slots)
         if chosen is None:
             self.stdout.write(f"{topic.name} has {slots} slots")
             return
-        word = "Going on with" if under_way else "Beginning with"
+        word = "Going on with" if plan.is_begun else "Beginning with"
         self.stdout.write(f"{word} {topic.name}: {chosen.before} → {slots} slots")
         progress = self._move(broker, chosen, options["at_once"])
         strays = f"; {progress.strays} stay where nobody can tell their slot" if progress.strays else ""
@@ -77,10 +68,12 @@ class Command(RmqCommand):
         if get_config().topic(topic.name).slots != slots:
             self.stdout.write(f'Write "SLOTS": {slots} into the settings')
 
-    def _foretell(self, topic: Topic, before: int, slots: int, obstacle: str) -> None:
-        if obstacle:
-            raise ConfigurationError(f'topic "{topic.name}" keeps its slots: {obstacle}')
-        self.stdout.write(f"{topic.name} has {before} slots and would get {slots}; nothing was changed")
+    def _foretell(self, plan: reslots.Plan) -> None:
+        if plan.obstacle:
+            raise ConfigurationError(f'topic "{plan.topic.name}" keeps its slots: {plan.obstacle}')
+        self.stdout.write(
+            f"{plan.topic.name} has {plan.before} slots and would get {plan.slots}; nothing was changed"
+        )
 
     def _move(self, broker: Any, chosen: Reslotting, at_once: int) -> Progress:
         """Move until all is done, whatever Redis does meanwhile."""
@@ -107,18 +100,6 @@ class Command(RmqCommand):
                     raise
                 self.stderr.write(f"{error}; trying again")
                 time.sleep(1.0)
-
-
-def _check_the_rest(topic: Topic, known: dict[str, Any]) -> None:
-    """Raise ``TopicMismatch`` where messages are not what the settings say: their slots are computed by that."""
-    different = [each for each in differences(topic, known) if each.setting != "SLOTS"] if known else []
-    if different:
-        named = ", ".join(
-            f"{each.setting} is {each.declared!r} here and {each.registered!r} in Redis" for each in different
-        )
-        raise TopicMismatch(
-            f'topic "{topic.name}": {named}. Correct the settings, or see `manage.py rmqtopics`'
-        )
 
 
 __all__ = ["Command"]

@@ -12,7 +12,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
-from django.core.management.base import CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 from django_rmq.management import RmqCommand, at_least, duration, shown, table
@@ -46,10 +46,15 @@ class Command(RmqCommand):
         "Exit codes: 0 done or stopped, 1 failed, 2 usage or configuration (also: no PySpark, no Java), 3 Redis."
     )
 
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Return a parser with one of its own for each pipeline, which argparse cannot mix with others."""
+        return BaseCommand.create_parser(self, prog_name, subcommand, **kwargs)
+
     def add_arguments(self, parser: ArgumentParser) -> None:
         subparsers = parser.add_subparsers(dest="pipeline", metavar="NAME")
         for name, pipeline in pipelines().items():
             own = subparsers.add_parser(name, help=summary(pipeline), description=pipeline.__doc__)
+            own.register("type", "duration", duration)
             _add_shared(own)
             pipeline().add_arguments(own)
 
@@ -65,7 +70,9 @@ class Command(RmqCommand):
             raise CommandError("--master or --remote, not both", returncode=2)
         check_installed(chosen["remote"])
         say = self._say_at(options["verbosity"])
-        context = Context(name, conf=conf, say=say, **chosen)
+        context = Context(
+            name, conf=conf, actor=self.operations().actor, say=say, show=self.stdout.write, **chosen
+        )
         own = {key: value for key, value in options.items() if key not in _DJANGOS}
         self._run(context, pipelines()[name](), own)
 
@@ -130,7 +137,7 @@ def _add_shared(parser: ArgumentParser) -> None:
     trigger = streams.add_mutually_exclusive_group()
     trigger.add_argument("--available-now", action="store_true", help="end when what is due by now is done")
     trigger.add_argument(
-        "--interval", type=duration, metavar="TIME", help="between the beginnings of two batches: 5s, 2m"
+        "--interval", type="duration", metavar="TIME", help="between the beginnings of two batches: 5s, 2m"
     )
     streams.add_argument(
         "--grace",

@@ -34,7 +34,7 @@ SCRIPTS = {
     "commit": "commit",
     "rollback": "rollback",
     "extend": "extend",
-    "acquire": "acquire",
+    "acquire": "acquire_all",
     "heads": "heads",
     "beat": "workers/beat",
     "assign": "workers/assign",

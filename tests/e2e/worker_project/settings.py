@@ -1,6 +1,6 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
-(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_EVENTS (1: EVENTS is on);
-RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
+(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see `many`),
+WORKER_EVENTS (1: EVENTS is on); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ RMQ = {
         },
         "chaos": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 2, "BACKOFF": 0},
         "poison": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "TIMEOUT": 1, "BACKOFF": 0},
+        "killing": {
+            "TYPE": "range_merge",
+            "SLOTS": 8,
+            "TIME_RANGE": 1,
+            "TIMEOUT": 3,
+            "MAX_RETRIES": 2,
+            "BACKOFF": 0,
+        },
         "taken-over": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 5},
         "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
         "moving-merge": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 20, "SLOT_BASIS": "entity"},
@@ -69,6 +77,10 @@ RMQ = {
         "forgetful": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "DEAD_RETENTION": 1},
     },
 }
+if "WORKER_SLOTS" in os.environ:
+    RMQ["TOPICS"] = {
+        "many": {"TYPE": "range_merge", "SLOTS": int(os.environ["WORKER_SLOTS"]), "TIME_RANGE": 1}
+    }
 if "RMQ_TEST_CLUSTER" in os.environ:
     RMQ["REDIS"] = {"CLUSTER": os.environ["RMQ_TEST_CLUSTER"].split(",")}
 if "RMQ_TEST_SENTINELS" in os.environ:

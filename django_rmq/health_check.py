@@ -1,0 +1,67 @@
+"""A check for django-health-check 4 (extra ``health``): the same look as ``rmqhealth``.
+
+    from health_check.views import HealthCheckView
+
+    path("health/", HealthCheckView.as_view(checks=["django_rmq.health_check.RmqHealthCheck"]))
+
+With limits: ``checks=[("django_rmq.health_check.RmqHealthCheck", {"max_age": 600, "max_dead": 1000})]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from health_check.base import HealthCheck
+from health_check.exceptions import ServiceUnavailable, ServiceWarning
+
+from django_rmq.exceptions import RmqError
+from django_rmq.operations import Actor, Operations
+from django_rmq.operations.health import Finding, Limits
+
+logger = logging.getLogger("django_rmq.health")
+
+FATAL = ("redis", "coordinator", "workers")
+"""Checks without which nothing is delivered; the others are warnings."""
+
+
+@dataclasses.dataclass
+class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
+    """Redis answers, workers are there for every topic with a listener, and nothing waits too long or dies too often."""
+
+    max_age: float | None = None
+    """Seconds that the oldest message of a topic may have been due; None: not looked at."""
+    max_dead: int | None = None
+    """Dead messages of a topic; None: not looked at."""
+    needs_workers: bool = True
+    """Whether every topic with a listener must have a live worker."""
+    topics: tuple[str, ...] | None = None
+    """Only these."""
+
+    def run(self) -> None:
+        """Raise ``ServiceUnavailable`` or ``ServiceWarning`` with all that is amiss."""
+        limits = Limits(self.max_age, self.max_dead, self.needs_workers)
+        try:
+            found = Operations(Actor("health check", "health")).health(limits, self.topics)
+        except RmqError as error:
+            raise ServiceUnavailable("it cannot be asked") from error
+        if found.is_well:
+            return
+        troubles = found.troubles
+        logger.warning(
+            "RMQ is not well: %s", "; ".join(f"{one.topic} {one.text}".strip() for one in troubles)
+        )
+        told = "; ".join(_shown(finding) for finding in troubles)
+        kind = ServiceUnavailable if any(one.name in FATAL for one in troubles) else ServiceWarning
+        raise kind(told)
+
+
+def _shown(finding: Finding) -> str:
+    """Return a finding as everybody may read it: what a server says of itself stays in the log."""
+    if not finding.topic:
+        return f"{finding.name} is not well"
+    text = "some slots cannot be read" if finding.name == "redis" else finding.text
+    return f"{finding.topic}: {text}"
+
+
+__all__ = ["RmqHealthCheck"]

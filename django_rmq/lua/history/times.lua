@@ -1,0 +1,33 @@
+-- Count how late messages were handed out and how long calls of the listener took, for good.
+--
+-- KEYS[1] times  HASH  field -> value
+--
+-- ARGV[1] late     24 numbers with blanks between them, one for each bucket
+-- ARGV[2] late_ms  the sum of what they count
+-- ARGV[3] took     24 numbers, as above
+-- ARGV[4] took_us  the sum of what they count
+-- ARGV[5] now
+--
+-- Returns how many buckets were raised
+local times = KEYS[1]
+local late, late_ms, took, took_us, now = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), ARGV[5]
+-- include: _types
+local wrong = mistyped('hash', times)
+if wrong then return wrong end
+-- A write of nothing first, so that a full server lets the rest pass.
+redis.call('HDEL', times, '')
+local raised = 0
+local function add(name, numbers, sum)
+  local bucket = 0
+  for number in string.gmatch(string.sub(numbers, 1, 600), '%d+') do
+    if bucket < 24 and tonumber(number) > 0 then
+      redis.call('HINCRBY', times, string.format('%s%d', name, bucket), number)
+      raised = raised + 1
+    end
+    bucket = bucket + 1
+  end
+  if sum > 0 then redis.call('HINCRBY', times, name, string.format('%.0f', sum)) end
+end
+add('late', late, late_ms)
+add('took', took, took_us)
+return raised

@@ -1,0 +1,233 @@
+"""What Prometheus is told, and how often Redis is asked for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from django_rmq.conf import Config, get_config
+from django_rmq.exceptions import RmqError
+from django_rmq.history import EDGES_MS
+from django_rmq.operations import Actor, Measured, Operations
+
+logger = logging.getLogger("django_rmq.metrics")
+
+CACHE_SECONDS = 1.0
+"""How old an answer may be: whoever scrapes more often is told the same."""
+
+COUNTERS: dict[str, tuple[str, str]] = {
+    "sent": ("sent", "Messages taken from senders, merged ones too."),
+    "merged": ("merged", "Sends that met a waiting copy."),
+    "handed_out": ("handed_out", "Deliveries to listeners, Spark or REST."),
+    "committed": ("committed", "Deliveries that ended well."),
+    "died": ("died", "Messages put into Dead."),
+    "replayed": ("replayed", "Dead messages sent again."),
+    "released": ("released", "Deliveries given back before they began."),
+    "stale": ("stale", "Reports on deliveries that had already ended: work that came too late."),
+    "fenced": ("fenced", "Prepares of a worker that another one had succeeded in the slot."),
+}
+"""Metric without prefix and suffix → field of ``Totals``, help."""
+
+
+class _Looked(NamedTuple):
+    config: Config
+    until: float
+    measured: list[Measured] | None
+    workers: int | None
+    seconds: float
+
+
+class RmqCollector(Collector):
+    """Collects the metrics of all topics of the settings.
+
+    Redis is asked at most once a second, by one thread at a time, for at most 8,192 slots; while it is away there is only
+    ``rmq_up`` 0. Registering it asks nothing.
+    """
+
+    def __init__(self) -> None:
+        self._looked: _Looked | None = None
+        self._looking = threading.Lock()
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: what is told depends on the topics."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all metrics."""
+        looked = self._look()
+        found = looked.measured
+        yield GaugeMetricFamily("rmq_up", "Whether Redis answered.", value=int(found is not None))
+        if found is None:
+            return
+        yield GaugeMetricFamily("rmq_scrape_seconds", "How long it took to ask Redis.", value=looked.seconds)
+        if looked.workers is not None:
+            yield GaugeMetricFamily("rmq_workers", "Live worker processes.", value=looked.workers)
+        yield from _gauges(found)
+        yield from _counters(found)
+        yield from _histograms(found)
+
+    def _look(self) -> _Looked:
+        with self._looking:
+            looked, config = self._looked, get_config()
+            if looked is None or looked.config is not config or time.monotonic() >= looked.until:
+                looked = self._looked = self._look_again(config)
+            return looked
+
+    @staticmethod
+    def _look_again(config: Config) -> _Looked:
+        began = time.monotonic()
+        operations = Operations(Actor("prometheus", "metrics"))
+        try:
+            measured: list[Measured] | None = operations.measured()
+        except RmqError as error:
+            logger.warning("There are no metrics: %s", error)
+            measured = None
+        workers = None
+        if measured is not None:
+            try:
+                workers = len(operations.workers())
+            except RmqError as error:
+                logger.warning("Nobody knows how many workers there are: %s", error)
+        now = time.monotonic()
+        return _Looked(config, now + CACHE_SECONDS, measured, workers, now - began)
+
+
+def _gauge(name: str, text: str, rows: Iterable[tuple[Sequence[str], float]], *labels: str) -> Metric:
+    family = GaugeMetricFamily(f"rmq_{name}", text, labels=("topic", *labels))
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _gauges(found: list[Measured]) -> Iterable[Metric]:
+    states = ("store", "prepare", "claimed", "retry", "dead")
+    yield _gauge(
+        "messages",
+        "Messages by state: store (waiting), prepare (in flight), claimed (held by Spark), retry (resting), dead.",
+        (
+            ((one.figures.topic.name, state), getattr(one.depth or one.figures, state))
+            for one in found
+            for state in states
+            if one.totals is not None
+        ),
+        "state",
+    )
+    yield _gauge(
+        "messages_due",
+        "Waiting messages that could be taken now.",
+        (
+            ((one.figures.topic.name,), (one.depth or one.figures).due)
+            for one in found
+            if one.totals is not None
+        ),
+    )
+    yield _gauge(
+        "oldest_due_age_seconds",
+        "For how long the most overdue message of a time topic has been due; 0: none is.",
+        (((one.figures.topic.name,), _age(one)) for one in found if not one.figures.topic.is_priority),
+    )
+    yield _gauge(
+        "measured_age_seconds",
+        "How old depths and counters are: 0, but for topics of very many slots, which workers sample every minute.",
+        (
+            ((one.figures.topic.name,), max(0, one.figures.now_ms - one.sampled_ms) / 1000)
+            for one in found
+            if one.totals is not None
+        ),
+    )
+    yield _gauge("slots", "Slots.", (((one.figures.topic.name,), one.figures.topic.slots) for one in found))
+    serial = [one.figures for one in found if one.figures.topic.serial and not one.figures.workers_problem]
+    yield _gauge(
+        "slots_owned",
+        "Slots of a serial topic that are assigned to a live worker.",
+        (((one.topic.name,), one.owned_slots) for one in serial),
+    )
+    yield _gauge(
+        "slots_unowned",
+        "Slots of a serial topic that no live worker has.",
+        (((one.topic.name,), one.topic.slots - one.owned_slots) for one in serial),
+    )
+    yield _gauge(
+        "slots_paused",
+        "Slots that hand nothing out until they are resumed; of topics with very many slots an estimate.",
+        (
+            ((topic.name,), round(figures.paused_slots * topic.slots / max(1, figures.looked_at)))
+            for figures in (one.figures for one in found)
+            for topic in (figures.topic,)
+        ),
+    )
+    yield _gauge(
+        "slots_unreadable",
+        "Slots that could not be read.",
+        (((one.figures.topic.name,), len(one.figures.problems)) for one in found),
+    )
+    known = [one.figures for one in found if not one.figures.workers_problem]
+    yield _gauge(
+        "topic_workers",
+        "Live worker processes that serve the topic.",
+        (((one.topic.name,), one.consumers) for one in known),
+    )
+    yield _gauge(
+        "topic_threads", "Threads of these workers.", (((one.topic.name,), one.threads) for one in known)
+    )
+
+
+def _age(one: Measured) -> float:
+    if one.depth is None:
+        return (one.figures.age_ms or 0) / 1000
+    oldest = one.depth.oldest_due_ms
+    return 0.0 if oldest is None else max(0, one.sampled_ms - oldest) / 1000
+
+
+def _counters(found: list[Measured]) -> Iterable[Metric]:
+    for name, (field, text) in COUNTERS.items():
+        family = CounterMetricFamily(f"rmq_{name}", text, labels=("topic",))
+        for one in found:
+            value = None if one.totals is None else getattr(one.totals, field)
+            if value is not None:
+                family.add_metric((one.figures.topic.name,), value)
+        yield family
+    failed = CounterMetricFamily(
+        "rmq_failed",
+        "Deliveries that ended badly, by reason: error (the listener failed), timeout, rejected.",
+        labels=("topic", "reason"),
+    )
+    for one in found:
+        totals, topic = one.totals, one.figures.topic.name
+        if totals is not None and totals.expired is not None and totals.rejected is not None:
+            failed.add_metric((topic, "error"), totals.failed - totals.expired - totals.rejected)
+            failed.add_metric((topic, "timeout"), totals.expired)
+            failed.add_metric((topic, "rejected"), totals.rejected)
+    yield failed
+
+
+def _histograms(found: list[Measured]) -> Iterable[Metric]:
+    lateness = HistogramMetricFamily(
+        "rmq_lateness_seconds", "How long after their due time messages were handed out.", labels=("topic",)
+    )
+    listener = HistogramMetricFamily(
+        "rmq_listener_seconds", "How long calls of the listener took.", labels=("topic",)
+    )
+    for one in found:
+        topic, times = one.figures.topic, one.times
+        if not topic.is_priority:
+            lateness.add_metric((topic.name,), _buckets(times.late), times.late_ms / 1000)
+        listener.add_metric((topic.name,), _buckets(times.took), times.took_us / 1_000_000)
+    yield lateness
+    yield listener
+
+
+def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return upper edges in seconds with how many are at most so large."""
+    edges = [*(str(edge / 1000) for edge in EDGES_MS), "+Inf"]
+    return [(edge, float(reached)) for edge, reached in zip(edges, accumulate(counts), strict=True)]
+
+
+__all__ = ["RmqCollector"]

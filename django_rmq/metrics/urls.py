@@ -1,0 +1,9 @@
+"""``include("django_rmq.metrics.urls")``: the page for Prometheus, at the very path that it is included at."""
+
+from django.urls import path
+
+from django_rmq.metrics.views import metrics
+
+app_name = "rmq_metrics"
+
+urlpatterns = [path("", metrics, name="metrics")]

@@ -1,0 +1,135 @@
+"""``archive``: what is dead goes to Parquet files, and then out of Redis."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections import Counter
+from typing import Any
+from uuid import uuid4
+
+from django_rmq.conf import get_config
+from django_rmq.exceptions import OperationRefused
+from django_rmq.operations.actors import record
+from django_rmq.pipelines import Context, Pipeline, register
+from django_rmq.spark.session import stored_files
+
+YOUNGEST_MS = 1_000
+"""Who died within the last second stays: one time of death then means one death."""
+
+KEY = ("topic", "slot", "member", "died_ms")
+
+
+@register
+class Archive(Pipeline):
+    """Put dead messages into Parquet files by topic and date, then delete exactly those from Dead.
+
+    The files are read back before anything is deleted, and a message that has died again meanwhile stays. Killed at any moment
+    it can be started again: what is in the files already is only deleted.
+    """
+
+    name = "archive"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("path", help="the folder of the archive; it grows with each run")
+        parser.add_argument("topics", nargs="*", metavar="topic", help="default: all")
+        parser.add_argument(
+            "--older-than", type="duration", default=0.0, metavar="TIME", help="dead for so long: 7d"
+        )
+        parser.add_argument(
+            "--where",
+            metavar="SQL",
+            help="only those: \"error like 'shop.%%'\"; the columns are those of the archive, and body",
+        )
+        parser.add_argument("--keep", action="store_true", help="delete nothing")
+        parser.add_argument("--dry-run", action="store_true", help="count them only")
+
+    def run(self, context: Context, **options: Any) -> None:
+        topics = options["topics"] or list(get_config().topics)
+        slots = {name: context.topic(name).slots for name in topics}
+        up_to = context.broker.now_ms() - max(YOUNGEST_MS, round(options["older_than"] * 1000))
+        dead = context.read(*topics, queues="dead", includeMetadata=True, maxScore=up_to)
+        found = archived_columns(dead, slots)
+        if options["where"]:
+            found = found.withColumn("body", found.value.cast("string")).where(options["where"]).drop("body")
+        with context.watching():
+            found = found.persist()
+            rows = found.groupBy("topic", "date").count().collect()
+        held: Counter[str] = Counter()
+        for row in rows:
+            held[row.topic] += row["count"]
+        for name, count in sorted(held.items()):
+            context.say(f"{name}: {count} dead messages")
+        if options["dry_run"] or not held:
+            context.say("nothing was archived")
+            return
+        dates = sorted({row.date for row in rows})
+        context.say(
+            f"{self._append(context, found, dates, options['path'])} messages written to {options['path']}"
+        )
+        if not options["keep"]:
+            for name in sorted(held):
+                self._delete(context, found.where(found.topic == name), name, dates, options["path"])
+
+    def _append(self, context: Context, found: Any, dates: list[str], path: str) -> int:
+        """Write what the archive does not have; return how much that was."""
+        known = archive_of(context, path)
+        run = uuid4().hex
+        with context.watching():
+            fresh = found
+            if known is not None:
+                known = known.where(known.date.isin(dates))
+                fresh = found.join(known.select(*KEY), list(KEY), "left_anti")
+            fresh = fresh.selectExpr("*", f"'{run}' as run")
+            fresh.write.partitionBy("topic", "date").mode("append").parquet(path)
+            return int(archive_of(context, path).where(f"run = '{run}'").count())
+
+    def _delete(self, context: Context, found: Any, topic: str, dates: list[str], path: str) -> None:
+        from django_rmq.spark import acting
+
+        # What is not in the files is not deleted, whatever happened to them.
+        safe = archive_of(context, path)
+        safe = safe.where((safe.topic == topic) & safe.date.isin(dates)).select(*KEY).distinct()
+        chosen = found.select(*KEY).join(safe, list(KEY), "left_semi")
+        outcomes = tally(context, acting.discard(chosen, context.options(topic)))
+        record(context.actor, "archive", topic, outcomes)
+        context.say(f"{topic}: {told(outcomes)}")
+
+
+def archived_columns(dead: Any, slots: dict[str, int]) -> Any:
+    """Return dead messages as the archive has them."""
+    counts = " ".join(f"when '{name}' then {count}" for name, count in slots.items())
+    return dead.selectExpr(
+        *("topic", "slot", f"case topic {counts} end as slots", "value", "coalesce(key, value) as member"),
+        "cast(key as string) as key",
+        *("envelope", "scored", "reason", "failures", "error", "died_at", "cast(score as bigint) as died_ms"),
+        "date_format(died_at, 'yyyy-MM-dd') as date",
+    )
+
+
+def archive_of(context: Context, path: str) -> Any:
+    """Return an archive as a frame; None: there is none yet. Raises ``OperationRefused`` for other files."""
+    found = stored_files(context.spark, path)
+    if found is None:
+        return None
+    missing = {*KEY, "slots", "envelope", "scored", "run", "date"} - set(found.columns)
+    if missing:
+        raise OperationRefused(
+            f"{path} holds other files than an archive of ours: {', '.join(sorted(missing))} is missing"
+        )
+    # A folder whose name looks like a number or a date would be read as one.
+    return found.withColumn("topic", found.topic.cast("string")).withColumn("date", found.date.cast("string"))
+
+
+def tally(context: Context, outcomes: Any) -> dict[str, int]:
+    """Do what a frame of ``acting`` does; return outcome → how many messages."""
+    with context.watching():
+        rows = outcomes.collect()
+    return {row.outcome: row.messages for row in sorted(rows) if row.messages}
+
+
+def told(outcomes: dict[str, int]) -> str:
+    """Return outcomes as people read them."""
+    return ", ".join(f"{count} {word}" for word, count in outcomes.items()) or "nothing to do"
+
+
+__all__ = ["Archive", "archive_of", "archived_columns", "tally", "told"]

@@ -1,0 +1,202 @@
+"""``report``: what topics hold, how old it is, how evenly it lies, and why messages failed."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from django_rmq.conf import get_config
+from django_rmq.exceptions import ConfigurationError, RmqError
+from django_rmq.messages import Topic
+from django_rmq.pipelines import Context, Pipeline, register
+
+QUEUES = ("store", "prepare", "claim", "retry", "dead")
+DUE = (
+    (-3600, "late > 1 h"),
+    (-60, "late > 1 min"),
+    (0, "due"),
+    (60, "in 1 min"),
+    (3600, "in 1 h"),
+    (86_400, "in 1 d"),
+)
+"""Upper bounds (seconds from now) of the classes of what waits, and their names."""
+DUE_LATER = "later"
+NO_TIME = "no time"
+DEAD = ((60, "< 1 min"), (3600, "< 1 h"), (86_400, "< 1 d"), (604_800, "< 7 d"))
+DEAD_LONGER = "longer"
+ERRORS = 10
+"""Classes of errors that are named."""
+
+
+@register
+class Report(Pipeline):
+    """Tell what topics hold: backlog, when it is due, how long it is dead, slot skew, error classes, merge ratio.
+
+    Reads every message once and changes nothing. As a table, as JSON, and as charts (needs matplotlib).
+    """
+
+    name = "report"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="default: all")
+        parser.add_argument("--json", action="store_true", help="as JSON")
+        parser.add_argument("--charts", type=Path, metavar="FOLDER", help="draw charts into a folder, too")
+
+    def run(self, context: Context, **options: Any) -> None:
+        if options["charts"]:
+            _pyplot()
+        names = options["topics"] or list(get_config().topics)
+        topics = [context.topic(name) for name in names]
+        found = {topic.name: _empty(topic) for topic in topics}
+        frame = context.read(*names, queues=",".join(QUEUES), includeMetadata=True)
+        with context.watching():
+            _count(frame, context.broker.now_ms(), found)
+        for topic in topics:
+            _finish(context, topic, found[topic.name])
+        if options["json"]:
+            context.show(json.dumps(found, indent=2))
+        else:
+            for name, one in found.items():
+                context.show("\n".join(_lines(name, one)))
+        if options["charts"]:
+            for path in draw(found, options["charts"]):
+                context.say(f"{path} written")
+
+
+def _empty(topic: Topic) -> dict[str, Any]:
+    return {
+        "type": topic.type.value,
+        "slots": topic.slots,
+        "backlog": dict.fromkeys(QUEUES, 0),
+        "due": dict.fromkeys([*(name for _, name in DUE), DUE_LATER, NO_TIME], 0),
+        "dead": dict.fromkeys([*(name for _, name in DEAD), DEAD_LONGER], 0),
+        "depths": [0] * topic.slots,
+        "errors": {},
+    }
+
+
+def _count(frame: Any, now_ms: int, found: dict[str, dict[str, Any]]) -> None:
+    """Count in one pass: bodies stay in the tasks."""
+    small = frame.selectExpr(
+        *("topic", "slot", "queue"),
+        f"case when queue = 'store' then {_classes(f'(unix_millis(due) - {now_ms}) / 1000', DUE, DUE_LATER)} end as due",
+        f"case when queue = 'dead' then {_classes(f'({now_ms} - score) / 1000', DEAD, DEAD_LONGER)} end as age",
+        # The class of an error is what stands before the first colon of its first line.
+        "trim(substring_index(substring_index(error, '\\n', 1), ':', 1)) as error",
+    )
+    for row in small.groupBy(*small.columns).count().collect():
+        one, count = found[row.topic], row["count"]
+        one["backlog"][row.queue] += count
+        if row.queue == "store":
+            one["due"][row.due or NO_TIME] += count
+        if row.queue == "dead":
+            one["dead"][row.age] += count
+        else:
+            one["depths"][row.slot] += count
+        if row.error:
+            one["errors"][row.error] = one["errors"].get(row.error, 0) + count
+
+
+def _classes(value: str, bounds: Sequence[tuple[int, str]], beyond: str) -> str:
+    cases = " ".join(f"when {value} <= {bound} then '{name}'" for bound, name in bounds)
+    return f"case when {value} is null then null {cases} else '{beyond}' end"
+
+
+def _finish(context: Context, topic: Topic, one: dict[str, Any]) -> None:
+    mean = sum(one["depths"]) / topic.slots
+    one["skew"] = round(max(one["depths"]) / mean, 3) if mean else None
+    most = sorted(one["errors"].items(), key=lambda pair: (-pair[1], pair[0]))
+    one["errors"] = dict(most[:ERRORS])
+    sent = merged = 0
+    for first in range(0, topic.slots, 1_000):
+        pipeline = context.broker.pipeline()
+        for slot in range(first, min(first + 1_000, topic.slots)):
+            pipeline.audit(topic, slot)
+        for ledger in pipeline.execute():
+            if isinstance(ledger, RmqError):
+                raise ledger
+            sent += ledger["sent"]
+            merged += ledger["merged"] + ledger["replaced"]
+    one["sent"] = sent
+    one["merge_ratio"] = round(merged / sent, 4) if sent else None
+
+
+def _lines(name: str, one: dict[str, Any]) -> list[str]:
+    """Return the report of one topic as people read it."""
+    backlog = ", ".join(f"{count} {state}" for state, count in one["backlog"].items())
+    found = [f"{name} ({one['type']}, {one['slots']} slots): {backlog}"]
+    for title, counts in (("waiting", one["due"]), ("dead for", one["dead"]), ("errors", one["errors"])):
+        told = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        if told:
+            found.append(f"  {title}: {told}")
+    if one["skew"] is not None:
+        found.append(f"  deepest slot: {one['skew']:g} times the mean")
+    if one["merge_ratio"] is not None:
+        found.append(f"  merged: {one['merge_ratio']:.1%} of {one['sent']} sends")
+    return found
+
+
+# --- charts
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise ConfigurationError("--charts needs matplotlib: pip install matplotlib") from error
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def draw(found: dict[str, dict[str, Any]], folder: Path) -> list[Path]:
+    """Draw what was found into SVG files; return them. Raises ``ConfigurationError`` without matplotlib."""
+    plt = _pyplot()
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [_stacked(plt, folder / "backlog.svg", "Messages by state", found, "backlog", QUEUES)]
+    for what, title in (("due", "What waits, by when it is due"), ("dead", "What is dead, by how long")):
+        classes = list(next(iter(found.values()))[what])
+        written.append(_stacked(plt, folder / f"{what}.svg", title, found, what, classes))
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    for name, one in found.items():
+        axes.plot(sorted(one["depths"], reverse=True), marker=".", label=f"{name} (skew {one['skew']})")
+    axes.set(title="Messages per slot, deepest first", xlabel="slots", ylabel="messages")
+    axes.legend()
+    written.append(_save(plt, figure, folder / "slots.svg"))
+    errors: dict[str, int] = {}
+    for one in found.values():
+        for name, count in one["errors"].items():
+            errors[name] = errors.get(name, 0) + count
+    most = sorted(errors.items(), key=lambda pair: pair[1])[-ERRORS:]
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    axes.barh([name for name, _ in most], [count for _, count in most])
+    axes.set(title="Classes of errors", xlabel="messages")
+    written.append(_save(plt, figure, folder / "errors.svg"))
+    return written
+
+
+def _stacked(
+    plt: Any, path: Path, title: str, found: dict[str, dict[str, Any]], what: str, classes: Sequence[str]
+) -> Path:
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    names, bottoms = list(found), [0] * len(found)
+    for one in classes:
+        counts = [found[name][what][one] for name in names]
+        axes.bar(names, counts, bottom=bottoms, label=one)
+        bottoms = [bottom + count for bottom, count in zip(bottoms, counts, strict=True)]
+    axes.set(title=title, ylabel="messages")
+    axes.legend()
+    return _save(plt, figure, path)
+
+
+def _save(plt: Any, figure: Any, path: Path) -> Path:
+    figure.savefig(path)
+    plt.close(figure)
+    return path
+
+
+__all__ = ["Report", "draw"]

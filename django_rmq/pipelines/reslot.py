@@ -1,0 +1,86 @@
+"""``reslot``: another slot count for a topic in use, its slots moved by several tasks at once."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django_rmq import reslotting
+from django_rmq.conf import get_config
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.operations import reslots
+from django_rmq.pipelines import Context, Pipeline, register
+from django_rmq.pipelines.archive import tally
+from django_rmq.spark.session import describe, is_sparks
+
+PATIENCE = 60.0
+"""Seconds for which is tried again what Redis refuses; the pipeline can be started again."""
+
+SERVER_TROUBLES = ("ServerTrouble", "ServerUnavailable", "NodeUnavailable", "ServerFull", "ServerRefused")
+
+
+@register
+class Reslot(Pipeline):
+    """Give a topic another number of slots: what `rmqreslot` does, spread over Spark's tasks.
+
+    Senders and workers go on. Killed at any moment it can be started again, by this or by `rmqreslot`; both may run at once.
+    """
+
+    name = "reslot"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic")
+        parser.add_argument(
+            "slots", nargs="?", type=int, help="default: finish what was begun, else what the settings say"
+        )
+        parser.add_argument(
+            "--tasks", type=int, default=4, metavar="N", help="at once (default: %(default)s)"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+
+    def run(self, context: Context, **options: Any) -> None:
+        topic, broker = get_config().topic(options["topic"]), context.broker
+        plan = reslots.plan(broker, topic, options["slots"])
+        if options["dry_run"]:
+            if plan.obstacle:
+                raise ConfigurationError(f'topic "{topic.name}" keeps its slots: {plan.obstacle}')
+            context.say(
+                f"{topic.name} has {plan.before} slots and would get {plan.slots}; nothing was changed"
+            )
+            return
+        chosen = reslotting.begin(broker, topic, plan.slots)
+        if chosen is None:
+            context.say(f"{topic.name} has {plan.slots} slots")
+            return
+        context.say(
+            f"{topic.name}: {chosen.before} → {plan.slots} slots, {len(chosen.families)} sets of slots"
+        )
+        outcomes = self._move(context, chosen, max(1, options["tasks"]))
+        reslotting.finish(broker, chosen)
+        strays = outcomes.get("strays", 0)
+        stay = f"; {strays} stay where nobody can tell their slot" if strays else ""
+        context.say(f"{topic.name} has {plan.slots} slots, {outcomes.get('moved', 0)} messages moved{stay}")
+        if topic.slots != plan.slots:
+            context.say(f'Write "SLOTS": {plan.slots} into the settings')
+
+    def _move(self, context: Context, chosen: reslotting.Reslotting, tasks: int) -> dict[str, int]:
+        """Move all families, those again that a task could not bring to their end."""
+        from django_rmq.spark import acting
+
+        options = {**context.connection(), "topic": chosen.topic.name}
+        count = len(chosen.families)
+        end = time.monotonic() + PATIENCE
+        while True:
+            families = context.spark.range(0, count, 1, min(tasks, count)).selectExpr("id as family")
+            try:
+                return tally(context, acting.move_families(families, options, chosen.number))
+            except Exception as error:
+                trouble = is_sparks(error) and describe(error)[0] in SERVER_TROUBLES
+                if not trouble or time.monotonic() > end:
+                    raise
+                context.say(f"{describe(error)[1]}; trying again")
+                time.sleep(1.0)
+
+
+__all__ = ["Reslot"]

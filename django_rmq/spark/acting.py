@@ -1,0 +1,168 @@
+"""What tasks do to messages by name: delete what was archived, replay, revive, and move families of slots.
+
+Each function takes a frame and the options of ``format("rmq")``, and returns a frame that does it when it is collected, and tells
+what came of it. A task that is tried again does again what it can: all of it may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import RmqError
+from django_rmq.messages import BATCH, Entry, Topic, decode_envelope, encode_envelope
+from django_rmq.producer import Outgoing, Producer, score_at_once
+from django_rmq.reslotting import Reslotting, move, under_way
+from django_rmq.spark.connection import broker_of, topic_of
+from django_rmq.spark.options import CONNECTION, Options
+
+Rows = list[dict[str, Any]]
+
+STEP = 250
+"""Messages that one script takes."""
+
+
+def discard(frame: Any, options: Mapping[str, str]) -> Any:
+    """Delete dead messages (``slot, member, died_ms``) that are still the same: ``deleted``, ``changed``, ``gone``."""
+    return _outcomes(frame, options, _discard, "slot", "member", "died_ms")
+
+
+def replay(frame: Any, options: Mapping[str, str]) -> Any:
+    """Replay dead messages (``slot, member``): ``replayed``, ``merged``, ``gone``."""
+    return _outcomes(frame, options, _replay, "slot", "member")
+
+
+def revive(frame: Any, options: Mapping[str, str]) -> Any:
+    """Send archived messages again (``slot, slots, member, envelope, scored``), with their full budget.
+
+    Outcomes are those of a send, and ``unplaced``: nobody can tell the slot by the present slot count.
+    """
+    return _outcomes(frame, options, _revive, "slot", "slots", "member", "envelope", "scored")
+
+
+def move_families(frame: Any, options: Mapping[str, str], number: int) -> Any:
+    """Move families of slots (``family``) for re-slotting ``number``: ``moved``, ``strays``."""
+    from pyspark.sql import functions as sql
+
+    given = dict(options)
+
+    def act(families: pa.Array) -> pa.Array:
+        return pa.array(_move(given, number, families.to_pylist()), pa.map_(pa.string(), pa.int64()))
+
+    told = _in_tasks(act, "map<string, bigint>")(sql.col("family"))
+    counts = frame.select(told.alias("told")).select(sql.explode("told").alias("outcome", "messages"))
+    return counts.groupBy("outcome").agg(sql.sum("messages").alias("messages"))
+
+
+def _outcomes(
+    frame: Any, options: Mapping[str, str], act: Callable[[Broker, Topic, Rows], list[str]], *columns: str
+) -> Any:
+    """Return ``outcome, messages`` of what ``act`` answers for each row."""
+    from pyspark.sql import functions as sql
+
+    given = dict(options)
+
+    def outcomes(rows: pa.Array) -> pa.Array:
+        broker, topic = _reached(given)
+        words: list[str] = []
+        for first in range(0, len(rows), BATCH):
+            words += act(broker, topic, rows.slice(first, BATCH).to_pylist())
+        return pa.array(words, pa.string())
+
+    outcome = _in_tasks(outcomes, "string")(sql.struct(*columns))
+    counts = frame.select(outcome.alias("outcome")).groupBy("outcome").count()
+    return counts.withColumnRenamed("count", "messages")
+
+
+def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Any:
+    """Return a function of columns. Other than ``mapInArrow`` it does without pandas."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    # It acts: the optimizer must neither leave it out nor do it twice.
+    make: Any = arrow_udf
+    return make(function, result).asNondeterministic()
+
+
+def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:
+    given = Options({key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "a task")
+    broker = broker_of(given)
+    name = given.topic()
+    return broker, topic_of(name, broker.definitions().get(name))
+
+
+def _each_slot(
+    broker: Broker, rows: Rows, tell: Callable[[Any, int, Rows], object], words: Mapping[str, str]
+) -> list[str]:
+    """Return what a transition answers for each row, in other ``words``."""
+    by_slot: defaultdict[int, list[int]] = defaultdict(list)
+    for at, row in enumerate(rows):
+        by_slot[row["slot"]].append(at)
+    pipeline = broker.pipeline()
+    asked = [
+        (slot, places[first : first + STEP])
+        for slot, places in by_slot.items()
+        for first in range(0, len(places), STEP)
+    ]
+    for slot, places in asked:
+        tell(pipeline, slot, [rows[at] for at in places])
+    found = [""] * len(rows)
+    for (_, places), answer in zip(asked, pipeline.execute(), strict=True):
+        if isinstance(answer, RmqError):
+            raise answer
+        for at, word in zip(places, answer, strict=True):
+            found[at] = words.get(word, word)
+    return found
+
+
+def _discard(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
+    def tell(pipeline: Any, slot: int, part: Rows) -> None:
+        pipeline.discard(topic, slot, [row["died_ms"] for row in part], [row["member"] for row in part])
+
+    return _each_slot(broker, rows, tell, {"dead": "deleted", "not_found": "gone"})
+
+
+def _replay(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
+    def tell(pipeline: Any, slot: int, part: Rows) -> None:
+        pipeline.replay(topic, slot, [row["member"] for row in part])
+
+    return _each_slot(broker, rows, tell, {"not_found": "gone"})
+
+
+def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
+    now_ms = broker.now_ms()
+    found = ["unplaced"] * len(rows)
+    built: list[Outgoing] = []
+    places: list[int] = []
+    for at, row in enumerate(rows):
+        member, envelope = row["member"], row["envelope"]
+        # As if the topic were re-slotted from the count that it had then.
+        slot = Reslotting(topic, row["slots"], 0).target(row["slot"], "store", Entry(member, 0.0, envelope))
+        if slot is None:
+            continue
+        if envelope is not None:
+            kept = decode_envelope(envelope)
+            if 0 < kept.expires_ms <= now_ms:
+                envelope = encode_envelope(kept._replace(expires_ms=0))
+        built.append(Outgoing(topic, slot, member, score_at_once(topic, row["scored"], now_ms), envelope))
+        places.append(at)
+    for at, result in zip(places, Producer(broker).send(built), strict=True):
+        found[at] = result.status
+    return found
+
+
+def _move(options: Mapping[str, str], number: int, families: Sequence[int]) -> list[dict[str, int]]:
+    """Move families; return a dict for each, the first of which tells for all."""
+    broker, topic = _reached(options)
+    found = under_way(broker, topic)
+    told: list[dict[str, int]] = [{} for _ in families]
+    if families and found is not None and found.number == number:  # else it was brought to its end by others
+        progress = move(broker, found, families)
+        told[0] = {"moved": progress.moved, "strays": progress.strays}
+    return told
+
+
+__all__ = ["discard", "move_families", "replay", "revive"]

@@ -1,0 +1,40 @@
+#!/bin/sh
+# Consume a topic over REST with nothing but sh, curl and sed.
+#
+#   RMQ_URL=http://127.0.0.1:8000/api/rmq RMQ_TOKEN=... sh consume.sh TOPIC [COUNT] [COMMAND ...]
+#
+# Runs COMMAND with each body as its last argument (default: prints the body), one message at a time; exit 0 commits,
+# anything else is tried again. Ends after COUNT messages (default: never). COMMAND has to be done well within the
+# topic's time-out; consume.mjs shows how to extend it.
+set -eu
+
+topic=$1 count=${2:-0}
+shift; [ $# -eq 0 ] || shift
+consumer=$(cat /proc/sys/kernel/random/uuid 2>/dev/null || uuidgen)
+
+post() {
+  curl --silent --show-error --fail-with-body --max-time 40 --request POST \
+    --header "Authorization: Token $RMQ_TOKEN" --header 'Content-Type: application/json' \
+    --data "$2" "$RMQ_URL/topics/$topic/$1/"
+}
+
+done=0 body='"wait":20'
+while [ "$count" -eq 0 ] || [ "$done" -lt "$count" ]; do
+  if ! answer=$(post prepare "{\"consumer\":\"$consumer\",$body}"); then
+    # Nobody knows what was handed out: ask that first when the server is back.
+    echo "no answer: ${answer:-}" >&2
+    body='"held":true'
+    sleep 2
+    continue
+  fi
+  body='"wait":20'
+  # Ours are the first fields of a message; what follows is the sender's.
+  id=$(printf %s "$answer" | sed -n 's/^{"messages":\[{"id":"\([^"]*\)".*/\1/p')
+  [ -n "$id" ] || continue
+  receipt=$(printf %s "$answer" | sed -n 's/^{"messages":\[{"id":"[^"]*","slot":[0-9]*,"receipt":"\([^"]*\)".*/\1/p')
+  message=$(printf %s "$answer" | sed -e 's/^{"messages":\[{[^{]*"body"://' -e 's/,"encoding":"[a-z0-9]*","key":.*$//')
+  if [ $# -gt 0 ]; then verdict=commit; "$@" "$message" || verdict=rollback; else verdict=commit; printf '%s\n' "$message"; fi
+  # A lost answer is asked for again: of what was settled by then it says "stale".
+  until post "$verdict" "{\"deliveries\":[{\"id\":\"$id\",\"receipt\":\"$receipt\"}]}" >/dev/null; do sleep 2; done
+  done=$((done + 1))
+done

@@ -1,0 +1,510 @@
+"""What Prometheus is told: exact counts of all processes, at a bounded price, and to nobody who may not know."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.contrib.auth.models import AnonymousUser, Permission, User
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.test import Client, RequestFactory, override_settings
+from django.urls import include, path
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from django_rmq import connections, history
+from django_rmq.broker import Broker
+from django_rmq.cluster import ClusterBroker
+from django_rmq.conf import get_config
+from django_rmq.coordination import TopicSlots, Worker
+from django_rmq.coordination.redis import RedisCoordinator
+from django_rmq.history import EDGES_MS, TimesCount
+from django_rmq.keys import slot_keys, times_key
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.messages import LATENESS_BUCKETS, Delivery, Failure, Topic
+from django_rmq.metrics import RmqCollector, collector
+from django_rmq.metrics.views import metrics
+from django_rmq.operations import figures
+from tests.workers import Heard, client_of, cluster_of, eventually
+from tests.workers import Worker as RunningWorker
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a-token-of-the-tests"
+TOPICS = {
+    "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000, "BACKOFF": 0, "MAX_RETRIES": 1},
+    "ranked": {"TYPE": "priority", "SLOTS": 2, "SERIAL": False},
+    "large": {"TYPE": "fixed_time", "SLOTS": 8_192},
+}
+urlpatterns = [path("metrics/rmq", include("django_rmq.metrics.urls"))]
+
+
+@pytest.fixture(params=["redis", "memory", "cluster"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with ExitStack() as stack:
+        broker: Any = InMemoryBroker("m:")
+        if request.param == "redis":
+            client = client_of(request.getfixturevalue("redis_url"))
+            stack.callback(client.close)
+            broker = Broker(client, request.getfixturevalue("prefix"))
+        elif request.param == "cluster":
+            cluster = cluster_of(request.getfixturevalue("redis_cluster"))
+            stack.callback(cluster.close)
+            broker = ClusterBroker(cluster, f"t{uuid.uuid4().hex[:12]}:")
+        rmq = {"REDIS": "redis://127.0.0.1:1/0", "METRICS": {"TOKEN": TOKEN}, "TOPICS": TOPICS}
+        stack.enter_context(override_settings(RMQ=rmq, ROOT_URLCONF=__name__))
+        stack.enter_context(connections.replaced_broker(broker))
+        yield broker
+
+
+def topic(name: str) -> Topic:
+    return get_config().topic(name)
+
+
+def scraped(client: Client | None = None) -> dict[tuple[str, ...], float]:
+    """Return every sample: (name, label values in the order of their names) → value."""
+    registry = CollectorRegistry()
+    registry.register(RmqCollector())
+    return samples(generate_latest(registry).decode())
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def live_through_everything(broker: Any) -> None:
+    """Make each thing that is counted happen once or a few times in slot 0 of `work`."""
+    work = topic("work")
+    broker.send_merge(work, 0, 0, [b"1", b"2", b"3", b"4", b"5"])
+    broker.send_merge(work, 0, 0, [b"1"])
+    broker.send_merge(work, 0, 3_600_000, [b"later"])
+    epoch = broker.acquire(work, 0)
+    taken = broker.prepare(work, 0, "A", epoch, 4)
+    assert [delivery.member for delivery in taken.deliveries] == [b"1", b"2", b"3", b"4"]
+    broker.commit(work, 0, taken.receipt, [b"1"])
+    broker.rollback(work, 0, taken.receipt, [Failure(b"2"), Failure(b"3", "rejected")])
+    broker.release(work, 0, taken.receipt, [b"4"])
+    assert broker.commit(work, 0, taken.receipt, [b"1"]) == ["stale"]
+    broker.acquire(work, 0)
+    assert broker.prepare(work, 0, "A", epoch, 1).status == "fenced"
+    assert broker.replay(work, 0, [b"3"]) == ["replayed"]
+
+
+def test_counters_are_those_of_the_ledger(broker: Any) -> None:
+    live_through_everything(broker)
+    found = scraped()
+    assert found["rmq_up",] == 1
+    counted = {
+        name: found[f"rmq_{name}_total", "work"]
+        for name in (
+            "sent",
+            "merged",
+            "handed_out",
+            "committed",
+            "died",
+            "replayed",
+            "released",
+            "stale",
+            "fenced",
+        )
+    }
+    assert counted == {
+        "sent": 7,
+        "merged": 1,
+        "handed_out": 4,
+        "committed": 1,
+        "died": 1,
+        "replayed": 1,
+        "released": 1,
+        "stale": 1,
+        "fenced": 1,
+    }
+    reasons = {
+        reason: found["rmq_failed_total", reason, "work"] for reason in ("error", "timeout", "rejected")
+    }
+    assert reasons == {"error": 1, "timeout": 0, "rejected": 1}
+    messages = {
+        state: found["rmq_messages", state, "work"]
+        for state in ("store", "prepare", "claimed", "retry", "dead")
+    }
+    assert sum(messages.values()) == 5 and messages["dead"] == messages["prepare"] == 0
+    assert found["rmq_messages_due", "work"] <= 4
+    assert found["rmq_slots", "work"] == 4
+    assert found["rmq_sent_total", "ranked"] == 0
+    assert ("rmq_oldest_due_age_seconds", "ranked") not in found
+    assert found["rmq_oldest_due_age_seconds", "work"] >= 0
+
+
+def test_time_outs_have_a_reason_of_their_own() -> None:
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
+        clock = Clock(1_800_000_000_000)
+        broker: Any = InMemoryBroker("m:", clock)
+        with connections.replaced_broker(broker):
+            broker.send_merge(topic("work"), 0, 0, [b"1"])
+            broker.prepare(topic("work"), 0, "A", None, 1)
+            clock.advance(seconds=31)
+            broker.expire(topic("work"), 0)
+            found = scraped()
+    assert found["rmq_failed_total", "timeout", "work"] == 1
+    assert found["rmq_failed_total", "error", "work"] == 0
+
+
+@pytest.mark.parametrize("where", ["redis", "memory"])
+def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
+    where: str, redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "LIVE_SLOTS", 64)
+    clock, client = Clock(1_800_000_000_000), client_of(redis_url)
+    broker: Any = Broker(client, prefix, clock) if where == "redis" else InMemoryBroker("m:", clock)
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
+        broker.send_replace(topic("large"), 5_000, [1_799_999_000_000], [b"1"])
+        found = scraped()
+        assert ("rmq_sent_total", "large") not in found and ("rmq_messages", "store", "large") not in found
+        assert ("rmq_measured_age_seconds", "large") not in found
+        (duty,) = history.sampling(broker, [topic("large")], 1, lambda _: True)
+        for pause in duty():
+            clock.advance(seconds=pause)
+            if history.latest(broker, topic("large")) is not None:
+                break
+        found = scraped()
+        assert found["rmq_sent_total", "large"] == found["rmq_messages", "store", "large"] == 1
+        assert found["rmq_fenced_total", "large"] == 0
+        assert 1_000 <= found["rmq_oldest_due_age_seconds", "large"] < 1_120
+        assert 0 < found["rmq_measured_age_seconds", "large"] < 120
+        assert found["rmq_measured_age_seconds", "work"] == 0
+    client.close()
+
+
+def test_records_of_an_earlier_version_tell_what_they_know(broker: Any) -> None:
+    record = f"{broker.now_ms()} 8192 8192 3 2 1 0 0 4 1000 10 2 9 6 3 4"
+    broker.keep_minute(topic("large"), broker.now_ms() // 60_000, record, 60)
+    found = history.latest(broker, topic("large"))
+    assert found is not None
+    assert (found.totals.sent, found.totals.died, found.totals.fenced) == (10, 4, None)
+    assert found.depth.dead == 4 and not found.is_scaled
+
+
+def test_asking_often_or_from_many_threads_asks_redis_once(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, ours = [], RmqCollector()
+    look = RmqCollector._look_again
+
+    def counted(config: Any) -> Any:
+        asked.append(config)
+        return look(config)
+
+    monkeypatch.setattr(RmqCollector, "_look_again", staticmethod(counted))
+    threads = [threading.Thread(target=lambda: list(ours.collect())) for _ in range(8)]
+    monkeypatch.setattr(collector, "CACHE_SECONDS", 60.0)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(asked) == 1
+    # Other settings are other topics.
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": {}}):
+        list(ours.collect())
+    assert len(asked) == 2
+
+
+def test_registering_asks_nobody() -> None:
+    with override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}):
+        registry = CollectorRegistry(auto_describe=True)
+        registry.register(RmqCollector())
+
+
+def test_while_redis_is_away_only_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}):
+        assert scraped() == {("rmq_up",): 0}
+    assert "There are no metrics" in caplog.text
+
+
+def test_a_slot_that_cannot_be_read_is_told_and_the_others_count(redis_url: str, prefix: str) -> None:
+    client = client_of(redis_url)
+    broker = Broker(client, prefix)
+    with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}):
+        broker.send_merge(topic("work"), 0, 0, [b"1"])
+        client.set(slot_keys(prefix, "work", 1).retry, "foreign")
+        found = scraped()
+        connections.close()
+    assert found["rmq_slots_unreadable", "work"] == 1
+    assert found["rmq_sent_total", "work"] == found["rmq_messages", "store", "work"] == 1
+    client.close()
+
+
+# --- workers, slots, durations
+
+
+def test_slots_and_workers(redis_url: str, prefix: str) -> None:
+    client = client_of(redis_url)
+    broker = Broker(client, prefix)
+    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
+    with override_settings(RMQ=rmq):
+        found = scraped()
+        assert (found["rmq_workers",], found["rmq_slots_unowned", "work"]) == (0, 4)
+        assert ("rmq_slots_unowned", "ranked") not in found, "no slot of it has an owner"
+        worker = Worker(
+            "w1", "here", 1, 0.0, 3, (TopicSlots("work", 4, True), TopicSlots("ranked", 2, False))
+        )
+        coordinator = RedisCoordinator(broker, worker, lambda _: None, lambda _: None)
+        coordinator.start()
+        try:
+            eventually(lambda: scraped()["rmq_slots_owned", "work"] == 4, "owning")
+            found = scraped()
+            assert (found["rmq_workers",], found["rmq_slots_unowned", "work"]) == (1, 0)
+            assert found["rmq_topic_workers", "ranked"] == found["rmq_topic_workers", "work"] == 1
+            assert (found["rmq_topic_threads", "work"], found["rmq_topic_workers", "large"]) == (3, 0)
+        finally:
+            coordinator.stop(5.0)
+        for slot in range(2):
+            broker.pause(topic("work"), slot, True)
+        assert scraped()["rmq_slots_paused", "work"] == 2
+        connections.close()
+    client.close()
+
+
+def flushed(count: TimesCount) -> None:
+    steps = count.flushing()
+    next(steps)
+    steps.close()
+
+
+def test_durations_are_counted_for_good_and_are_cumulative(broker: Any) -> None:
+    count, now = TimesCount(broker), 1_800_000_000_000.0
+    for _ in range(2):
+        late = [Delivery(b"m", now - late, 16) for late in (-0.4, 1, 1.5, 4_000)]
+        count.note(topic("work"), late, now)
+        count.note_calls(topic("work"), [0.0004, 0.03, 100_000.0])
+        flushed(count)
+    broker.keep_minute(topic("work"), 1, "", 60)
+    times = broker.times(topic("work"))
+    assert (sum(times.late), sum(times.took)) == (8, 6)
+    assert times.late_ms == 2 * round(1 + 1.5 + 4_000)
+    found = scraped()
+    assert found["rmq_lateness_seconds_count", "work"] == 8
+    assert found["rmq_lateness_seconds_bucket", "0.001", "work"] == 4
+    assert found["rmq_lateness_seconds_bucket", "0.002", "work"] == 6
+    assert found["rmq_lateness_seconds_bucket", "5.0", "work"] == 8
+    assert found["rmq_listener_seconds_bucket", "0.05", "work"] == 4
+    assert found["rmq_listener_seconds_bucket", "86400.0", "work"] == 4
+    assert found["rmq_listener_seconds_bucket", "+Inf", "work"] == 6
+    assert found["rmq_listener_seconds_sum", "work"] == pytest.approx(200_000.0608)
+    assert ("rmq_lateness_seconds_count", "ranked") not in found
+    assert found["rmq_listener_seconds_count", "ranked"] == 0
+    assert broker.note_times(topic("work"), [0] * LATENESS_BUCKETS, 0, [1, 2, *[0] * 22], 5) == 2
+
+
+@pytest.mark.parametrize("size", [None, 10])
+def test_a_worker_counts_every_call_of_a_listener(broker: Any, size: int | None) -> None:
+    count, heard = TimesCount(broker), Heard()
+    work = topic("work")
+    broker.send_merge(work, 0, 0, [b"%d" % number for number in range(40)])
+
+    def listen(argument: Any) -> None:
+        messages = argument if size else [argument]
+        for message in messages:
+            heard.note(message.body)
+            if message.body == 7:
+                raise ValueError("seven")
+
+    with RunningWorker(broker, work, listen, batch_size=size, took=count.note_calls, burst=True) as running:
+        running.join()
+    flushed(count)
+    times = broker.times(work)
+    deliveries = sum(
+        broker.audit(work, slot)["committed"] + broker.audit(work, slot)["failed"] for slot in range(4)
+    )
+    if size is None:
+        assert sum(times.took) == deliveries == 41
+    else:
+        # One of them fails as a whole and goes on one by one; the retry comes alone.
+        assert 4 + 10 + 1 <= sum(times.took) <= 40
+    assert times.took_us > 0
+
+
+def test_a_foreign_key_is_told_of(redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    client = client_of(redis_url)
+    broker = Broker(client, prefix)
+    with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}):
+        client.set(times_key(prefix, "work"), "foreign")
+        count = TimesCount(broker)
+        count.note_calls(topic("work"), [0.1])
+        flushed(count)
+        assert "could not be noted" in caplog.text
+        assert scraped() == {("rmq_up",): 0}
+        connections.close()
+    client.close()
+
+
+# --- the page
+
+
+@pytest.fixture
+def page(broker: Any, django_user_model: type[User]) -> Client:
+    return Client()
+
+
+def answer(shown: str = "", user: Any = None, method: str = "get", **headers: str) -> HttpResponse:
+    if shown:
+        headers["Authorization"] = shown
+    request = getattr(RequestFactory(), method)("/metrics/rmq", headers=headers)
+    if user is not None:
+        request.user = user
+    return metrics(request)
+
+
+def test_the_page_answers_who_shows_the_token(broker: Any) -> None:
+    response = answer(f"Bearer {TOKEN}")
+    assert response.status_code == 200
+    assert samples(response.content.decode())["rmq_up",] == 1
+    assert response["Content-Type"].startswith("text/plain; version=")
+    assert "no-cache" in response["Cache-Control"]
+    openmetrics = answer(f"bearer {TOKEN}", Accept="application/openmetrics-text; version=1.0.0")
+    assert openmetrics["Content-Type"].startswith("application/openmetrics-text")
+    assert openmetrics.content.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    "shown", ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, "Bearer \u00fc"]
+)
+def test_the_page_answers_nobody_else(broker: Any, shown: str) -> None:
+    for user in (None, AnonymousUser()):
+        response = answer(shown, user)
+        assert (response.status_code, response["WWW-Authenticate"][:6]) == (401, "Bearer")
+        assert b"rmq_" not in response.content
+
+
+def test_without_a_token_it_takes_a_permission(broker: Any, db: None, django_user_model: type[User]) -> None:
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
+        user = django_user_model.objects.create_user("ann")
+        for shown in ("", "Bearer None", "Bearer "):
+            assert answer(shown, user).status_code == 403
+        user.user_permissions.add(Permission.objects.get(codename="view_topic"))
+        assert answer("", django_user_model.objects.get(pk=user.pk)).status_code == 200
+        user.is_active = False
+        user.save()
+        assert answer("", django_user_model.objects.get(pk=user.pk)).status_code == 403
+
+
+def test_the_page_is_read_only_and_asks_for_no_login(broker: Any) -> None:
+    assert answer(f"Bearer {TOKEN}", method="post").status_code == 405
+    middleware = ["django.contrib.sessions.middleware.SessionMiddleware"]
+    middleware += [
+        f"django.contrib.auth.middleware.{name}Middleware" for name in ("Authentication", "LoginRequired")
+    ]
+    with override_settings(
+        MIDDLEWARE=middleware, SESSION_ENGINE="django.contrib.sessions.backends.signed_cookies"
+    ):
+        client = Client()
+        assert client.get("/metrics/rmq").status_code == 401
+        assert client.get("/metrics/rmq", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_beside_django_prometheus(redis_url: str, prefix: str) -> None:
+    """In the registry that django-prometheus shows, in a process of its own: registries are global."""
+    code = """
+import django
+from django.conf import settings
+settings.configure(
+    SECRET_KEY="x", ROOT_URLCONF="django_prometheus.urls", ALLOWED_HOSTS=["*"],
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_prometheus", "django_rmq"],
+    MIDDLEWARE=["django_prometheus.middleware.PrometheusBeforeMiddleware",
+                "django_prometheus.middleware.PrometheusAfterMiddleware"],
+    RMQ={"REDIS": URL, "KEY_PREFIX": PREFIX, "TOPICS": {"work": {"TYPE": "range_merge", "SLOTS": 2}}},
+)
+django.setup()
+from django.test import Client
+from prometheus_client import REGISTRY
+from django_rmq.metrics import RmqCollector
+REGISTRY.register(RmqCollector())
+text = Client().get("/metrics").content.decode()
+assert 'rmq_sent_total{topic="work"} 0.0' in text, text
+assert "django_http_requests" in text
+"""
+    code = f"URL, PREFIX = {redis_url!r}, {prefix!r}\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- what else names the metrics
+
+SUFFIXES = re.compile(r"_(bucket|sum|count)$")
+
+
+def told_names() -> set[str]:
+    with (
+        override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}),
+        connections.replaced_broker(InMemoryBroker("m:")),
+    ):
+        live_through_everything(connections.get_broker())
+        found = {name for name, *_ in scraped()}
+    histograms = {SUFFIXES.sub("", name) for name in found if name.endswith("_bucket")}
+    return {
+        name for name in found if SUFFIXES.sub("", name) not in histograms and not name.endswith("_created")
+    } | histograms
+
+
+def named(text: str) -> set[str]:
+    names = set(re.findall(r"\brmq_[a-z_]+", text))
+    return {SUFFIXES.sub("", name) for name in names}
+
+
+def test_dashboard_and_alerts_name_only_what_is_told() -> None:
+    told = told_names()
+    dashboard = json.loads((ROOT / "monitoring" / "grafana-dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries.append(dashboard["templating"]["list"][1]["definition"])
+    alerts = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    expressions = [rule["expr"] for rule in rules]
+    assert len(queries) > 20 and len(rules) > 8
+    for expression in (*queries, *expressions):
+        assert named(expression) and named(expression) <= told, expression
+        assert expression.count("(") == expression.count(")")
+        for labels in re.findall(r"\{([^}]*)\}", expression):
+            assert set(re.findall(r"(\w+)[!=]", labels)) <= {"topic", "state", "reason"}
+    assert set().union(*map(named, queries)) == told, "the dashboard shows everything"
+    for rule in rules:
+        assert (
+            rule["labels"]["severity"] in ("critical", "warning", "info") and rule["annotations"]["summary"]
+        )
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_the_docs_name_every_metric_and_no_other() -> None:
+    table = [
+        line for line in (ROOT / "docs" / "metrics.md").read_text().splitlines() if line.startswith("| `rmq_")
+    ]
+    assert set().union(*(named(line.split("|")[1]) for line in table)) == told_names()
+
+
+def test_edges_are_told_as_numbers_of_seconds() -> None:
+    assert [edge for edge, _ in collector._buckets([1] * LATENESS_BUCKETS)][:-1] == [
+        str(ms / 1000) for ms in EDGES_MS
+    ]
+
+
+def test_the_checks_name_a_token_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with override_settings(RMQ={"BROKER": "memory", "METRICS": {"TOKEN": "short-secret"}}):
+        from django.core.management.base import SystemCheckError
+
+        with pytest.raises(SystemCheckError) as raised:
+            call_command("check")
+    assert "TOKEN" in str(raised.value) and "short-secret" not in str(raised.value)

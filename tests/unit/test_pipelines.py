@@ -1,0 +1,95 @@
+"""The command that runs pipelines, as far as it goes without Spark."""
+
+from __future__ import annotations
+
+import io
+from argparse import ArgumentParser
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.pipelines import BUILT_IN, Pipeline, pipelines, register
+from django_rmq.pipelines.context import Context, connection_options
+
+TOPICS = {"events": {"TYPE": "priority", "SLOTS": 4}}
+
+
+def settings(**redis: Any) -> Any:
+    return override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, **redis})
+
+
+def test_without_a_name_the_pipelines_are_listed() -> None:
+    output = io.StringIO()
+    call_command("runrmqpipeline", stdout=output)
+    assert set(BUILT_IN) <= {line.split()[0] for line in output.getvalue().splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["report", "--interval", "soon"], "'soon' is no duration"),
+        (["report", "--interval", "5s", "--available-now"], "not allowed with argument"),
+        (["report", "--conf", "x"], "'x' is no setting"),
+        (["ingest", "events"], "required: source"),
+    ],
+)
+def test_what_is_typed_wrongly_is_told(arguments: list[str], said: str) -> None:
+    with pytest.raises(CommandError, match=said):
+        call_command("runrmqpipeline", *arguments)
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_without_pyspark_it_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "django_rmq.spark.session.find_spec", lambda name: None if name == missing else object()
+    )
+    with pytest.raises(CommandError, match=rf"Spark needs {missing}.*pip install") as caught:
+        call_command("runrmqpipeline", "report")
+    assert caught.value.returncode == 2
+
+
+def test_without_a_java_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_rmq.spark.java.find_java", lambda: None)
+    monkeypatch.setattr("django_rmq.spark.session.find_spec", lambda name: object())
+    with pytest.raises(CommandError, match="Spark needs Java 17") as caught:
+        call_command("runrmqpipeline", "report")
+    assert caught.value.returncode == 2
+
+
+def test_where_redis_does_not_answer_the_code_is_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_rmq.management.commands.runrmqpipeline.check_installed", lambda remote: None)
+    with settings(), pytest.raises(CommandError) as caught:
+        call_command("runrmqpipeline", "report")
+    assert caught.value.returncode == 3
+
+
+def test_a_name_is_taken_once() -> None:
+    class Mine(Pipeline):
+        name = "report"
+
+        def add_arguments(self, parser: ArgumentParser) -> None: ...
+        def run(self, context: Context, **options: Any) -> None: ...
+
+    pipelines()
+    with pytest.raises(ConfigurationError, match='two pipelines are called "report"'):
+        register(Mine)
+
+
+def test_the_login_is_told_apart_from_the_address() -> None:
+    with settings(REDIS="redis://me:p%40ss@127.0.0.1:6379/3", KEY_PREFIX="x:"):
+        assert connection_options() == {
+            "url": "redis://127.0.0.1:6379/3",
+            "username": "me",
+            "password": "p@ss",
+            "prefix": "x:",
+        }
+    with settings(REDIS={"CLUSTER": ["redis://:s@127.0.0.1:7000", "redis://:s@127.0.0.1:7001"]}):
+        found = connection_options()
+    assert found["url"] == "redis://127.0.0.1:7000,redis://127.0.0.1:7001"
+    assert (found["cluster"], found["password"]) == ("true", "s")
+    with settings(BROKER="memory"), pytest.raises(ConfigurationError, match="Spark needs a Redis"):
+        connection_options()

@@ -40,7 +40,7 @@ TOPICS: dict[str, Any] = {
     "merging": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1000, "BODY": "text"},
 }
 MEMBERS = [b"1", b'{"n":2}']
-POSITIVE, NEGATIVE = 12, 6
+POSITIVE, NEGATIVE = 8, 4
 """Requests of each kind for each operation."""
 
 

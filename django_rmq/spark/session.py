@@ -66,7 +66,9 @@ def open_session(
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         session = builder.getOrCreate()
-        session.dataSource.register(RmqDataSource)
+        if remote is not None:
+            # Elsewhere Spark finds it by itself, through pyspark_rmq.
+            session.dataSource.register(RmqDataSource)
     except (PySparkException, RuntimeError, OSError) as error:
         where = remote or master
         raise ConfigurationError(f"Spark does not begin ({where}): {error}") from error

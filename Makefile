@@ -18,7 +18,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test proof lint format types layers check bench bench-admin bench-spark flights soak wheel requirements clean
+.PHONY: help install demo demo-spark test proof lint format types layers check bench bench-admin bench-spark flights soak wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ install: $(INSTALLED) ## make .venv with everything pinned, and the package in i
 
 demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEMO_ARGS=...)
 	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
+
+demo-spark: $(INSTALLED) ## product sets kept up to date by Spark; needs Java (DEMO_ARGS=...)
+	$(BIN)/python -m example_project.selection.demo $(DEMO_ARGS)
 
 test: $(INSTALLED) ## the tests, in minutes (TEST_ARGS='-k receipt')
 	$(BIN)/python -m pytest -m "not proof" $(TEST_ARGS)

@@ -1,4 +1,4 @@
-"""The works that are measured, and the bare limit of each: what redis-py alone does for the same bytes.
+"""The works that are measured, and the bare limits of each: what redis-py alone, and a raw socket, do for the same bytes.
 
 Every work runs on a database that was just emptied, and returns messages per second.
 """
@@ -6,12 +6,14 @@ Every work runs on a database that was just emptied, and returns messages per se
 from __future__ import annotations
 
 import gc
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import hiredis
 import redis
 
 from django_rmq.broker import Broker
@@ -91,6 +93,43 @@ class Bench:
         self._empty()
         return self._timed(len(self.dicts), lambda: self.producer.send_bodies(TOPIC, self.dicts))
 
+    def raw_send_bytes(self) -> float:
+        """The same commands through a socket without a client; Redis works on one trip while the next is packed."""
+        self._empty()
+
+        def work() -> None:
+            with self._socket() as connection:
+                owed = 0
+                for start in range(0, len(self.raws), CHUNK):
+                    groups: defaultdict[int, list[Any]] = defaultdict(list)
+                    for raw in self.raws[start : start + CHUNK]:
+                        groups[slot_of(raw, SLOTS)] += (b"1800000000000", raw)
+                    commands = [(b"ZADD", b"bare_%d" % slot, *pairs) for slot, pairs in groups.items()]
+                    connection.sendall(b"".join(map(hiredis.pack_command, commands)))
+                    # All but this trip's replies, and perhaps some of those.
+                    owed = len(commands) + _read_lines(connection, owed)
+                _read_lines(connection, owed)
+
+        return self._timed(len(self.raws), work)
+
+    def raw_single(self) -> float:
+        self._empty()
+
+        def work() -> None:
+            with self._socket() as connection:
+                for raw in self.raws[: self.singles]:
+                    key = b"bare_%d" % slot_of(raw, SLOTS)
+                    connection.sendall(hiredis.pack_command((b"ZADD", key, b"1800000000000", raw)))
+                    _read_lines(connection, 1)
+
+        return self._timed(self.singles, work)
+
+    def _socket(self) -> socket.socket:
+        address = self.client.connection_pool.connection_kwargs
+        connection = socket.create_connection((address["host"], address["port"]))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
     def bare_single(self) -> float:
         self._empty()
 
@@ -145,21 +184,88 @@ class Bench:
 
         return self._consume(listen, 500)
 
+    # --- the price of safety
+
+    def _fill(self) -> None:
+        self._empty()
+        self.producer.send_bodies(BYTES_TOPIC, self.raws)
+        time.sleep(0.01)
+
+    def safe_scripts(self) -> float:
+        """Prepare and commit by our scripts, at the worker's batch size, a round trip each."""
+        self._fill()
+
+        def work() -> None:
+            for slot in range(SLOTS):
+                epoch = self.broker.acquire(BYTES_TOPIC, slot)
+                while True:
+                    taken = self.broker.prepare(BYTES_TOPIC, slot, "bench", epoch, BYTES_TOPIC.prefetch)
+                    if taken.status != "ok":
+                        break
+                    members = [delivery.member for delivery in taken.deliveries]
+                    self.broker.commit(BYTES_TOPIC, slot, taken.receipt, members)
+
+        return self._timed(len(self.raws), work)
+
+    def bare_scripts(self) -> float:
+        """The same by the article's scripts: no receipt, no gate, no ledger, no retries to be kept apart."""
+        self._fill()
+        take, forget = self.client.register_script(TAKE), self.client.register_script(FORGET)
+
+        def work() -> None:
+            for slot in range(SLOTS):
+                store, prepare = f"bench_{slot}", f"prepare_{{bench_{slot}}}"
+                while True:
+                    now = time.time()
+                    stamp = int(now) * 1000 + 16
+                    rows = take(keys=[store, prepare], args=[int(now * 1000), BYTES_TOPIC.prefetch, stamp])
+                    members, scores = rows[::2], list(map(float, rows[1::2]))
+                    if not scores:
+                        break
+                    forget(keys=[prepare], args=members)
+
+        return self._timed(len(self.raws), work)
+
+
+TAKE = """
+local rows = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'WITHSCORES', 'LIMIT', 0, ARGV[2])
+if #rows == 0 then return rows end
+local members, prepared = {}, {}
+for i = 1, #rows, 2 do
+  members[#members + 1] = rows[i]
+  prepared[i], prepared[i + 1] = ARGV[3], rows[i]
+end
+redis.call('ZREM', KEYS[1], unpack(members))
+redis.call('ZADD', KEYS[2], unpack(prepared))
+return rows
+"""
+FORGET = "return redis.call('ZREM', KEYS[1], unpack(ARGV))"
+
+
+def _read_lines(connection: socket.socket, count: int) -> int:
+    """Read so many integer replies; return by how many fewer there are to come of the next ones, as a negative number."""
+    while count > 0:
+        count -= connection.recv(65_536).count(b"\n")
+    return count
+
 
 @dataclass(frozen=True)
 class Work:
-    """One row of the table: what is measured, against what, and the goal."""
+    """One row of the table: what is measured, against what, and the goal for the ratio."""
 
     name: str
     ours: str
     bare: str
     goal: float
+    raw: str | None = None
+    """The same without a client library, for comparison."""
 
 
 WORKS = (
-    Work("bulk send, bytes", "send_bytes", "bare_send_bytes", 0.7),
+    Work("bulk send, bytes", "send_bytes", "bare_send_bytes", 0.7, "raw_send_bytes"),
     Work("bulk send, dicts", "send_dicts", "bare_send_dicts", 0.8),
-    Work("single send", "single", "bare_single", 0.6),
-    Work("consume, each message", "consume_each", "bare_send_bytes", 0.25),
-    Work("consume, batches of 500", "consume_batches", "bare_send_bytes", 0.35),
+    Work("single send", "single", "bare_single", 0.6, "raw_single"),
+    Work("consume, each message", "consume_each", "bare_send_bytes", 0.25, "raw_send_bytes"),
+    Work("consume, batches of 500", "consume_batches", "bare_send_bytes", 0.35, "raw_send_bytes"),
+    Work("price of safety, batches of 512", "safe_scripts", "bare_scripts", 1 / 1.2),
 )

@@ -17,7 +17,7 @@ from django.db import close_old_connections
 from django.db import connections as databases
 from django.dispatch import Signal
 
-from django_rmq import connections, signals
+from django_rmq import connections, signals, tracing
 from django_rmq.events import EventStream
 from django_rmq.messages import Failure, Message, SendResult, Topic
 
@@ -84,9 +84,9 @@ def send_failed(topic: str, results: Sequence[SendResult], error: Exception) -> 
 
 
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what a worker calls in the place of ``function``, a listener of ``topic``: it tells that messages are begun."""
+    """Return what a worker calls in the place of ``function``, a listener of ``topic``: it tells and traces what begins."""
     if not signals.message_started.has_listeners(Topic) and _stream() is None:
-        return function
+        return tracing.around(topic, function)
 
     def announced(argument: Any) -> Any:
         messages = argument if isinstance(argument, list) else [argument]
@@ -94,7 +94,8 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
         _note("started", topic.name, messages)
         return function(argument)
 
-    return announced
+    # Receivers see the span that they are in.
+    return tracing.around(topic, announced)
 
 
 def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:

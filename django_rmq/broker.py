@@ -221,7 +221,8 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
             members, scores = rows[::2], map(float, rows[1::2])
             bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
             rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
-            return Prepared("ok", _due(reply[1]), int(reply[2]), list(map(_new_delivery, rows)))
+            deliveries = list(map(_new_delivery, rows))
+            return Prepared("ok", _due(reply[1]), int(reply[2]), deliveries, is_suspect=len(reply) > 6)
         if word == b"more":
             return Prepared("more", _due(reply[1]), cursor=(reply[2].decode(), reply[3]))
         if word == b"moved":
@@ -1320,13 +1321,28 @@ class Broker(Transitions):
     def _run(self, call: Call) -> Any:
         try:
             try:
-                reply = self.client.execute_command(*self._command(call))
+                reply = self._ask(self._command(call))
             except NoScriptError:
                 self.client.execute_command("SCRIPT LOAD", lua.load(call.script).text)
-                reply = self.client.execute_command(*self._command(call))
+                reply = self._ask(self._command(call))
         except RedisError as error:
             raise translate(error) from error
         return call.parse(reply)
+
+    def _ask(self, command: tuple[Any, ...]) -> Any:
+        """Run one command as the driver does for a client that does not retry, without its bookkeeping of half the time."""
+        pool = self.client.connection_pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command(connection.pack_command(*command))
+            return connection.read_response()
+        except ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
 
     # --- what belongs to no slot
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
@@ -155,6 +156,8 @@ class Config:
     admin: Admin = field(default_factory=Admin)
     api: Api = field(default_factory=Api)
     metrics: Metrics = field(default_factory=Metrics)
+    tracing: bool = False
+    """Whether sends and calls of listeners are spans of OpenTelemetry."""
     events: bool = False
     """Whether processes publish what happens to messages."""
 
@@ -183,6 +186,20 @@ def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
         raise Wanted("True or False")
     return value
+
+
+def _tracing(value: object) -> bool:
+    wanted = _boolean(value)
+    if wanted and not _has_opentelemetry():
+        raise Wanted("False where opentelemetry-api (the extra otel) is not installed")
+    return wanted
+
+
+def _has_opentelemetry() -> bool:
+    try:
+        return find_spec("opentelemetry.trace") is not None
+    except ImportError:
+        return False
 
 
 def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
@@ -454,6 +471,7 @@ PLAIN_KEYS: _Keys = {
     "AUTODISCOVER": ("autodiscover", _optional(_module_name)),
     "DURABILITY": ("durability", _one_of("relaxed", "strict")),
     "EVENTS": ("events", _boolean),
+    "TRACING": ("tracing", _tracing),
 }
 SECTIONS: Mapping[str, tuple[str, type, _Keys]] = {
     "CONSUMER": ("consumer", Consumer, CONSUMER_KEYS),

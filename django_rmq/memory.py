@@ -871,7 +871,9 @@ class InMemoryBroker:
                 s.control[b"owner"] = owner.encode()
                 s.control[b"deliveries"] = b"%d" % receipt
                 s.count("prepared", len(taken))
-                return Prepared("ok", s.next_due(at_once=behind or more), receipt, taken)
+                due = s.next_due(at_once=behind or more)
+                is_suspect = suspicious(taken[0].member)
+                return Prepared("ok", due, receipt, taken, is_suspect=is_suspect)
             if refused:
                 return idle("busy", GATE)
             if lapsed:

@@ -597,6 +597,8 @@ class Prepared(NamedTuple):
     """Where to go on after ``more``: (score, member)."""
     slots: int | None = None
     """After ``moved``: the slot count that the slot has by now."""
+    is_suspect: bool = False
+    """It is one message, and its last end was a time-out: it may be what killed its process."""
 
 
 class Acquired(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_rmq import announcing, connections
+from django_rmq import announcing, connections, tracing
 from django_rmq.conf import get_config
 from django_rmq.exceptions import CallerError, RmqError, ServerTrouble, SlotMoved, TopicFull
 from django_rmq.messages import STORED, Durability, SendResult, SendResults, Topic
@@ -191,22 +191,24 @@ def send_messages(
         and not {"slot_basis", "headers", "expires"} & set(shared)
         and wanted == STORED
     )
-    for chunk in chunks:
-        if plain and not observers and Send not in set(map(type, chunk)):
-            _send_plain(producer, declared, chunk, shared, results)
-            continue
-        built, seen = [], []
-        for index, item in enumerate(chunk, len(results)):
-            body, own = (
-                (item.body, {**shared, **item.options()}) if isinstance(item, Send) else (item, shared)
-            )
-            try:
-                built.append(producer.build(declared, body, **own))
-            except CallerError as error:
-                raise type(error)(f"item {index}: {error}{_so_far(results)}") from None
-            if observers:
-                seen.append((body, own))
-        results.extend(_dispatch(producer, declared, built, seen, wanted, connection))
+    with tracing.sending(declared) as span:
+        for chunk in chunks:
+            if plain and not observers and Send not in set(map(type, chunk)):
+                _send_plain(producer, declared, chunk, shared, results)
+                continue
+            built, seen = [], []
+            for index, item in enumerate(chunk, len(results)):
+                body, own = (
+                    (item.body, {**shared, **item.options()}) if isinstance(item, Send) else (item, shared)
+                )
+                try:
+                    built.append(producer.build(declared, body, **span.options(own)))
+                except CallerError as error:
+                    raise type(error)(f"item {index}: {error}{_so_far(results)}") from None
+                if observers:
+                    seen.append((body, own))
+            results.extend(_dispatch(producer, declared, built, seen, wanted, connection))
+        span.note(results)
     return results
 
 
@@ -271,16 +273,18 @@ def _send_one(
 ) -> SendResult:
     topic = get_config().topic(name)
     producer = connections.get_producer()
-    outgoing = producer.build(topic, body, **options)
-    if ensure:
-        outgoing = outgoing._replace(ensure=True)
-    seen = []
-    if observers:
-        seen = [(body, {name: value for name, value in options.items() if value is not None})]
-    connection = _transaction(on_commit, using)
-    (result,) = _dispatch(producer, topic, [outgoing], seen, wanted, connection)
-    if result.status == "refused":
-        raise _full(topic, result)
+    with tracing.sending(topic) as span:
+        outgoing = producer.build(topic, body, **span.options(options))
+        if ensure:
+            outgoing = outgoing._replace(ensure=True)
+        seen = []
+        if observers:
+            seen = [(body, {name: value for name, value in options.items() if value is not None})]
+        connection = _transaction(on_commit, using)
+        (result,) = results = _dispatch(producer, topic, [outgoing], seen, wanted, connection)
+        span.note(results)
+        if result.status == "refused":
+            raise _full(topic, result)
     return result
 
 

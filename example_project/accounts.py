@@ -30,6 +30,7 @@ class Figures:
     prepare: int = 0
     retry: int = 0
     dead: int = 0
+    claimed: int = 0
 
     @property
     def merged(self) -> int:
@@ -43,15 +44,15 @@ class Figures:
 
     @property
     def live(self) -> int:
-        return self.store + self.prepare + self.retry
+        return self.store + self.prepare + self.retry + self.claimed
 
 
-class Accounts:
-    """Counts from the moment it is made; depths are those of now."""
+class TopicAccounts:
+    """What was done in some topics, from the moment it is made; depths are those of now."""
 
-    def __init__(self) -> None:
+    def __init__(self, *names: str) -> None:
         self.broker = get_broker()
-        self.topics = {name: get_config().topic(name) for name in (PRICES, RENDERS, ORDERS)}
+        self.topics = {name: get_config().topic(name) for name in names}
         self.began = timezone.now()
         self._before = {name: self._sum(ledgers).counters for name, ledgers in self.ledgers().items()}
 
@@ -86,9 +87,26 @@ class Accounts:
             figures.prepare += ledger.prepare
             figures.retry += ledger.retry
             figures.dead += ledger.dead
+            figures.claimed += ledger.claimed
         return figures
 
-    # --- the database's side
+    def unbalanced(self) -> list[str]:
+        """Slots whose ledger is not balanced, a sentence each."""
+        return [
+            f"the ledger of {name} slot {slot} is not balanced: live {ledger.live_drift:+d}, "
+            f"dead {ledger.dead_drift:+d}, deliveries {ledger.delivery_drift:+d}, claims {ledger.claim_drift:+d}, "
+            f"sends {ledger.send_drift:+d}"
+            for name, ledgers in self.ledgers().items()
+            for slot, ledger in enumerate(ledgers)
+            if not ledger.balanced
+        ]
+
+
+class Accounts(TopicAccounts):
+    """Those of the shop's topics, with what the database says."""
+
+    def __init__(self) -> None:
+        super().__init__(PRICES, RENDERS, ORDERS)
 
     def closed_orders(self) -> Any:
         """Orders closed since the beginning."""
@@ -116,14 +134,7 @@ class Accounts:
 
     def complaints(self, done: Done) -> list[str]:
         """What does not add up, a sentence each; call it when the consumers have stopped."""
-        found = []
-        for name, ledgers in self.ledgers().items():
-            for slot, ledger in enumerate(ledgers):
-                if not ledger.balanced:
-                    found.append(
-                        f"the ledger of {name} slot {slot} is not balanced: live {ledger.live_drift:+d}, "
-                        f"dead {ledger.dead_drift:+d}, deliveries {ledger.delivery_drift:+d}, sends {ledger.send_drift:+d}"
-                    )
+        found = self.unbalanced()
         figures = self.figures()
         for name, returned in ((PRICES, done.price_changes), (ORDERS, done.orders)):
             if figures[name].counters["sent"] < returned:

@@ -7,113 +7,41 @@ consumers finish, and ends with 0 only if everything that was sent is accounted 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from django_rmq.exceptions import RmqError
-from example_project.embedded_redis import EmbeddedRedis, NoRedisServer, RedisDidNotStart, free_port
-from example_project.embedded_zookeeper import EmbeddedZooKeeper, ZooKeeperDidNotStart
-from example_project.java import NoJava
+from example_project.embedded_server import free_port
+from example_project.embedded_zookeeper import EmbeddedZooKeeper
+from example_project.stage import (
+    Child,
+    DemoFailed,
+    Display,
+    Signals,
+    Stopped,
+    print_summary,
+    run,
+    set_up_django,
+    start_redis,
+)
 
 if TYPE_CHECKING:
     from example_project.accounts import Accounts, Figures
+    from example_project.selection.run import SelectionRun
     from example_project.traffic import Traffic
 
-ROOT = Path(__file__).resolve().parents[1]
 HOST = "127.0.0.1"
 LOGIN = PASSWORD = "admin"
 
-STEP_SECONDS = 0.1
 START_SECONDS = 60.0
-STOP_SECONDS = 60.0
 STALL_SECONDS = 60.0
 """How long nothing may happen before we stop waiting for the consumers to finish."""
-
-
-class Stopped(Exception):
-    """Ctrl-C or SIGTERM."""
-
-
-class DemoFailed(Exception):
-    """The demo cannot go on; the message says why."""
-
-
-class Signals:
-    """Notes the first SIGINT or SIGTERM; whoever waits looks here, so that no step is torn apart."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, _: object) -> None:
-        self.received = self.received or number
-
-    def check(self) -> None:
-        """Raise Stopped if a signal came."""
-        if self.received:
-            raise Stopped
-
-    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Return whether `until` came true within so many seconds; raise Stopped on a signal."""
-        deadline = time.monotonic() + seconds
-        while True:
-            self.check()
-            if until():
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(STEP_SECONDS, left))
-
-
-class Child:
-    """A command of ours in a process of its own, with its output in a log file."""
-
-    def __init__(self, name: str, log: Path, *command: str, **environment: str) -> None:
-        self.name = name
-        self.log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "manage.py"), *command],
-                cwd=ROOT,
-                env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C reaches us alone: the consumers have to work until the traffic has stopped.
-                start_new_session=True,
-            )
-
-    def check(self) -> None:
-        """Raise DemoFailed with the end of its log if it has ended."""
-        if self.process.poll() is not None:
-            raise DemoFailed(f"the {self.name} ended with {self.process.returncode}:\n{self.tail()}")
-
-    def stop(self) -> int:
-        """Ask it to end, and return its exit code; one that does not listen is killed."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        return self.process.returncode
-
-    def tail(self) -> str:
-        """The end of its log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -129,6 +57,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="let the workers come together in ZooKeeper: that of ZOOKEEPER_HOSTS, or one started here (needs Java)",
     )
+    parser.add_argument(
+        "--no-selection",
+        action="store_true",
+        help="leave out the selection, which needs PySpark and Java and is left out without them",
+    )
     options = parser.parse_args(argv)
     if options.seconds is not None and options.seconds <= 0:
         parser.error("--seconds must be more than 0")
@@ -141,23 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    signals = Signals()
-    try:
-        with ExitStack() as cleanup:
-            return Demo(options, signals, cleanup).run()
-    except Stopped:
-        print("\nStopped before its time.")
-        return 128 + (signals.received or 0)
-    except (
-        DemoFailed,
-        NoJava,
-        NoRedisServer,
-        RedisDidNotStart,
-        RmqError,
-        ZooKeeperDidNotStart,
-    ) as failure:
-        print(f"\nThe demo failed: {failure}", file=sys.stderr)
-        return 1
+    return run(lambda signals, cleanup: Demo(options, signals, cleanup).run())
 
 
 class Demo:
@@ -167,6 +84,7 @@ class Demo:
     web: Child
     traffic: Traffic
     accounts: Accounts
+    selection: SelectionRun | None = None
 
     def __init__(self, options: argparse.Namespace, signals: Signals, cleanup: ExitStack) -> None:
         self.options = options
@@ -184,18 +102,22 @@ class Demo:
                 left = 1.0 if seconds is None else seconds - (time.monotonic() - began)
                 self.signals.wait(min(1.0, max(left, 0.0)))
                 self._check()
-                show(self.accounts.figures(), self.accounts, time.monotonic() - began)
+                self._show(show, time.monotonic() - began)
         except Stopped:
             if seconds is not None:
                 raise
             # Ctrl-C is how a run without an end ends.
             self.traffic.stop()
+            if self.selection is not None:
+                self.selection.stop()
             self.consumers.stop()
             show.close()
             self._summary()
             print("\nWhat still waits is sent again from the database when the demo next starts.")
             return 0
         self.traffic.stop()
+        if self.selection is not None:
+            self.selection.stop_feeds()
         show.note("The traffic has stopped; the consumers finish what is left.")
         self._drain(show, began)
         self._check()
@@ -203,6 +125,9 @@ class Demo:
         show.close()
 
         complaints = self.accounts.complaints(self.traffic.done)
+        if self.selection is not None:
+            self.selection.stop()
+            complaints += self.selection.complaints()
         if ended_with:
             complaints.append(f"the consumers ended with {ended_with}; see {self.consumers.log}")
         self._summary()
@@ -217,16 +142,7 @@ class Demo:
 
     def _prepare(self) -> Path:
         """Set the environment, start Redis, set up Django; return the folder for data."""
-        given = os.environ.get("REDIS_URL")
-        if given:
-            print("Redis: the one of REDIS_URL")
-        else:
-            folder = self.cleanup.enter_context(tempfile.TemporaryDirectory(prefix="shop-redis-"))
-            server = EmbeddedRedis(folder)
-            self.cleanup.callback(server.stop)
-            server.start()
-            os.environ["REDIS_URL"] = server.url
-            print(f"Redis: {server.binary} on port {server.port}")
+        start_redis(self.cleanup)
         self.signals.check()
         if self.options.zookeeper:
             self._prepare_zookeeper()
@@ -234,22 +150,7 @@ class Demo:
             # Short enough to see it happen.
             seconds = self.options.seconds
             os.environ["SHOP_ORDER_SECONDS"] = str(30 if seconds is None else min(max(seconds / 4, 2), 30))
-        os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
-        wanted_debug = os.environ.get("DJANGO_DEBUG", "1")
-        # Only the web server is a place to debug: the others would note every query.
-        os.environ["DJANGO_DEBUG"] = "0"
-
-        import django
-        from django.conf import settings
-
-        django.setup()
-        os.environ["DJANGO_DEBUG"] = wanted_debug
-        data: Path = settings.SHOP_DATA
-        lock = self.cleanup.enter_context((data / "demo.lock").open("w"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DemoFailed(f"another demo runs on {data}; give this one a folder in SHOP_DATA") from None
+        data = set_up_django(self.cleanup)
         self._fill()
         return data
 
@@ -270,7 +171,6 @@ class Demo:
         from django.contrib.auth import get_user_model
         from django.core.management import call_command
 
-        call_command("migrate", verbosity=0)
         self.signals.check()
         call_command("seed_shop", products=self.options.products)
         users: Any = get_user_model()
@@ -286,6 +186,7 @@ class Demo:
         from example_project.traffic import Traffic
 
         self.accounts = Accounts()
+        self.selection = self._start_selection(data)
         # What an earlier run left undone was lost with its Redis.
         call_command("resend_pending")
         self.consumers = Child(
@@ -304,15 +205,30 @@ class Demo:
         from example_project.prices.management.commands.seed_shop import MISSING_SKU, SLOW_DISK_SKU
 
         address = f"http://{HOST}:{port}/"
+        sets = "" if self.selection is None else f"Sets:   {address}admin/selection/productset/\n"
         print(
             f"\nShop:   {address}\nOrders: {address}orders/\nAdmin:  {address}admin/   login {LOGIN}, password {PASSWORD}\n"
-            f"Queues: {address}admin/django_rmq/topic/\n"
+            f"Queues: {address}admin/django_rmq/topic/\n{sets}"
             f"\nProduct {SLOW_DISK_SKU} fails twice each time it is rendered, then succeeds: a retry.\n"
             f"Product {MISSING_SKU} has no photo: its message is in Dead. Give it one in the admin "
             f"({address}admin/prices/product/{MISSING_SKU}/change/) and change its price.\n"
             f"Logs:   {data}/\n" + ("Ctrl-C ends it.\n" if self.options.seconds is None else ""),
             flush=True,
         )
+
+    def _start_selection(self, data: Path) -> SelectionRun | None:
+        """Start the selection where Spark can run, else say why not."""
+        from example_project.selection.run import SelectionRun, why_not
+
+        if self.options.no_selection:
+            return None
+        if reason := why_not():
+            print(f"Selection: left out. {reason}")
+            return None
+        selection = SelectionRun(data, items=min(self.options.products, 500), rate=self.options.rate)
+        selection.start(self.cleanup)
+        selection.start_feeds()
+        return selection
 
     def _port(self) -> int:
         wanted: int | None = self.options.port
@@ -343,18 +259,32 @@ class Demo:
         self.web.check()
         if self.traffic.error is not None:
             raise DemoFailed(f"the traffic broke off: {self.traffic.error!r}") from self.traffic.error
+        if self.selection is not None:
+            self.selection.check()
+
+    def _finished(self) -> bool:
+        return self.accounts.finished() and (self.selection is None or self.selection.finished())
+
+    def _show(self, show: Display, seconds: float) -> None:
+        figures = self.accounts.figures()
+        show.show(
+            seconds,
+            lambda: drawn(figures, self.accounts, self.selection, seconds),
+            lambda: line(figures, self.accounts, self.selection),
+        )
 
     def _drain(self, show: Display, began: float) -> None:
         """Return when nothing is left to do, or nothing has happened for too long."""
         before: Any = None
         changed = time.monotonic()
-        while not self.accounts.finished():
-            figures = self.accounts.figures()
+        while not self._finished():
+            figures = self.accounts.figures(), self.selection and self.selection.accounts.figures()
             if figures != before:
                 before, changed = figures, time.monotonic()
-            elif time.monotonic() - changed > STALL_SECONDS:
+            elif time.monotonic() - changed > STALL_SECONDS * (1 if self.selection is None else 3):
+                # Spark takes its time to begin, the more so where much else begins.
                 return
-            show(figures, self.accounts, time.monotonic() - began)
+            self._show(show, time.monotonic() - began)
             self.signals.wait(0.5)
             self._check()
 
@@ -379,9 +309,9 @@ class Demo:
             else f"balanced in {len(ledgers)} slots",
             "delivered early": self.accounts.closed_early(),
         }
-        print("\nSummary")
-        for name, value in lines.items():
-            print(f"  {name + ':':<24}{value}")
+        if self.selection is not None:
+            lines["product sets"] = self.selection.told()
+        print_summary(lines)
 
 
 def totals(figures: dict[str, Figures], accounts: Accounts) -> dict[str, int]:
@@ -409,75 +339,42 @@ def row(figures: Figures) -> tuple[int, ...]:
     return (
         counters["sent"],
         figures.merged,
-        counters["prepared"],
-        counters["committed"],
+        counters["prepared"] + counters["claimed"],
+        counters["committed"] + counters["acked"],
         figures.retried,
         figures.dead,
         figures.store,
-        figures.prepare,
+        figures.prepare + figures.claimed,
         figures.retry,
     )
 
 
-class Display:
-    """A table that changes in place on a terminal that can (and where rich is installed), else a line every now and then."""
+def drawn(
+    figures: dict[str, Figures], accounts: Accounts, selection: SelectionRun | None, seconds: float
+) -> Any:
+    """Return what a terminal shows."""
+    from rich.console import Group
+    from rich.table import Table
 
-    SECONDS_BETWEEN_LINES = 2.0
+    early = accounts.closed_early()
+    table = Table(
+        title=f"{seconds:.0f} s",
+        caption=f"orders closed: {accounts.closed_orders().count()}, early: {early}",
+    )
+    table.add_column("topic")
+    for column in COLUMNS:
+        table.add_column(column, justify="right", min_width=7)
+    if selection is not None:
+        figures = figures | selection.accounts.figures()
+    for name, topic in figures.items():
+        table.add_row(name, *(f"{value:,}" for value in row(topic)))
+    return table if selection is None else Group(table, selection.showing.rich_table())
 
-    def __init__(self) -> None:
-        self._live: Any = None
-        self._next_line = 0.0
 
-    def __enter__(self) -> Self:
-        if sys.stdout.isatty():
-            try:
-                from rich.live import Live
-            except ImportError:
-                return self
-            self._live = Live(auto_refresh=False)
-            self._live.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave the last table where it is."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def note(self, text: str) -> None:
-        """Say something once."""
-        (print if self._live is None else self._live.console.print)(text)
-
-    def __call__(self, figures: dict[str, Figures], accounts: Accounts, seconds: float) -> None:
-        if self._live is not None:
-            self._live.update(self._table(figures, accounts, seconds), refresh=True)
-        elif seconds >= self._next_line:
-            self._next_line = seconds + self.SECONDS_BETWEEN_LINES
-            print(self._line(figures, accounts, seconds), flush=True)
-
-    @staticmethod
-    def _table(figures: dict[str, Figures], accounts: Accounts, seconds: float) -> Any:
-        from rich.table import Table
-
-        early = accounts.closed_early()
-        table = Table(
-            title=f"{seconds:.0f} s",
-            caption=f"orders closed: {accounts.closed_orders().count()}, early: {early}",
-        )
-        table.add_column("topic")
-        for column in COLUMNS:
-            table.add_column(column, justify="right", min_width=7)
-        for name, topic in figures.items():
-            table.add_row(name, *(f"{value:,}" for value in row(topic)))
-        return table
-
-    @staticmethod
-    def _line(figures: dict[str, Figures], accounts: Accounts, seconds: float) -> str:
-        found = totals(figures, accounts)
-        return f"{seconds:4.0f} s  " + "  ".join(f"{name} {value}" for name, value in found.items())
+def line(figures: dict[str, Figures], accounts: Accounts, selection: SelectionRun | None) -> str:
+    """Return the same in one line."""
+    found = "  ".join(f"{name} {value}" for name, value in totals(figures, accounts).items())
+    return found if selection is None else f"{found}  sets {selection.told()}"
 
 
 if __name__ == "__main__":

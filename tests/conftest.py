@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_redis import NoRedisServer
-from example_project.java import NoJava, java_binary, spark_jars
 from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
 
 # A real server and two shared cores: how long one example takes says nothing about the rules.
@@ -60,9 +61,9 @@ def zookeeper() -> Iterator[str]:
 def needs_java() -> None:
     """Skip with the reason where ZooKeeper cannot be started; in CI that is an error."""
     try:
-        java_binary()
+        java_home()
         spark_jars()
-    except NoJava as error:
+    except ConfigurationError as error:
         absent(str(error))
 
 

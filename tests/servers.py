@@ -18,10 +18,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from example_project.embedded_redis import EmbeddedRedis, RedisDidNotStart, free_port, redis_server_binary
+from example_project.embedded_redis import EmbeddedRedis, redis_server_binary
+from example_project.embedded_server import DidNotStart, EmbeddedServer, free_port
 from example_project.embedded_zookeeper import EmbeddedZooKeeper
 
-running_servers: list[RedisServer | ZooKeeperServer] = []
+running_servers: list[EmbeddedServer] = []
 """The servers that are up, so that a failing test can show their logs."""
 
 
@@ -32,47 +33,37 @@ def absent(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-class RedisServer(EmbeddedRedis):
-    """A redis-server in a directory of its own, which goes away with it: `with RedisServer(appendonly=True) as server`."""
+class Disposable(EmbeddedServer):
+    """A server whose directory goes away with it."""
+
+    def __enter__(self) -> Self:
+        try:
+            super().__enter__()
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        running_servers.append(self)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        running_servers.remove(self)
+        super().__exit__(*exc_info)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class RedisServer(Disposable, EmbeddedRedis):
+    """A redis-server in a directory of its own: `with RedisServer(appendonly=True) as server`."""
 
     def __init__(self, port: int = 0, *, binary: Path | None = None, **options: object):
         binary = binary or redis_server_binary()
         super().__init__(tempfile.mkdtemp(prefix="rmq-redis-"), port, binary=binary, **options)
 
-    def __enter__(self) -> Self:
-        try:
-            super().__enter__()
-        except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
-            raise
-        running_servers.append(self)
-        return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        running_servers.remove(self)
-        super().__exit__(*exc_info)
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-
-class ZooKeeperServer(EmbeddedZooKeeper):
-    """A ZooKeeper in a directory of its own, which goes away with it. Raises NoJava where it cannot be run."""
+class ZooKeeperServer(Disposable, EmbeddedZooKeeper):
+    """A ZooKeeper in a directory of its own. Raises ConfigurationError where it cannot be run."""
 
     def __init__(self, port: int = 0, **how: Any):
         super().__init__(tempfile.mkdtemp(prefix="rmq-zookeeper-"), port, **how)
-
-    def __enter__(self) -> Self:
-        try:
-            super().__enter__()
-        except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
-            raise
-        running_servers.append(self)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        running_servers.remove(self)
-        super().__exit__(*exc_info)
-        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class ZooKeeperEnsemble:
@@ -531,10 +522,10 @@ class _ClusterNode(RedisServer):
             self.port = free_port()
             if self.port > 55_000 or not port_is_free(self.port + 10_000):
                 continue
-            with suppress(RedisDidNotStart):
+            with suppress(DidNotStart):
                 super().start()
                 return
-        raise RedisDidNotStart("no pair of ports was free")
+        raise DidNotStart("no pair of ports was free")
 
 
 def port_is_free(port: int) -> bool:

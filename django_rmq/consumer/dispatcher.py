@@ -17,7 +17,8 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, islice
+from itertools import chain, count, islice
+from operator import add, sub
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -185,6 +186,22 @@ class _Settlement:
 _Settling = tuple[Place, int, str, list[Any], bool]
 
 
+class _Trip(NamedTuple):
+    """A round trip that is under way."""
+
+    pipeline: Any
+    told: dict[tuple[Place, int], _Settlement]
+    """What it tells; told again if its answer is lost."""
+    settling: list[_Settling]
+    asked: list[Place]
+    at: float
+    """``uptime`` when it was sent."""
+    room: int
+    """Messages that it brings at most."""
+    load: list[float]
+    """Seconds of work that it is reckoned to bring for each thread."""
+
+
 class Dispatcher:
     """One worker: owned slots, T executor threads, a heartbeat, and the loop that feeds them.
 
@@ -274,6 +291,8 @@ class Dispatcher:
         self._in_hand = 0
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._settlements: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
+        self._trip: _Trip | None = None
+        """What Redis works on while the answer to the trip before it is read, and the next one packed."""
         self._clock = ServerClock()
         self._stopping = False
         self._moved: SlotMoved | None = None
@@ -283,6 +302,8 @@ class Dispatcher:
         self._hurries = False
         """Wake-ups may have been lost: the slow poll goes through all slots without a pause."""
         self._blocked: set[Place] = set()
+        self._suspects: list[Batch] = []
+        """Whose last end was a time-out: the first may run, the others wait, so that none dies by another again and again."""
         self._has_priorities = any(topic.is_priority for topic in self.topics.values())
         self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
@@ -326,7 +347,7 @@ class Dispatcher:
 
     def _forget(self, place: Place) -> None:
         """Drop a slot that is no longer ours once nothing of it is in hand: its thread is its own till then."""
-        if not (place.owned or place.batches or place.uncertain):
+        if not (place.owned or place.batches or place.uncertain or place.asked):
             self._places.drop(place)
 
     # --- the loop
@@ -420,28 +441,67 @@ class Dispatcher:
         if self._refreshes and now >= self._next_refresh:
             self._next_refresh = now + REFRESH_SECONDS
             self._refresh()
-        pipeline = self.broker.pipeline()
-        settling = self._queue_settlements(pipeline)
-        asked = self._queue_prepares(pipeline)
-        if not len(pipeline):
-            return self._ask_limits() or acquires
-        at = uptime()
-        try:
-            replies = pipeline.execute()
-        except ServerTrouble:
-            for place in asked:
-                self._doubt(place)
-            for settlement in self._settlements.values():
-                settlement.repeated = True
-            raise
-        trouble = self._settled(settling, replies)
-        for place, reply in zip(asked, replies[len(settling) :], strict=True):
-            trouble = self._prepared(place, reply, at) or trouble
-        if trouble is not None:
-            raise trouble
+        sent = self._send()
+        trip, self._trip = self._trip, sent
+        if trip is None:
+            if sent is None:
+                return self._ask_limits() or acquires
+            if self._waiting and not (self._limits or self._lanes):
+                return True
+            trip, self._trip = sent, None
+        self._receive(trip)
         # Not before: what has ended is in flight for all others until Redis has heard of it.
         self._ask_limits()
         return True
+
+    def _send(self, *, takes: bool = True) -> _Trip | None:
+        """Send what is to be told and, if it ``takes``, asked; None: nothing."""
+        pipeline = self.broker.pipeline()
+        told, settling = self._queue_settlements(pipeline)
+        asked, room, load = self._queue_prepares(pipeline) if takes else ([], 0, [])
+        if not len(pipeline):
+            return None
+        trip = _Trip(pipeline, told, settling, asked, uptime(), room, load)
+        for place in asked:
+            place.asked = True
+        try:
+            pipeline.send()
+        except ServerTrouble:
+            self._lost(trip)
+            raise
+        return trip
+
+    def _receive(self, trip: _Trip) -> None:
+        try:
+            replies = trip.pipeline.receive()
+        except ServerTrouble:
+            self._lost(trip)
+            raise
+        trouble = self._settled(trip, replies)
+        for place, reply in zip(trip.asked, replies[len(trip.settling) :], strict=True):
+            trouble = self._prepared(place, reply, trip.at) or trouble
+        if trouble is not None:
+            raise trouble
+
+    def _receive_rest(self) -> None:
+        """Wait for the trip that is under way."""
+        trip, self._trip = self._trip, None
+        if trip is not None:
+            self._receive(trip)
+
+    def _lost(self, trip: _Trip) -> None:
+        """Tell again what was told, and ask what was handed out: the answer to a trip was lost."""
+        for place in trip.asked:
+            place.asked = place.again = place.recalled = False
+            self._doubt(place)
+            self._forget(place)
+        for key, settlement in trip.told.items():
+            kept = self._settlements[key]
+            kept.committed += settlement.committed
+            kept.failures += settlement.failures
+            kept.released += settlement.released
+            kept.messages |= settlement.messages
+            kept.repeated = True
 
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
@@ -552,6 +612,7 @@ class Dispatcher:
             if place.blocked_by is batch:
                 place.blocked_by = None
                 self._blocked.discard(place)
+            self._cleared(batch)
             if released and place.topic.is_priority:
                 # It took longer than reckoned: what is queued behind it was taken too early as well.
                 self._give_back_slot(place)
@@ -568,6 +629,9 @@ class Dispatcher:
         """
         place.due = 0.0
         place.entry = 0
+        if place.asked:
+            place.again = True
+            return
         if not (place.owned and place.acquired) or place.blocked_by or place.batches >= self._depth(place):
             return
         rest = max(place.not_before, place.shut_until)
@@ -661,13 +725,17 @@ class Dispatcher:
             if place.topic.name == topic
         )
 
-    def _queue_prepares(self, pipeline: Any) -> list[Place]:
+    def _queue_prepares(self, pipeline: Any) -> tuple[list[Place], int, list[float]]:
+        """Ask slots; return which, how many messages they may bring at most, and the work of each thread in that."""
         asked: list[Place] = []
         parked: list[Place] = []
         promised: defaultdict[str, int] = defaultdict(int)
         taking: defaultdict[str, int] = defaultdict(int)
-        load = self._load.copy()
-        room, expected = IN_HAND - self._in_hand, 0
+        coming = self._trip
+        held = self._load if coming is None else list(map(add, self._load, coming.load))
+        load = held.copy()
+        room, expected = IN_HAND - self._in_hand - (0 if coming is None else coming.room), 0
+        before = room
         for place in self._waiting:
             topic = place.topic
             if topic.flow and self._lane_room(topic.name) <= taking[topic.name]:
@@ -706,10 +774,22 @@ class Dispatcher:
         for place in parked:
             del self._waiting[place]
             self._parked[place.topic.name][place] = None
-        return asked
+        return asked, before - room, list(map(sub, load, held))
 
     def _prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
         """Go on with what prepare answered; return trouble that concerns more than this slot."""
+        recalled = place.recalled or not place.owned
+        place.asked = place.recalled = False
+        trouble = self._answered(place, reply, at, recalled=recalled)
+        if place.again:
+            place.again = False
+            self._ready(place)
+        self._forget(place)
+        return trouble
+
+    def _answered(
+        self, place: Place, reply: Prepared | RmqError, at: float, *, recalled: bool
+    ) -> ServerTrouble | None:
         if isinstance(reply, RmqError):
             trouble = self._trouble_of(place, reply)
             if trouble is not None or isinstance(reply, NodeUnavailable):
@@ -717,21 +797,26 @@ class Dispatcher:
             return trouble
         place.shut_until, place.away = 0.0, False
         place.yielded = len(reply.deliveries)
-        if reply.status == "ok":
+        if reply.status == "ok" and recalled:
+            members = [delivery.member for delivery in reply.deliveries]
+            self._settlements[place, reply.receipt].released += members
+            self._ready(place)
+        elif reply.status == "ok":
             self._handed_out(place.topic, reply.deliveries, self._clock.ms())
             messages = [
                 Message(place.topic, place.slot, reply.receipt, delivery, self._extend)
                 for delivery in reply.deliveries
             ]
             if place.topic.serial:
-                self._start(place, reply.receipt, messages, at)
+                self._start(place, reply.receipt, messages, at, is_suspect=reply.is_suspect)
                 self._schedule(place, reply.next_due)
             else:
                 size = self.listeners[place.topic.name].batch_size or 1
                 parts = 1 if place.topic.flow else len(self._threads)
                 share = -(-len(messages) // (size * parts)) * size
                 for start in range(0, len(messages), share):
-                    self._start(place, reply.receipt, messages[start : start + share], at)
+                    part = messages[start : start + share]
+                    self._start(place, reply.receipt, part, at, is_suspect=reply.is_suspect)
                 # Only a prepare that finds nothing makes senders wake us, and other threads are free.
                 self._ready(place)
         elif reply.status == "more":
@@ -766,10 +851,13 @@ class Dispatcher:
 
     def _lull(self, place: Place) -> None:
         """Keep no more of a slot that holds nothing than has to be."""
-        if place.is_at_rest and not any(place is other for other, _ in self._settlements):
+        under_way = self._trip.told if self._trip is not None else ()
+        if place.is_at_rest and not any(place is other for other, _ in chain(self._settlements, under_way)):
             self._places.lull(place)
 
-    def _start(self, place: Place, receipt: int, messages: list[Message], at: float) -> None:
+    def _start(
+        self, place: Place, receipt: int, messages: list[Message], at: float, *, is_suspect: bool = False
+    ) -> None:
         batch = Batch(place, self.listeners[place.topic.name], receipt, messages, at)
         thread = self._thread_for(place, self._load)
         self._batches[id(batch)] = batch
@@ -777,10 +865,27 @@ class Dispatcher:
         self._limits.started(place.topic.name, len(messages))
         self._last_work = time.monotonic()
         place.batches += 1
-        batch.cost = len(messages) * self._paces[place.topic.name].seconds
+        if is_suspect:
+            self._suspects.append(batch)
+        if not is_suspect or batch is self._suspects[0]:
+            self._put(batch, thread)
+
+    def _put(self, batch: Batch, thread: int) -> None:
+        topic = batch.topic.name
+        batch.cost = len(batch.messages) * self._paces[topic].seconds
         self._load[thread] += batch.cost
-        self._lanes.started(id(batch), place.topic.name, thread)
+        self._lanes.started(id(batch), topic, thread)
         self._threads[thread].put(batch)
+
+    def _cleared(self, batch: Batch) -> None:
+        """Let the next suspect run if this was one, and the first."""
+        if batch not in self._suspects:
+            return
+        was_first = batch is self._suspects[0]
+        self._suspects.remove(batch)
+        if was_first and self._suspects and not self._stopping:
+            follower = self._suspects[0]
+            self._put(follower, self._thread_for(follower.place, self._load))
 
     def _extend(self, message: Message) -> bool:
         member = message.delivery.member
@@ -838,6 +943,7 @@ class Dispatcher:
         self._give_back_slot(place)
 
     def _give_back_slot(self, place: Place) -> None:
+        place.recalled = place.asked
         if not place.batches:
             return
         for batch in list(self._batches.values()):
@@ -852,7 +958,8 @@ class Dispatcher:
     def _give_back(self, batch: Batch) -> None:
         """Begin nothing more of a batch, and release what has not begun, whatever its thread is doing."""
         batch.halted = True
-        if batch.thread is not None and self._threads[batch.thread].withdraw(batch):
+        waits = batch.thread is None and batch in self._suspects
+        if waits or (batch.thread is not None and self._threads[batch.thread].withdraw(batch)):
             members = [message.delivery.member for message in batch.messages]
             self._finished(Slice(batch, [], [], members, 0.0, True))
             return
@@ -880,14 +987,20 @@ class Dispatcher:
 
     # --- telling
 
-    def _queue_settlements(self, pipeline: Any) -> list[_Settling]:
+    def _queue_settlements(
+        self, pipeline: Any
+    ) -> tuple[dict[tuple[Place, int], _Settlement], list[_Settling]]:
+        told: dict[tuple[Place, int], _Settlement] = {}
+        kept: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
         settling: list[_Settling] = []
         now = 0.0
         for (place, receipt), settlement in self._settlements.items():
             if place.shut_until:
                 now = now or time.monotonic()
                 if place.shut_until > now and not self._stopping:
+                    kept[place, receipt] = settlement
                     continue
+            told[place, receipt] = settlement
             for verb in ("committed", "failures", "released"):
                 items = getattr(settlement, verb)
                 for start in range(0, len(items), BATCH):
@@ -899,31 +1012,28 @@ class Dispatcher:
                     else:
                         pipeline.release(place.topic, place.slot, receipt, part)
                     settling.append((place, receipt, verb, part, settlement.repeated))
-        return settling
+        self._settlements = kept
+        return told, settling
 
-    def _settled(self, settling: list[_Settling], replies: list[Any]) -> ServerTrouble | None:
-        """Forget what Redis confirmed; the rest is told again, for telling twice is harmless.
+    def _settled(self, trip: _Trip, replies: list[Any]) -> ServerTrouble | None:
+        """Note what Redis confirmed; the rest is told again, for telling twice is harmless.
 
         Returns trouble that concerns more than one slot.
         """
         trouble: ServerTrouble | None = None
-        told = {(place, receipt) for place, receipt, *_ in settling}
-        keep: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
-        for key, settlement in self._settlements.items():
-            if key not in told:
-                keep[key] = settlement
-        for (place, receipt, verb, part, repeated), words in zip(settling, replies, strict=False):
+        for (place, receipt, verb, part, repeated), words in zip(trip.settling, replies, strict=False):
+            messages = trip.told[place, receipt].messages
             if isinstance(words, RmqError):
-                kept = keep[place, receipt]
+                kept = self._settlements[place, receipt]
                 getattr(kept, verb).extend(part)
                 kept.repeated = True
-                kept.messages = self._settlements[place, receipt].messages
+                kept.messages |= messages
                 trouble = self._trouble_of(place, words) or trouble
                 continue
             place.shut_until, place.away = 0.0, False
             if verb != "released":
                 self.processed += len(part)
-                self._tell(self._settlements[place, receipt].messages, verb, part, words)
+                self._tell(messages, verb, part, words)
             stale = words.count("stale")
             if stale:
                 logger.log(
@@ -935,7 +1045,6 @@ class Dispatcher:
                     place.slot,
                     extra={"rmq_event": "stale", "rmq_topic": place.topic.name, "rmq_slot": place.slot},
                 )
-        self._settlements = keep
         return trouble
 
     def _tell(self, messages: dict[bytes, Message], verb: str, part: list[Any], words: list[str]) -> None:
@@ -996,6 +1105,8 @@ class Dispatcher:
             raise trouble
 
     def _acquire_again(self) -> bool:
+        # What is on its way is known to be ours before anybody asks what Redis holds for us.
+        self._receive_rest()
         local = time.monotonic()
         rested = list(
             islice((place for place in self._unacquired if place.shut_until <= local), ACQUIRED + 1)
@@ -1084,7 +1195,9 @@ class Dispatcher:
             logger.info("The hand-out of %d messages was lost; going on with them", len(ours))
             if begin:
                 messages = [Message(place.topic, place.slot, receipt, each, self._extend) for each in begin]
-                self._start(place, receipt, messages, at)
+                # What it was before nobody tells; who has failed alone may have timed out.
+                is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries
+                self._start(place, receipt, messages, at, is_suspect=is_suspect)
             if back:
                 self._settlements[place, receipt].released += back
         for place in {place for place, _, _ in lost} - refused:
@@ -1214,6 +1327,7 @@ class Dispatcher:
     def _replace_thread(self, batch: Batch) -> None:
         """Give the other slots of a hung thread to a new one; its own slot stays shut in this process."""
         self._give_back(batch)
+        self._cleared(batch)
         index = batch.thread
         if index is None or self._threads[index].current is not batch:
             return
@@ -1245,18 +1359,11 @@ class Dispatcher:
             self._beat()
             shut = False
             try:
+                self._receive_rest()
                 self._acquire()
-                pipeline = self.broker.pipeline()
-                settling = self._queue_settlements(pipeline)
-                if settling:
-                    try:
-                        trouble = self._settled(settling, pipeline.execute())
-                    except ServerTrouble:
-                        for settlement in self._settlements.values():
-                            settlement.repeated = True
-                        raise
-                    if trouble is not None:
-                        raise trouble
+                trip = self._send(takes=False)
+                if trip is not None:
+                    self._receive(trip)
                     shut = bool(self._settlements)
             except ServerTrouble as error:
                 self._complain("redis", "Redis is away (%s) while shutting down; trying again", error)

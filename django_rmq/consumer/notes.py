@@ -9,7 +9,7 @@ import mmap
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -21,7 +21,10 @@ SETTLE_SECONDS = 3.0
 """How long settling may take; what is not reached by then is left to its time-out."""
 
 _AT_ONCE = 64
-"""Slots asked in one round trip."""
+"""Slots asked in one round trip for what is held there."""
+
+_LOOKED_AT = 1024
+"""Slots asked in one round trip whether anything is in flight there."""
 
 _OWNER = 32
 _BEAT, _PROCESSED, _READY, _HEAD = 0, 1, 2, 4
@@ -149,17 +152,32 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: Notes) -> Settled:
     for topic in topics if owner else ():
         if not topic.serial:
             continue
-        for start in range(0, topic.slots, _AT_ONCE):
-            if time.monotonic() > end:
-                break
-            slots = range(start, min(start + _AT_ONCE, topic.slots))
+        for slots in _in_flight(broker, topic, end):
             more = _settle_some(broker, topic, slots, owner, begun)
             committed, released = committed + more.committed, released + more.released
     return Settled(committed, released)
 
 
+def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
+    """Yield the slots in which anything is in flight, some at a time, until ``end`` by the monotonic clock."""
+    found: list[int] = []
+    for first in range(0, topic.slots, _LOOKED_AT):
+        if time.monotonic() > end:
+            return
+        slots = range(first, min(first + _LOOKED_AT, topic.slots))
+        heads = broker.heads(topic, slots, upkeep=True)
+        found += [slot for slot, due in zip(slots, heads, strict=True) if due is not None]
+        while len(found) >= _AT_ONCE:
+            if time.monotonic() > end:
+                return
+            yield found[:_AT_ONCE]
+            found = found[_AT_ONCE:]
+    if found:
+        yield found
+
+
 def _settle_some(
-    broker: Broker, topic: Topic, slots: range, owner: str, begun: Mapping[int, bool]
+    broker: Broker, topic: Topic, slots: Sequence[int], owner: str, begun: Mapping[int, bool]
 ) -> Settled:
     asking, telling = broker.pipeline(), broker.pipeline()
     for slot in slots:

@@ -22,6 +22,8 @@ class Place:
 
     __slots__ = (
         "acquired",
+        "again",
+        "asked",
         "away",
         "batches",
         "blocked_by",
@@ -32,6 +34,7 @@ class Place:
         "fenced",
         "not_before",
         "owned",
+        "recalled",
         "shut_until",
         "slot",
         "thread",
@@ -54,6 +57,12 @@ class Place:
         """A prepare of ours may have run without our hearing of it."""
         self.yielded = 0
         """How many messages the last prepare handed out."""
+        self.asked = False
+        """A prepare of it is under way."""
+        self.again = False
+        """It became ready meanwhile: when that prepare is answered, it is asked again."""
+        self.recalled = False
+        """What that prepare brings is given back: it was lost or paused meanwhile."""
         self.fenced = False
         """Another owner has acquired it since."""
         self.untaken_since: float | None = None
@@ -85,6 +94,7 @@ class Place:
             self.due == float("inf")
             and self.owned
             and self.acquired
+            and not (self.asked or self.again)
             and not (self.batches or self.uncertain or self.fenced or self.blocked_by or self.shut_until)
         )
 

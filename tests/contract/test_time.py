@@ -170,6 +170,7 @@ def test_a_message_that_timed_out_is_handed_out_alone(
     for _ in range(4):
         answer = slot.take(10)
         seen.append([delivery.member for delivery in answer.deliveries])
+        assert answer.is_suspect is (seen[-1] == [b"bad"])
         if not seen[-1]:
             break
         if serial and seen[-1] == [b"bad"]:

@@ -30,6 +30,16 @@ CHAOS = Topic("chaos", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, timeout
 TAKEN_OVER = Topic("taken-over", TopicType.RANGE_MERGE, slots=64, time_range_ms=1, timeout=5)
 POISON = Topic("poison", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, timeout=1, backoff=BackOff(0, 0))
 
+KILLING = Topic(
+    "killing",
+    TopicType.RANGE_MERGE,
+    slots=8,
+    time_range_ms=1,
+    timeout=3,
+    max_retries=2,
+    backoff=BackOff(0, 0),
+)
+
 
 class Load:
     """Messages of a topic whose listener keeps the ledger, and what became of them."""

@@ -16,7 +16,7 @@ import pytest
 
 from django_rmq.broker import Broker
 from django_rmq.messages import Topic, TopicType
-from example_project.embedded_redis import free_port
+from example_project.embedded_server import free_port
 from tests.e2e.load import LEDGER, Load, owned_by, shares, timed
 from tests.e2e.processes import Happened, Start, WorkerProcess, named
 from tests.workers import eventually, send, total

@@ -29,7 +29,7 @@ pytestmark = [
 class RunningDemo:
     """A demo with a folder of its own, and all it has printed so far."""
 
-    def __init__(self, data: Path, *arguments: str) -> None:
+    def __init__(self, data: Path, *arguments: str, module: str, **given: str) -> None:
         self.data = data
         ours = (
             "REDIS_URL",
@@ -45,15 +45,11 @@ class RunningDemo:
                 sys.executable,
                 "-u",
                 "-m",
-                "example_project.demo",
-                "--port",
-                "0",
-                "--products",
-                "200",
+                module,
                 *arguments,
             ],
             cwd=ROOT,
-            env=environment | {"SHOP_DATA": str(data)},
+            env=environment | {"SHOP_DATA": str(data)} | given,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -118,8 +114,14 @@ class RunningDemo:
 def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
     started: list[RunningDemo] = []
 
-    def start(*arguments: str) -> RunningDemo:
-        started.append(RunningDemo(tmp_path / "shop", *arguments))
+    def start(
+        *arguments: str, module: str = "example_project.demo", selection: bool = False, **given: str
+    ) -> RunningDemo:
+        if module == "example_project.demo":
+            arguments = ("--port", "0", "--products", "200", *arguments)
+            if not selection:
+                arguments += ("--no-selection",)
+        started.append(RunningDemo(tmp_path / "shop", *arguments, module=module, **given))
         return started[-1]
 
     yield start
@@ -154,6 +156,36 @@ def test_a_short_demo_accounts_for_everything_and_leaves_no_process(
 
 
 @pytest.mark.usefixtures("java")
+def test_the_shop_has_its_product_sets_where_spark_can_run(start_demo: Callable[..., RunningDemo]) -> None:
+    demo = start_demo("--seconds", "4", selection=True)
+    assert demo.wait(600) == 0, demo.output
+    assert re.search(r"^Sets: +http\S+/admin/selection/productset/$", demo.output, re.MULTILINE)
+    assert "Everything that was sent is accounted for." in demo.output
+    assert re.search(r"^  product sets: +Best rated: [1-9]", demo.output, re.MULTILINE), demo.output
+    assert demo.processes() == []
+
+
+@pytest.mark.usefixtures("java")
+def test_the_selection_alone_is_reconciled_and_leaves_no_process(
+    start_demo: Callable[..., RunningDemo],
+) -> None:
+    arguments = ("--seconds", "6", "--items", "200", "--rate", "300")
+    demo = start_demo(*arguments, module="example_project.selection.demo")
+    assert demo.wait(600) == 0, demo.output
+    summary = dict(re.findall(r"^  ([a-z ]+): +(.*)$", demo.output, re.MULTILINE))
+    count = {name: int(value.split()[0]) for name, value in summary.items() if value[0].isdigit()}
+    assert count["events written"] == count["events taken in"] > 800 + 6 * 300 / 2
+    sent, merged = map(int, re.findall(r"\d+", summary["messages sent"]))
+    assert count["messages consumed"] == sent - merged
+    assert count["messages consumed"] < count["events written"]
+    assert "A person edits the rule of Best rated: rating >= 4 and price is known" in demo.output
+    assert (summary["evaluated anew"], summary["ledger"]) == ("the same sets", "balanced")
+    assert "Everything is accounted for" in demo.output
+    assert demo.processes() == []
+    assert not demo.redis_answers()
+
+
+@pytest.mark.usefixtures("java")
 def test_one_switch_lets_the_workers_come_together_in_zookeeper(
     start_demo: Callable[..., RunningDemo],
 ) -> None:
@@ -172,13 +204,14 @@ def test_one_switch_lets_the_workers_come_together_in_zookeeper(
 
 
 def test_sigterm_ends_everything(start_demo: Callable[..., RunningDemo]) -> None:
-    demo = start_demo("--seconds", "600")
+    demo = start_demo("--seconds", "600", selection=True, JAVA_HOME="/nowhere")
     address = demo.wait_for(r"^Shop: +(http\S+)$")[1]
     with urllib.request.urlopen(address, timeout=30) as page:
         assert "The Price Tag" in page.read().decode()
     commands = " ".join(demo.processes())
     for part in ("runrmqconsumers", "runserver", "example_project.demo"):
         assert part in commands
+    assert "Selection: left out. JAVA_HOME is '/nowhere', which holds no bin/java" in demo.output
     assert demo.redis_answers()
     demo.process.send_signal(signal.SIGTERM)
     assert demo.wait() == 128 + signal.SIGTERM, demo.output

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from example_project.embedded_redis import free_port
+from example_project.embedded_server import free_port
 from tests.servers import absent
 from tests.workers import eventually
 

@@ -8,7 +8,7 @@ import pytest
 
 from django_rmq.broker import Broker
 from tests.e2e.chaos import Chaos
-from tests.e2e.load import CHAOS, POISON, Load
+from tests.e2e.load import CHAOS, KILLING, POISON, Load
 from tests.e2e.processes import Start
 from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
 from tests.e2e.worker_project.points import POINTS
@@ -80,6 +80,28 @@ def test_a_message_that_kills_its_process_runs_seventeen_times_and_takes_no_neig
     assert found.runs["poison0"] == DELIVERIES
     assert (total(broker, POISON, "died"), total(broker, POISON, "committed")) == (1, 80)
     assert load.charged() == DELIVERIES, "nobody else was charged"
+
+
+@pytest.mark.proof
+def test_beside_other_threads_a_killing_message_costs_each_neighbour_one_retry_at_most(
+    start: Start, broker: Broker, tmp_path: Path
+) -> None:
+    load = Load(broker, tmp_path, KILLING)
+    # Long ones, so that at each death the other thread runs one: without a rule the same one again and again.
+    load.send(6, ms=1_500)
+    load.send_poison()
+    load.send(6, ms=1_500)
+    worker = start("killing", "-t", "2", WORKER_POINTS="")
+    load.wait(120)
+    worker.signal()
+    assert worker.wait() == 0
+    found = load.examine()
+    deliveries = 1 + KILLING.max_retries
+    assert found.runs.pop("poison0") == deliveries
+    assert (total(broker, KILLING, "died"), total(broker, KILLING, "committed")) == (1, 12)
+    assert max(found.runs.values()) <= 2, found.runs
+    # Who is killed between being begun and its first line is charged and did not run.
+    assert found.runs.total() - 12 <= load.charged() - deliveries <= deliveries
 
 
 @pytest.mark.proof

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from django_rmq.broker import Broker
 from django_rmq.messages import Topic, TopicType
 from tests.e2e import ledger
 from tests.e2e.mover import STEPS
-from tests.e2e.processes import ROOT, Start
+from tests.e2e.processes import ROOT, Start, WorkerProcess, is_gone
 from tests.workers import eventually
 
 TOPICS = {
@@ -176,7 +177,7 @@ def test_a_mover_that_is_killed_at_any_step_is_started_again(
 
 
 @keyed_topic
-def test_a_worker_that_is_killed_while_slots_move_loses_nothing(
+def test_a_worker_that_is_killed_while_slots_move_loses_and_overlaps_nothing(
     load: Load, start: Start, broker: Broker, tmp_path: Path
 ) -> None:
     load.start_sender("s1", backlog=300)
@@ -184,14 +185,34 @@ def test_a_worker_that_is_killed_while_slots_move_loses_nothing(
     worker.ready()
     load.wait_for_more(10)
     load.run(load.topic, "64", "shut", module="tests.e2e.mover")
-    for pid in worker.children:
-        os.kill(pid, signal.SIGKILL)
-        ledger.write(tmp_path / "ledger", "killed", pid)
-    code, text = load.run("rmqreslot", load.topic, "64")
+    kill_children(worker, tmp_path)
+    # And again while families are shut and opened, one after the other.
+    moving = threading.Thread(
+        target=lambda: codes.append(load.run("rmqreslot", load.topic, "64", "--at-once", "1"))
+    )
+    codes: list[tuple[int, str]] = []
+    moving.start()
+    for _ in range(3):
+        load.wait_for_more(10)
+        kill_children(worker, tmp_path)
+    moving.join(120)
+    [(code, text)] = codes
     assert code == 0, text
     load.wait_for_more(20)
     load.stop_sending()
     eventually(lambda: load.ended() >= set(load.sent()), "all messages ending", 60)
+    found = ledger.examine(ledger.read(tmp_path / "ledger"), dict.fromkeys(load.sent(), 0))
+    assert found.clean(), found
+    assert worker.output.count("killed by SIGKILL") == 8
+
+
+def kill_children(worker: WorkerProcess, data: Path) -> None:
+    """Kill the processes of a worker that consumes, and write it down when they are gone."""
+    eventually(lambda: len(worker.children) == 2, "two processes", 30)
+    for pid in worker.children:
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda pid=pid: is_gone(pid), "dying")  # type: ignore[misc]
+        ledger.write(data / "ledger", "killed", pid)
 
 
 @keyed_topic

@@ -19,7 +19,7 @@ from kazoo.client import KazooClient
 from django_rmq.broker import Broker
 from django_rmq.coordination.zookeeper import Ensemble, survey
 from django_rmq.exceptions import ServerTrouble
-from example_project.embedded_redis import free_port
+from example_project.embedded_server import free_port
 from tests.e2e.load import LEDGER, Load, timed
 from tests.e2e.processes import ROOT, Start, WorkerProcess
 from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer

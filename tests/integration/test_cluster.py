@@ -21,7 +21,7 @@ from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from django_rmq.keys import slot_keys
 from django_rmq.messages import Durability, Topic, TopicType
 from django_rmq.producer import Producer
-from example_project.embedded_redis import free_port
+from example_project.embedded_server import free_port
 from tests.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
 from tests.workers import Heard, Worker, audit, cluster_of, eventually, live, send, total
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -926,6 +927,104 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
         assert max(sizes) <= 2 * topic.slots + 65
         assert len(set(sizes)) > 1, "each wake-up leaves an entry, for a while"
         assert worker.dispatcher._batches == {}
+
+
+# --- what may have killed its process
+
+
+def time_out(broker: Any, topic: Topic, slots: Sequence[int]) -> None:
+    """Let a message of each slot time out in the hands of a worker that is gone."""
+    for slot in slots:
+        assert broker.prepare(topic, slot, "gone", None, 1).status == "ok"
+    gone: set[int] = set()
+
+    def all_gone() -> bool:
+        gone.update(slot for slot in slots if broker.expire(topic, slot))
+        return gone == set(slots)
+
+    eventually(all_gone, "timing out")
+
+
+def one_in_each_slot(broker: Any, topic: Topic) -> dict[int, int]:
+    """Send a message into each slot; return slot -> its body."""
+    bodies: dict[int, int] = {}
+    for body in itertools.count():
+        if len(bodies) == topic.slots:
+            break
+        bodies.setdefault(slot_of(broker, topic, body), body)
+    send(broker, topic, bodies.values())
+    return bodies
+
+
+def test_messages_that_timed_out_run_one_at_a_time_and_hold_up_no_other(broker: Any) -> None:
+    topic = replace(MERGE, timeout=1, backoff=AT_ONCE)
+    bodies = one_in_each_slot(broker, topic)
+    suspects = {bodies[slot] for slot in (0, 1, 2)}
+    fresh = bodies[3]
+    running: list[int] = []
+    together: list[int] = []
+    fresh_ran = threading.Event()
+    heard = Heard()
+
+    def listener(message: Message) -> None:
+        if message.body == fresh:
+            fresh_ran.set()
+        else:
+            running.append(message.body)
+            together.append(len(running))
+            assert fresh_ran.wait(LONG), "it stands still beside a suspect"
+            running.remove(message.body)
+        heard(message)
+
+    time_out(broker, topic, [0, 1, 2])
+    with Worker(broker, topic, listener, threads=4) as worker:
+        assert set(heard.wait(4)) == {*suspects, fresh}
+        worker.asleep()
+        assert worker.dispatcher._suspects == []
+    assert together == [1, 1, 1]
+    assert total(broker, topic, "expired") == 3
+
+
+def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) -> None:
+    topic = replace(MERGE, slots=2, timeout=1, backoff=AT_ONCE)
+    one_in_each_slot(broker, topic)
+    begun, go = threading.Event(), threading.Event()
+
+    def listener(message: Message) -> None:
+        begun.set()
+        assert go.wait(LONG)
+
+    time_out(broker, topic, [0, 1])
+    with Worker(broker, topic, listener) as worker:
+        assert begun.wait(LONG)
+        eventually(lambda: len(worker.dispatcher._suspects) == 2, "both being in hand")
+        worker.dispatcher.stop()
+        eventually(lambda: total(broker, topic, "released") == 1, "the one that waits being given back")
+        go.set()
+    assert total(broker, topic, "committed") == 1
+    assert live(broker, topic) == 1
+
+
+def test_a_suspect_that_hangs_lets_the_next_one_run(broker: Any) -> None:
+    topic = replace(MERGE, slots=2, timeout=1, max_runtime=0.3, backoff=AT_ONCE)
+    one_in_each_slot(broker, topic)
+    first: list[int] = []
+    go = threading.Event()
+    heard = Heard()
+
+    def listener(message: Message) -> None:
+        first.append(message.slot)
+        if message.slot == first[0]:
+            assert go.wait(LONG)
+        heard(message)
+
+    time_out(broker, topic, [0, 1])
+    with Worker(broker, topic, listener) as worker:
+        heard.wait(1)
+        assert len(set(first)) == 2
+        go.set()
+        worker.dispatcher.stop()
+        worker.join()
 
 
 # --- slots that are told while it runs

@@ -44,7 +44,7 @@ from django_rmq.coordination.zookeeper import (
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.messages import Topic, TopicType
 from django_rmq.operations import figures, health
-from example_project.embedded_redis import free_port
+from example_project.embedded_server import free_port
 from tests import party as parties
 from tests.party import PATIENCE, SERIAL, SHARED, Slot
 from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, absent

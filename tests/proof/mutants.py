@@ -474,6 +474,13 @@ MUTANTS: dict[str, Mutant] = {
         "A member whose last end was a time-out is handed out alone.",
         "time",
     ),
+    "suspect_untold": Mutant(
+        "prepare",
+        "more, suspect = more or i < total, 'suspect'",
+        "more = more or i < total",
+        "Who is handed a message that timed out is told so.",
+        "time",
+    ),
     "company_for_a_suspect": Mutant(
         "prepare",
         "if serial and wary and in_flight == 1 and suspicious(",

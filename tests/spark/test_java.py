@@ -41,6 +41,12 @@ def test_java_home_counts_before_the_path_and_what_is_too_old_is_passed_over(
     assert java.system_java() is None
 
 
+def test_a_java_home_without_a_java_is_not_passed_over_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(ConfigurationError, match="JAVA_HOME is '/nowhere'"):
+        java.system_java()
+
+
 def test_the_packaged_java_runs_although_it_lacks_a_module_that_spark_asks_for() -> None:
     home = java.packaged_java()
     assert home is not None

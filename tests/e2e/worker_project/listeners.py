@@ -61,6 +61,7 @@ def work(message: Message) -> None:
 @listener("paced")
 @listener("chaos")
 @listener("poison")
+@listener("killing")
 @listener("taken-over")
 def entered(message: Message) -> None:
     body = message.body

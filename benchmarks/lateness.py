@@ -1,0 +1,147 @@
+"""``python -m benchmarks.lateness``: how late timed messages come, at several rates, and that none comes early.
+
+Messages are due at instants spread evenly over some seconds. The listener notes by how much it was called later. Beside it a
+control thread in the same process sleeps until the same instants (up to 1,000 of them per second) and notes the same: what
+Python and the machine cost anybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import redis
+
+from benchmarks.table import Row, conditions, server, told, write
+from benchmarks.works import Listener
+from django_rmq.broker import Broker
+from django_rmq.consumer import Dispatcher
+from django_rmq.messages import Topic, TopicType
+from django_rmq.producer import Producer
+
+TOPIC = Topic("timed", TopicType.FIXED_TIME, slots=64)
+RATES = (100, 1_000, 10_000)
+CONTROL_RATE = 1_000
+GOAL_P50_MS, GOAL_P99_MS = 3.0, 15.0
+EDGES_MS = (0, 1, 2, 3, 5, 10, 15, 25, 50, 100, 250, 1000)
+
+
+class Lateness(NamedTuple):
+    """What was seen at one rate, in ms."""
+
+    rate: int
+    ours: list[float]
+    control: list[float]
+
+
+def part(values: list[float], share: float) -> float:
+    """Return the value that ``share`` of ``values`` do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def histogram(values: list[float]) -> list[int]:
+    """Return how many are early, and in each class that begins at an edge of ``EDGES_MS``."""
+    counts = [0] * (len(EDGES_MS) + 1)
+    for value in values:
+        counts[sum(value >= edge for edge in EDGES_MS)] += 1
+    return counts
+
+
+def measure(client: redis.Redis, rate: int, seconds: float) -> Lateness:
+    """Send messages that are due at ``rate`` per second for ``seconds``, and see when they come."""
+    client.flushdb()
+    broker, late, control = Broker(client), [], []
+    count = int(rate * seconds)
+    finished = threading.Event()
+
+    def listen(message: Any) -> None:
+        late.append(time.time() * 1000 - message.score)
+        if len(late) == count:
+            finished.set()
+
+    producer = Producer(broker)
+    begin = time.time() * 1000 + 1_500 + count / 100
+    dues = [int(begin + n * 1000 / rate) for n in range(count)]
+    producer.send([producer.build(TOPIC, {"n": n}, fixed_time=due) for n, due in enumerate(dues)])
+    dispatcher = Dispatcher(broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, listen)}, threads=4)
+    dispatcher.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
+
+    def sleep_along() -> None:
+        for due in dues[:: max(1, rate // CONTROL_RATE)]:
+            time.sleep(max(0.0, due / 1000 - time.time()))
+            control.append(time.time() * 1000 - due)
+
+    threads = [threading.Thread(target=dispatcher.run), threading.Thread(target=sleep_along)]
+    for thread in threads:
+        thread.start()
+    try:
+        if not finished.wait(seconds * 3 + 60):
+            raise RuntimeError(f"{len(late)} of {count} timed messages came")
+    finally:
+        dispatcher.stop()
+        for thread in threads:
+            thread.join()
+    return Lateness(rate, late, control)
+
+
+def row(found: Lateness) -> Row:
+    """Return the line of the table; the goal is that of 1,000/s and is shown for all."""
+    p50, p99 = (part(found.ours, share) for share in (0.5, 0.99))
+    bare50, bare99 = (part(found.control, share) for share in (0.5, 0.99))
+    earliest = min(found.ours)
+    more50, more99 = p50 - bare50, p99 - bare99
+    return Row(
+        f"lateness at {found.rate:,}/s, p50 / p99",
+        f"{p50:.1f} / {p99:.1f} ms",
+        f"{bare50:.1f} / {bare99:.1f} ms",
+        f"{more50:+.1f} / {more99:+.1f} ms",
+        f"≤ +{GOAL_P50_MS:g} / +{GOAL_P99_MS:g} ms, never early",
+        more50 <= GOAL_P50_MS and more99 <= GOAL_P99_MS and earliest >= 0,
+        {
+            "rate": found.rate,
+            "p50": p50,
+            "p99": p99,
+            "earliest": earliest,
+            "latest": max(found.ours),
+            "control_p50": bare50,
+            "control_p99": bare99,
+            "edges_ms": EDGES_MS,
+            "histogram": histogram(found.ours),
+            "control_histogram": histogram(found.control),
+        },
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lateness", description=__doc__)
+    parser.add_argument("--rates", type=int, nargs="+", default=RATES, help="messages per second")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each rate lasts (default 5)")
+    parser.add_argument("--json", type=Path, help="write the results there too")
+    options = parser.parse_args()
+    rows = []
+    with server() as (client, _):
+        where = conditions(client)
+        print(told(where))
+        for rate in options.rates:
+            rows.append(row(measure(client, rate, options.seconds)))
+            print(f"\n{rows[-1].work}: {rows[-1].ours}; control thread {rows[-1].limit}")
+            print_histogram(rows[-1].values)
+    write(options.json, where, rows=rows)
+    return int(any(each.values["earliest"] < 0 for each in rows))
+
+
+def print_histogram(values: dict[str, Any]) -> None:
+    """Print how many messages came how late."""
+    classes = ["early", *(f"from {edge} ms" for edge in values["edges_ms"])]
+    total = sum(values["histogram"])
+    for name, ours, control in zip(classes, values["histogram"], values["control_histogram"], strict=True):
+        print(f"  {name:<13}{ours:>8,}  {'#' * round(50 * ours / total):<50}  control {control:,}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

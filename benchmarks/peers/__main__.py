@@ -1,0 +1,155 @@
+"""``python -m benchmarks.peers``: other Python queues and this one, doing the same nothing on the same Redis, in turn.
+
+Each is installed into an environment of its own under ``build/peers``, pinned with hashes, and used as well as it can be: its
+bulk call if it has one, two worker processes, its fastest sensible settings, and at-least-once delivery where it has that. What
+cannot be installed or run is shown with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+from benchmarks.table import TITLES, Row, cells, conditions, markdown, server, text, told, write
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+PEERS = ("rq", "celery", "dramatiq", "huey", "arq", "saq", "bullmq")
+GOALS = {"bulk": 10.0, "single": 1.0, "consume": 10.0}
+COLUMNS = ("queue", "version", "bulk sends/s", "single sends/s", "consumed/s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument(
+        "--messages", type=int, default=10_000, help="messages of each queue (default 10,000)"
+    )
+    parser.add_argument(
+        "--singles", type=int, default=2_000, help="single sends of each queue (default 2,000)"
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=PEERS, default=PEERS, help="only these; none: this queue alone"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.add_argument("--json", type=Path, help="write the results there too")
+    options = parser.parse_args()
+    found: dict[str, dict[str, Any]] = {}
+    with server() as (client, _):
+        where = conditions(client)
+        print(told(where), flush=True)
+        port = client.connection_pool.connection_kwargs["port"]
+        for name in ("rmq", *options.only):
+            found[name] = measure(name, port, options.messages, options.singles)
+            print(f"  {name}: {found[name].get('error') or 'measured'}", file=sys.stderr, flush=True)
+    rows = compared(found)
+    as_table = markdown if options.markdown else text
+    print(as_table(COLUMNS, [line(name, result) for name, result in found.items()]))
+    print("\n" + "\n".join(note(name, result) for name, result in found.items()))
+    if rows:
+        print("\n" + as_table(TITLES, cells(rows)))
+    write(options.json, where, queues=found, rows=rows)
+    return 0
+
+
+def measure(name: str, port: int, messages: int, singles: int) -> dict[str, Any]:
+    """Return what the driver of ``name`` found, or an ``error``."""
+    try:
+        python = sys.executable if name == "rmq" else str(environment(name))
+        ran = subprocess.run(
+            [python, "-m", f"{name}_driver", str(messages), str(singles)],
+            cwd=FOLDER,
+            env={**os.environ, "PEER_REDIS_PORT": str(port), "PYTHONPATH": str(FOLDER)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "not done after 300 s"}
+    except Unavailable as error:
+        return {"error": str(error)}
+    if ran.returncode:
+        return {"error": (ran.stderr.strip().splitlines() or ["no output"])[-1][:200]}
+    return {**json.loads(ran.stdout.strip().splitlines()[-1]), "version": version(name)}
+
+
+class Unavailable(Exception):
+    """A peer that cannot be installed here."""
+
+
+def requirements(name: str) -> Path:
+    return FOLDER / "requirements" / f"{name}.txt"
+
+
+def version(name: str) -> str:
+    """Return the version that is pinned."""
+    if name == "rmq":
+        from django_rmq import __version__
+
+        return __version__
+    pin = re.search(rf"^{name}==(\S+)", requirements(name).read_text(), re.MULTILINE)
+    return pin[1] if pin else "?"
+
+
+def environment(name: str) -> Path:
+    """Return the Python of the environment of ``name``, made anew if what it requires has changed."""
+    home, wanted = ROOT / "build" / "peers" / name, requirements(name)
+    python, mark = home / "bin" / "python", home / ".required"
+    if mark.exists() and mark.read_text() == wanted.read_text():
+        return python
+    venv.create(home, clear=True, with_pip=True)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]
+    ran = subprocess.run([*pip, "-r", wanted], capture_output=True, text=True, timeout=300, check=False)
+    if ran.returncode:
+        raise Unavailable(f"cannot be installed: {(ran.stderr.strip().splitlines() or ['?'])[-1][:200]}")
+    mark.write_text(wanted.read_text())
+    return python
+
+
+def line(name: str, result: dict[str, Any]) -> list[str]:
+    """Return the row of one queue."""
+    if "error" in result:
+        return [name, "-", "-", "-", "-"]
+    return [name, result["version"], *(f"{result[what]:,.0f}" for what in GOALS)]
+
+
+def note(name: str, result: dict[str, Any]) -> str:
+    """Return what is to be known of the figures of one queue."""
+    if "error" in result:
+        return f"- {name}: {result['error']}"
+    return f"- {name}: {result['guarantee']}. Measured with {result['settings']}; bulk: {result['bulk_by']}."
+
+
+def compared(found: dict[str, dict[str, Any]]) -> list[Row]:
+    """Return our rows beside the best of the others."""
+    ours = found["rmq"]
+    others = {name: result for name, result in found.items() if name != "rmq" and "error" not in result}
+    if "error" in ours or not others:
+        return []
+    rows = []
+    for what, goal in GOALS.items():
+        best = max(others, key=lambda name: others[name][what])
+        ratio = ours[what] / others[best][what]
+        rows.append(
+            Row(
+                {"bulk": "bulk sends", "single": "single sends", "consume": "consuming"}[what],
+                f"{ours[what]:,.0f}/s",
+                f"{others[best][what]:,.0f}/s ({best})",
+                f"× {ratio:.1f}",
+                f"≥ × {goal:g}",
+                ratio >= goal,
+                {"ratio": ratio, "best": best, "goal": goal},
+            )
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

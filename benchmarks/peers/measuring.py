@@ -1,0 +1,101 @@
+"""What every driver does with its queue. Runs in the peer's own environment: nothing but the standard library and redis-py.
+
+A driver is a module of this folder with ``SETTINGS``, ``GUARANTEE``, ``BULK`` (how it sends in bulk), ``single(count)`` and
+``bulk(count)``, ``left(client)`` (how many messages wait or run) and ``WORKERS`` (the command lines of its worker processes).
+It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and prints one line of JSON. The server's port
+is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import redis
+
+PORT = int(os.environ.get("PEER_REDIS_PORT", "6379"))
+URL = f"redis://127.0.0.1:{PORT}/0"
+PATIENCE_SECONDS = 90.0
+"""After so long without an end the rate so far is what counts."""
+
+
+def client() -> Any:
+    return redis.Redis(host="127.0.0.1", port=PORT)
+
+
+def rate_of(count: int, work: Any) -> float:
+    """Return how many per second ``work(count)`` sends."""
+    begun = time.perf_counter()
+    work(count)
+    return count / (time.perf_counter() - begun)
+
+
+def drain(driver: Any, count: int) -> float:
+    """Start the workers and return how many messages per second leave between a tenth and nine tenths of all.
+
+    So neither the start of the processes nor the last messages count.
+    """
+    looker = client()
+    processes = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=None if os.environ.get("PEER_DEBUG") else subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for command in driver.WORKERS
+    ]
+    try:
+        end = time.monotonic() + PATIENCE_SECONDS
+        first: tuple[float, int] | None = None
+        last: tuple[float, int] | None = None
+        while time.monotonic() < end:
+            left, now = driver.left(looker), time.perf_counter()
+            if left <= 0.9 * count:
+                first = first or (now, left)
+                last = (now, left)
+                if left <= 0.1 * count and first != last:
+                    break
+            if all(process.poll() is not None for process in processes) and left > 0:
+                raise RuntimeError("the workers ended")
+            time.sleep(0.005)
+        if first is None or last is None or first == last:
+            raise RuntimeError("nothing was consumed")
+        return (first[1] - last[1]) / (last[0] - first[0])
+    finally:
+        for process in processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def main(driver: Any) -> None:
+    """Measure ``driver`` and print what was found."""
+    count, singles = int(sys.argv[1]) * getattr(driver, "MANY", 1), int(sys.argv[2])
+    looker = client()
+    looker.flushall()
+    driver.single(50)
+    single = rate_of(singles, driver.single)
+    looker.flushall()
+    bulk = rate_of(count, driver.bulk)
+    if driver.left(looker) < count:
+        raise RuntimeError(f"{driver.left(looker)} of {count} messages wait")
+    print(
+        json.dumps(
+            {
+                "single": single,
+                "bulk": bulk,
+                "consume": drain(driver, count),
+                "settings": driver.SETTINGS,
+                "guarantee": driver.GUARANTEE,
+                "bulk_by": driver.BULK,
+            }
+        )
+    )

@@ -1,0 +1,5 @@
+"""The work: nothing."""
+
+
+def nothing(n: int) -> None:
+    """Do nothing."""

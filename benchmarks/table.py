@@ -1,0 +1,122 @@
+"""What every benchmark prints: where it ran, and rows that say whether a goal is met. Text for people, JSON, and Markdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from example_project.embedded_redis import start_redis
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: what was measured, what it is compared with, and the goal for the relation of both."""
+
+    work: str
+    ours: str
+    limit: str
+    relation: str
+    goal: str
+    met: bool
+    values: dict[str, Any]
+    """The figures behind the words."""
+
+
+def client_of(url: str) -> redis.Redis:
+    """Return a client as the brokers want it: it does not retry and does not decode."""
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), protocol=2, socket_timeout=60)
+
+
+@contextmanager
+def server(**options: object) -> Iterator[tuple[redis.Redis, str]]:
+    """Yield a client of a server of its own, and the server's address."""
+    with tempfile.TemporaryDirectory() as directory:
+        started = start_redis(directory, **options)
+        try:
+            yield client_of(started.url), started.url
+        finally:
+            started.stop()
+
+
+def conditions(client: redis.Redis) -> dict[str, str]:
+    """Return machine, binaries and versions: without them no figure says anything."""
+    info = client.info("server")
+    return {
+        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "load before": f"{os.getloadavg()[0]:.1f}",
+        "Redis": f"{info['redis_version']} ({Path(info['executable']).name}, {'/'.join(Path(info['executable']).parts[-3:-1])})",
+        "Python": platform.python_version(),
+        "redis-py": redis.__version__,
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine()
+    )
+
+
+def told(where: dict[str, str]) -> str:
+    """Return the conditions as one line."""
+    return "; ".join(f"{name}: {value}" for name, value in where.items())
+
+
+def text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of columns as wide as they need; the first is left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (titles, *rows)
+    )
+
+
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [titles, ["---"] + ["---:"] * (len(titles) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+TITLES = ("work", "ours", "limit", "relation", "goal", "met")
+
+
+def cells(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the cells of ``rows`` under ``TITLES``."""
+    return [[r.work, r.ours, r.limit, r.relation, r.goal, "yes" if r.met else "**no**"] for r in rows]
+
+
+def write(path: Path | None, where: dict[str, str], **found: Any) -> None:
+    """Write results as JSON; rows become objects. No path: do nothing."""
+    if path is None:
+        return
+    plain = {
+        name: [asdict(each) if isinstance(each, Row) else each for each in value]
+        if isinstance(value, list)
+        else value
+        for name, value in found.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"conditions": where, **plain}, indent=2) + "\n")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows that ``write`` wrote."""
+    return [Row(**row) for row in json.loads(path.read_text())["rows"]]

@@ -1,0 +1,1 @@
+"""A project with one no-op listener, for real worker processes. Settings come from the environment."""

@@ -1,0 +1,10 @@
+"""The listener that does nothing."""
+
+from __future__ import annotations
+
+from django_rmq import Message, listener
+
+
+@listener("noop")
+def nothing(message: Message) -> None:
+    message.body  # noqa: B018 - decoding belongs to the work

@@ -1,0 +1,63 @@
+"""`manage.py runrmqpipeline selection`: both queries in one Spark."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from django_rmq.exceptions import InvalidRequest
+from django_rmq.pipelines import Context, Pipeline, register
+from example_project.selection.sets import TOPIC
+
+
+@register
+class Selection(Pipeline):
+    """Keep product sets up to date: files of changes become messages, messages become members.
+
+    It may be killed at any moment and started again with the same checkpoint. With --available-now all files that are there
+    are taken in, then what is due by then is selected.
+    """
+
+    name = "selection"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--feeds", type=Path, default=settings.SELECTION_FEEDS, help="the folder of the sources' folders"
+        )
+
+    def run(self, context: Context, **options: Any) -> None:
+        if context.remote is not None:
+            raise InvalidRequest(
+                "the selection writes to the database on Spark's driver: --remote has none here"
+            )
+        # PySpark is not there in every process that lists pipelines.
+        from example_project.selection.engine import intake, selecting
+
+        feeds: Path = options["feeds"]
+        queries = {
+            "intake": (intake(context.spark, feeds, context.sending_options(TOPIC)), ()),
+            "selection": (selecting(context.spark, context.options(TOPIC)), (TOPIC,)),
+        }
+        checkpoints = Path(context.checkpoint or settings.SELECTION_CHECKPOINTS)
+
+        def follow(name: str) -> int:
+            own = replace(
+                context, checkpoint=str(checkpoints / name), say=lambda text: context.say(f"{name}: {text}")
+            )
+            writer, topics = queries[name]
+            return own.follow(writer, *topics)
+
+        # One after the other, what the first has sent is there for the second.
+        with ThreadPoolExecutor(1 if context.available_now else len(queries)) as threads:
+            running = {threads.submit(follow, name): name for name in queries}
+            try:
+                done = {running[future]: future.result() for future in as_completed(running)}
+            finally:
+                # Without the one the other is of no use.
+                context.stop()
+        context.say(f"{done['intake']} events taken in, {done['selection']} messages consumed")

@@ -1,0 +1,144 @@
+"""The selection at work, for the demos: sources that report, and Spark in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+from django.conf import settings
+from django.core.management import call_command
+from django.db.models import Count, Sum
+from django.utils import timezone
+
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.spark.session import check_installed
+from example_project.accounts import TopicAccounts
+from example_project.selection.feeds import Feeds, FeedThread
+from example_project.selection.models import Batch, Item, ProductSet, Work
+from example_project.selection.sets import TOPIC, differing_sets
+from example_project.selection.showing import Showing
+from example_project.stage import Child, DemoFailed
+
+
+def why_not() -> str:
+    """Why Spark cannot run here; empty if it can."""
+    try:
+        check_installed()
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+class SelectionRun:
+    """One run from the first file to the last; what was counted before it does not count."""
+
+    pipeline: Child
+
+    def __init__(self, data: Path, *, items: int, rate: float) -> None:
+        self.data = data
+        # Files of an earlier run were told by feeds that are no more.
+        shutil.rmtree(settings.SELECTION_FEEDS, ignore_errors=True)
+        shutil.rmtree(settings.SELECTION_CHECKPOINTS / "intake", ignore_errors=True)
+        self.feeds = Feeds(settings.SELECTION_FEEDS, items)
+        self.thread = FeedThread(self.feeds, rate)
+        self.accounts = TopicAccounts(TOPIC)
+        self.showing = Showing()
+        self.began = timezone.now()
+
+    def start(self, cleanup: ExitStack) -> None:
+        """Make the sets, start Spark, and have every item reported once."""
+        call_command("seed_selection")
+        self.pipeline = Child(
+            "selection",
+            self.data / "selection.log",
+            "runrmqpipeline",
+            "selection",
+            "--master",
+            f"local[{min(os.cpu_count() or 1, 4)}]",
+            "--interval",
+            "1s",
+            "--conf",
+            "spark.sql.shuffle.partitions=2",
+            DJANGO_DEBUG="0",
+        )
+        cleanup.callback(self.pipeline.stop)
+        cleanup.callback(self.thread.stop)
+        self.feeds.report_all()
+
+    def check(self) -> None:
+        """Raise DemoFailed if anything that should run does not."""
+        self.pipeline.check()
+        if self.thread.error is not None:
+            raise DemoFailed(f"the feeds broke off: {self.thread.error!r}") from self.thread.error
+
+    def start_feeds(self) -> None:
+        """Let changes come."""
+        self.thread.start()
+
+    def stop_feeds(self) -> None:
+        """Let no more changes come."""
+        self.thread.stop()
+
+    def stop(self) -> int:
+        """End the feeds, and Spark in order; return its exit code."""
+        self.stop_feeds()
+        return self.pipeline.stop()
+
+    def taken_in(self) -> int:
+        """How many events have been read."""
+        return self._done(Work.INTAKE)["rows"] or 0
+
+    def finished(self) -> bool:
+        """Whether all that was reported has been selected."""
+        return self.taken_in() == self.feeds.written.total() and not self.accounts.figures()[TOPIC].live
+
+    def told(self) -> str:
+        """The sets and their sizes in one line."""
+        sizes = (
+            ProductSet.objects.order_by("name").annotate(size=Count("members")).values_list("name", "size")
+        )
+        return ", ".join(f"{name}: {size}" for name, size in sizes)
+
+    def summary(self) -> dict[str, object]:
+        """What was done, by name."""
+        intake, selection = self._done(Work.INTAKE), self._done(Work.SELECTION)
+        figures = self.accounts.figures()[TOPIC]
+        differing = differing_sets()
+        return {
+            "events written": f"{self.feeds.written.total()} about {len(self.feeds.latest)} items",
+            "events taken in": f"{intake['rows'] or 0} in {intake['batches']} batches",
+            "messages sent": f"{figures.counters['sent']} ({figures.merged} merged)",
+            "messages consumed": f"{figures.counters['acked']} in {selection['batches']} batches",
+            "joined and left": f"{selection['joined'] or 0} and {selection['left'] or 0}",
+            "product sets": self.told(),
+            "evaluated anew": f"{len(differing)} sets differ" if differing else "the same sets",
+            "ledger": f"NOT balanced in {len(wrong)} slots"
+            if (wrong := self.accounts.unbalanced())
+            else "balanced",
+        }
+
+    def complaints(self) -> list[str]:
+        """What does not add up, a sentence each; call it when Spark has stopped."""
+        found = self.accounts.unbalanced()
+        if (taken := self.taken_in()) != self.feeds.written.total():
+            found.append(f"{self.feeds.written.total()} events were written, {taken} taken in")
+        if live := self.accounts.figures()[TOPIC].live:
+            found.append(f"{live} messages of {TOPIC} were not consumed")
+        items = Item.objects.in_bulk(list(self.feeds.latest))
+        wrong = [
+            sku
+            for sku, told in self.feeds.latest.items()
+            if sku not in items or any(getattr(items[sku], name) != value for name, value in told.items())
+        ]
+        if wrong:
+            found.append(f"{len(wrong)} items are not what the sources last said, such as {wrong[:5]}")
+        for name, (missing, wrong_ones) in differing_sets().items():
+            found.append(f"the set {name!r} lacks {len(missing)} items and has {len(wrong_ones)} too many")
+        return found
+
+    def _done(self, work: Work) -> dict[str, int | None]:
+        return Batch.objects.filter(work=work, at__gte=self.began).aggregate(
+            rows=Sum("rows"), joined=Sum("joined"), left=Sum("left"), batches=Count("pk")
+        )

@@ -1,0 +1,109 @@
+"""Sets and their members: the one way to change a rule, and the one way to write what an evaluation found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from django.db import transaction
+from django.db.models import F
+
+from django_rmq import SendResults, send_messages
+from example_project.selection.facts import is_noted, note
+from example_project.selection.models import Batch, Item, Member, ProductSet, Work
+
+TOPIC = "selection-changes"
+RULES = "rules"
+"""The source of messages that no feed caused."""
+
+
+def save_set(product_set: ProductSet) -> None:
+    """Save a set and have its members follow: of all items, if the rule is new; none, if it is not active.
+
+    The messages go out when the transaction commits. Raises ValidationError for a rule that cannot be read.
+    """
+    product_set.full_clean()
+    with transaction.atomic():
+        before = ProductSet.objects.filter(pk=product_set.pk).first()
+        if before is None:
+            product_set.save(force_insert=True)
+        else:
+            same = (before.rule, before.active) == (product_set.rule, product_set.active)
+            # Spark writes the other columns meanwhile.
+            product_set.revision = before.revision + (not same)
+            product_set.save(update_fields=["name", "rule", "active", "revision"])
+            if same:
+                return
+        if product_set.active:
+            evaluate_all()
+        else:
+            gone, _ = Member.objects.filter(product_set=product_set).delete()
+            ProductSet.objects.filter(pk=product_set.pk).update(left=F("left") + gone)
+
+
+def evaluate_all() -> SendResults:
+    """Ask for all items to be looked at again: a changed rule is one more source of changes, and merges like them."""
+    skus = Item.objects.values_list("sku", flat=True)
+    return send_messages(TOPIC, [{"item": sku, "source": RULES} for sku in skus])
+
+
+@dataclass
+class Evaluation:
+    """What a batch found: which `items` were looked at, and by which rules which of them belong where."""
+
+    items: Collection[int]
+    revisions: dict[int, int] = field(default_factory=dict)
+    """Set -> the revision of the rule it was evaluated by."""
+    belonging: Mapping[int, set[int]] = field(default_factory=dict)
+    """Set -> those of the items that its rule holds for."""
+
+
+def settle(query: str, number: int, found: Evaluation, *, rows: int, unusable: int = 0) -> Batch | None:
+    """Make the sets hold of the evaluated items exactly those that belong; None if this batch has been written before.
+
+    A set whose rule has changed since is left alone: messages that came with the change have all its items evaluated.
+    """
+    with transaction.atomic():
+        if is_noted(query, number):
+            return None
+        known = set(Item.objects.filter(sku__in=found.items).values_list("sku", flat=True))
+        all_joined = all_left = 0
+        for product_set in ProductSet.objects.filter(active=True, pk__in=found.revisions):
+            if product_set.revision != found.revisions[product_set.pk]:
+                continue
+            members = Member.objects.filter(product_set=product_set, item__in=found.items)
+            present = set(members.values_list("item_id", flat=True))
+            belonging = found.belonging[product_set.pk] & known
+            Member.objects.bulk_create(
+                [Member(product_set=product_set, item_id=sku) for sku in sorted(belonging - present)]
+            )
+            left, _ = members.filter(item__in=present - belonging).delete()
+            joined = len(belonging - present)
+            if joined or left:
+                ProductSet.objects.filter(pk=product_set.pk).update(
+                    joined=F("joined") + joined, left=F("left") + left
+                )
+            all_joined, all_left = all_joined + joined, all_left + left
+        return note(
+            query,
+            number,
+            work=Work.SELECTION,
+            rows=rows,
+            unusable=unusable,
+            items=len(known),
+            joined=all_joined,
+            left=all_left,
+        )
+
+
+def differing_sets() -> dict[str, tuple[set[int], set[int]]]:
+    """Where the members are not those that the rules hold for by now: set -> (missing, too many), by plain Python."""
+    facts = {item.sku: item.facts for item in Item.objects.all()}
+    found = {}
+    for product_set in ProductSet.objects.all():
+        present = set(product_set.members.values_list("item_id", flat=True))
+        rule = product_set.parsed
+        belonging = {sku for sku, known in facts.items() if product_set.active and rule.holds(known)}
+        if present != belonging:
+            found[product_set.name] = (belonging - present, present - belonging)
+    return found

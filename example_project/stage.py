@@ -1,0 +1,201 @@
+"""What both demos stand on: signals, child processes, a Redis, Django set up on a folder of its own, and a display."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from django_rmq.exceptions import RmqError
+from example_project.embedded_redis import EmbeddedRedis, NoRedisServer
+from example_project.embedded_server import DidNotStart
+
+ROOT = Path(__file__).resolve().parents[1]
+
+STEP_SECONDS = 0.1
+STOP_SECONDS = 60.0
+
+
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+class Signals:
+    """Notes the first SIGINT or SIGTERM; whoever waits looks here, so that no step is torn apart."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _: object) -> None:
+        self.received = self.received or number
+
+    def check(self) -> None:
+        """Raise Stopped if a signal came."""
+        if self.received:
+            raise Stopped
+
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Return whether `until` came true within so many seconds; raise Stopped on a signal."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self.check()
+            if until():
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(STEP_SECONDS, left))
+
+
+class Child:
+    """A command of ours in a process of its own, with its output in a log file."""
+
+    def __init__(self, name: str, log: Path, *command: str, **environment: str) -> None:
+        self.name = name
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "manage.py"), *command],
+                cwd=ROOT,
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C reaches us alone: the consumers have to work until the traffic has stopped.
+                start_new_session=True,
+            )
+
+    def check(self) -> None:
+        """Raise DemoFailed with the end of its log if it has ended."""
+        if self.process.poll() is not None:
+            raise DemoFailed(f"the {self.name} ended with {self.process.returncode}:\n{self.tail()}")
+
+    def stop(self) -> int:
+        """Ask it to end, and return its exit code; one that does not listen is killed."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return self.process.returncode
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
+
+
+def run(demo: Callable[[Signals, ExitStack], int]) -> int:
+    """Run a demo, stop whatever it has started, the last first, and return the exit code."""
+    signals = Signals()
+    try:
+        with ExitStack() as cleanup:
+            return demo(signals, cleanup)
+    except Stopped:
+        print("\nStopped before its time.")
+        return 128 + (signals.received or 0)
+    except (DemoFailed, DidNotStart, NoRedisServer, RmqError) as failure:
+        print(f"\nThe demo failed: {failure}", file=sys.stderr)
+        return 1
+
+
+def start_redis(cleanup: ExitStack) -> None:
+    """Start a Redis and name it in REDIS_URL, unless one is named there."""
+    if os.environ.get("REDIS_URL"):
+        print("Redis: the one of REDIS_URL")
+        return
+    folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="shop-redis-"))
+    server = EmbeddedRedis(folder)
+    cleanup.callback(server.stop)
+    server.start()
+    os.environ["REDIS_URL"] = server.url
+    print(f"Redis: {server.binary} on port {server.port}")
+
+
+def set_up_django(cleanup: ExitStack) -> Path:
+    """Set up Django with its database, and return the folder for data, which is ours alone until the end."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+    wanted_debug = os.environ.get("DJANGO_DEBUG", "1")
+    # Only the web server is a place to debug: the others would note every query.
+    os.environ["DJANGO_DEBUG"] = "0"
+
+    import django
+    from django.conf import settings
+    from django.core.management import call_command
+
+    django.setup()
+    os.environ["DJANGO_DEBUG"] = wanted_debug
+    data: Path = settings.SHOP_DATA
+    lock = cleanup.enter_context((data / "demo.lock").open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DemoFailed(f"another demo runs on {data}; give this one a folder in SHOP_DATA") from None
+    call_command("migrate", verbosity=0)
+    return data
+
+
+class Display:
+    """A table that changes in place on a terminal that can (and where rich is installed), else a line every now and then."""
+
+    SECONDS_BETWEEN_LINES = 2.0
+
+    def __init__(self) -> None:
+        self._live: Any = None
+        self._next_line = 0.0
+
+    def __enter__(self) -> Self:
+        if sys.stdout.isatty():
+            try:
+                from rich.live import Live
+            except ImportError:
+                return self
+            self._live = Live(auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the last table where it is."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+        if self._live is None:
+            print(text, flush=True)
+        else:
+            self._live.console.print(text, markup=False)
+
+    def show(self, seconds: float, drawn: Callable[[], Any], line: Callable[[], str]) -> None:
+        """Show how it is so many seconds after the beginning: as rich draws it, or as a line."""
+        if self._live is not None:
+            self._live.update(drawn(), refresh=True)
+        elif seconds >= self._next_line:
+            self._next_line = seconds + self.SECONDS_BETWEEN_LINES
+            print(f"{seconds:4.0f} s  {line()}", flush=True)
+
+
+def print_summary(lines: dict[str, object]) -> None:
+    """Print names and values, aligned."""
+    print("\nSummary")
+    for name, value in lines.items():
+        print(f"  {name + ':':<24}{value}")

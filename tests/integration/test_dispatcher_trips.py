@@ -1,0 +1,169 @@
+"""A dispatcher with a round trip under way while the next one is sent: what becomes of slots that change meanwhile.
+
+Its threads do not run here: the test makes the turns of its loop, and looks at what is in hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_rmq.consumer import Dispatcher
+from django_rmq.consumer import dispatcher as module
+from django_rmq.consumer.executor import Slice
+from django_rmq.consumer.places import Place
+from django_rmq.exceptions import ServerUnavailable
+from django_rmq.messages import Topic, TopicType
+from tests.workers import Broker, Listener, audit, client_of, send, total
+
+TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
+COUNT = 40
+
+
+@pytest.fixture
+def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
+    client = client_of(redis_url)
+    yield Broker(client, prefix)
+    client.close()
+
+
+@pytest.fixture
+def dispatcher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    """A dispatcher that owns all slots and asks one of them in each trip."""
+    monkeypatch.setattr(module, "TURN_MESSAGES", 1)
+    send(broker, TOPIC, range(COUNT))
+    made = Dispatcher(broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, lambda message: None)}, threads=1)
+    made.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
+    made._read_inbox(0.0)
+    return made
+
+
+def turn_until_under_way(dispatcher: Dispatcher) -> Place:
+    """Make turns until an answer is outstanding; return the slot that is asked."""
+    for _ in range(5):
+        dispatcher._turn()
+        if dispatcher._trip is not None:
+            (place,) = dispatcher._trip.asked
+            return place
+    raise AssertionError("no trip stays under way")
+
+
+def turn_until_idle(dispatcher: Dispatcher) -> None:
+    for _ in range(50):
+        if not dispatcher._turn():
+            return
+    raise AssertionError("the dispatcher does not come to rest")
+
+
+def in_hand(dispatcher: Dispatcher) -> list[tuple[int, bytes]]:
+    """Slot and member of all that waits for the threads."""
+    return sorted(
+        (batch.place.slot, message.delivery.member)
+        for batch in dispatcher._batches.values()
+        for message in batch.messages
+    )
+
+
+def prepared(broker: Broker, slot: int) -> int:
+    return broker.count(TOPIC, slot).prepare
+
+
+def test_everything_is_taken_once(broker: Broker, dispatcher: Dispatcher) -> None:
+    turn_until_under_way(dispatcher)
+    turn_until_idle(dispatcher)
+    found = in_hand(dispatcher)
+    assert len(found) == len(set(found)) == COUNT
+    assert dispatcher._trip is None
+
+
+def test_what_arrives_for_a_slot_that_was_lost_meanwhile_is_given_back(
+    broker: Broker, dispatcher: Dispatcher
+) -> None:
+    place = turn_until_under_way(dispatcher)
+    dispatcher.disown([place.key])
+    dispatcher._read_inbox(0.0)
+    turn_until_idle(dispatcher)
+    assert prepared(broker, place.slot) == 0
+    assert place.slot not in {slot for slot, _ in in_hand(dispatcher)}
+    assert total(broker, TOPIC, "released") == broker.count(TOPIC, place.slot).store > 0
+    assert place.key not in dispatcher._places.awake
+
+
+def test_what_arrives_for_a_slot_that_was_paused_meanwhile_is_given_back(
+    broker: Broker, dispatcher: Dispatcher
+) -> None:
+    place = turn_until_under_way(dispatcher)
+    broker.count(TOPIC, place.slot)  # behind the prepare
+    broker.pause(TOPIC, place.slot, True)
+    dispatcher._note(module._Wake(TOPIC.name, -1 - place.slot))
+    turn_until_idle(dispatcher)
+    assert prepared(broker, place.slot) == 0
+    assert place.slot not in {slot for slot, _ in in_hand(dispatcher)}
+    broker.pause(TOPIC, place.slot, False)
+    dispatcher._note(module._Wake(TOPIC.name, place.slot))
+    turn_until_idle(dispatcher)
+    assert len(in_hand(dispatcher)) == COUNT
+
+
+def test_a_slot_that_is_woken_meanwhile_is_asked_again(broker: Broker, dispatcher: Dispatcher) -> None:
+    place = turn_until_under_way(dispatcher)
+    dispatcher._note(module._Wake(TOPIC.name, place.slot))
+    assert place.again
+    assert place not in dispatcher._waiting
+    dispatcher._turn()
+    assert place in dispatcher._waiting or place.asked
+    turn_until_idle(dispatcher)
+    assert len(in_hand(dispatcher)) == COUNT
+
+
+def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, dispatcher: Dispatcher) -> None:
+    place = turn_until_under_way(dispatcher)
+    assert dispatcher._trip is not None
+    pipeline: Any = dispatcher._trip.pipeline
+    receive = pipeline.receive
+
+    def lose() -> list[Any]:
+        receive()
+        raise ServerUnavailable("the answer is lost")
+
+    pipeline.receive = lose
+    with pytest.raises(ServerUnavailable):
+        dispatcher._turn()
+    assert place.uncertain
+    assert not place.asked
+    turn_until_idle(dispatcher)
+    found = in_hand(dispatcher)
+    assert len(found) == len(set(found)) == COUNT
+
+
+def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher: Dispatcher) -> None:
+    turn_until_idle(dispatcher)
+    for batch in list(dispatcher._batches.values()):
+        dispatcher._threads[0].withdraw(batch)
+        members = [message.delivery.member for message in batch.messages]
+        dispatcher._finished(Slice(batch, members, [], [], 0.001, True))
+    trip = dispatcher._send()
+    assert trip is not None
+    assert not dispatcher._settlements
+    replies = trip.pipeline.receive()
+    assert all(words == ["ok"] * len(words) for words in replies[: len(trip.settling)])
+    trip.pipeline.receive = lambda: (_ for _ in ()).throw(ServerUnavailable("the answer is lost"))
+    with pytest.raises(ServerUnavailable):
+        dispatcher._receive(trip)
+    assert all(settlement.repeated for settlement in dispatcher._settlements.values())
+    turn_until_idle(dispatcher)
+    assert dispatcher.processed == total(broker, TOPIC, "committed") == COUNT
+    assert all(ledger.balanced for ledger in audit(broker, TOPIC))
+
+
+def test_a_dispatcher_that_stops_waits_for_what_is_under_way_and_gives_it_back(
+    broker: Broker, dispatcher: Dispatcher
+) -> None:
+    turn_until_under_way(dispatcher)
+    dispatcher._shut_down()
+    assert not dispatcher.forced
+    assert dispatcher._trip is None
+    assert sum(prepared(broker, slot) for slot in range(TOPIC.slots)) == 0
+    assert sum(broker.count(TOPIC, slot).store for slot in range(TOPIC.slots)) == COUNT

@@ -1,0 +1,272 @@
+"""Spans of sends and of listeners: what they are called, how they are linked, and that messages stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from django_rmq import (
+    Message,
+    Reject,
+    Send,
+    conf,
+    connections,
+    ensure_message,
+    registry,
+    send_message,
+    send_messages,
+    tracing,
+)
+from django_rmq.exceptions import ConfigurationError, InvalidMessage
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.producer import MAX_HEADER_BYTES
+from django_rmq.testing import captured_messages, drain
+
+KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0}
+RMQ = {
+    "BROKER": "memory",
+    "TRACING": True,
+    "TOPICS": {"plain": KIND, "keyed": {**KIND, "IDENTITY": "key"}},
+}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1_800_000_000_000)
+
+
+@pytest.fixture
+def broker(clock: Clock) -> Iterator[InMemoryBroker]:
+    broker = InMemoryBroker("m:", clock)
+    with override_settings(RMQ=RMQ), connections.replaced_broker(broker):
+        yield broker
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """What an SDK of the project would export; its provider is global there."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(tracing, "_tracer", lambda: provider.get_tracer("tests"))
+    return exporter
+
+
+def one(exporter: InMemorySpanExporter) -> ReadableSpan:
+    (span,) = exporter.get_finished_spans()
+    exporter.clear()
+    return span
+
+
+def consumed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, topic: str, function: Any, batch_size: int | None = None
+) -> int:
+    """Let time pass and a listener run, in the way of a worker."""
+    found = {topic: registry.Listener(topic, function, batch_size, "here:1", "here")}
+    monkeypatch.setattr(registry, "autodiscover", lambda: None)
+    monkeypatch.setattr(registry, "listeners", lambda: found)
+    clock.advance(seconds=1)
+    return drain(raise_errors=False)
+
+
+def test_processing_is_linked_to_its_send_where_the_identity_is_a_key(
+    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = send_message("keyed", {"n": 1}, key="k", headers={"mine": "1"})
+    sent = one(spans)
+    assert (sent.name, sent.kind) == ("send keyed", SpanKind.PRODUCER)
+    assert dict(sent.attributes or {}) == {
+        "messaging.system": "rmq",
+        "messaging.destination.name": "keyed",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.partition.id": "0",
+        "messaging.message.id": "k",
+        "rmq.outcome": "stored",
+    }
+    assert (result.status, result.member) == ("stored", b"k")
+    seen: list[Any] = []
+
+    def listen(message: Message) -> None:
+        seen.append((message.headers, trace.get_current_span().get_span_context().span_id))
+
+    assert consumed(clock, monkeypatch, "keyed", listen) == 1
+    processed = one(spans)
+    assert (processed.name, processed.kind) == ("process keyed", SpanKind.CONSUMER)
+    assert sent.context and processed.context
+    ((headers, inside),) = seen
+    assert set(headers) == {"mine", "traceparent"} and inside == processed.context.span_id
+    (link,) = processed.links
+    assert (link.context.trace_id, link.context.span_id) == (sent.context.trace_id, sent.context.span_id)
+    assert processed.parent is None and processed.context.trace_id != sent.context.trace_id
+    attributes = dict(processed.attributes or {})
+    assert (attributes["messaging.operation.type"], attributes["messaging.message.id"]) == ("process", "k")
+    assert attributes["rmq.retries_left"] == 0
+    assert processed.status.status_code is StatusCode.UNSET
+
+
+def test_where_the_body_is_the_identity_nothing_travels_and_merging_stays(
+    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert send_message("plain", {"iban": "secret"}).status == "stored"
+    assert send_message("plain", {"iban": "secret"}).status == "merged"
+    outcomes = [dict(span.attributes or {})["rmq.outcome"] for span in spans.get_finished_spans()]
+    assert outcomes == ["stored", "merged"]
+    assert "secret" not in repr([span.to_json() for span in spans.get_finished_spans()])
+    spans.clear()
+    assert consumed(clock, monkeypatch, "plain", lambda message: None) == 1
+    processed = one(spans)
+    assert processed.links == () and "secret" not in processed.to_json()
+    assert "messaging.message.id" not in (processed.attributes or {})
+
+
+def test_a_keyed_message_merges_whatever_trace_it_came_from(
+    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert send_message("keyed", 1, key="k").status == "stored"
+    assert send_message("keyed", 2, key="k").status == "merged"
+    first, second = (span.context for span in spans.get_finished_spans())
+    spans.clear()
+    seen: list[Any] = []
+    assert consumed(clock, monkeypatch, "keyed", lambda message: seen.append(message.body)) == 1
+    assert first and second
+    # The link leads to whoever sent the body that is processed.
+    assert one(spans).links[0].context.span_id == {1: first.span_id, 2: second.span_id}[seen[0]]
+
+
+def test_many_messages_are_one_span_and_a_batch_links_to_each_sender(
+    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_messages("keyed", [Send(1, key="a"), Send(2, key="b", headers={"h": "x"})])
+    sent = one(spans)
+    assert dict(sent.attributes or {})["messaging.batch.message_count"] == 2
+    ensure_message("keyed", 3, key="c")
+    alone = one(spans)
+    given: list[dict[str, str]] = []
+
+    def listen(messages: list[Message]) -> None:
+        given.extend(message.headers for message in messages)
+        messages[0].reject("no")
+
+    consumed(clock, monkeypatch, "keyed", listen, 10)
+    processed = one(spans)
+    assert sent.context and alone.context
+    assert {link.context.span_id for link in processed.links} == {sent.context.span_id, alone.context.span_id}
+    attributes = dict(processed.attributes or {})
+    assert (attributes["messaging.batch.message_count"], attributes["rmq.failed"]) == (3, 1)
+    assert processed.status.status_code is StatusCode.UNSET
+    assert [sorted(headers) for headers in given] == [["traceparent"], ["h", "traceparent"], ["traceparent"]]
+
+
+@pytest.mark.parametrize("how", ["raises", "rejects", "returns", "decides"])
+def test_a_failure_is_an_error_of_its_span(
+    broker: InMemoryBroker,
+    clock: Clock,
+    spans: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    def listen(message: Message) -> bool | None:
+        if how == "raises":
+            raise ValueError("broken")
+        if how == "rejects":
+            raise Reject("never")
+        if how == "decides":
+            message.reject("never")
+        return False if how == "returns" else None
+
+    send_message("plain", 1)
+    spans.clear()
+    consumed(clock, monkeypatch, "plain", listen)
+    span = one(spans)
+    assert span.status.status_code is StatusCode.ERROR
+    assert [event.name for event in span.events] == (["exception"] if how in ("raises", "rejects") else [])
+
+
+def test_what_cannot_be_sent_is_an_error_and_says_so_as_ever(
+    broker: InMemoryBroker, spans: InMemorySpanExporter
+) -> None:
+    for topic, options in (
+        ("plain", {"headers": {"a": "b"}}),
+        ("keyed", {"key": "k", "headers": {1: "b"}}),
+        ("keyed", {"key": "k", "headers": ["b"]}),
+        ("keyed", {"key": "k", "headers": {"a": "\ud800"}}),
+    ):
+        with pytest.raises(InvalidMessage):
+            send_message(topic, 1, **options)
+        assert one(spans).status.status_code is StatusCode.ERROR
+
+
+def test_headers_of_a_sender_win_and_full_ones_stay_as_they_are(
+    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = {"a": "x" * (MAX_HEADER_BYTES - 10)}
+    send_message("keyed", 1, key="full", headers=full)
+    send_message("keyed", 2, key="own", headers={"traceparent": "own", "b": "c"})
+    spans.clear()
+    seen: dict[str | None, dict[str, str]] = {}
+
+    def listen(message: Message) -> None:
+        seen[message.key] = message.headers
+
+    consumed(clock, monkeypatch, "keyed", listen)
+    assert seen == {"full": full, "own": {"traceparent": "own", "b": "c"}}
+    assert [span.links for span in spans.get_finished_spans()] == [(), ()]
+
+
+def test_tests_of_projects_see_what_they_sent(broker: InMemoryBroker, spans: InMemorySpanExporter) -> None:
+    with captured_messages() as sent:
+        send_message("keyed", 1, key="k", headers={"a": "b"})
+    assert sent[0].options == {"key": "k", "headers": {"a": "b"}}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_in_a_transaction_the_call_is_what_the_link_leads_to(
+    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with transaction.atomic():
+        send_message("keyed", 1, key="k")
+    sent = one(spans)
+    assert dict(sent.attributes or {})["rmq.outcome"] == "pending"
+    consumed(clock, monkeypatch, "keyed", lambda message: None)
+    assert sent.context
+    assert [link.context.span_id for link in one(spans).links] == [sent.context.span_id]
+
+
+def test_without_an_sdk_everything_works_and_nothing_travels(
+    broker: InMemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert send_message("keyed", 1, key="k").status == "stored"
+    seen: list[dict[str, str]] = []
+    assert consumed(clock, monkeypatch, "keyed", lambda message: seen.append(message.headers)) == 1
+    assert seen == [{}]
+
+
+def test_off_there_is_no_span_and_the_listener_itself_is_called(
+    broker: InMemoryBroker, spans: InMemorySpanExporter
+) -> None:
+    def listen(message: Message) -> None: ...
+
+    off = {**RMQ, "TRACING": False}
+    with override_settings(RMQ=off), connections.replaced_broker(broker):
+        assert tracing.around(conf.get_config().topic("keyed"), listen) is listen
+        assert tracing.sending(conf.get_config().topic("keyed")) is tracing._UNTRACED
+        send_message("keyed", 1, key="k")
+    assert spans.get_finished_spans() == ()
+
+
+def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conf, "find_spec", lambda name: None)
+    with (
+        override_settings(RMQ=RMQ),
+        pytest.raises(ConfigurationError, match="extra otel"),
+    ):
+        conf.get_config()

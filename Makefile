@@ -18,7 +18,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark test proof lint format types layers check bench bench-admin bench-spark flights soak wheel requirements clean
+.PHONY: help install demo demo-spark test proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,15 @@ check: lint types layers wheel ## all that CI runs
 
 bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-peers: $(INSTALLED) ## other Python queues, installed and measured at the same work (BENCH_ARGS=...)
+	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
+
+bench-scale: $(INSTALLED) ## how cost grows with backlog, slots, bodies, merging, processes; plots in build/scale (BENCH_ARGS=...)
+	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
+
+bench-report: $(INSTALLED) ## all three, written into docs/performance.md (BENCH_ARGS=...)
+	$(BIN)/python -m benchmarks.report $(BENCH_ARGS)
 
 bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,000 dead messages (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.admin $(BENCH_ARGS)

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,8 @@ def measured(
     }
 
 
-def backlog(client: redis.Redis, _: str, value: int) -> Point:
-    return measured(client, topic_of(1024), value, numbered(value, 40), 100_000)
+def backlog(client: redis.Redis, _: str, value: int, slots: int = 1024) -> Point:
+    return measured(client, topic_of(slots), value, numbered(value, 40), 100_000)
 
 
 def slots(client: redis.Redis, _: str, value: int) -> Point:
@@ -173,6 +174,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=SERIES, default=list(SERIES))
     parser.add_argument("--backlog", type=int, nargs="+", help=f"in place of {BACKLOGS}")
+    parser.add_argument(
+        "--backlog-slots", type=int, default=1024, help="slots of these backlogs (default 1,024)"
+    )
     parser.add_argument("--largest", type=float, default=float("inf"), help="leave out larger values")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--plots", type=Path, default=Path("build/scale"), help="folder of the plots")
@@ -182,8 +186,10 @@ def main() -> int:
     where: dict[str, str] = {}
     for name in options.only:
         work, values, about = SERIES[name]
-        if name == "backlog" and options.backlog:
-            values = options.backlog
+        if name == "backlog":
+            work = partial(backlog, slots=options.backlog_slots)
+            values = options.backlog or values
+            about = about.replace("1,024", f"{options.backlog_slots:,}")
         series[name] = []
         for value in values:
             if value > options.largest:

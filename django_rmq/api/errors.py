@@ -11,7 +11,7 @@ import logging
 import math
 from typing import Any, NamedTuple
 
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import PermissionDenied, RequestDataTooBig
 from django.db import connections as databases
 from django.http import Http404, UnreadablePostError
 from rest_framework import exceptions as rest
@@ -103,10 +103,12 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
     """Return the response to ``error``; None: it is a mistake of ours, and nobody is told otherwise."""
     if isinstance(error, rest.APIException):
         return _of_framework(error)
+    if isinstance(error, PermissionDenied):
+        return _of_framework(rest.PermissionDenied())
     if isinstance(error, Http404):
         return _of_framework(rest.NotFound())
     if isinstance(error, UnreadablePostError):
-        return _of_framework(rest.ParseError("The body did not arrive."))
+        return _of_framework(Invalid("The body did not arrive."))
     if isinstance(error, RequestDataTooBig):
         return _of_framework(BodyTooLarge(str(error)))
     if not isinstance(error, RmqError):
@@ -119,6 +121,12 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
         # Settings are nobody's business but the project's.
         logger.error("REST cannot answer: %s", error)
         detail = "The message queue is not configured as it should be; the log of this server says how."
+    elif isinstance(error, ServerTrouble):
+        # Where Redis is and what it said is not for everybody either.
+        logger.warning("REST cannot answer: %s", error)
+        detail = "Redis is full; what drains the queues still works."
+        if found.status != 507:
+            detail = "Redis does not answer as it should: ask again in a moment."
     response = Response({"code": found.code, "detail": detail}, status=found.status)
     seconds = math.ceil(error.seconds) if isinstance(error, TooManySends) else found.retry_seconds
     if seconds is not None:

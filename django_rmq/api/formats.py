@@ -29,7 +29,7 @@ def check_size(length: object, encoding: str = "") -> None:
     try:
         stated = int(str(length or 0))
     except ValueError:
-        raise ParseError("Content-Length is not a number.") from None
+        raise ParseError("Content-Length is not a number.", "invalid_request") from None
     if stated > most:
         raise BodyTooLarge(f"The body has {stated} bytes; {most} are allowed.")
 

@@ -12,6 +12,7 @@ from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from django.contrib.auth.models import AnonymousUser
 from django.db import connections as databases
 from django.db import transaction
 from django.http import HttpRequest
@@ -54,6 +55,8 @@ class RmqView(APIView):
 
     needs: ClassVar[Mapping[str, Permission]] = {}
     """Method → the permission without which it is not answered."""
+    needed = Permission.VIEW
+    """The one that the present request needs."""
 
     http_method_names = ("get", "post", "delete", "head")
     parser_classes = (Parser,)
@@ -85,6 +88,11 @@ class RmqView(APIView):
         except NotPermitted as error:
             self.permission_denied(request, str(error))
 
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+        """Return the response; nobody on its way may keep it."""
+        response["Cache-Control"] = "no-store"
+        return super().finalize_response(request, response, *args, **kwargs)
+
     def get_permissions(self) -> Any:
         """Return the permission that the settings choose."""
         return [permissions.chosen()]
@@ -93,20 +101,18 @@ class RmqView(APIView):
         """Return ours, whatever the project has."""
         return errors.answer
 
-    def permission_denied(self, request: Request, message: str | None = None, code: str | None = None) -> Any:
-        """Refuse: 401 for those who are not logged in, else 403."""
-        super().permission_denied(request, message, code)
-
     # --- what views ask for
 
     @property
     def operations(self) -> Operations:
         """What the user of this request may see and do."""
-        return Operations(Actor.of_user(self.request.user, "rest"))
+        # A project may have nobody where Django has an anonymous user.
+        user: Any = self.request.user
+        return Operations(Actor.of_user(user or AnonymousUser(), "rest"))
 
     def may_know(self, topic: Topic) -> bool:
         """Return whether the user may know of a topic."""
-        return all(one.has_object_permission(self.request, self, topic) for one in self.get_permissions())
+        return permissions.chosen().has_object_permission(self.request, self, topic)
 
     def known(self) -> list[str]:
         """Return the names of all topics that the user may know of."""
@@ -546,6 +552,25 @@ class PrepareView(RmqView):
             "wait for up to ten": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "max": 10, "wait": 20},
             "after a lost answer": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "held": True},
         },
+        answered={
+            "one message": {
+                "messages": [
+                    {
+                        "id": "3.eyJza3UiOjF9",
+                        "slot": 3,
+                        "receipt": "17.0b5c7c1f3e9d4a6f8b21",
+                        "delivery": 17,
+                        "body": {"sku": 1},
+                        "encoding": "json",
+                        "key": None,
+                        "headers": {},
+                        "retries_left": 16,
+                    }
+                ],
+                "timeout": 30,
+                "next_slot": None,
+            }
+        },
     )
     def post(self, request: Request, topic: str) -> Response:
         """Take messages."""
@@ -693,7 +718,8 @@ class _Ready:
         config = get_config()
         if self._found is None or self._config is not config or time.monotonic() >= self._until:
             probe = Operations(Actor("probe", "rest"))
-            self._found = probe.health(HealthLimits(needs_workers=False))
+            # Of no topic: anybody may ask, and shall not make us count all slots.
+            self._found = probe.health(HealthLimits(needs_workers=False), ())
             self._config, self._until = config, time.monotonic() + READY_SECONDS
         return self._found
 

@@ -30,8 +30,6 @@ local function retry_score(q, score)
   return q
 end
 local function text_of(number)
-  -- The same digits, in a fraction of the time.
-  if number % 1 == 0 and number > 0 and number < 1e15 then return string.format('%d', number) end
   return string.format('%.17g', number)
 end
 -- Redis 7 writes some numbers otherwise than 6: what is kept has one form.

@@ -253,7 +253,8 @@ class Operations:
         quotas.spend(self.broker, self.actor, sends, rate)
 
     def once(self, key: str, content: Any) -> AbstractContextManager[quotas.Once]:
-        """Let a request that the actor names by ``key`` be done once; see ``quotas.once``."""
+        """Let a send that the actor names by ``key`` be done once; see ``quotas.once``."""
+        self.actor.require(Permission.SEND)
         return quotas.once(self.broker, self.actor, key, content)
 
     # --- consuming

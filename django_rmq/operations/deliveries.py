@@ -17,8 +17,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.utils.crypto import salted_hmac
 
@@ -56,7 +57,7 @@ REDIRECTS = 4
 """How often one take asks a slot again that has another slot count, or more behind what is in flight."""
 
 WISH_MS = 2_000
-"""How long it is remembered that a consumer could take more than its topic's MAX_IN_FLIGHT leaves."""
+"""How long it is remembered that a consumer waits for what its topic's MAX_IN_FLIGHT does not leave."""
 
 
 class Settled(NamedTuple):
@@ -116,33 +117,39 @@ class Deliveries:
             raise InvalidRequest(f"a consumer takes 1 to {BATCH} messages at once, got {most}")
         if not 0 <= wait <= LONGEST_WAIT:
             raise InvalidRequest(f"a consumer waits 0 to {LONGEST_WAIT:g} seconds, got {wait:g}")
-        end, pause = time.monotonic() + wait, FIRST_PAUSE
-        while True:
-            taken = self._round(self.owner(consumer), most)
-            left = end - time.monotonic()
-            if taken or left <= 0:
-                return taken
-            time.sleep(min(pause, left))
-            pause = min(pause * 1.5, LONGEST_PAUSE)
+        end, pause, owner = time.monotonic() + wait, FIRST_PAUSE, self.owner(consumer)
+        # Requests of one consumer may run side by side: what each has been allowed is its own.
+        request = f"{owner}:{uuid4().hex}"
+        is_short = False
+        try:
+            while True:
+                taken, is_short = self._round(owner, request, most, most if wait else 0)
+                left = end - time.monotonic()
+                if taken or left <= 0:
+                    return taken
+                time.sleep(min(pause, left))
+                pause = min(pause * 1.5, LONGEST_PAUSE)
+        finally:
+            if is_short and wait:
+                self._tell_limits(request, 0, 0, ())
 
-    def _round(self, owner: str, most: int) -> list[Message]:
-        """Try each slot once in which something is due."""
+    def _round(self, owner: str, request: str, most: int, wish: int) -> tuple[list[Message], bool]:
+        """Try each slot once in which something is due; return what was taken, and whether limits left no room.
+
+        ``wish``: where they leave none, it is remembered that so many are wanted.
+        """
         due = self._due()
         first = next(due, None)
         if first is None:
-            return []
-        room, tokens = self._ask_limits(owner, most)
+            return [], False
+        room, tokens = self._ask_limits(request, most)
         taken: list[Message] = []
         try:
             if room > 0:
-                self._prepare(owner, _chained(first, due), room, taken)
+                self._prepare(owner, chain([first], due), room, taken)
         finally:
-            try:
-                self._tell_limits(owner, most if room <= 0 else 0, tokens, taken)
-            except ServerTrouble:
-                # What was allowed stays counted for as long as what was taken may be in flight.
-                logger.warning("The limits of topic %s could not be told what was taken", self._topic.name)
-        return taken
+            self._tell_limits(request, 0 if room > 0 else wish, tokens, taken)
+        return taken, room <= 0
 
     def _due(self) -> Iterator[int]:
         """Yield the slots in which something is due, beginning anywhere."""
@@ -195,17 +202,17 @@ class Deliveries:
                 elif one.asked < REDIRECTS and reply.status == "more":
                     tries.append(one._replace(after=reply.cursor, asked=one.asked + 1))
             at_once = min(2 * at_once, TRIED_AT_ONCE)
-            while len(tries) < at_once and time.monotonic() < end:
-                slot = next(due, None)
-                if slot is None:
-                    break
-                tries.append(_Try(self._topic, slot))
+            try:
+                wanted = at_once - len(tries) if time.monotonic() < end else 0
+                tries += [_Try(self._topic, slot) for slot in islice(due, max(0, wanted))]
+            except RmqError as trouble:
+                error = error or trouble
         if error is not None and not taken:
             raise error
 
     # --- limits: each delivery of a slot has permits under a name of its own, so that they end with it
 
-    def _ask_limits(self, owner: str, most: int) -> tuple[int, int]:
+    def _ask_limits(self, request: str, most: int) -> tuple[int, int]:
         """Return how many messages may be taken now, and how many deliveries of MAX_RATE were drawn for that."""
         topic = self._topic
         if not (topic.max_rate or topic.max_in_flight):
@@ -213,33 +220,30 @@ class Deliveries:
         tokens = most if topic.max_rate else 0
         wanted = most if topic.max_in_flight else 0
         allowed = self._broker.allow(
-            topic, owner, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic)
+            topic, request, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic)
         )
         by_rate = allowed.tokens if topic.max_rate else most
         by_flight = allowed.permits if topic.max_in_flight else most
         return min(most, by_rate, by_flight), by_rate if topic.max_rate else 0
 
-    def _tell_limits(self, owner: str, wish: int, tokens: int, taken: Sequence[Message]) -> None:
+    def _tell_limits(self, request: str, wish: int, tokens: int, taken: Sequence[Message]) -> None:
         """Say what is in flight now, and give back what was not needed.
 
-        ``wish``: it is remembered for a moment that the consumer wants so many, and others leave it its share.
+        ``wish``: for a moment it is remembered that so many are wanted, and others leave a share.
         """
         topic = self._topic
-        if topic.max_in_flight:
-            for (slot, receipt), count in _counted(taken).items():
-                name = _holding(slot, receipt)
-                lease_ms = _lease_ms(topic)
+        if not (topic.max_rate or topic.max_in_flight):
+            return
+        try:
+            for (slot, receipt), count in _counted(taken if topic.max_in_flight else ()).items():
+                name, lease_ms = _holding(slot, receipt), _lease_ms(topic)
                 self._broker.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
-        if topic.max_rate or topic.max_in_flight:
-            unused, wanted = len(taken) - tokens, wish if topic.max_in_flight else 0
-            self._broker.allow(
-                topic,
-                owner,
-                tokens=unused if topic.max_rate else 0,
-                in_use=0,
-                wanted=wanted,
-                lease_ms=WISH_MS,
-            )
+            unused = len(taken) - tokens if topic.max_rate else 0
+            wanted = wish if topic.max_in_flight else 0
+            self._broker.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
+        except ServerTrouble:
+            # What was allowed stays counted for as long as what was taken may be in flight.
+            logger.warning("The limits of topic %s could not be told what was taken", topic.name)
 
     # --- what is held
 
@@ -371,11 +375,6 @@ class Deliveries:
                 if looked.prepare is not None:
                     found[member] = int(looked.prepare) % 1000
         return found
-
-
-def _chained(first: int, rest: Iterable[int]) -> Iterator[int]:
-    yield first
-    yield from rest
 
 
 def _counted(messages: Iterable[Message]) -> dict[tuple[int, int], int]:

@@ -21,7 +21,7 @@ from example_project.selection.columns import column_of
 from example_project.selection.facts import LARGEST_SKU, Event, is_noted, note, take_in
 from example_project.selection.models import Item, ProductSet, Work
 from example_project.selection.rules import RuleError
-from example_project.selection.sets import Evaluation, settle
+from example_project.selection.sets import MOST_ITEMS, Evaluation, settle
 from example_project.selection.sources import SOURCES, Source
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MESSAGES_PER_BATCH = 20_000
 FILES_PER_BATCH = 100
 
 FACTS = pa.schema(
@@ -98,9 +97,7 @@ def intake(spark: SparkSession, feeds: Path, options: Options) -> DataStreamWrit
 def selecting(spark: SparkSession, options: Options) -> DataStreamWriter:
     """Return the query that consumes the messages, one batch at a time, and writes which sets their items belong to."""
     messages = (
-        spark.readStream.format("rmq")
-        .options(**{"maxMessagesPerTrigger": MESSAGES_PER_BATCH, **options})
-        .load()
+        spark.readStream.format("rmq").options(**{"maxMessagesPerTrigger": MOST_ITEMS, **options}).load()
     )
 
     def select(frame: DataFrame, number: int) -> None:

@@ -33,7 +33,7 @@ class Selection(Pipeline):
     def run(self, context: Context, **options: Any) -> None:
         if context.remote is not None:
             raise InvalidRequest(
-                "the selection writes to the database on Spark's driver: --remote has none here"
+                "the selection writes to the database from Spark's driver, which --remote puts elsewhere"
             )
         # PySpark is not there in every process that lists pipelines.
         from example_project.selection.engine import intake, selecting

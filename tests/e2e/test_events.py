@@ -34,3 +34,5 @@ def test_each_process_tells_what_it_does_to_the_last(
     assert len(set(heard["started"])) == len(set(heard["committed"])) == 40
     assert worker.process.pid not in processes
     assert processes <= {int(line) for line in happened.processes()}
+    times = broker.times(WORK)
+    assert sum(times.took) == sum(times.late) == 40, "every process gave its counts away before it ended"

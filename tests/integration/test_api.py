@@ -37,16 +37,21 @@ ALL = tuple(Needed)
 LATER = int(time.time() * 1000) + 3_600_000
 
 
-@pytest.fixture(params=["redis", "memory"])
-def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The broker that every purpose uses, and settings with topics of every kind."""
+def on_each_broker(request: pytest.FixtureRequest, **rmq: Any) -> Iterator[Any]:
+    """Yield the broker that every purpose uses, which the fixture's parameter names, while the settings are ``rmq``."""
     url, found = "redis://127.0.0.1:1/0", InMemoryBroker("m:")
     given: Any = found
     if request.param == "redis":
         url = request.getfixturevalue("redis_url")
         given = Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
-    with override_settings(RMQ={"REDIS": url, "TOPICS": TOPICS}), connections.replaced_broker(given):
+    with override_settings(RMQ={"REDIS": url, **rmq}), connections.replaced_broker(given):
         yield given
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Topics of every kind, on each broker."""
+    yield from on_each_broker(request, TOPICS=TOPICS)
 
 
 class Program:
@@ -530,6 +535,8 @@ def test_a_hidden_topic_is_answered_like_one_that_does_not_exist(program: Progra
     with override_settings(RMQ=rmq), connections.replaced_broker(broker):
         assert [one["name"] for one in program.ok("GET", "topics/")["results"]] == ["timed"]
         assert list(program.ok("GET", "stats/")["topics"]) == ["timed"]
+        findings = program.ok("GET", "health/ready?workers=true", status=503)["findings"]
+        assert {one["topic"] for one in findings} == {None, "timed"}
         told = []
         for name in ("ranked", "nosuch"):
             for method, path, _ in asked():
@@ -556,9 +563,28 @@ def test_a_hidden_topic_is_answered_like_one_that_does_not_exist(program: Progra
 def test_health_is_told_to_anybody_and_details_to_those_who_may_see_topics(program: Program) -> None:
     assert Program().ok("GET", "health/live") == {"ok": True}
     assert Program().ok("GET", "health/ready") == {"ok": True}
+    assert Program()("GET", "health/ready")["Cache-Control"] == "no-store"
     found = program.ok("GET", "health/ready")
     assert found["ok"] and found["findings"][0]["check"] == "redis"
     assert program.ok("GET", "health/ready?workers=true", status=503)["ok"] is False
     program.refused(400, "invalid", "GET", "health/ready?max_age=nan")
     Program().refused(401, "not_authenticated", "GET", "health/ready?workers=true")
     Program(user_with()).refused(403, "permission_denied", "GET", "health/ready?workers=true")
+
+
+def test_a_projects_settings_of_the_rest_framework_change_nothing_but_who_asks(
+    broker: Any, program: Program
+) -> None:
+    theirs = {
+        "UNAUTHENTICATED_USER": None,
+        "EXCEPTION_HANDLER": "no.such.handler",
+        "DEFAULT_THROTTLE_CLASSES": ["rest_framework.throttling.UserRateThrottle"],
+        "URL_FORMAT_OVERRIDE": "format",
+        "COERCE_DECIMAL_TO_STRING": False,
+        "DEFAULT_RENDERER_CLASSES": [],
+        "NON_FIELD_ERRORS_KEY": "__all__",
+    }
+    with override_settings(REST_FRAMEWORK=theirs):
+        program.refused(404, "topic_not_found", "GET", "topics/nosuch/?format=evil")
+        Program().refused(401, "not_authenticated", "GET", "topics/")
+        assert Program().ok("GET", "health/ready") == {"ok": True}

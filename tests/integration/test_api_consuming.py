@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,15 +15,16 @@ from django.contrib.auth.models import User
 from django.test import override_settings
 
 from django_rmq import connections
-from django_rmq.broker import Broker
+from django_rmq.cluster import ClusterBroker
 from django_rmq.conf import get_config
 from django_rmq.exceptions import ServerUnavailable
-from django_rmq.memory import InMemoryBroker
+from django_rmq.memory import Clock
 from django_rmq.messages import Topic
 from django_rmq.operations import Actor, Permission, deliveries
 from django_rmq.operations.deliveries import Deliveries, Settled
-from tests.integration.test_api import Program, user_with
-from tests.workers import Heard, Worker, audit, eventually, total
+from tests.integration.test_api import Program, on_each_broker, user_with
+from tests.servers import RedisCluster
+from tests.workers import Heard, Worker, audit, cluster_of, eventually, total
 
 pytestmark = pytest.mark.django_db
 
@@ -45,15 +47,8 @@ def rest(failures: int) -> float:
 
 @pytest.fixture(params=["redis", "memory"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The broker that every purpose uses, and settings with topics of every kind."""
-    url, given = "redis://127.0.0.1:1/0", InMemoryBroker("m:")
-    found: Any = given
-    if request.param == "redis":
-        url = request.getfixturevalue("redis_url")
-        found = Broker(request.getfixturevalue("redis_client"), request.getfixturevalue("prefix"))
-    rmq = {"REDIS": url, "TOPICS": TOPICS, "API": {"SEND_RATE": None}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(found):
-        yield found
+    """Topics of every kind, on each broker."""
+    yield from on_each_broker(request, TOPICS=TOPICS, API={"SEND_RATE": None})
 
 
 class Consumer(Program):
@@ -169,15 +164,16 @@ def test_a_consumer_and_a_worker_share_a_slot_by_its_gate(broker: Any) -> None:
 
 
 def test_what_is_not_settled_comes_back_and_what_is_extended_does_not(broker: Any) -> None:
+    clock = broker._clock = Clock()
     consumer, other = Consumer("work"), Consumer("work")
     consumer.send(1)
     (taken,) = consumer.take()
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
+    for _ in range(4):
+        clock.advance(seconds=1)
         assert consumer.settle("extend", taken) == {"ok": 1}
         assert other.take() == []
-        threading.Event().wait(0.3)
-    (again,) = other.take(wait=10)
+    clock.advance(seconds=3)
+    (again,) = other.take()
     assert again["retries_left"] == 1
     assert consumer.settle("commit", taken) == {"stale": 1}
     assert consumer.settle("extend", taken) == {"stale": 1}
@@ -298,6 +294,32 @@ def test_messages_in_flight_are_bounded_over_all_consumers_and_workers(broker: A
     assert total(broker, topic_of("narrow"), "committed") == 19
 
 
+def test_requests_of_one_consumer_side_by_side_are_bounded_as_well(broker: Any) -> None:
+    consumer = Consumer("narrow")
+    consumer.send(*range(20))
+    ours = Deliveries(Actor("a", "rest"), topic_of("narrow"), broker)
+    asking, told = ours._ask_limits, threading.Barrier(2, timeout=10)
+
+    def ask(request: str, most: int) -> Any:
+        found = asking(request, most)
+        told.wait()
+        return found
+
+    ours._ask_limits = ask  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(ours.take, uuid.UUID(int=1), 3) for _ in range(2)]
+        assert sum(len(one.result(20)) for one in both) == 3
+
+
+def test_a_request_that_waits_in_vain_leaves_no_wish_behind(broker: Any) -> None:
+    one, other = Consumer("narrow"), Consumer("narrow")
+    one.send(*range(20))
+    assert len(one.take(3)) == 3
+    assert other.take(2, wait=0.4) == []
+    found = broker.allow(topic_of("narrow"), "x", tokens=0, in_use=0, wanted=1, lease_ms=1)
+    assert not found.others_wait
+
+
 def test_permits_that_were_not_needed_are_given_back(broker: Any) -> None:
     one, other = Consumer("both"), Consumer("both")
     one.send(1)
@@ -367,3 +389,21 @@ def test_a_receipt_is_for_its_topic_and_slot_only(broker: Any) -> None:
         assert deliveries._unsealed(topic, slot, known) is None
     assert deliveries._unsealed("timed", 0, known) == 1
     assert one.commit([Settled("1.MQ", known)]) == ["stale"]
+
+
+def test_on_a_cluster_all_is_the_same(redis_cluster: RedisCluster, prefix: str) -> None:
+    client = cluster_of(redis_cluster)
+    rmq = {"REDIS": {"CLUSTER": redis_cluster.url}, "TOPICS": TOPICS}
+    with override_settings(RMQ=rmq), connections.replaced_broker(ClusterBroker(client, prefix)):
+        consumer = Consumer("narrow")
+        body = {"messages": [{"body": n, "priority": 100} for n in range(12)]}
+        first = consumer.ok("POST", "topics/narrow/messages/", body, 202, Idempotency_Key="k")
+        assert consumer.ok("POST", "topics/narrow/messages/", body, 202, Idempotency_Key="k") == first
+        seen = []
+        while taken := consumer.take(10, wait=1):
+            assert len(taken) <= 3
+            assert sorted(consumer.take(held=True), key=str) == sorted(taken, key=str)
+            seen += [one["body"] for one in taken]
+            assert consumer.settle("commit", *taken) == {"ok": len(taken)}
+        assert sorted(seen) == list(range(12))
+    client.close()

@@ -174,7 +174,7 @@ REPEATED: dict[str, Any] = {
 }
 """What a caller hears who repeats a call whose reply was lost."""
 
-TOLD_TWICE = {"sent", "merged", "replaced", "present", "stale", "rescheduled"}
+TOLD_TWICE = {"sent", "merged", "replaced", "present", "stale", "fenced", "rescheduled"}
 """Counters of calls, which two calls may raise twice; all others count messages."""
 
 

@@ -33,6 +33,7 @@ from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import Envelope, Failure, Topic, encode_envelope
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
 from django_rmq.operations.health import Limits as HealthLimits
+from django_rmq.sending import Send
 from tests.servers import RedisServer
 from tests.workers import client_of, cluster_of
 
@@ -733,6 +734,11 @@ def begin_to_watch(operations: Operations) -> None:
         operations.events()
 
 
+def send_once(operations: Operations) -> None:
+    with operations.once("a key", ["content"]) as attempt:
+        attempt.done({"results": []})
+
+
 ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "overview": ({Permission.VIEW}, lambda o: o.overview()),
     "topic": ({Permission.VIEW}, lambda o: o.topic("timed")),
@@ -749,6 +755,10 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "health": ({Permission.VIEW}, lambda o: o.health(HealthLimits())),
     "send": ({Permission.SEND}, lambda o: o.send("merging", 1)),
     "send_many": ({Permission.SEND}, lambda o: o.send_many("merging", [1])),
+    "send_each": ({Permission.SEND}, lambda o: o.send_each("merging", [Send(1)])),
+    "spend_sends": ({Permission.SEND}, lambda o: o.spend_sends(1, (10, 1.0))),
+    "once": ({Permission.SEND}, send_once),
+    "deliveries": ({Permission.CONSUME}, lambda o: o.deliveries("timed").take(uuid.uuid4(), 1)),
     "replay": ({Permission.REPLAY}, lambda o: o.replay("timed", ["0.YQ"])),
     "replay_edited": (
         {Permission.REPLAY, Permission.EDIT},

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
+from django.core.management import call_command
 from django.test import Client
+from rich.console import Console
 
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
+from django_rmq.exceptions import InvalidRequest
 from django_rmq.messages import decode_body
+from django_rmq.pipelines import Context, pipelines
 from django_rmq.testing import clock_from_now, memory_broker
 from example_project.selection.facts import KEPT, Event, is_noted, note, take_in
 from example_project.selection.feeds import Feeds
 from example_project.selection.models import Batch, Item, Member, ProductSet, Work
-from example_project.selection.sets import TOPIC, Evaluation, differing_sets, save_set, settle
+from example_project.selection.sets import MOST_ITEMS, TOPIC, Evaluation, differing_sets, save_set, settle
+from example_project.selection.showing import Showing
 from example_project.selection.sources import SOURCES
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -197,6 +203,56 @@ def test_items_that_nobody_knows_join_nothing(items: None) -> None:
     product_set = ProductSet.objects.create(name="cheap", rule="price < 5")
     batch = settle("q", 0, evaluated(product_set, 1, 999, looked_at=[1, 999]), rows=2)
     assert batch is not None and (batch.items, batch.joined) == (1, 1)
+
+
+def test_a_batch_as_large_as_they_come_may_leave_whole() -> None:
+    skus = range(1, MOST_ITEMS + 1)
+    Item.objects.bulk_create(Item(sku=sku) for sku in skus)
+    product_set = ProductSet.objects.create(name="all", rule="not price is known")
+    joined = settle("q", 0, evaluated(product_set, *skus, looked_at=skus), rows=len(skus))
+    left = settle("q", 1, evaluated(product_set, looked_at=skus), rows=len(skus))
+    assert joined is not None and joined.joined == len(skus)
+    assert left is not None and left.left == len(skus)
+
+
+# --- commands
+
+
+def test_a_first_start_has_sets_and_a_second_one_leaves_them(tmp_path: Path) -> None:
+    call_command("seed_selection", stdout=StringIO())
+    assert differing_sets() == {}
+    names = set(ProductSet.objects.values_list("name", flat=True))
+    ProductSet.objects.filter(name="Best rated").delete()
+    call_command("seed_selection", stdout=StringIO())
+    assert set(ProductSet.objects.values_list("name", flat=True)) == names - {"Best rated"}
+
+
+def test_feeds_may_be_written_by_hand(tmp_path: Path) -> None:
+    said = StringIO()
+    call_command("selection_feeds", folder=tmp_path, items=7, seconds=0, stdout=said)
+    assert said.getvalue().startswith("28 events: catalogue 7, suppliers 7, warehouse 7, reviews 7")
+    assert [len(list(source.folder(tmp_path).iterdir())) for source in SOURCES] == [1] * 4
+
+
+def test_the_sets_are_watched_from_now_on(items: None) -> None:
+    product_set = ProductSet.objects.create(name="cheap", rule="price < [bold]5", joined=100, left=90)
+    showing = Showing()
+    assert showing.rows() == [("cheap", "price < [bold]5", 0, 0, 0)]
+    settle("q", 0, evaluated(product_set, 1, 2, 3), rows=12)
+    settle("q", 1, evaluated(product_set, 1, 2), rows=10)
+    assert showing.rows() == [("cheap", "price < [bold]5", 2, 3, 1)]
+    console = Console(file=StringIO(), width=150)
+    console.print(showing.rich_table())
+    assert "price < [bold]5" in console.file.getvalue()  # type: ignore[attr-defined]
+    said = StringIO()
+    call_command("selection", count=1, stdout=said)
+    assert "cheap" in said.getvalue() and "10 messages, 10 items, 0 joined, 1 left" in said.getvalue()
+
+
+def test_a_spark_elsewhere_cannot_write_to_this_database() -> None:
+    context = Context("selection", remote="sc://127.0.0.1:15002")
+    with pytest.raises(InvalidRequest, match="which --remote puts elsewhere"):
+        pipelines()["selection"]().run(context)
 
 
 # --- admin

@@ -1430,6 +1430,70 @@ MUTANTS: dict[str, Mutant] = {
         "The depths of a ledger are those of its slot.",
         "configuring",
     ),
+    # --- rates, permits and requests that are done once
+    "permits_never_end": Mutant(
+        "limits/ended",
+        "local left = math.max(0, (tonumber(held) or 0) - ended)",
+        "local left = tonumber(held) or 0",
+        "Who settles a message gives its permit back.",
+        "quotas",
+    ),
+    "permits_are_not_renewed": Mutant(
+        "limits/ended",
+        "local until_ms = lease_ms > 0 and now_ms + lease_ms or tonumber(ends)",
+        "local until_ms = tonumber(ends)",
+        "What is extended counts as in flight for longer.",
+        "quotas",
+    ),
+    "spent_beyond_the_rate": Mutant(
+        "limits/spend",
+        "if empty > now_us then return math.ceil(empty - now_us) end",
+        "",
+        "Nobody sends more than its rate.",
+        "quotas",
+    ),
+    "a_bucket_without_a_bound": Mutant(
+        "limits/spend",
+        "empty = math.max(empty, now_us - full_us) + each * wanted",
+        "empty = empty + each * wanted",
+        "Who was silent for long may send no more at once than the rate says.",
+        "quotas",
+    ),
+    "locked_out_by_a_clock": Mutant(
+        "limits/spend",
+        "if not empty or empty > now_us + full_us then",
+        "if not empty then",
+        "A clock that is set back locks no sender out.",
+        "quotas",
+    ),
+    "answered_for_another": Mutant(
+        "answers/begin",
+        "if known and known ~= print then return { 'other' } end",
+        "",
+        "A key stands for one request.",
+        "quotas",
+    ),
+    "done_twice": Mutant(
+        "answers/begin",
+        "if kept then return { 'done', kept } end",
+        "",
+        "A request with a key is done once.",
+        "quotas",
+    ),
+    "done_beside_itself": Mutant(
+        "answers/begin",
+        "if known and ends and ends > now_ms and ends <= now_ms + lease_ms then return { 'running' } end",
+        "",
+        "A request with a key is not done twice at the same time.",
+        "quotas",
+    ),
+    "kept_by_the_dead": Mutant(
+        "answers/keep",
+        "if redis.call('HGET', answer, 'token') ~= token then return 'stale' end",
+        "",
+        "An attempt that was thought dead does not speak for the one after it.",
+        "quotas",
+    ),
 }
 
 SUITES: dict[str, list[str]] = {
@@ -1438,6 +1502,7 @@ SUITES: dict[str, list[str]] = {
     "lockstep": ["tests/stateful/test_lockstep.py", "--hypothesis-profile=mutants"],
     "faults": ["tests/integration/test_faults.py"],
     "fairness": ["tests/integration/test_fairness.py"],
+    "quotas": ["tests/unit/test_quota_scripts.py"],
 }
 """The suites that may catch a mutant, from the cheapest to the dearest."""
 

@@ -1,0 +1,105 @@
+"""``python -m benchmarks.report``: run everything that is published, and write the tables of ``docs/performance.md``.
+
+Between ``<!-- name -->`` and ``<!-- end -->`` the document holds what was measured; the text around it stays. What one of the
+parts printed as JSON into ``build/bench`` is used again with ``--again``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks import scale
+from benchmarks.peers.__main__ import COLUMNS, line, note
+from benchmarks.table import TITLES, cells, markdown, read_rows, told
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "build" / "bench"
+PARTS = {"works": "benchmarks", "peers": "benchmarks.peers", "scale": "benchmarks.scale"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--again", action="store_true", help="measure nothing: write what was found last")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    for name in options.only:
+        if not options.again:
+            command = [sys.executable, "-m", PARTS[name], "--json", str(RESULTS / f"{name}.json")]
+            if subprocess.run(command, cwd=ROOT, check=False).returncode:
+                return 1
+        tables = WRITERS[name](RESULTS / f"{name}.json")
+        DOCUMENT.write_text(filled(DOCUMENT.read_text(), tables))
+    print(f"wrote {DOCUMENT.relative_to(ROOT)} after {time.monotonic() - begun:.0f} s")
+    return 0
+
+
+def filled(text: str, tables: dict[str, str]) -> str:
+    """Return ``text`` with each table between its marks."""
+    for name, table in tables.items():
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not marked.search(text):
+            raise ValueError(f"there is no place for {name}")
+        text = marked.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def _works(path: Path) -> dict[str, str]:
+    rows = read_rows(path)
+    where = told(json.loads(path.read_text())["conditions"])
+    tables = {"works": f"{where}.\n\n{markdown(TITLES, cells(rows))}"}
+    late = [row.values for row in rows if "histogram" in row.values]
+    if late:
+        titles = ["later than due by"]
+        for values in late:
+            titles += [f"{values['rate']:,}/s", "control"]
+        names = ["early", *_classes(late[0]["edges_ms"])]
+        lines = [
+            [
+                name,
+                *(f"{values[which][i]:,}" for values in late for which in ("histogram", "control_histogram")),
+            ]
+            for i, name in enumerate(names)
+        ]
+        tables["lateness"] = markdown(titles, lines)
+    return tables
+
+
+def _classes(edges: list[int]) -> list[str]:
+    return [f"{low} to {high} ms" for low, high in pairwise(edges)] + [f"{edges[-1]} ms or more"]
+
+
+def _peers(path: Path) -> dict[str, str]:
+    found = json.loads(path.read_text())
+    queues: dict[str, dict[str, Any]] = found["queues"]
+    parts = [
+        told(found["conditions"]) + ".",
+        markdown(COLUMNS, [line(name, result) for name, result in queues.items()]),
+        markdown(TITLES, cells(read_rows(path))),
+        "\n".join(note(name, result) for name, result in queues.items()),
+    ]
+    return {"peers": "\n\n".join(parts)}
+
+
+def _scale(path: Path) -> dict[str, str]:
+    found = json.loads(path.read_text())
+    parts = [told(found["conditions"]) + "."]
+    for name, points in found["series"].items():
+        parts.append(f"{name}: {scale.SERIES[name][2]}.\n\n{markdown(*scale.columns(name, points))}")
+    return {"scale": "\n\n".join(parts)}
+
+
+WRITERS = {"works": _works, "peers": _peers, "scale": _scale}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

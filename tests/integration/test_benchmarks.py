@@ -1,0 +1,114 @@
+"""The benchmarks run and say what they found; the figures themselves are for a quiet machine, and not tested."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import report
+from benchmarks.lateness import EDGES_MS, histogram, part
+from benchmarks.peers.__main__ import PEERS, compared, requirements, version
+from benchmarks.table import TITLES, Row, cells, markdown, read_rows, text, write
+from tests.unit.test_repository import pins
+
+ROOT = Path(__file__).parents[2]
+ROW = Row("sending", "20/s", "10/s", "× 2.00", "≥ × 1", True, {"ratio": 2.0})
+
+
+def run(tmp_path: Path, module: str, *arguments: str) -> dict[str, Any]:
+    """Run a benchmark and return what it wrote as JSON."""
+    path = tmp_path / "found.json"
+    subprocess.run(
+        [sys.executable, "-m", module, *arguments, "--json", str(path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    return json.loads(path.read_text())
+
+
+def test_works_are_measured_beside_their_bare_limits(tmp_path: Path) -> None:
+    few = ("--rounds", "1", "--single-rounds", "1", "--messages", "4000", "--singles", "50")
+    found = run(tmp_path, "benchmarks", *few, "--only", "send")
+    assert [row["work"] for row in found["rows"]] == ["bulk send, bytes", "bulk send, dicts", "single send"]
+    for row in found["rows"]:
+        assert row["values"]["ours"][0] > 0
+        assert row["values"]["bare"][0] > 0
+    assert {"machine", "Redis", "Python", "redis-py"} <= set(found["conditions"])
+
+
+def test_this_queue_is_measured_as_the_others_are(tmp_path: Path) -> None:
+    found = run(tmp_path, "benchmarks.peers", "--only", "--messages", "500", "--singles", "20")
+    ours = found["queues"]["rmq"]
+    assert "error" not in ours, ours
+    assert min(ours["bulk"], ours["single"], ours["consume"]) > 0
+    assert found["rows"] == []
+
+
+def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
+    found = run(
+        tmp_path,
+        "benchmarks.scale",
+        "--only",
+        "backlog",
+        "--backlog",
+        "2000",
+        "4000",
+        "--plots",
+        str(tmp_path),
+    )
+    assert [point[0] for point in found["series"]["backlog"]] == [2000, 4000]
+    assert (tmp_path / "backlog.svg").stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_what_a_peer_needs_is_pinned_with_hashes(name: str) -> None:
+    found = pins(requirements(name))
+    assert all("==" in line and hashes for line, hashes in found.items())
+    assert version(name) != "?"
+
+
+def test_the_best_peer_is_what_we_are_compared_with() -> None:
+    def rates(bulk: float, single: float, consume: float) -> dict[str, Any]:
+        return {"bulk": bulk, "single": single, "consume": consume}
+
+    rows = compared(
+        {"rmq": rates(100, 10, 30), "rq": rates(9, 11, 1), "huey": rates(5, 2, 4), "arq": {"error": "x"}}
+    )
+    assert [(row.values["best"], row.met) for row in rows] == [("rq", True), ("rq", False), ("huey", False)]
+    assert compared({"rmq": {"error": "x"}, "rq": rates(1, 1, 1)}) == []
+
+
+def test_lateness_is_put_into_classes() -> None:
+    values = [-0.5, 0.0, 0.9, 4.0, 2_000.0]
+    counts = histogram(values)
+    assert (counts[0], counts[1], counts[1 + EDGES_MS.index(3)], counts[-1]) == (1, 2, 1, 1)
+    assert sum(counts) == len(values)
+    assert (part(values, 0.5), part(values, 0.99)) == (0.9, 2_000.0)
+
+
+def test_rows_are_written_and_read(tmp_path: Path) -> None:
+    write(tmp_path / "rows.json", {"machine": "one"}, rows=[ROW])
+    assert read_rows(tmp_path / "rows.json") == [ROW]
+    assert markdown(TITLES, cells([ROW])).splitlines()[2].startswith("| sending | 20/s |")
+    assert len(set(map(len, text(TITLES, cells([ROW])).splitlines()))) == 1
+
+
+def test_tables_are_put_where_the_document_wants_them() -> None:
+    document = "before\n<!-- works -->\nold\n<!-- end -->\nafter\n<!-- peers -->\nkept\n<!-- end -->\n"
+    filled = report.filled(document, {"works": r"new \1"})
+    assert filled == document.replace("old", r"new \1")
+    with pytest.raises(ValueError, match="no place for scale"):
+        report.filled(document, {"scale": "x"})
+
+
+def test_the_document_has_a_place_for_every_table() -> None:
+    document = report.DOCUMENT.read_text()
+    for name in ("works", "lateness", "peers", "scale"):
+        assert f"<!-- {name} -->\n" in document

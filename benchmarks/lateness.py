@@ -26,7 +26,7 @@ from django_rmq.producer import Producer
 TOPIC = Topic("timed", TopicType.FIXED_TIME, slots=64)
 RATES = (100, 1_000, 10_000)
 CONTROL_RATE = 1_000
-GOAL_P50_MS, GOAL_P99_MS = 3.0, 15.0
+GOAL_RATE, GOAL_P50_MS, GOAL_P99_MS = 1_000, 3.0, 15.0
 EDGES_MS = (0, 1, 2, 3, 5, 10, 15, 25, 50, 100, 250, 1000)
 
 
@@ -90,18 +90,19 @@ def measure(client: redis.Redis, rate: int, seconds: float) -> Lateness:
 
 
 def row(found: Lateness) -> Row:
-    """Return the line of the table; the goal is that of 1,000/s and is shown for all."""
+    """Return the line of the table: how late it may be is said for 1,000/s; none may ever be early."""
     p50, p99 = (part(found.ours, share) for share in (0.5, 0.99))
     bare50, bare99 = (part(found.control, share) for share in (0.5, 0.99))
     earliest = min(found.ours)
     more50, more99 = p50 - bare50, p99 - bare99
+    has_goal = found.rate == GOAL_RATE
     return Row(
         f"lateness at {found.rate:,}/s, p50 / p99",
         f"{p50:.1f} / {p99:.1f} ms",
         f"{bare50:.1f} / {bare99:.1f} ms",
         f"{more50:+.1f} / {more99:+.1f} ms",
-        f"≤ +{GOAL_P50_MS:g} / +{GOAL_P99_MS:g} ms, never early",
-        more50 <= GOAL_P50_MS and more99 <= GOAL_P99_MS and earliest >= 0,
+        f"≤ +{GOAL_P50_MS:g} / +{GOAL_P99_MS:g} ms, never early" if has_goal else "never early",
+        earliest >= 0 and (not has_goal or (more50 <= GOAL_P50_MS and more99 <= GOAL_P99_MS)),
         {
             "rate": found.rate,
             "p50": p50,

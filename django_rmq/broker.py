@@ -12,7 +12,8 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, Self
@@ -164,6 +165,49 @@ class Command(Call):
 
 def _same(reply: Any) -> Any:
     return reply
+
+
+class Packed:
+    """Members, or scores and members, that are written already as the server reads them; for pipelines to one server.
+
+    As an argument of a transition it has the length of what it stands for; in its call it is one argument.
+    """
+
+    def __init__(self, count: int, width: int, data: memoryview) -> None:
+        self.count = count
+        self.width = width
+        """Texts for each: 1, or 2 with a score."""
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Packed]:
+        yield self
+
+
+def _wired(command: tuple[Any, ...]) -> list[Any]:
+    """Return a command that has something packed before its last argument in the pieces that go over the wire."""
+    packed: Packed = command[-2]
+    parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*command[:-2], command[-1])]
+    *before, now = (b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+    return [b"*%d\r\n" % (len(parts) + packed.count * packed.width), *before, packed.data, now]
+
+
+def _is_packed(call: Call) -> bool:
+    return bool(call.args) and isinstance(call.args[-1], Packed)
+
+
+def _tally(count: int) -> Callable[[Any], Counter[str]]:
+    """Parse how many messages have which status."""
+
+    def parse(reply: list[Any]) -> Counter[str]:
+        _moved(reply)
+        if reply[0] == b"stored":
+            return Counter(stored=count)
+        return Counter(word.decode() for word in reply[1])
+
+    return parse
 
 
 def _words(count: int) -> Callable[[Any], list[str]]:
@@ -465,7 +509,7 @@ class Transitions(ABC):
         topic: Topic,
         slot: int,
         range_ms: int,
-        members: Sequence[bytes],
+        members: Sequence[bytes] | Packed,
         envelopes: Sequence[bytes] = (),
     ) -> list[Sent]:
         """Send range_merge messages due ``range_ms`` from now; what waits already keeps its time."""
@@ -483,7 +527,7 @@ class Transitions(ABC):
                     *members,
                     *envelopes,
                 ),
-                _sent([math.nan] * len(members)),
+                _tally(len(members)) if isinstance(members, Packed) else _sent([math.nan] * len(members)),
             )
         )
 
@@ -492,13 +536,15 @@ class Transitions(ABC):
         topic: Topic,
         slot: int,
         scores: Sequence[int],
-        members: Sequence[bytes],
+        members: Sequence[bytes] | Packed,
         envelopes: Sequence[bytes] = (),
     ) -> list[Sent]:
         """Send priority or fixed_time messages; of several sends of a member the last score counts."""
         keys = self._keys(topic, slot)
-        pairs: list[Any] = [None] * (2 * len(members))
-        pairs[::2], pairs[1::2] = scores, members
+        pairs: list[Any] = list(members)
+        if not isinstance(members, Packed):
+            pairs = [None] * (2 * len(members))
+            pairs[::2], pairs[1::2] = scores, members
         return self._run(
             Call(
                 "send_replace",
@@ -513,7 +559,7 @@ class Transitions(ABC):
                     *pairs,
                     *envelopes,
                 ),
-                _sent(scores),
+                _tally(len(members)) if isinstance(members, Packed) else _sent(scores),
             )
         )
 
@@ -1780,7 +1826,11 @@ class Pipeline(Transitions):
             commands = [self._broker._command(call) for call in self._calls]  # noqa: SLF001 - a pipeline is its broker's other half
             if self._wanted is not None:
                 commands += durability_commands(self._wanted, connection)
-            packed = connection.pack_commands(commands)
+            if any(_is_packed(call) for call in self._calls):
+                pieces = [piece for command in commands for piece in self._pieces(connection, command)]
+                packed = [b"".join(pieces)]
+            else:
+                packed = connection.pack_commands(commands)
             connection.send_packed_command(packed)
         except RedisError as error:
             self._give_back(connection, broken=True)
@@ -1790,6 +1840,13 @@ class Pipeline(Transitions):
             raise
         self._connection = connection
         return self
+
+    @staticmethod
+    def _pieces(connection: Any, command: tuple[Any, ...]) -> list[Any]:
+        if isinstance(command[-2], Packed):
+            return _wired(command)
+        found: list[Any] = connection.pack_command(*command)
+        return found
 
     def receive(self) -> list[Any]:
         """Return a result or an ``RmqError`` for each call, in order."""
@@ -1841,6 +1898,10 @@ class Pipeline(Transitions):
         try:
             if isinstance(reply, NoScriptError):
                 self._broker._loaded = False  # noqa: SLF001 - the next pipeline loads them all again
+                if _is_packed(call):
+                    again = self._broker.pipeline()
+                    again._run(call)  # noqa: SLF001 - one of our own kind
+                    return again.execute()[0]
                 return self._broker._run(call)  # noqa: SLF001 - a pipeline is its broker's other half
             if isinstance(reply, RedisError):
                 return translate(reply)

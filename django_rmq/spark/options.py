@@ -22,11 +22,12 @@ CONNECTION = {
     "connectionOptions",
     "topic",
 }
-READ = CONNECTION | {"queues", "slots", "minScore", "maxScore", "includeMetadata", "minPartitions"}
+TASKS = ("minPartitions", "messagesPerTask")
+READ = CONNECTION | {"queues", "slots", "minScore", "maxScore", "includeMetadata", *TASKS}
 STREAM = CONNECTION | {
     "maxMessagesPerTrigger",
     "claimTimeout",
-    "minPartitions",
+    *TASKS,
     "consumerId",
     "failOnDataLoss",
     "pollInterval",
@@ -34,6 +35,10 @@ STREAM = CONNECTION | {
 WRITE = CONNECTION | {"bodyColumns", "timeRange", "canonical", "maxBody", "maxBacklog", "allowOverwrite"}
 SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
 """Options of Spark's own that it hands over to sources and sinks, too."""
+
+
+MESSAGES_PER_TASK = 50_000
+"""A task costs some 50 ms before its first row."""
 
 
 class Options:
@@ -102,6 +107,11 @@ class Options:
         if len(found) > 1:
             raise ConfigurationError(f"option topic must name one topic here, got {', '.join(found)}")
         return found[0]
+
+    def tasks(self, messages: int) -> int:
+        """Return in how many tasks so many messages are read."""
+        share = self.whole("messagesPerTask", MESSAGES_PER_TASK, low=1)
+        return max(self.whole("minPartitions", 1, low=1), math.ceil(messages / share))
 
     def queues(self) -> list[str]:
         """Return the states to read."""

@@ -22,9 +22,6 @@ from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
 from django_rmq.spark.paging import LiveRows, narrow_batch
 
-TASK = 50_000
-"""Messages per task, about: a task costs some 50 ms before its first row."""
-
 PAGE = 1_000
 PAGE_BYTES = 4_194_304
 SLOTS_PER_TRIP = 1_000
@@ -67,7 +64,7 @@ class Reader(DataSourceReader):
         self._topics = options.topics()
         self._low = options.number("minScore", -math.inf)
         self._high = options.number("maxScore", math.inf)
-        self._min_partitions = options.whole("minPartitions", 1, low=1)
+        options.tasks(0)
         self._metadata = options.flag("includeMetadata", default=False)
 
     def partitions(self) -> list[InputPartition]:
@@ -91,7 +88,7 @@ class Reader(DataSourceReader):
                         if size:
                             pieces.append(Piece(topic, slot, queue))
                             sizes.append(size)
-        tasks = min(len(pieces), max(self._min_partitions, math.ceil(sum(sizes) / TASK)))
+        tasks = min(len(pieces), self._options.tasks(sum(sizes)))
         return [Task([pieces[i] for i in group]) for group in grouped(sizes, tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

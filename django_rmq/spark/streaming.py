@@ -33,7 +33,6 @@ from django_rmq.messages import BATCH, CLAIM_BATCH, Claimed, Topic, decode_envel
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, STREAM, Options
 from django_rmq.spark.paging import FIRST_PAGE, MOST_ROWS, PAGES, Rows, fitting, narrow_batch
-from django_rmq.spark.reading import TASK
 
 logger = logging.getLogger("django_rmq.spark")
 
@@ -100,7 +99,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._name = options.topic()
         self._most = options.whole("maxMessagesPerTrigger", 200_000, low=1)
         self._lease_ms = round(options.number("claimTimeout", 120.0, low=1.0, high=86_400.0) * 1000)
-        self._min_partitions = options.whole("minPartitions", 1, low=1)
+        options.tasks(0)
         self._fail_on_loss = options.flag("failOnDataLoss", default=False)
         self._poll_seconds = options.number("pollInterval", 0.5, low=0.0, high=3_600.0)
         self._consumer = options.text("consumerId") or uuid4().hex
@@ -425,8 +424,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = sum(sizes.values())
         if rows < int(end["rows"]):
             self._lost(number, int(end["rows"]) - rows)
-        tasks = max(self._min_partitions, math.ceil(rows / TASK))
-        return [Task(consumer, number, pieces) for pieces in split(sizes, tasks)]
+        return [Task(consumer, number, pieces) for pieces in split(sizes, self._options.tasks(rows))]
 
     def _lost(self, number: int, missing: int) -> None:
         text = (

@@ -13,18 +13,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, TopicFull
-from django_rmq.messages import encode_json
+from django_rmq.messages import MAX_PRIORITY, TopicType, encode_json
 from django_rmq.producer import Producer, check_time_range
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
+from django_rmq.spark.packing import Bulk
 
 OPTION_COLUMNS = ("priority", "fixed_time", "time_range", "slot_basis", "key")
-CHUNK = 10_000
-"""Rows in hand at once at most."""
+CHUNK, PER_SLOT, MOST = 10_000, 500, 64_000
+"""Rows in hand at once: so many, or so many for each slot, but never more than that."""
+
+CHUNK_BYTES = 8_388_608
+"""Bytes, about, after which no more rows are waited for."""
 
 
 @dataclass
@@ -32,6 +37,24 @@ class Written(WriterCommitMessage):
     """What a task sent: status -> how many."""
 
     counts: dict[str, int]
+
+
+def gathered(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches of at least ``rows`` rows, or of many bytes, as one each: Spark hands over 10,000 at a time."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(each.num_rows for each in held) >= rows or sum(each.nbytes for each in held) >= CHUNK_BYTES:
+            yield from _whole(held)
+            held = []
+    yield from _whole(held)
+
+
+def _whole(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return found
 
 
 class _Sending:
@@ -77,19 +100,29 @@ class _Sending:
 
     def _send(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         producer = Producer(broker_of(self._options))
+        bulk = Bulk(producer, self._topic)
         counts: Counter[str] = Counter()
-        for whole in iterator:
-            for first in range(0, whole.num_rows, CHUNK):
-                counts.update(self._send_chunk(producer, whole.slice(first, CHUNK)))
+        try:
+            rows = min(MOST, max(CHUNK, PER_SLOT * self._topic.slots))
+            for whole in gathered(iterator, rows):
+                for first in range(0, whole.num_rows, rows):
+                    counts.update(self._send_chunk(producer, bulk, whole.slice(first, rows)))
+        finally:
+            bulk.finish()
+        counts.update(bulk.counts)
         if counts["refused"]:
             raise TopicFull(
                 f"topic {self._topic.name} is full: {counts['refused']} of {counts.total()} messages were refused"
             )
         return Written(dict(counts))
 
-    def _send_chunk(self, producer: Producer, batch: pa.RecordBatch) -> Counter[str]:
+    def _send_chunk(self, producer: Producer, bulk: Bulk, batch: pa.RecordBatch) -> Counter[str]:
         topic = self._topic
         bodies = self._bodies(batch)
+        if self._is_plain(batch, bodies):
+            priorities = batch.column("priority") if self._columns else None
+            bulk.send(bodies, pa.array(bodies, pa.binary()), priorities)
+            return Counter()
         # What is encoded already goes as bytes.
         raw = replace(topic, body="bytes")
         constant = not self._columns or (self._columns == ["priority"] and _is_constant(batch, "priority"))
@@ -109,6 +142,23 @@ class _Sending:
             except (RmqError, ValueError) as error:
                 raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
         return Counter(result.status for result in producer.send(built))
+
+    def _is_plain(self, batch: pa.RecordBatch, bodies: list[bytes]) -> bool:
+        """Return whether these rows can go as they are: nothing has to be looked up in them, nothing is wrong with them."""
+        topic = self._topic
+        if topic.keyed or topic.slot_basis is not None or self._options.is_cluster or not bodies:
+            return False
+        if not all(bodies) or max(map(len, bodies)) > topic.max_body:
+            return False
+        if topic.type is TopicType.RANGE_MERGE:
+            return not self._columns and topic.time_range_ms is not None
+        if topic.type is not TopicType.PRIORITY or self._columns != ["priority"]:
+            return False
+        column = batch.column("priority")
+        if column.null_count or not pa.types.is_integer(column.type):
+            return False
+        found = pc.min_max(column).as_py()
+        return bool(topic.min_priority <= found["min"] and found["max"] <= MAX_PRIORITY)
 
     @staticmethod
     def _refusing(batch: pa.RecordBatch, send: Callable[[], Counter[str]]) -> Counter[str]:

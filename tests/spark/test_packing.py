@@ -1,0 +1,104 @@
+"""Bulk sends out of Arrow: the same bytes on the wire as redis-py writes, and the same messages as any other send."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from zlib import crc32
+
+import hiredis
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq.messages import TopicType
+from django_rmq.producer import Producer
+from django_rmq.spark.packing import Bulk, groups
+from django_rmq.spark.writing import gathered
+from tests.spark.conftest import Queue
+
+MakeQueue = Callable[..., Queue]
+
+bodies = st.lists(
+    st.binary(min_size=1, max_size=40) | st.sampled_from([b"\r\n", b"$1\r\n", b"\xff\x00"]), min_size=1
+)
+
+
+@given(
+    members=bodies, slots=st.sampled_from([1, 2, 16]), score=st.integers(17, 1 << 43), scored=st.booleans()
+)
+def test_what_is_packed_is_what_redis_py_would_write(
+    members: list[bytes], slots: int, score: int, scored: bool
+) -> None:
+    scores = [b"%d" % (score + n) for n in range(len(members))] if scored else None
+    column = pa.array(members, pa.binary())
+    told: Counter[int] = Counter()
+    for group in groups(members, column, scores and pa.array(scores, pa.large_binary()), slots):
+        rows = group.rows.to_pylist()
+        assert rows == sorted(rows) and {crc32(members[row]) % slots for row in rows} == {group.slot}
+        texts = [
+            text for row in rows for text in ((scores[row], members[row]) if scores else (members[row],))
+        ]
+        whole = hiredis.pack_command(tuple(texts))
+        assert bytes(group.packed.data) == whole.partition(b"\r\n")[2]
+        assert (len(group.packed), group.packed.width) == (len(rows), 2 if scored else 1)
+        told.update(rows)
+    assert told == Counter(range(len(members)))
+
+
+@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.PRIORITY])
+def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: TopicType) -> None:
+    topic = queue(
+        kind, slots=8, body="bytes", time_range_ms=60_000 if kind is TopicType.RANGE_MERGE else None
+    )
+    members = [b"%d" % (n % 3_000) for n in range(5_000)]
+    priorities = None if kind is TopicType.RANGE_MERGE else pa.array(range(100, 5_100))
+    bulk = Bulk(Producer(topic.broker), topic.topic)
+    for first in range(0, 5_000, 1_700):
+        part = members[first : first + 1_700]
+        bulk.send(part, pa.array(part, pa.binary()), priorities and priorities.slice(first, 1_700))
+    bulk.finish()
+    met = "merged" if priorities is None else "replaced"
+    assert bulk.counts == {"stored": 3_000, met: 2_000}
+    assert (topic.total("stored"), topic.total(met), topic.depth("store")) == (3_000, 2_000, 3_000)
+    if priorities is not None:
+        found = {entry.member: entry.score for page in topic.each("peek", "store") for entry in page.entries}
+        assert found and all(
+            score == 100 + int(member) + (3_000 if int(member) < 2_000 else 0)
+            for member, score in found.items()
+        )
+
+
+def test_a_bulk_goes_on_where_the_server_has_lost_its_scripts(queue: MakeQueue) -> None:
+    topic = queue(slots=2, body="bytes")
+    bulk = Bulk(Producer(topic.broker), topic.topic)
+    members = [b"%d" % n for n in range(100)]
+    topic.broker.load_scripts()
+    topic.broker.client.script_flush()
+    bulk.send(members, pa.array(members, pa.binary()), pa.array([50] * 100))
+    bulk.finish()
+    assert bulk.counts == {"stored": 100} and topic.depth("store") == 100
+
+
+def test_a_bulk_follows_a_topic_that_has_another_slot_count_by_now(queue: MakeQueue) -> None:
+    topic = queue(slots=4, body="bytes")
+    topic.each("configure")
+    bulk = Bulk(Producer(topic.broker), replace(topic.topic, slots=2))
+    members = [b"%d" % n for n in range(100)]
+    bulk.send(members, pa.array(members, pa.binary()), pa.array([50] * 100))
+    bulk.finish()
+    assert bulk.counts == {"stored": 100}
+    placed = {
+        entry.member: slot for slot, page in enumerate(topic.each("peek", "store")) for entry in page.entries
+    }
+    assert placed == {member: crc32(member) % 4 for member in members}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "wanted"), [([], 5, []), ([0, 3], 5, [3]), ([3, 3, 3, 1], 5, [6, 4]), ([9], 5, [9])]
+)
+def test_small_batches_are_sent_together(sizes: list[int], rows: int, wanted: list[int]) -> None:
+    batches = [pa.record_batch({"value": pa.array([b"x"] * size, pa.binary())}) for size in sizes]
+    assert [batch.num_rows for batch in gathered(iter(batches), rows)] == wanted

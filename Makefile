@@ -18,7 +18,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark test proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark soak wheel requirements clean
+.PHONY: help install demo demo-spark test proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,
 
 bench-spark: $(INSTALLED) ## the Spark source and sink against bare limits, a million messages (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
+
+flights: $(INSTALLED) ## 336,776 flights through Spark and through workers, every count reconciled (BENCH_ARGS=...)
+	$(BIN)/python -m benchmarks.flights $(BENCH_ARGS)
 
 soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions (SOAK_ARGS=...)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)

@@ -277,6 +277,8 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @staticmethod
     def _tabs(row: Row, current: str) -> list[Tab]:
         counts = {"store": row.store, "prepare": row.prepare, "retry": row.retry, "dead": row.dead}
+        if row.claims or current == "claim":
+            counts["claim"] = row.claims
         tabs = [
             Tab(
                 state,

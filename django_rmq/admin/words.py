@@ -16,18 +16,21 @@ STATES: Mapping[str, Text] = {
     "prepare": pgettext_lazy("state of messages", "Prepare"),
     "retry": pgettext_lazy("state of messages", "Retry"),
     "dead": pgettext_lazy("state of messages", "Dead"),
+    "claim": pgettext_lazy("state of messages", "Claimed"),
 }
 STATE_NOTES: Mapping[str, Text] = {
     "store": gettext_lazy("It waits, and is taken when its turn has come."),
     "prepare": gettext_lazy("In flight: a consumer has it."),
     "retry": gettext_lazy("It failed, and rests until it is tried again."),
     "dead": gettext_lazy("Given up, until a person replays or deletes it."),
+    "claim": gettext_lazy("In flight: a Spark query holds it until its batch is recorded or its lease ends."),
 }
 EMPTY: Mapping[str, Text] = {
     "store": gettext_lazy("Nothing waits."),
     "prepare": gettext_lazy("Nothing is in flight."),
     "retry": gettext_lazy("Nothing rests after a failure."),
     "dead": gettext_lazy("Nothing is dead."),
+    "claim": gettext_lazy("Nothing is claimed."),
 }
 REASONS: Mapping[str, Text] = {
     "failed": gettext_lazy("failed"),

@@ -183,6 +183,10 @@ class Context:
                 if self.is_stopping:
                     self._let_end(query)
                     break
+        except Exception:
+            # Ctrl-C reaches Spark's own processes, too, and a query may die of it.
+            if not self.is_stopping:
+                raise
         finally:
             query.stop()
         seen, _ = self._tell_batches(query, seen, told)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -64,12 +66,18 @@ def open_session(
         builder = builder.config(key, value)
     # Spark writes a traceback of Python's before it raises; the error says enough.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    ours = signal.getsignal(signal.SIGINT)
     try:
         session = builder.getOrCreate()
-        session.dataSource.register(RmqDataSource)
+        if remote is not None:
+            # Elsewhere Spark finds it by itself, through pyspark_rmq.
+            session.dataSource.register(RmqDataSource)
     except (PySparkException, RuntimeError, OSError) as error:
         where = remote or master
         raise ConfigurationError(f"Spark does not begin ({where}): {error}") from error
+    if threading.current_thread() is threading.main_thread():
+        # Spark puts a handler of its own in its place.
+        signal.signal(signal.SIGINT, ours)
     if remote is None:
         session.sparkContext.setLogLevel("ERROR")
     return session

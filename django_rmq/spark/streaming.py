@@ -38,6 +38,9 @@ logger = logging.getLogger("django_rmq.spark")
 
 HEADS = 1_024
 
+LOOK_SECONDS = 5.0
+"""Between two looks whether a topic that seems empty was re-slotted."""
+
 
 class Piece(NamedTuple):
     """A part of a task: some rows of a claim in one slot."""
@@ -107,6 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topic = self._look_up()
         self._last_empty = float("-inf")
         """When (monotonic) a poll last found nothing."""
+        self._next_look = float("-inf")
         self._newest = 0
         self._rest: int | None = None
         """AvailableNow: how many may still be claimed."""
@@ -175,7 +179,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._rest = max(0, self._rest - rows)
                 return self._offset(consumer, number, rows)
         self._last_empty = time.monotonic()
+        self._look_for_slots()
         return start
+
+    def _look_for_slots(self) -> None:
+        """Make sure, now and then, that an empty topic is empty: after a re-slotting others have its messages."""
+        if self._last_empty < self._next_look:
+            return
+        self._next_look = self._last_empty + LOOK_SECONDS
+        if self._look_up().slots != self._topic.slots:
+            raise self._moved()
+
+    def _moved(self) -> SlotMoved:
+        return SlotMoved(
+            f"topic {self._name} has another slot count by now than the {self._topic.slots} with which the query began: what "
+            "Spark had recorded is acknowledged; begin again with a new checkpoint"
+        )
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge once more: the poll has done it before."""
@@ -299,7 +318,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             slot: max(1, math.ceil(budget * count / total)) if budget < total else count + BATCH
             for slot, count in zip(due, counts, strict=True)
         }
-        taken = 0
+        taken, moved = 0, False
         while left and taken < budget:
             pipeline = self._broker.pipeline()
             asked: list[int] = []
@@ -315,15 +334,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if isinstance(answer, RmqError):
                     raise answer
                 if answer.status == "moved":
-                    raise SlotMoved(
-                        f"topic {self._name} has another slot count by now: start the query again"
-                    )
+                    moved = True
+                    continue
                 self._note(slot, consumer, number, answer)
                 taken += answer.taken
                 left[slot] -= answer.taken
                 if not (answer.taken and answer.more and left[slot] > 0):
                     del left[slot]
+            if moved:
+                self._give_back(consumer, number)
+                raise self._moved()
         return taken > 0
+
+    def _give_back(self, consumer: str, number: int) -> None:
+        """Return a claim that no batch will ever read, in every slot that has a part of it."""
+        with self._lock:
+            slots = [slot for slot, held in self._held.items() if held == number]
+        for slot in slots:
+            while self._broker.return_claim(self._topic, slot, consumer, number)[1]:
+                pass
+            self._let_go(slot)
 
     def _note(self, slot: int, consumer: str, number: int, answer: Claimed) -> None:
         if answer.taken:

@@ -240,6 +240,24 @@ def test_each_act_needs_its_own_permission_and_no_other(
     assert entry.get_admin_url() == url("change", "timed")
 
 
+def test_what_spark_has_claimed_is_listed_and_shown_and_offers_nothing_to_do(
+    boss: Client, broker: Broker
+) -> None:
+    send(broker, "timed", b'{"a":"claimed"}')
+    topic = topic_of("timed")
+    assert "tab=claim" not in text(boss.get(url("change", "timed")))
+    for slot in range(topic.slots):
+        broker.claim(topic, slot, "spark", 1, 60_000, 10)
+    assert depth(broker, "timed", "claimed") == 1
+    assert "tab=claim" in text(boss.get(url("change", "timed")))
+    listed = text(boss.get(url("change", "timed"), {"tab": "claim"}))
+    assert '{"a":"claimed"}' in listed
+    assert ids(listed) == []
+    (address,) = set(re.findall(r'<th scope="row" class="rmq-message"><a href="([^"]*)"', listed))
+    shown = text(boss.get(address))
+    assert "Claimed" in shown and "a Spark query holds it" in shown and "claimed" in shown
+
+
 def test_get_changes_nothing(boss: Client, broker: Broker, prefix: str) -> None:
     kill(broker, "timed", b'{"a":1}')
     send(broker, "timed", b'{"a":2}')
@@ -251,7 +269,7 @@ def test_get_changes_nothing(boss: Client, broker: Broker, prefix: str) -> None:
     before = everything()
     for address in addresses(ids_of_dead(broker)).values():
         assert boss.get(address).status_code in (200, 302)
-    for tab in ("store", "prepare", "retry", "dead", "slots", "history"):
+    for tab in ("store", "prepare", "retry", "dead", "claim", "slots", "history"):
         assert boss.get(url("change", "timed"), {"tab": tab}).status_code == 200
     assert everything() == before
 

@@ -901,7 +901,7 @@ MUTANTS: dict[str, Mutant] = {
         "if tonumber(died) == score then",
         "if true then",
         "Who deletes what was archived leaves alone what has died again since.",
-        "persons::test_discarding_deletes_the_death",
+        "persons::test_discarding_deletes_the_death_that_was_seen_and_no_later_one",
     ),
     "reschedule_makes_fresh": Mutant(
         "reschedule",

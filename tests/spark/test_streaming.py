@@ -7,11 +7,13 @@ import logging
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from django_rmq import reslotting
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
 from django_rmq.messages import BackOff, Failure, TopicType
 from django_rmq.spark.options import STREAM, Options
@@ -206,6 +208,40 @@ def test_another_slot_count_stops_the_query(begun: Any) -> None:
     _, source, start = begun(1)
     with pytest.raises(SlotMoved, match="new checkpoint"):
         source.latestOffset({**start, "slots": 64}, ALL)
+
+
+@pytest.mark.parametrize("left_over", [True, False])
+def test_a_re_slotting_waits_for_the_batch_and_ends_the_query(
+    begun: Any, monkeypatch: pytest.MonkeyPatch, left_over: bool
+) -> None:
+    monkeypatch.setattr("django_rmq.spark.streaming.LOOK_SECONDS", 0.0)
+    topic, source, start = begun(40, slots=2)
+    end = source.latestOffset(start, ReadMaxRows(20) if left_over else ALL)
+    change = reslotting.begin(topic.broker, topic.topic, 8)
+    assert change is not None
+    waits: list[int] = []
+
+    def meanwhile(seconds: float) -> None:
+        waits.append(len(waits))
+        if len(waits) == 3:
+            # The batch is over: its claim is acknowledged, and where nothing is taken any more the query ends.
+            with suppress(SlotMoved):
+                source.latestOffset(end, ALL)
+            assert topic.depth("claimed") == 0
+
+    reslotting.move(topic.broker, change, pause=meanwhile)
+    assert len(waits) >= 3
+    reslotting.finish(topic.broker, change)
+    with pytest.raises(SlotMoved, match="new checkpoint"):
+        source.latestOffset(end, ALL)
+    moved = Queue(topic.broker, topic.url, change.topic)
+    assert moved.total("acked") == end["rows"] and moved.depth("store") == 40 - end["rows"]
+    # A new checkpoint has the rest, the old one stays refused.
+    with pytest.raises(SlotMoved):
+        reader(topic).latestOffset(end, ALL)
+    fresh = reader(topic)
+    following = fresh.latestOffset(fresh.initialOffset(), ALL)
+    assert following["rows"] == 40 - end["rows"]
 
 
 @pytest.mark.parametrize("consumer", ["", "a b", "x" * 101])

@@ -198,5 +198,5 @@ def test_it_settles_wherever_the_bottleneck_is(
 ) -> None:
     simulation = Simulation(Backend(capacity, seconds, noise, seed), Flow(64))
     simulation.run(150 * seconds + 3)
-    limit = settled(simulation, 300 * seconds + 3)
+    limit = settled(simulation, 1200 * seconds + 3)
     assert is_near(limit, capacity), limit

@@ -116,8 +116,7 @@ def archive_of(context: Context, path: str) -> Any:
         raise OperationRefused(
             f"{path} holds other files than an archive of ours: {', '.join(sorted(missing))} is missing"
         )
-    # A folder whose name looks like a number or a date would be read as one.
-    return found.withColumn("topic", found.topic.cast("string")).withColumn("date", found.date.cast("string"))
+    return found
 
 
 def tally(context: Context, outcomes: Any) -> dict[str, int]:

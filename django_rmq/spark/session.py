@@ -92,16 +92,24 @@ def is_begun() -> bool:
     return SparkSession.getActiveSession() is not None
 
 
+INFERS_PARTITIONS = "spark.sql.sources.partitionColumnTypeInference.enabled"
+
+
 def stored_files(session: Any, path: str) -> Any:
-    """Return the Parquet files of a folder as a frame; None: there are none yet."""
+    """Return the Parquet files of a folder as a frame, names of folders as text; None: there are none yet."""
     from pyspark.errors import AnalysisException
 
+    before = session.conf.get(INFERS_PARTITIONS)
+    # A topic may be called 007, which is no number.
+    session.conf.set(INFERS_PARTITIONS, "false")
     try:
         return session.read.option("basePath", path).parquet(path)
     except AnalysisException as error:
         if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
             return None
         raise
+    finally:
+        session.conf.set(INFERS_PARTITIONS, before)
 
 
 def describe(error: BaseException) -> tuple[str, str]:

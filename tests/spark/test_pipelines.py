@@ -34,6 +34,7 @@ TOPICS = {
     "doubled": {"TYPE": "priority", "SLOTS": 2},
     "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
     "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
+    "007": {"TYPE": "priority", "SLOTS": 1},
 }
 
 
@@ -197,9 +198,12 @@ def test_the_dead_are_archived_by_topic_and_date_and_then_deleted(
     assert {(row.key, bytes(row.value)) for row in keyed} == {(f"k{n}", b'{"n":%d}' % n) for n in range(10)}
     assert {row.error for row in keyed} == {"shop.Bang: it"}
     assert list(out.glob("topic=events/date=2*/*.parquet"))
-    # Later runs add what has died since, and nothing twice.
-    assert "events: 1 deleted" in run("archive", out)
-    assert len(archived(spark, out)) == 70
+    # Later runs add what has died since, and nothing twice; a topic whose name looks like a number is none.
+    send_messages("007", list(range(5)), priority=70)
+    kill(broker, "007")
+    told = run("archive", out)
+    assert "events: 1 deleted" in told and "007: 5 deleted" in told
+    assert len(archived(spark, out)) == 75 and dead(broker, "007") == 0
 
 
 def test_an_archive_that_was_killed_before_it_deleted_has_nothing_twice(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from django.urls import path
+from importlib.util import find_spec
+
+from django.urls import URLPattern, URLResolver, include, path
 
 from django_rmq.api import views
 
 app_name = "rmq_api"
 
-urlpatterns = [
+urlpatterns: list[URLPattern | URLResolver] = [
     path("topics/", views.TopicsView.as_view(), name="topics"),
     path("topics/<str:topic>/", views.TopicView.as_view(), name="topic"),
     path("topics/<str:topic>/messages/", views.MessagesView.as_view(), name="messages"),
@@ -37,3 +39,7 @@ urlpatterns = [
     path("health/live", views.LiveView.as_view(), name="live"),
     path("health/ready", views.ReadyView.as_view(), name="ready"),
 ]
+
+if find_spec("prometheus_client") is not None:
+    # Text for Prometheus, with a token of its own: no part of the API's schema.
+    urlpatterns.append(path("metrics", include("django_rmq.metrics.urls")))

@@ -112,9 +112,9 @@ def kill(broker: Any, name: str, error: str = "shop.Boom: bad") -> None:
 
 def views() -> list[tuple[str, type[RmqView]]]:
     return [
-        (str(one.pattern), one.callback.view_class)
+        (str(one.pattern), view)
         for one in urls.urlpatterns
-        if hasattr(one.callback, "view_class")
+        if (view := getattr(one.callback, "view_class", None)) is not None
     ]
 
 
@@ -588,3 +588,10 @@ def test_a_projects_settings_of_the_rest_framework_change_nothing_but_who_asks(
         program.refused(404, "topic_not_found", "GET", "topics/nosuch/?format=evil")
         Program().refused(401, "not_authenticated", "GET", "topics/")
         assert Program().ok("GET", "health/ready") == {"ok": True}
+
+
+def test_the_metrics_are_among_the_routes(broker: Any) -> None:
+    found = Program(user_with(Needed.VIEW))("GET", "metrics")
+    assert found.status_code == 200 and b"\nrmq_messages{" in found.content, found.content[:500]
+    assert Program(user_with(Needed.SEND))("GET", "metrics").status_code == 403
+    assert Program()("GET", "metrics").status_code == 403

@@ -232,7 +232,9 @@ class Context:
         """End the session, if one was begun here."""
         session = self.__dict__.pop("spark", None)
         if session is not None and not self._borrowed:
-            session.stop()
+            from django_rmq.spark.session import close_session
+
+            close_session(session)
 
 
 def connection_options() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ DEFAULTS = {
     # Without it Arrow batches go through a TCP port of their own.
     "spark.python.unix.domain.socket.enabled": "true",
 }
+JAVA_SECONDS = 20.0
+"""How long a Java may take to end."""
+
 AT_HOME = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 """For a local master: it talks to itself only."""
 
@@ -83,6 +87,26 @@ def open_session(
     return session
 
 
+def close_session(session: Any) -> None:
+    """End a session, and the Java that was started for it: else that ends some time after this process."""
+    from pyspark import SparkContext
+
+    session.stop()
+    shared: Any = SparkContext
+    gateway = shared._gateway  # noqa: SLF001 - there is no public way to the process
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return  # it runs elsewhere
+    gateway.shutdown()
+    shared._gateway = shared._jvm = None  # noqa: SLF001 - so that another session starts another Java
+    process.stdin.close()
+    try:
+        process.wait(JAVA_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def is_begun() -> bool:
     """Return whether this process has a session already."""
     if "pyspark.sql" not in sys.modules:
@@ -131,4 +155,13 @@ def is_sparks(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
 
 
-__all__ = ["LOCAL", "check_installed", "describe", "is_begun", "is_sparks", "open_session", "stored_files"]
+__all__ = [
+    "LOCAL",
+    "check_installed",
+    "close_session",
+    "describe",
+    "is_begun",
+    "is_sparks",
+    "open_session",
+    "stored_files",
+]

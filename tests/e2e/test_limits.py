@@ -32,11 +32,18 @@ def most_at_once(lines: list[Line], dead: set[int] = frozenset()) -> int:  # typ
 
 
 def in_flight(broker: Broker) -> int:
-    """How many messages are handed out, in one instant."""
+    """How many messages are handed out and in time, in one instant.
+
+    What a dead process held has timed out before its permits are free, and lies in Prepare until somebody takes it out.
+    """
     pipeline = broker.client.pipeline(transaction=True)
+    pipeline.time()
     for slot in range(PERMITS.slots):
-        pipeline.zcard(slot_keys(broker.prefix, PERMITS.name, slot).prepare)
-    return sum(pipeline.execute())
+        key = slot_keys(broker.prefix, PERMITS.name, slot).prepare
+        pipeline.zrange(key, 0, -1, withscores=True)
+    (now, _), *slots = pipeline.execute()
+    begun = [score // 1000 for entries in slots for _, score in entries]
+    return sum(at >= now - PERMITS.timeout for at in begun)
 
 
 def ended(data: Path) -> int:

@@ -29,6 +29,7 @@ from example_project.stage import (
     run,
     set_up_django,
     start_redis,
+    verdict,
 )
 
 if TYPE_CHECKING:
@@ -131,14 +132,7 @@ class Demo:
         if ended_with:
             complaints.append(f"the consumers ended with {ended_with}; see {self.consumers.log}")
         self._summary()
-        if complaints:
-            print("\nNot everything is accounted for:")
-            for complaint in complaints:
-                print(f"  - {complaint}")
-            print(f"\nThe last lines of {self.consumers.log}:\n{self.consumers.tail()}")
-            return 1
-        print("\nEverything that was sent is accounted for.")
-        return 0
+        return verdict(complaints, self.consumers, "Everything that was sent is accounted for.")
 
     def _prepare(self) -> Path:
         """Set the environment, start Redis, set up Django; return the folder for data."""

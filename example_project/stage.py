@@ -194,6 +194,18 @@ class Display:
             print(f"{seconds:4.0f} s  {line()}", flush=True)
 
 
+def verdict(complaints: list[str], service: Child, praise: str) -> int:
+    """Print ``praise``, or what is wrong and how the log of ``service`` ends; return the exit code."""
+    if not complaints:
+        print(f"\n{praise}")
+        return 0
+    print("\nNot everything is accounted for:")
+    for complaint in complaints:
+        print(f"  - {complaint}")
+    print(f"\nThe last lines of {service.log}:\n{service.tail()}")
+    return 1
+
+
 def print_summary(lines: dict[str, object]) -> None:
     """Print names and values, aligned."""
     print("\nSummary")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -71,6 +72,13 @@ def needs_java() -> None:
 def java() -> None:
     """For tests that start a ZooKeeper of their own."""
     needs_java()
+
+
+@pytest.fixture(scope="session")
+def proc() -> None:
+    """For tests that look at the processes of Linux."""
+    if not Path("/proc/self/fd").exists():
+        absent("there is no /proc, in which processes are found and their open files counted")
 
 
 @pytest.fixture(scope="session")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.broker import Broker
-from django_rmq.cluster import Cluster
+from django_rmq.cluster import Cluster, ClusterBroker
 from django_rmq.consumer import Dispatcher
+from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import Ledger, Message, Topic
 from django_rmq.producer import Producer
 from tests.servers import RedisCluster
@@ -195,3 +199,18 @@ __all__ = [
     "send",
     "total",
 ]
+
+
+@contextmanager
+def broker_on(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The broker that a fixture's parameter names: redis, memory or cluster."""
+    if request.param == "redis":
+        client = client_of(request.getfixturevalue("redis_url"))
+        yield Broker(client, request.getfixturevalue("prefix"))
+        client.close()
+    elif request.param == "cluster":
+        cluster = cluster_of(request.getfixturevalue("redis_cluster"))
+        yield ClusterBroker(cluster, f"t{uuid.uuid4().hex[:12]}:")
+        cluster.close()
+    else:
+        yield InMemoryBroker("m:")

@@ -22,6 +22,7 @@ from example_project.stage import (
     run,
     set_up_django,
     start_redis,
+    verdict,
 )
 
 if TYPE_CHECKING:
@@ -98,14 +99,8 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
     complaints = selection.complaints()
     if ended_with:
         complaints.append(f"Spark ended with {ended_with}")
-    if complaints:
-        print("\nNot everything is accounted for:")
-        for complaint in complaints:
-            print(f"  - {complaint}")
-        print(f"\nThe last lines of {selection.pipeline.log}:\n{selection.pipeline.tail()}")
-        return 1
-    print("\nEverything is accounted for: the sets are what plain Python makes of the same events.")
-    return 0
+    praise = "Everything is accounted for: the sets are what plain Python makes of the same events."
+    return verdict(complaints, selection.pipeline, praise)
 
 
 def _line(selection: SelectionRun) -> str:

@@ -20,10 +20,7 @@ from django_rmq.coordination.zookeeper import Ensemble, survey
 from tests.workers import eventually
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes by /proc"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("proc")]
 
 
 class RunningDemo:

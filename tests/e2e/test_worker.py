@@ -305,7 +305,7 @@ def test_a_message_that_kills_its_process_dies_and_takes_nobody_with_it(
 # --- the database
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc")
+@pytest.mark.usefixtures("proc")
 def test_listeners_use_the_database_on_several_threads_and_leave_no_connections(
     start: Start, broker: Broker, happened: Happened, tmp_path: Path
 ) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,8 +18,6 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_rmq import announcing, connections, events, send_message, send_messages
-from django_rmq.broker import Broker
-from django_rmq.cluster import ClusterBroker
 from django_rmq.conf import get_config
 from django_rmq.consumer import Hooks
 from django_rmq.events import EventStream
@@ -28,7 +25,7 @@ from django_rmq.exceptions import NotPermitted, OperationRefused, ServerUnavaila
 from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import message_id
 from django_rmq.operations import Actor, Operations, Permission
-from tests.workers import LONG, Worker, client_of, cluster_of
+from tests.workers import LONG, Worker, broker_on
 
 TOPICS = {
     "work": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1, "MAX_RETRIES": 0},
@@ -39,15 +36,7 @@ TOPICS = {
 @pytest.fixture(params=["redis", "memory", "cluster"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
     with ExitStack() as stack:
-        broker: Any = InMemoryBroker("m:")
-        if request.param == "redis":
-            client = client_of(request.getfixturevalue("redis_url"))
-            stack.callback(client.close)
-            broker = Broker(client, request.getfixturevalue("prefix"))
-        elif request.param == "cluster":
-            cluster = cluster_of(request.getfixturevalue("redis_cluster"))
-            stack.callback(cluster.close)
-            broker = ClusterBroker(cluster, f"t{uuid.uuid4().hex[:12]}:")
+        broker = stack.enter_context(broker_on(request))
         stack.enter_context(override_settings(RMQ={"BROKER": "memory", "EVENTS": True, "TOPICS": TOPICS}))
         stack.enter_context(connections.replaced_broker(broker))
         yield broker

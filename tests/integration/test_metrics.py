@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +24,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_rmq import connections, history
 from django_rmq.broker import Broker
-from django_rmq.cluster import ClusterBroker
 from django_rmq.conf import get_config
 from django_rmq.coordination import TopicSlots, Worker
 from django_rmq.coordination.redis import RedisCoordinator
@@ -36,7 +34,7 @@ from django_rmq.messages import LATENESS_BUCKETS, Delivery, Failure, Topic
 from django_rmq.metrics import RmqCollector, collector
 from django_rmq.metrics.views import metrics
 from django_rmq.operations import figures
-from tests.workers import Heard, client_of, cluster_of, eventually
+from tests.workers import Heard, broker_on, client_of, eventually
 from tests.workers import Worker as RunningWorker
 
 ROOT = Path(__file__).parents[2]
@@ -52,15 +50,7 @@ urlpatterns = [path("metrics/rmq", include("django_rmq.metrics.urls"))]
 @pytest.fixture(params=["redis", "memory", "cluster"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
     with ExitStack() as stack:
-        broker: Any = InMemoryBroker("m:")
-        if request.param == "redis":
-            client = client_of(request.getfixturevalue("redis_url"))
-            stack.callback(client.close)
-            broker = Broker(client, request.getfixturevalue("prefix"))
-        elif request.param == "cluster":
-            cluster = cluster_of(request.getfixturevalue("redis_cluster"))
-            stack.callback(cluster.close)
-            broker = ClusterBroker(cluster, f"t{uuid.uuid4().hex[:12]}:")
+        broker = stack.enter_context(broker_on(request))
         rmq = {"REDIS": "redis://127.0.0.1:1/0", "METRICS": {"TOKEN": TOKEN}, "TOPICS": TOPICS}
         stack.enter_context(override_settings(RMQ=rmq, ROOT_URLCONF=__name__))
         stack.enter_context(connections.replaced_broker(broker))

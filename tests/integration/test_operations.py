@@ -17,7 +17,6 @@ from django.test import override_settings
 
 from django_rmq import connections
 from django_rmq.broker import Broker
-from django_rmq.cluster import ClusterBroker
 from django_rmq.conf import get_config
 from django_rmq.exceptions import (
     InvalidMessage,
@@ -29,13 +28,12 @@ from django_rmq.exceptions import (
     UnknownTopic,
 )
 from django_rmq.keys import slot_keys, slot_of
-from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import Envelope, Failure, Topic, encode_envelope
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.sending import Send
 from tests.servers import RedisServer
-from tests.workers import client_of, cluster_of
+from tests.workers import broker_on, client_of
 
 TOPICS = {
     "timed": {"TYPE": "fixed_time", "SLOTS": 4, "BACKOFF": 60},
@@ -52,19 +50,13 @@ TOPICS = {
 @pytest.fixture(params=["redis", "memory", "cluster"])
 def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The broker that every purpose uses, and settings with topics of every kind."""
-    url = "redis://127.0.0.1:1/0"
-    found: Any = InMemoryBroker("m:")
-    if request.param == "redis":
-        url = request.getfixturevalue("redis_url")
-        client = request.getfixturevalue("redis_client")
-        found = Broker(client, request.getfixturevalue("prefix"))
-    if request.param == "cluster":
-        client = cluster_of(request.getfixturevalue("redis_cluster"))
-        found = ClusterBroker(client, f"t{uuid.uuid4().hex[:12]}:")
-    with override_settings(RMQ={"REDIS": url, "TOPICS": TOPICS}), connections.replaced_broker(found):
+    url = request.getfixturevalue("redis_url") if request.param == "redis" else "redis://127.0.0.1:1/0"
+    with (
+        broker_on(request) as found,
+        override_settings(RMQ={"REDIS": url, "TOPICS": TOPICS}),
+        connections.replaced_broker(found),
+    ):
         yield found
-    if request.param == "cluster":
-        client.close()
 
 
 on_a_server = pytest.mark.parametrize("broker", ["redis", "cluster"], indirect=True)

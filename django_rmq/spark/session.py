@@ -17,11 +17,13 @@ from django_rmq.spark.java import prepare_environment
 LOCAL = "local[*]"
 """All cores of this machine."""
 
+OF_A_SESSION = {"spark.sql.shuffle.partitions": "8", "spark.sql.session.timeZone": "UTC"}
+"""What a session may say for itself, also where Spark runs already."""
+
 DEFAULTS = {
+    **OF_A_SESSION,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "8",
-    "spark.sql.session.timeZone": "UTC",
     # Without it Arrow batches go through a TCP port of their own.
     "spark.python.unix.domain.socket.enabled": "true",
 }
@@ -58,7 +60,7 @@ def open_session(
 
     builder: Any = SparkSession.builder.appName(name)
     if remote is not None:
-        chosen = dict(conf or {})
+        chosen = {**OF_A_SESSION, **(conf or {})}
         builder = builder.remote(remote)
     else:
         master = master or LOCAL
@@ -147,6 +149,9 @@ def describe(error: BaseException) -> tuple[str, str]:
     if name:
         return name, sentence
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if type(error).__name__ == "Py4JJavaError":
+        # The first line only says what was called; what Java has thrown comes after it.
+        lines = [line.removeprefix(": ") for line in lines[1:]] or lines
     return "", lines[0] if lines else type(error).__name__
 
 

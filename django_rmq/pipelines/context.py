@@ -195,11 +195,13 @@ class Context:
 
     def _tell_batches(self, query: Any, seen: int, told: int) -> tuple[int, int]:
         for progress in query.recentProgress:
-            if progress["batchId"] > told and progress["numInputRows"]:
+            # Of each source: a Spark Connect server tells no sums.
+            rows = sum(source["numInputRows"] for source in progress["sources"])
+            if progress["batchId"] > told and rows:
                 told = progress["batchId"]
-                seen += progress["numInputRows"]
-                rate = progress.get("processedRowsPerSecond") or 0
-                self.say(f"batch {told}: {progress['numInputRows']} messages, {rate:.0f}/s")
+                seen += rows
+                rate = sum(source["processedRowsPerSecond"] or 0 for source in progress["sources"])
+                self.say(f"batch {told}: {rows} messages, {rate:.0f}/s")
         return seen, told
 
     def _let_end(self, query: Any) -> None:

@@ -358,7 +358,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         sizes = {slot: max(1, found.due) for slot, found in counts.items()}
         total = sum(sizes.values())
         if total <= budget:
-            return {slot: size + BATCH for slot, size in sizes.items()}
+            # What has come since it was counted, too, but nobody's share for it.
+            more = min(BATCH, (budget - total) // len(slots))
+            return {slot: size + more for slot, size in sizes.items()}
         if self._topic.is_priority:
             # In any order: each part is rounded up, and may leave nothing to the last ones.
             random.shuffle(slots)

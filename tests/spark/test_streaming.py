@@ -125,6 +125,21 @@ def test_slots_of_a_topic_of_time_are_consumed_whole_the_oldest_first(queue: Mak
     assert seen == [{1: 100, 3: 50}, {3: 50, 2: 100}, {0: 100, 1: 50}, {1: 50}]
 
 
+@pytest.mark.parametrize("budget", [8_000, 9_000, 1_000_000])
+def test_slots_that_fit_are_claimed_by_their_names(queue: MakeQueue, budget: int) -> None:
+    topic = queue(slots=2)
+    for slot in range(2):
+        for first in range(0, 4_000, 1_000):
+            members = [b"%d %d" % (slot, n) for n in range(first, first + 1_000)]
+            topic.broker.send_replace(topic.topic, slot, [100] * 1_000, members)
+    source = reader(topic)
+    start = source.initialOffset()
+    topic.broker.client.config_resetstat()
+    assert source.latestOffset(start, ReadMaxRows(budget))["rows"] == 8_000
+    told = topic.broker.client.info("commandstats")
+    assert told["cmdstat_rename"]["calls"] == 2 and "cmdstat_zrangestore" not in told
+
+
 def test_a_slot_that_is_larger_than_a_batch_does_not_starve_the_others(queue: MakeQueue) -> None:
     topic = queue(TopicType.FIXED_TIME, slots=2)
     fill(topic, {0: 900}, 300)

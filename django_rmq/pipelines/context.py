@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -115,6 +115,21 @@ class Context:
         with self.watching():
             writer = frame.write.format("rmq").options(**self.sending_options(topic), **_texts(options))
             writer.mode("append").save()
+
+    @contextmanager
+    def kept(self, frame: Any) -> Iterator[Any]:
+        """Keep the rows of a frame for the jobs of a block: it is read once, by the first of them.
+
+        A Spark Connect server keeps for all who come: what an earlier run has left there of the same files is let go first.
+        """
+        frame.unpersist()
+        kept = frame.persist()
+        try:
+            yield kept
+        finally:
+            # Spark may be gone, and what it kept with it.
+            with suppress(Exception):
+                kept.unpersist()
 
     # --- the end
 

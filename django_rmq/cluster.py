@@ -41,6 +41,7 @@ from django_rmq.broker import (
 )
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from django_rmq.messages import Confirmed, Durability, Sample, Topic
+from django_rmq.pool import Pool
 
 PATIENCE_SECONDS = 1.0
 """How long a call is repeated that no node has run, unless the cluster was made with another patience."""
@@ -83,7 +84,7 @@ class Node:
 
     def __init__(self, host: str, port: int, options: Mapping[str, Any]) -> None:
         self.host, self.port = host, port
-        self.client = redis.Redis(connection_pool=redis.ConnectionPool(host=host, port=port, **options))
+        self.client = redis.Redis(connection_pool=Pool(host=host, port=port, **options))
         self.knows_scripts = False
         self._rests_until = 0.0
         self._rest = RESTS[0]

@@ -900,7 +900,7 @@ MUTANTS: dict[str, Mutant] = {
         "n == 1 and settled_retries and",
         "n == 1 and",
         "The first priority that waits settles which scores are retries.",
-        "configuring",
+        "sending",
     ),
     "ensure_ignores_what_runs": Mutant(
         "ensure",

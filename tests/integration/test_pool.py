@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.connections import build_client
 from django_rmq.conf import RedisServer
+from django_rmq.connections import build_client
 from django_rmq.pool import Pool
 
 

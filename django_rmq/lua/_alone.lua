@@ -5,8 +5,8 @@ if alone and limit == 0 and known[1] == slots and not (known[2] and due < tonumb
     or not redis.pcall('ZSCORE', retry, alone) and type(redis.pcall('HLEN', body)) == 'number'
   if is_new and type(redis.pcall('HLEN', stats)) == 'number' and redis.pcall('ZADD', store, 'NX', at, alone) == 1 then
     if envelope then redis.call('HSET', body, alone, ARGV[envelope]) end
-    redis.pcall('HINCRBY', stats, 'sent', 1)
-    redis.pcall('HINCRBY', stats, 'stored', 1)
+    redis.pcall('HINCRBY', stats, 'sent', '1')
+    redis.pcall('HINCRBY', stats, 'stored', '1')
     return answer
   end
 end

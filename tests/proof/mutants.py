@@ -869,7 +869,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "alone_counts_half": Mutant(
         "_alone",
-        "    redis.pcall('HINCRBY', stats, 'stored', 1)\n",
+        "    redis.pcall('HINCRBY', stats, 'stored', '1')\n",
         "",
         "The ledger counts every message.",
         "states::test_send",

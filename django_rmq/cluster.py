@@ -35,6 +35,7 @@ from django_rmq.broker import (
     Call,
     Clock,
     Pipeline,
+    Transitions,
     durability_commands,
     read_confirmed,
     translate,
@@ -522,6 +523,10 @@ class ClusterBroker(Broker):
     """
 
     client: Cluster
+
+    # Here each call finds its way to a node: nothing is written before that.
+    send_merge = Transitions.send_merge
+    send_replace = Transitions.send_replace
 
     def __init__(self, client: Cluster, prefix: str = "", clock: Clock | None = None) -> None:
         super().__init__(client, prefix, clock)

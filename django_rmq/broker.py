@@ -802,7 +802,8 @@ class Transitions(ABC):
     ) -> Claimed:
         """Move up to ``limit`` messages into claim ``number`` of ``consumer``, after the slot's upkeep.
 
-        Repeated with the number of an open claim it takes more. After a lost reply ask ``read_claim``.
+        Where they have to be moved one by one, 2,500 at most, or 1,000 where each has to be looked at. Repeated with the
+        number of an open claim it takes more. After a lost reply ask ``read_claim``.
         """
         return self._run(
             Call(
@@ -1611,7 +1612,7 @@ class Broker(Transitions):
         """Return what the server refuses us of what we need, by trying all of it in ways that change nothing."""
         scratch, nobody = f"{self.prefix}rmq:rights".encode(), uuid4().hex.encode()
         tries: list[tuple[Any, ...]] = [(command[0], scratch, *command[1:]) for command in _HARMLESS]
-        tries.append(("ZRANGESTORE", scratch, scratch, 0, 0))
+        tries += [("ZRANGESTORE", scratch, scratch, 0, 0), ("RENAME", scratch, scratch)]
         chosen = list(topics)
         for topic in chosen:
             keys = self._keys(topic, 0)

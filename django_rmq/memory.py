@@ -38,7 +38,8 @@ from django_rmq.keys import (
 )
 from django_rmq.messages import (
     BATCH,
-    CLAIM_BATCH,
+    CLAIM_STEP,
+    CLAIM_STEP_BYTES,
     GATE,
     LATENESS_BUCKETS,
     MAX_PRIORITY,
@@ -998,7 +999,7 @@ class InMemoryBroker:
             _check_lease(lease_ms, number)
             if s.moved_to is not None:
                 return Claimed("moved")
-            limit = max(1, min(limit, CLAIM_BATCH))
+            limit = max(1, limit)
             s.note_definition(topic.slots)
             share = min(limit, UPKEEP)
             expired, earliest = s.expire_due(share)
@@ -1024,12 +1025,14 @@ class InMemoryBroker:
             if not topic.is_priority:
                 waiting = [row for row in waiting if row[1] <= s.now_ms]
             lapsed: list[tuple[bytes, float]] = []
-            fit = None if s.prepare or s.claim or s.retry or s.body else _whole(waiting[:limit], max_bytes)
+            fit = None
+            if not (s.prepare or s.claim or s.retry or s.body):
+                fit = _as_they_are(waiting[:limit], len(s.store), max_bytes)
             if fit is not None:
                 taken = waiting[:fit]
-                more = fit == limit or fit < min(limit, len(waiting))
+                more = fit == limit or fit < len(waiting)
             else:
-                taken, limit = [], min(limit, BATCH)
+                taken, limit, max_bytes = [], min(limit, BATCH), min(max_bytes, CLAIM_STEP_BYTES)
                 for scan in (limit, limit + BATCH):
                     rows = waiting[:scan]
                     # Leave out what runs already: its newer copy waits for its end.
@@ -2178,11 +2181,22 @@ def _mark(s: _Slot, member: bytes, mark: str, word: str) -> str:
     return "in_flight_and_waiting" if waits else "in_flight"
 
 
-def _whole(rows: Sequence[tuple[bytes, float]], max_bytes: int) -> int | None:
-    """Return how many of ``rows`` a claim takes as they are, by the longest of a hundred; None: each is to be looked at."""
-    longest = max((len(member) for member, _ in rows[:: max(1, math.ceil(len(rows) / 100))]), default=1)
-    fit = min(len(rows), max_bytes // max(1, longest))
+def _as_they_are(rows: Sequence[tuple[bytes, float]], waiting: int, max_bytes: int) -> int | None:
+    """Return how many of ``rows`` a claim takes past Lua; None: each is to be looked at.
+
+    All of them where few of the ``waiting`` ones have to be carried back, else a step.
+    """
+    rest = waiting - len(rows)
+    if rest <= CLAIM_STEP and rest < len(rows) and len(rows) * _longest(rows) <= max_bytes:
+        return len(rows)
+    rows = rows[:CLAIM_STEP]
+    fit = min(len(rows), min(max_bytes, CLAIM_STEP_BYTES) // _longest(rows))
     return None if fit < min(len(rows), BATCH) else fit
+
+
+def _longest(rows: Sequence[tuple[bytes, float]]) -> int:
+    """Return the length of the longest of a hundred, evenly spaced."""
+    return max((1, *(len(member) for member, _ in rows[:: max(1, math.ceil(len(rows) / 100))])))
 
 
 def _supersede_resting(s: _Slot, member: bytes) -> None:

@@ -35,8 +35,9 @@ MAX_ERROR_BYTES = 1024
 BATCH = 1_000
 """The most messages one script takes: it bounds what blocks Redis, and unpack takes 7,000 values."""
 
-CLAIM_BATCH = 10_000
-"""The most messages one step of a claim takes, where Redis moves them without showing them to the script."""
+CLAIM_STEP = 2_500
+CLAIM_STEP_BYTES = 16_777_216
+"""What one script of a claim moves at most, by Redis itself; a whole Store that changes its name is not moved."""
 
 NEVER = (1 << 53) - 1
 """A time in ms that does not come: the caller sleeps until it is woken."""

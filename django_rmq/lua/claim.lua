@@ -54,7 +54,9 @@ local known = redis.call('HMGET', control, 'slots', 'paused', 'timeout', 'max_re
 local known_slots, paused, sleeping_until = known[1], known[2], known[5]
 local timeout, max_retries = tonumber(known[3] or ARGV[8]), tonumber(known[4] or ARGV[9])
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
-limit = math.max(1, math.min(limit, 10000))
+limit = math.max(1, limit)
+-- What one script moves member by member, by Redis itself: at most.
+local STEP, STEP_BYTES = 2500, 16777216
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _retries
@@ -102,25 +104,38 @@ if ours and number > newest then return answer('unfinished') end
 if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then return answer('busy') end
 if paused then return answer('paused') end
 
--- How many go as they are, in one native step that copies them past Lua, where nothing runs, rests or has a body;
--- nil: each has to be looked at. Their bytes are judged by the longest of a hundred.
-local function whole()
-  if in_flight > 0 or redis.call('ZCARD', claim) > 0 then return nil end
-  if redis.call('ZCARD', retry) > 0 or redis.call('HLEN', body) > 0 then return nil end
-  local due
-  if kind == 'priority' then
-    due = redis.call('ZCARD', store)
-  else
-    due = redis.call('ZCOUNT', store, '-inf', text_of(now_ms))
-  end
-  local n, longest = math.min(due, limit), 1
+-- How many go as they are, past Lua, where nothing runs, rests or has a body; nil: each has to be looked at. All that
+-- waits changes its name where little has to be carried back; else Redis copies a step of it, which keeps the server for
+-- longer the newer its memory is. Bytes are judged by the longest of a hundred.
+-- Returns how many, whether there may be more, and how many are carried back (nil: the step is copied).
+local function longest_of(n)
+  local longest = 1
   for i = 0, n - 1, math.max(1, math.ceil(n / 100)) do
     local rank = kind == 'priority' and -1 - i or i
     longest = math.max(longest, #redis.call('ZRANGE', store, rank, rank)[1])
   end
-  local fit = math.min(n, math.floor(max_bytes / longest))
+  return longest
+end
+local function as_they_are()
+  if in_flight > 0 or redis.call('ZCARD', claim) > 0 then return nil end
+  if redis.call('ZCARD', retry) > 0 or redis.call('HLEN', body) > 0 then return nil end
+  local waiting = redis.call('ZCARD', store)
+  local due = waiting
+  if kind ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', text_of(now_ms)) end
+  local n = math.min(due, limit)
+  local rest = waiting - n
+  if rest <= STEP and rest < n and n * longest_of(n) <= max_bytes then return n, n == limit or n < due, rest end
+  n = math.min(n, STEP)
+  local fit = math.min(n, math.floor(math.min(max_bytes, STEP_BYTES) / longest_of(n)))
   if fit < math.min(n, 1000) then return nil end
-  return fit, fit == limit or fit < n
+  return fit, fit == limit or fit < due
+end
+-- Into a set that is empty: Redis overwrites it.
+local function carry(from, into, n, lowest)
+  local first, last = 0, n - 1
+  if not lowest then first, last = -n, -1 end
+  redis.call('ZRANGESTORE', into, from, first, last)
+  redis.call('ZREMRANGEBYRANK', from, first, last)
 end
 -- Leave out what runs already, by Prepare or by this very claim: its newer copy waits for its end.
 local function free_of(list)
@@ -142,19 +157,16 @@ local function look(scan)
   if kind == 'priority' then return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES') end
   return redis.call('ZRANGEBYSCORE', store, '-inf', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan)
 end
-local taken, more = whole()
+local taken, more, rest = as_they_are()
 local members, flat, bodies = {}, {}, {}
-if taken and taken > 0 then
-  if kind == 'priority' then
-    redis.call('ZRANGESTORE', claim, store, 0, taken - 1, 'REV')
-    redis.call('ZREMRANGEBYRANK', store, -taken, -1)
-  else
-    redis.call('ZRANGESTORE', claim, store, 0, taken - 1)
-    redis.call('ZREMRANGEBYRANK', store, 0, taken - 1)
-  end
+if rest then
+  redis.call('RENAME', store, claim)
+  if rest > 0 then carry(claim, store, rest, kind == 'priority') end
+elseif taken and taken > 0 then
+  carry(store, claim, taken, kind ~= 'priority')
 elseif not taken then
   taken = 0
-  limit = math.min(limit, 1000)
+  limit, max_bytes = math.min(limit, 1000), math.min(max_bytes, STEP_BYTES)
   local scan = limit
   local rows = look(scan)
   local free = free_of(rows)
@@ -197,7 +209,13 @@ elseif not taken then
     die(member, 'lapsed', '', first_score(lapsed[i + 1], failure), failure, 0)
   end
   if taken > 0 then
-    redis.call('ZREM', store, unpack(members))
+    if #free < #rows then
+      redis.call('ZREM', store, unpack(members))
+    elseif kind == 'priority' then
+      redis.call('ZREMRANGEBYRANK', store, -taken, -1)
+    else
+      redis.call('ZREMRANGEBYRANK', store, 0, taken - 1)
+    end
     redis.call('ZADD', claim, unpack(flat))
     if #bodies > 0 then
       redis.call('HSET', claim_body, unpack(bodies))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from pyspark.sql.types import StructType
 from django_rmq.broker import Broker
 from django_rmq.exceptions import ConfigurationError, LostRace, RmqError, SlotMoved
 from django_rmq.keys import TOPIC_NAME
-from django_rmq.messages import BATCH, CLAIM_BATCH, Claimed, Topic, decode_envelope
+from django_rmq.messages import BATCH, Claimed, Counts, Topic, decode_envelope
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, STREAM, Options
 from django_rmq.spark.paging import FIRST_PAGE, MOST_ROWS, PAGES, Rows, fitting, narrow_batch
@@ -37,6 +38,9 @@ from django_rmq.spark.paging import FIRST_PAGE, MOST_ROWS, PAGES, Rows, fitting,
 logger = logging.getLogger("django_rmq.spark")
 
 HEADS = 1_024
+
+ANY_SIZE = 1 << 53
+"""Bytes of a claim: what waits in a slot changes its name whole, however large it is."""
 
 LOOK_SECONDS = 5.0
 """Between two looks whether a topic that seems empty was re-slotted."""
@@ -302,34 +306,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _claim(self, consumer: str, number: int, budget: int) -> bool:
-        """Claim up to ``budget`` messages that are due, in proportion to what each slot has; return whether any."""
+        """Claim up to ``budget`` messages that are due; return whether any."""
         slots = range(self._topic.slots)
         now = self._broker.now_ms()
-        due: list[int] = []
+        due: dict[int, int] = {}
         for first in range(0, len(slots), HEADS):
             part = slots[first : first + HEADS]
             heads = self._broker.heads(self._topic, part)
-            due += [slot for slot, at in zip(part, heads, strict=True) if at is not None and at <= now]
+            due.update(
+                (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
+            )
         if not due or budget < 1:
             return False
-        counts = [max(1, answer.due) for answer in self._each(due, "count")]
-        total = sum(counts)
-        left = {
-            slot: max(1, math.ceil(budget * count / total)) if budget < total else count + BATCH
-            for slot, count in zip(due, counts, strict=True)
-        }
+        left = self._shares(due, budget)
         taken, moved = 0, False
         while left and taken < budget:
             pipeline = self._broker.pipeline()
             asked: list[int] = []
             rest = budget - taken
             for slot, quota in left.items():
-                wanted = min(CLAIM_BATCH, quota, rest)
+                wanted = min(quota, rest)
                 if wanted < 1:
                     break
                 rest -= wanted
                 asked.append(slot)
-                pipeline.claim(self._topic, slot, consumer, number, self._lease_ms, wanted)
+                pipeline.claim(self._topic, slot, consumer, number, self._lease_ms, wanted, ANY_SIZE)
             for slot, answer in zip(asked, pipeline.execute(), strict=True):
                 if isinstance(answer, RmqError):
                     raise answer
@@ -345,6 +346,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._give_back(consumer, number)
                 raise self._moved()
         return taken > 0
+
+    def _shares(self, due: dict[int, int], budget: int) -> dict[int, int]:
+        """Return how much to claim of each slot, in the order in which to ask; ``due``: slot -> when its first one was due.
+
+        If not all of it: of a topic of time the slots with the oldest first, and whole, as a worker goes from slot to slot; of
+        a priority topic its part of each slot, so that the most urgent of all slots go.
+        """
+        slots = list(due)
+        counts = dict(zip(slots, self._each(slots, "count"), strict=True))
+        sizes = {slot: max(1, found.due) for slot, found in counts.items()}
+        total = sum(sizes.values())
+        if total <= budget:
+            # What has come since it was counted, too, but nobody's share for it.
+            more = min(BATCH, (budget - total) // len(slots))
+            return {slot: size + more for slot, size in sizes.items()}
+        if self._topic.is_priority:
+            # In any order: each part is rounded up, and may leave nothing to the last ones.
+            random.shuffle(slots)
+            return {slot: math.ceil(budget * sizes[slot] / total) for slot in slots}
+        shut = [slot for slot, found in counts.items() if self._is_shut(found)]
+        # What has timed out there keeps them shut, and they might not be asked for long.
+        self._each(shut, "expire")
+        slots.sort(key=lambda slot: (slot in shut, due[slot]))
+        return {slot: sizes[slot] for slot in slots}
+
+    def _is_shut(self, found: Counts) -> bool:
+        """Whether a slot gives nothing now: asked in its turn it would only keep the budget from the others."""
+        return found.paused or found.claimed > 0 or (self._topic.serial and found.prepare > 0)
 
     def _give_back(self, consumer: str, number: int) -> None:
         """Return a claim that no batch will ever read, in every slot that has a part of it."""

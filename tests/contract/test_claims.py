@@ -512,26 +512,66 @@ def test_a_claim_is_bounded_in_messages_and_bytes(make_slot: MakeSlot) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_what_can_go_as_it_is_is_claimed_in_one_step(make_slot: MakeSlot, kind: TopicType) -> None:
+@pytest.mark.parametrize(
+    ("sent", "limit", "taken"),
+    [
+        pytest.param(6_000, 99_999, 6_000, id="all"),
+        pytest.param(6_000, 3_500, 3_500, id="all-but-a-few"),
+        pytest.param(6_000, 3_499, 2_500, id="too-many-to-carry-back"),
+        pytest.param(3_000, 1_501, 1_501, id="more-than-half"),
+        pytest.param(3_000, 1_500, 1_500, id="half"),
+        pytest.param(3_000, 1, 1, id="one"),
+    ],
+)
+def test_what_can_go_as_it_is_is_claimed_in_one_step(
+    make_slot: MakeSlot, kind: TopicType, sent: int, limit: int, taken: int
+) -> None:
     slot = make_slot(kind)
-    names = [b"%05d" % n for n in range(4_000)]
+    names = [b"%05d" % n for n in range(sent - 1)]
     for first in range(0, len(names), 1_000):
         slot.send(
-            *names[first : first + 1_000], score=None if kind is TopicType.RANGE_MERGE else 5_000 - first
+            *names[first : first + 1_000], score=None if kind is TopicType.RANGE_MERGE else 8_000 - first
         )
         slot.clock.advance(ms=1)
     slot.zadd(b"half", 20.5 if kind is TopicType.PRIORITY else 16.25)
     scores = slot.zset("store")
-    answer = slot.claim("s", 1, LEASE_MS, 2_500)
-    assert (answer.taken, answer.size, answer.more) == (2_500, 2_500, True)
-    taken = slot.zset("claim")
-    assert {**taken, **slot.zset("store")} == scores
+    answer = slot.claim("s", 1, LEASE_MS, limit, 1 << 53)
+    assert (answer.taken, answer.size, answer.more) == (taken, taken, taken < sent)
+    claimed, left = slot.zset("claim"), slot.zset("store")
+    assert {**claimed, **left} == scores and len(left) == sent - taken
     order = sorted(scores.items(), key=lambda row: (row[1], row[0]), reverse=kind is TopicType.PRIORITY)
-    assert taken == dict(order[:2_500])
-    # What is claimed already has to be left out from now on, so each is looked at.
-    slot.send(next(iter(taken)))
-    answer = slot.claim("s", 1, LEASE_MS, 2_500)
-    assert (answer.taken, answer.more) == (1_000, True)
+    assert claimed == dict(order[:taken])
+    if left:
+        # What is claimed already has to be left out from now on, so each is looked at.
+        slot.send(next(iter(claimed)))
+        answer = slot.claim("s", 1, LEASE_MS, 2_500, 1 << 53)
+        assert (answer.taken, answer.more) == (1_000, True)
+    slot.renew("s", 1, LEASE_MS, seal=True)
+    assert slot.ack("s", 1) == ("ok", 0)
+    assert len(slot.zset("store")) == (sent - taken - 999 if left else 0)
+
+
+@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME])
+@pytest.mark.parametrize(
+    ("later", "taken", "more"),
+    [pytest.param(2_500, 3_000, False, id="few"), pytest.param(2_501, 2_500, True, id="many")],
+)
+def test_what_is_not_due_stays_when_all_that_is_due_is_claimed(
+    make_slot: MakeSlot, kind: TopicType, later: int, taken: int, more: bool
+) -> None:
+    slot = make_slot(kind)
+    slot.send(*(b"%05d" % n for n in range(3_000)), score=0 if kind is TopicType.RANGE_MERGE else START_MS)
+    wait = 5_000 if kind is TopicType.RANGE_MERGE else START_MS + 5_000
+    slot.send(*(b"later %05d" % n for n in range(later)), score=wait)
+    answer = slot.claim("s", 1, LEASE_MS, 99_999, 1 << 53)
+    assert (answer.taken, answer.more) == (taken, more)
+    assert not any(member.startswith(b"later") for member in slot.zset("claim"))
+    found = slot.count()
+    assert (found.store, found.due) == (3_000 + later - taken, 3_000 - taken)
+    # What has stayed is found, is taken when it is due, and is not lost with the claim.
+    slot.renew("s", 1, LEASE_MS, seal=True), slot.ack("s", 1)
+    slot.clock.advance(seconds=5)
+    assert slot.claim("s", 2, LEASE_MS, 99_999, 1 << 53).taken == later + 3_000 - taken
 
 
 def test_long_messages_go_in_one_step_as_far_as_their_bytes_allow(make_slot: MakeSlot) -> None:
@@ -545,6 +585,30 @@ def test_long_messages_go_in_one_step_as_far_as_their_bytes_allow(make_slot: Mak
     slot.renew("s", 2, LEASE_MS, seal=True), slot.ack("s", 2)
     answer = slot.claim("s", 3, LEASE_MS, 5_000)
     assert (answer.taken, answer.more) == (293, False)
+
+
+def test_only_a_whole_slot_is_claimed_whatever_its_bytes(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    slot.send(*(b"%01900000d" % n for n in range(18)), score=50)
+    # 16 MiB are copied, or looked at, at most.
+    assert [slot.claim("s", 1, LEASE_MS, 9, 1 << 53).taken for _ in range(2)] == [8, 8]
+    slot.return_claim("s", 1)
+    answer = slot.claim("s", 2, LEASE_MS, 18, 18 * 1_900_000 - 1)
+    assert (answer.taken, answer.more) == (8, True)
+    slot.return_claim("s", 2)
+    answer = slot.claim("s", 3, LEASE_MS, 10, 1 << 53)
+    assert (answer.taken, answer.more) == (10, True)
+
+
+def test_what_runs_stays_in_store_when_the_others_are_claimed(make_slot: MakeSlot) -> None:
+    slot = make_slot(serial=False)
+    slot.send(b"a", b"b", b"c")
+    receipt, delivery = slot.take_one()
+    assert delivery.member == b"a"
+    slot.send(b"a", score=200)
+    assert slot.claim("s", 1, LEASE_MS, 3).taken == 2
+    assert set(slot.zset("claim")) == {b"b", b"c"} and slot.zset("store") == {b"a": 200}
+    slot.commit(receipt, [b"a"])
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -22,7 +22,7 @@ from django_rmq.producer import Producer
 from tests.e2e.ledger import Findings, examine, read
 from tests.e2e.load import CHAOS, Load, shares
 from tests.e2e.processes import Start, WorkerProcess
-from tests.servers import RedisCluster, SentinelGuard, ask, wait_for_link
+from tests.servers import RedisCluster, SentinelGuard, ask, wait_for_link, wait_until
 from tests.workers import cluster_of, eventually, live, total
 
 
@@ -211,7 +211,7 @@ def test_sentinels_fail_over_under_load_and_nothing_confirmed_is_lost(
             guard.wait_for_promotion()
             # It comes back as what the sentinels make of it: a replica.
             guard.primary.start()
-            eventually(
+            wait_until(
                 lambda: ask(guard.primary.port, "ROLE")[0] == b"slave", "the old primary following", 60
             )
             wait_for_link(guard.primary)

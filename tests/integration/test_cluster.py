@@ -139,7 +139,7 @@ def test_a_node_that_could_not_be_reached_is_left_alone_for_a_while() -> None:
 
 def test_a_node_that_stands_still_is_asked_for_a_sign_of_life_first() -> None:
     with RedisServer() as server:
-        node = Node("127.0.0.1", server.port, {"retry": Retry(NoBackoff(), 0), "socket_timeout": 2.0})
+        node = Node("127.0.0.1", server.port, {"retry": Retry(NoBackoff(), 0), "socket_timeout": 5.0})
         assert node.ask("PING") == b"PONG"
         server.pause()
         with pytest.raises(redis.TimeoutError):
@@ -148,7 +148,7 @@ def test_a_node_that_stands_still_is_asked_for_a_sign_of_life_first() -> None:
         began = time.monotonic()
         with pytest.raises(redis.TimeoutError):
             node.connect()
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 4
         server.resume()
         wait_until(lambda: node.ask("PING") == b"PONG", "answering again", 10)
         node.client.close()

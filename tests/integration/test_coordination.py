@@ -307,7 +307,7 @@ def test_who_is_stuck_in_a_call_to_a_frozen_redis_gives_up_after_its_session_all
             )
             started = time.monotonic()
             first.coordinator.stop(0.5)
-            assert time.monotonic() - started < 0.5 + 1.0
+            assert time.monotonic() - started < 5 * 0.5
             assert first.slots == set()
             first.silent = True
         finally:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from typing import Any
 
@@ -47,18 +48,20 @@ class Bottleneck:
 
 def test_the_limit_settles_at_what_the_bottleneck_takes(broker: Any) -> None:
     bottleneck = Bottleneck(3, 0.02)
-    send(broker, SLOW, range(4000))
+    send(broker, SLOW, range(10_000))
     with Worker(broker, SLOW, bottleneck, threads=12) as worker:
         flow = worker.dispatcher._lanes.flows["slow"]
-        eventually(lambda: bottleneck.done > 300, seconds=30)
-        seen: list[int] = []
+        seen: deque[int] = deque(maxlen=500)
+        done = 0
 
-        def is_done() -> bool:
-            seen.append(flow.limit)
-            return bottleneck.done > 1000
+        def has_settled() -> bool:
+            nonlocal done
+            if bottleneck.done > done:
+                done = bottleneck.done
+                seen.append(flow.limit)
+            return len(seen) == 500 and 2 <= statistics.median(seen) <= 4
 
-        eventually(is_done, seconds=60)
-    assert 2 <= sorted(seen)[len(seen) // 2] <= 4, Counter(seen)
+        eventually(has_settled, "settling at what the bottleneck takes", 60)
     assert not bottleneck.overlapped, "slots stay serial"
 
 

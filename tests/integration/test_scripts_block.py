@@ -21,7 +21,7 @@ from django_rmq.exceptions import ServerRefused
 from django_rmq.memory import MOVED, UPKEEP, Clock
 from django_rmq.messages import (
     BATCH,
-    CLAIM_BATCH,
+    CLAIM_STEP,
     BackOff,
     Envelope,
     Failure,
@@ -271,10 +271,18 @@ def claims(slot: Timed) -> None:
     slot.clock.advance(seconds=3_600)
     while slot.promote(BATCH):
         pass
-    whole = slot.time("claim whole", lambda: slot.claim("s", 5, 60_000, CLAIM_BATCH))
-    assert whole.taken == (BATCH if slot.topic.keyed else CLAIM_BATCH)
+    waiting = slot.count().store
+    some = slot.time("claim step", lambda: slot.claim("s", 5, 60_000, waiting // 2, max_bytes=1 << 53))
+    assert some.taken == (BATCH if slot.topic.keyed else CLAIM_STEP)
     slot.renew("s", 5, 60_000, seal=True)
     assert slot.time("ack whole", lambda: slot.ack("s", 5)) == ("ok", 0)
+    waiting = slot.count().store
+    # As much as may be carried back, and as little.
+    for number, rest in ((6, CLAIM_STEP), (7, 0)):
+        take = partial(slot.claim, "s", number, 60_000, waiting - rest, max_bytes=1 << 53)
+        assert slot.time("claim whole", take).taken == (BATCH if slot.topic.keyed else waiting - rest)
+        while slot.return_claim("s", number)[1]:
+            pass
 
 
 def test_the_upkeep_that_prepare_brings_along_is_bounded_too(client: redis.Redis, prefix: str) -> None:

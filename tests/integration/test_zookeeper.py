@@ -571,7 +571,7 @@ def test_stop_is_bounded_whatever_zookeeper_does(party: Party) -> None:
     far.kill()
     started = time.monotonic()
     far.coordinator.stop(0.5)
-    assert time.monotonic() - started < 0.5 + 1.0
+    assert time.monotonic() - started < 5 * 0.5
     assert far.slots == set()
 
 
@@ -1052,7 +1052,7 @@ def test_a_frozen_server_is_no_reason_to_hang() -> None:
             eventually(lambda: not session.is_connected, "SUSPENDED", SESSION * PATIENCE)
             started = time.monotonic()
             first.coordinator.stop(0.5)
-            assert time.monotonic() - started < 0.5 + 1.0
+            assert time.monotonic() - started < 5 * 0.5
             assert first.slots == set()
         finally:
             os.kill(server.pid, signal.SIGCONT)

@@ -28,7 +28,9 @@ OF_MANY_SLOTS = {"heads", "acquire_all"}
 READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }  # fmt: skip
-WRITES = {"HDEL", "HINCRBY", "HSET", "PUBLISH", "UNLINK", "ZADD", "ZRANGESTORE", "ZREM", "ZREMRANGEBYRANK"}
+WRITES = {"HDEL", "HINCRBY", "HSET", "PUBLISH", "RENAME", "UNLINK"} | {
+    "ZADD", "ZRANGESTORE", "ZREM", "ZREMRANGEBYRANK",
+}  # fmt: skip
 
 # What `..` may join: literals, texts of the caller and of Redis, and what makes a text. Never a number: it would lose
 # digits. (`ticket` is prepare's receipt, which counts up from 1 and has the 14 digits of `..` to itself.)

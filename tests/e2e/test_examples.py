@@ -226,8 +226,10 @@ class Troubled(BaseHTTPRequestHandler):
 
 
 def test_a_consumer_outlasts_a_server_in_trouble(shop: Shop, program: list[str]) -> None:
-    handler = type("Handler", (Troubled,), {"asked": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    class Once(Troubled):
+        asked: ClassVar[list[tuple[str, Any]]] = []
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Once) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         other = Shop(shop.environment, server.server_address[1])
         other.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -236,5 +238,5 @@ def test_a_consumer_outlasts_a_server_in_trouble(shop: Shop, program: list[str])
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == {"n": 1} and "503" in ran.stderr
     # After the trouble it asks what it holds, and says "commit" until it is heard.
-    assert [verb for verb, _ in handler.asked] == ["prepare", "prepare", "commit", "commit"]
-    assert handler.asked[1][1]["held"] is True
+    assert [verb for verb, _ in Once.asked] == ["prepare", "prepare", "commit", "commit"]
+    assert Once.asked[1][1]["held"] is True

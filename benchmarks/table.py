@@ -52,10 +52,11 @@ def server(**options: object) -> Iterator[tuple[redis.Redis, str]]:
 def conditions(client: redis.Redis) -> dict[str, str]:
     """Return machine, binaries and versions: without them no figure says anything."""
     info = client.info("server")
+    allocator = client.info("memory")["mem_allocator"]
     return {
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "load before": f"{os.getloadavg()[0]:.1f}",
-        "Redis": f"{info['redis_version']} ({Path(info['executable']).name}, {'/'.join(Path(info['executable']).parts[-3:-1])})",
+        "Redis": f"{info['redis_version']}, malloc of {allocator} ({'/'.join(Path(info['executable']).parts[-3:])})",
         "Python": platform.python_version(),
         "redis-py": redis.__version__,
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",

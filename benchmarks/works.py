@@ -21,6 +21,7 @@ from django_rmq.consumer import Dispatcher
 from django_rmq.consumer.notes import Notes
 from django_rmq.keys import slot_of
 from django_rmq.messages import Topic, TopicType, encode_json
+from django_rmq.pool import Pool
 from django_rmq.producer import Producer
 
 SLOTS = 64
@@ -49,7 +50,8 @@ class Bench:
 
     def __init__(self, client: redis.Redis, count: int, singles: int) -> None:
         self.client = client
-        self.broker = Broker(client)
+        # Ours as the settings build it: its pool is part of what a send costs.
+        self.broker = Broker(redis.Redis(connection_pool=Pool(**client.connection_pool.connection_kwargs)))
         self.producer = Producer(self.broker)
         self.dicts = bodies(count)
         self.raws = [encode_json(body) for body in self.dicts]

@@ -29,8 +29,13 @@ WAITING = 20_000
 COMPLAIN_SECONDS = 10.0
 
 
+def _is_heard(signal: Signal) -> bool:
+    # Django takes a lock to find out who is still there, also where nobody ever was.
+    return bool(signal.receivers) and signal.has_listeners(Topic)
+
+
 def _send(signal: Signal, **what: Any) -> None:
-    if not signal.has_listeners(Topic):
+    if not _is_heard(signal):
         return
     try:
         signal.send_robust(sender=Topic, **what)
@@ -52,11 +57,7 @@ def _stream() -> EventStream | None:
 
 def are_sends_watched() -> bool:
     """Return whether anybody wants to know what was sent."""
-    return (
-        signals.message_sent.has_listeners(Topic)
-        or signals.message_merged.has_listeners(Topic)
-        or _stream() is not None
-    )
+    return _is_heard(signals.message_sent) or _is_heard(signals.message_merged) or _stream() is not None
 
 
 def sent(topic: str, results: Sequence[SendResult]) -> None:
@@ -85,7 +86,7 @@ def send_failed(topic: str, results: Sequence[SendResult], error: Exception) -> 
 
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return what a worker calls in the place of ``function``, a listener of ``topic``: it tells and traces what begins."""
-    if not signals.message_started.has_listeners(Topic) and _stream() is None:
+    if not _is_heard(signals.message_started) and _stream() is None:
         return tracing.around(topic, function)
 
     def announced(argument: Any) -> Any:
@@ -135,9 +136,9 @@ class Reporter:
     def wants(self) -> bool:
         """Return whether anybody wants to know what ends."""
         return (
-            signals.message_committed.has_listeners(Topic)
-            or signals.message_failed.has_listeners(Topic)
-            or signals.message_dead.has_listeners(Topic)
+            _is_heard(signals.message_committed)
+            or _is_heard(signals.message_failed)
+            or _is_heard(signals.message_dead)
             or _stream() is not None
         )
 

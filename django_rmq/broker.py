@@ -14,12 +14,13 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import repeat
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import redis
+from hiredis import pack_command
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from django_rmq import lua
@@ -146,6 +147,12 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
 )
 """Every command of the scripts on a key, so that together they leave nothing behind."""
 
+FRAMES = 16_384
+"""Slots for which a broker remembers how one message is sent there."""
+
+AT_ONCE = 65_536
+"""Bytes of a pipeline that are worth a call of the operating system."""
+
 Clock = Callable[[], int]
 """Returns microseconds since the epoch. Given by tests only: scripts ask Redis' own clock."""
 
@@ -186,12 +193,42 @@ class Packed:
         yield self
 
 
+def _bulk(argument: Any) -> bytes:
+    """Return one argument of a command as it goes over the wire."""
+    if not isinstance(argument, bytes):
+        is_plain = isinstance(argument, (str, int, float))
+        argument = str(argument).encode() if is_plain else bytes(argument)
+    return b"$%d\r\n%b\r\n" % (len(argument), argument)
+
+
 def _wired(command: tuple[Any, ...]) -> list[Any]:
     """Return a command that has something packed before its last argument in the pieces that go over the wire."""
     packed: Packed = command[-2]
-    parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*command[:-2], command[-1])]
-    *before, now = (b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
-    return [b"*%d\r\n" % (len(parts) + packed.count * packed.width), *before, packed.data, now]
+    *before, now = map(_bulk, (*command[:-2], command[-1]))
+    return [b"*%d\r\n" % (len(before) + 1 + packed.count * packed.width), *before, packed.data, now]
+
+
+def _packed(command: tuple[Any, ...]) -> bytes:
+    """Return a command (bytes, text and numbers) as it goes over the wire.
+
+    As redis-py does it, which first looks whether an argument is none of these: half of its time.
+    """
+    packed: bytes = pack_command(command)
+    return packed
+
+
+def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small pieces, so that each is worth a call of the operating system."""
+    together: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        together.append(piece)
+        size += len(piece)
+        if size > AT_ONCE:
+            yield b"".join(together)
+            together, size = [], 0
+    if together:
+        yield b"".join(together)
 
 
 def _is_packed(call: Call) -> bool:
@@ -1328,6 +1365,46 @@ def translate(error: RedisError) -> RmqError:
     return ServerRefused(f"Redis answered: {text}")
 
 
+_BLANK: Any = [object()]
+"""Instead of one score, member or envelope."""
+
+_sent_merge = _sent([math.nan])
+
+
+class _Frame(NamedTuple):
+    """A command as it goes over the wire, but for some arguments in the middle."""
+
+    before: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, command: Sequence[Any]) -> _Frame:
+        """Return the frame of a command whose blanks are one behind the other."""
+        first = command.index(*_BLANK)
+        behind = first + command.count(*_BLANK)
+        before = b"".join(map(_bulk, command[:first]))
+        return cls(b"*%d\r\n%b" % (len(command), before), b"".join(map(_bulk, command[behind:])))
+
+    def around(self, *arguments: bytes | int) -> bytes:
+        """Return the whole command."""
+        return b"".join((self.before, *map(_bulk, arguments), self.after))
+
+
+class _Calls(Transitions):
+    """Answers with the call that would be made."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def _run(self, call: Call) -> Any:
+        return call
+
+
+@cache
+def _calls(prefix: str) -> Any:
+    return _Calls(prefix)
+
+
 class Broker(Transitions):
     """Runs every transition on a Redis server, one round trip each.
 
@@ -1339,6 +1416,7 @@ class Broker(Transitions):
         self.prefix = check_prefix(prefix)
         self._clock = clock
         self._loaded = False
+        self._frames: dict[tuple[Any, ...], _Frame] = {}
 
     def load_scripts(self) -> None:
         """Give the server every script once, so that no pipeline stumbles over a missing one."""
@@ -1366,22 +1444,24 @@ class Broker(Transitions):
         return ("EVALSHA", lua.load(call.script).sha, len(call.keys), *call.keys, *call.args, now)
 
     def _run(self, call: Call) -> Any:
+        return call.parse(self._answer(call.script, _packed(self._command(call))))
+
+    def _answer(self, script: str, packed: bytes) -> Any:
         try:
             try:
-                reply = self._ask(self._command(call))
+                return self._ask(packed)
             except NoScriptError:
-                self.client.execute_command("SCRIPT LOAD", lua.load(call.script).text)
-                reply = self._ask(self._command(call))
+                self.client.execute_command("SCRIPT LOAD", lua.load(script).text)
+                return self._ask(packed)
         except RedisError as error:
             raise translate(error) from error
-        return call.parse(reply)
 
-    def _ask(self, command: tuple[Any, ...]) -> Any:
+    def _ask(self, packed: bytes) -> Any:
         """Run one command as the driver does for a client that does not retry, without its bookkeeping of half the time."""
         pool = self.client.connection_pool
         connection = pool.get_connection()
         try:
-            connection.send_packed_command(connection.pack_command(*command))
+            connection.send_packed_command([packed])
             return connection.read_response()
         except ResponseError:
             raise
@@ -1390,6 +1470,57 @@ class Broker(Transitions):
             raise
         finally:
             pool.release(connection)
+
+    # --- one message, in a command that is written already but for what differs from message to message
+
+    def send_merge(
+        self,
+        topic: Topic,
+        slot: int,
+        range_ms: int,
+        members: Sequence[bytes] | Packed,
+        envelopes: Sequence[bytes] = (),
+    ) -> list[Sent]:
+        """Send range_merge messages due ``range_ms`` from now; what waits already keeps its time."""
+        if len(members) != 1 or isinstance(members, Packed) or self._clock is not None:
+            return super().send_merge(topic, slot, range_ms, members, envelopes)
+        key = (topic.name, slot, topic.slots, topic.max_backlog, range_ms, len(envelopes))
+        frame = self._frames.get(key) or self._frame(
+            key, _calls(self.prefix).send_merge(topic, slot, range_ms, _BLANK, _BLANK[: len(envelopes)])
+        )
+        return _sent_merge(self._answer("send_merge", frame.around(*members, *envelopes)))
+
+    def send_replace(
+        self,
+        topic: Topic,
+        slot: int,
+        scores: Sequence[int],
+        members: Sequence[bytes] | Packed,
+        envelopes: Sequence[bytes] = (),
+    ) -> list[Sent]:
+        """Send priority or fixed_time messages; of several sends of a member the last score counts."""
+        if len(members) != 1 or isinstance(members, Packed) or self._clock is not None:
+            return super().send_replace(topic, slot, scores, members, envelopes)
+        key = (
+            topic.name,
+            slot,
+            topic.slots,
+            topic.max_backlog,
+            topic.type,
+            topic.max_retries,
+            len(envelopes),
+        )
+        frame = self._frames.get(key) or self._frame(
+            key, _calls(self.prefix).send_replace(topic, slot, _BLANK, _BLANK, _BLANK[: len(envelopes)])
+        )
+        packed = frame.around(*scores, *members, *envelopes)
+        return _sent(scores)(self._answer("send_replace", packed))
+
+    def _frame(self, key: tuple[Any, ...], call: Any) -> _Frame:
+        if len(self._frames) >= FRAMES:
+            self._frames.clear()
+        frame = self._frames[key] = _Frame.of(self._command(call))
+        return frame
 
     # --- what belongs to no slot
 
@@ -1828,10 +1959,10 @@ class Pipeline(Transitions):
             if self._wanted is not None:
                 commands += durability_commands(self._wanted, connection)
             if any(_is_packed(call) for call in self._calls):
-                pieces = [piece for command in commands for piece in self._pieces(connection, command)]
+                pieces = [piece for command in commands for piece in self._pieces(command)]
                 packed = [b"".join(pieces)]
             else:
-                packed = connection.pack_commands(commands)
+                packed = list(_gathered(map(_packed, commands)))
             connection.send_packed_command(packed)
         except RedisError as error:
             self._give_back(connection, broken=True)
@@ -1843,11 +1974,8 @@ class Pipeline(Transitions):
         return self
 
     @staticmethod
-    def _pieces(connection: Any, command: tuple[Any, ...]) -> list[Any]:
-        if isinstance(command[-2], Packed):
-            return _wired(command)
-        found: list[Any] = connection.pack_command(*command)
-        return found
+    def _pieces(command: tuple[Any, ...]) -> list[Any]:
+        return _wired(command) if isinstance(command[-2], Packed) else [_packed(command)]
 
     def receive(self) -> list[Any]:
         """Return a result or an ``RmqError`` for each call, in order."""

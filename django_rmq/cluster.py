@@ -35,12 +35,14 @@ from django_rmq.broker import (
     Call,
     Clock,
     Pipeline,
+    Transitions,
     durability_commands,
     read_confirmed,
     translate,
 )
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from django_rmq.messages import Confirmed, Durability, Sample, Topic
+from django_rmq.pool import Pool
 
 PATIENCE_SECONDS = 1.0
 """How long a call is repeated that no node has run, unless the cluster was made with another patience."""
@@ -83,7 +85,7 @@ class Node:
 
     def __init__(self, host: str, port: int, options: Mapping[str, Any]) -> None:
         self.host, self.port = host, port
-        self.client = redis.Redis(connection_pool=redis.ConnectionPool(host=host, port=port, **options))
+        self.client = redis.Redis(connection_pool=Pool(host=host, port=port, **options))
         self.knows_scripts = False
         self._rests_until = 0.0
         self._rest = RESTS[0]
@@ -521,6 +523,10 @@ class ClusterBroker(Broker):
     """
 
     client: Cluster
+
+    # Here each call finds its way to a node: nothing is written before that.
+    send_merge = Transitions.send_merge
+    send_replace = Transitions.send_replace
 
     def __init__(self, client: Cluster, prefix: str = "", clock: Clock | None = None) -> None:
         super().__init__(client, prefix, clock)

@@ -31,6 +31,7 @@ from django_rmq.durability import Flaw, flaws
 from django_rmq.events import EventStream
 from django_rmq.exceptions import ConfigurationError, ServerTrouble
 from django_rmq.messages import Topic, slot_counts
+from django_rmq.pool import Pool
 from django_rmq.producer import Producer
 
 if TYPE_CHECKING:
@@ -203,7 +204,9 @@ def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
     try:
         if server.sentinels:
             return _behind_sentinels(server, given, ours)
-        pool = redis.ConnectionPool.from_url(server.url, **given)
+        # Credentials that change are renewed as redis-py's own pool takes a connection back.
+        kind = redis.ConnectionPool if "credential_provider" in given else Pool
+        pool = kind.from_url(server.url, **given)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"the options for Redis at {server} cannot be used: {error}") from error
     # Not passed above: what the URL says would win over it.

@@ -181,9 +181,23 @@ def _json_default(value: object) -> str:
     raise InvalidMessage(f"body holds {value!r} of type {type(value).__name__}, which JSON cannot carry")
 
 
-_encode_json = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_json_default
-).encode
+def _json_encoder() -> Callable[[object], str]:
+    """Return ``json``'s encoder of our form, made once: a ``JSONEncoder`` makes it anew for each body."""
+    encoder = json.JSONEncoder(
+        sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_json_default
+    )
+    make = json.encoder.c_make_encoder  # type: ignore[attr-defined]
+    if make is None:
+        return encoder.encode
+    # No look for cycles: whoever walks one ends with RecursionError.
+    escaped = json.encoder.encode_basestring
+    chunks: Callable[[object, int], tuple[str, ...]] = make(
+        None, encoder.default, escaped, None, ":", ",", True, False, False
+    )
+    return lambda body: "".join(chunks(body, 0))
+
+
+_encode_json = _json_encoder()
 
 
 def _check_keys(value: Any) -> None:

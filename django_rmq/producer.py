@@ -148,6 +148,8 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
 
 def check_durability(replicas: object, fsync: object) -> Durability:
     """Return what is asked of a send beyond being stored, or raise ``InvalidMessage``."""
+    if type(replicas) is int and not replicas and fsync is False:
+        return STORED
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
         raise InvalidMessage(f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {replicas!r}")
     if not isinstance(fsync, bool):
@@ -443,11 +445,10 @@ class Producer:
     def _attempt(
         self, messages: Sequence[Outgoing], wanted: Durability
     ) -> tuple[list[SendResult], dict[int, RmqError]]:
+        if len(messages) == 1 and wanted == STORED:
+            return self._attempt_one(messages)
         results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
         errors: dict[int, RmqError] = {}
-        if len(messages) == 1 and wanted == STORED:
-            self._attempt_one(messages, results[0], errors)
-            return results, errors
         in_flight: deque[tuple[Any, list[list[int]]]] = deque()
         try:
             self._note_slot_bases()
@@ -475,17 +476,18 @@ class Producer:
                     errors.setdefault(i, trouble)
         return results, errors
 
-    def _attempt_one(
-        self, messages: Sequence[Outgoing], result: SendResult, errors: dict[int, RmqError]
-    ) -> None:
+    def _attempt_one(self, messages: Sequence[Outgoing]) -> tuple[list[SendResult], dict[int, RmqError]]:
         """Send one message without the cost of a pipeline."""
+        (out,) = messages
+        result = SendResult(out.topic.name, out.slot, out.member)
         try:
             self._note_slot_bases()
             (sent,) = self._queue(self.broker, messages)
-            result.status, result.score = sent
         except RmqError as error:
             result.status = "failed"
-            errors[0] = error
+            return [result], {0: error}
+        result.status, result.score = sent
+        return [result], {}
 
     def send_bodies(
         self,

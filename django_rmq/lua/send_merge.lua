@@ -19,27 +19,32 @@ local store, retry, body, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], K
 local channel, slots, limit, range_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local n, first, now = tonumber(ARGV[5]), 6, ARGV[#ARGV]
 local kind, max_retries, retry_priority, settled_retries = 'range_merge', 0, '', true
+local envelope = #ARGV > first + n and first + n
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until')
+-- include: _now
+local due = now_ms + range_ms
+local alone = n == 1 and range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and ARGV[first]
+local at, answer = due, { 'stored', due }
+-- include: _alone
 -- include: _types
 local wrong = mistyped('zset', store, retry) or mistyped('hash', body, stats, control)
 if wrong then return wrong end
+if known.err then return known end
 if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
   return redis.error_reply('ERR range_ms or n is out of bounds')
 end
-local known = redis.call('HMGET', control, 'slots', 'sleeping_until')
 local known_slots, sleeping_until = known[1], known[2]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
--- include: _now
 -- include: _retries
 -- include: _ledger
 -- include: _wake
 -- include: _send
-local due = text_of(now_ms + range_ms)
+due = text_of(due)
 local members, rows = {}, {}
 for i = 1, n do
   local member = ARGV[first + i - 1]
   members[i], rows[i * 2 - 1], rows[i * 2] = member, due, member
 end
-local envelope = #ARGV > first + n and first + n
 local reply = place(members, rows, envelope, 'merged', false, {})
 if reply[1] == 'stored' then reply[2] = due end
 return reply

@@ -20,16 +20,21 @@ local store, retry, body, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], K
 local channel, slots, limit, kind = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local n, first, now = tonumber(ARGV[6]), 7, ARGV[#ARGV]
 local retry_priority = ''
+local envelope = #ARGV > first + 2 * n and first + 2 * n
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries')
+local max_retries, settled_retries = tonumber(known[3] or ARGV[5]), known[3] or kind ~= 'priority'
+-- include: _retries
+local at, answer = ARGV[first], { 'stored' }
+local alone = n == 1 and settled_retries and is_fresh(tonumber(at)) and ARGV[first + 1]
+local due = kind == 'priority' and 0 or tonumber(at)
+-- include: _alone
 -- include: _types
 local wrong = mistyped('zset', store, retry) or mistyped('hash', body, stats, control)
 if wrong then return wrong end
+if known.err then return known end
 if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
-local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries')
 local known_slots, sleeping_until = known[1], known[2]
-local max_retries, settled_retries = tonumber(known[3] or ARGV[5]), known[3] or kind ~= 'priority'
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
--- include: _now
--- include: _retries
 -- include: _ledger
 -- include: _wake
 -- include: _send
@@ -42,5 +47,4 @@ for i = 1, n do
   end
   members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
 end
-local envelope = #ARGV > first + 2 * n and first + 2 * n
 return place(members, rows, envelope, 'replaced', true, {})

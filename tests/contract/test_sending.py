@@ -87,8 +87,14 @@ def test_a_client_with_another_slot_count_is_told_and_nothing_changes(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_scores_that_no_sender_may_use_are_refused_as_a_whole(make_slot: MakeSlot, kind: TopicType) -> None:
+@pytest.mark.parametrize("seen", [(), (b"before",)])
+def test_scores_that_no_sender_may_use_are_refused_as_a_whole(
+    make_slot: MakeSlot, kind: TopicType, seen: tuple[bytes, ...]
+) -> None:
     slot = make_slot(kind)
+    for member in seen:
+        slot.send(member)
+    before = slot.snapshot()
     bad = {
         TopicType.RANGE_MERGE: [-1, 10**15],
         TopicType.PRIORITY: [-1, 0, 16, MAX_PRIORITY + 1],
@@ -99,7 +105,33 @@ def test_scores_that_no_sender_may_use_are_refused_as_a_whole(make_slot: MakeSlo
             slot.send(b"a", score=score)
         with pytest.raises(ServerRefused):
             slot.ensure([slot.fresh_score(), score], [b"a", b"b"])
-    assert slot.snapshot() == {}
+    assert slot.snapshot() == before
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_first_priority_settles_retries_where_only_the_slot_count_is_known(
+    make_slot: MakeSlot, count: int
+) -> None:
+    slot = make_slot(TopicType.PRIORITY, slots=2, max_retries=5)
+    slot.shut(1)
+    assert b"max_retries" not in slot.hash("control")
+    slot.send(*[b"%d" % n for n in range(count)])
+    assert slot.hash("control")[b"max_retries"] == b"5"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("identity", ["key", "body"])
+def test_one_by_one_comes_to_the_same_as_together(
+    make_slot: MakeSlot, kind: TopicType, identity: str
+) -> None:
+    one_by_one, together = (make_slot(kind, identity=identity, name=name) for name in ("one", "all"))
+    members = [b"a", b"b", b"a", b"c"]
+    score = 5_000 if kind is TopicType.RANGE_MERGE else one_by_one.fresh_score()
+    found = [one_by_one.send(member, score=score, body=b"body")[0] for member in members]
+    assert found == together.send(*members, score=score, body=b"body")
+    for name in ("zset", "hash"):
+        for state in {"zset": ("store", "retry"), "hash": ("body", "stats", "control")}[name]:
+            assert getattr(one_by_one, name)(state) == getattr(together, name)(state)
 
 
 @pytest.mark.parametrize("kind", TYPES)

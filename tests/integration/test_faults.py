@@ -383,6 +383,29 @@ def test_a_key_of_a_foreign_type_is_named_and_nothing_changes(
     assert raw(redis_client, prefix) == whole
 
 
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("identity", ["key", "body"])
+def test_a_lone_send_names_a_key_of_a_foreign_type_and_changes_nothing(
+    redis_client: redis.Redis, prefix: str, kind: TopicType, identity: str
+) -> None:
+    slot = slot_of(redis_client, prefix, kind, identity=identity)
+    slot.send(b"before")
+    whole = raw(redis_client, prefix)
+    for name in ("store", "retry", "body", "stats", "control"):
+        key = getattr(slot.keys, name)
+        for how in ("string", "hash" if name in ZSETS else "zset"):
+            spoil(redis_client, key, how)
+            spoiled = raw(redis_client, prefix)
+            with pytest.raises(WrongType, match=f"is a {how}, not a ") as caught:
+                slot.send(b"new")
+            assert key.decode() in str(caught.value)
+            assert raw(redis_client, prefix) == spoiled
+            redis_client.delete(key)
+            if key in whole:
+                redis_client.restore(key, 0, whole[key])
+    assert [sent.status for sent in slot.send(b"new")] == ["stored"]
+
+
 def test_many_slots_are_acquired_whatever_one_of_them_holds(redis_client: redis.Redis, prefix: str) -> None:
     slot = slot_of(redis_client, prefix)
     for name in ("store", "retry", "prepare", "control", "claimants"):

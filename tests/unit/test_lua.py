@@ -308,6 +308,9 @@ def test_variable_arguments_are_read_between_first_and_last_only(path: Path) -> 
             "ARGV[i + 4]",
             "ARGV[first + i - 1]",
             "ARGV[envelope + i - 1]",
+            "ARGV[envelope]",
+            "ARGV[first]",
+            "ARGV[first + 1]",
         ),
         *("ARGV[first + 2 * i - 2]", "ARGV[first + 2 * i - 1]"),
     }
@@ -333,6 +336,18 @@ def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source
     head, check, _ = source.code.partition("if wrong then return wrong end\n")
     assert check
     assert "redis.call" not in head
+
+
+def test_the_short_way_of_a_send_looks_at_every_key_before_it_writes() -> None:
+    for name in ("send_merge", "send_replace"):
+        text = lua.load(name).text.decode()
+        before, short, _ = text.partition("redis.pcall('ZADD', store, 'NX'")
+        assert short, "ZADD itself changes nothing where Store is no ZSET or the member waits"
+        assert set(re.findall(r"redis\.call\('(\w+)'", before)) <= {"TIME"}
+        looks = re.findall(r"redis\.pcall\('(\w+)', (\w+)", before)
+        assert {command for command, _ in looks} <= READS
+        # EXISTS says nothing of a type: what it finds is looked at by another.
+        assert {key for command, key in looks if command != "EXISTS"} == {"control", "retry", "body", "stats"}
 
 
 def test_the_types_that_headers_name_are_those_of_the_keys() -> None:

@@ -1,0 +1,77 @@
+"""One message travels in a command that was written before: it is the command that would be packed for it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hiredis import pack_command
+
+from django_rmq import broker as module
+from django_rmq import lua
+from django_rmq.broker import Broker, Call, Transitions
+from django_rmq.messages import Sent, Topic, TopicType
+
+
+class Recorder(Transitions):
+    """Answers with the call that would be made."""
+
+    prefix = "p:"
+
+    def _run(self, call: Call) -> Any:
+        return call
+
+
+class Told(Broker):
+    """Notes what would go over the wire."""
+
+    told: bytes
+    answer: Any = (b"stored", 1_790_000_000_000)
+
+    def _ask(self, packed: bytes) -> Any:
+        self.told = packed
+        return self.answer
+
+
+TOPICS = [
+    Topic("t", kind, slots=slots, identity=identity, max_backlog=backlog, max_retries=retries)
+    for kind in TopicType
+    for slots in (1, 16)
+    for identity in ("body", "key")
+    for backlog in (None, 100)
+    for retries in (3, 16)
+]
+MEMBERS = [b"m", b"", b"\r\n$1\r\n", "é".encode(), b"x" * 70_000]
+
+
+def send(broker: Any, topic: Topic, slot: int, score: int, member: bytes, envelope: bytes) -> Any:
+    envelopes = [envelope] if topic.keyed else []
+    if topic.type is TopicType.RANGE_MERGE:
+        return broker.send_merge(topic, slot, score, [member], envelopes)
+    return broker.send_replace(topic, slot, [score], [member], envelopes)
+
+
+@pytest.mark.parametrize("room", [1, 10_000])
+def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    monkeypatch.setattr(module, "FRAMES", room)
+    told, recorder = Told(None, "p:"), Recorder()
+    for _ in range(2):
+        for topic in TOPICS:
+            for slot in {0, topic.slots - 1}:
+                for score, member in enumerate(MEMBERS, 1_000):
+                    sent = send(told, topic, slot, score, member, b"{}\n" + member)
+                    call = send(recorder, topic, slot, score, member, b"{}\n" + member)
+                    sha = lua.load(call.script).sha
+                    assert told.told == pack_command(("EVALSHA", sha, 5, *call.keys, *call.args, b""))
+                    assert sent == call.parse([*told.answer])
+    assert len(told._frames) <= room
+
+
+@pytest.mark.parametrize("kind", TopicType)
+def test_what_a_slot_answers_about_one_message_is_read_as_of_many(kind: TopicType) -> None:
+    told, topic = Told(None), Topic("t", kind)
+    told.answer = [b"mixed", [b"merged"], [b"5"]]
+    assert send(told, topic, 0, 1_000, b"m", b"") == [Sent("merged", 5.0)]
+    told.answer = [b"stored"]
+    if kind is not TopicType.RANGE_MERGE:
+        assert send(told, topic, 0, 1_000, b"m", b"") == [Sent("stored", 1_000)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -98,6 +99,33 @@ def redis_cluster() -> Iterator[RedisCluster]:
         absent(str(error))
     with cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CA, a server's certificate for 127.0.0.1 and a client's."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+    try:
+        openssl("version")
+    except FileNotFoundError:
+        absent("there is no openssl to make certificates with")
+    new_key = ("req", "-newkey", "rsa:2048", "-nodes")
+    openssl(*new_key, "-x509", "-days", "2", "-subj", "/CN=test CA", "-keyout", "ca.key", "-out", "ca.pem")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for who in ("server", "client"):
+        openssl(*new_key, "-subj", f"/CN={who}", "-keyout", f"{who}.key", "-out", f"{who}.csr")
+        openssl(
+            *("x509", "-req", "-days", "2", "-in", f"{who}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
+            *("-CAcreateserial", "-extfile", "names", "-out", f"{who}.pem"),
+        )
+    (folder / "server.both.pem").write_text(
+        (folder / "server.key").read_text() + (folder / "server.pem").read_text()
+    )
+    return folder
 
 
 @pytest.fixture

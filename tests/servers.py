@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import socket
+import ssl
 import tempfile
 import threading
 import time
@@ -292,6 +294,56 @@ class _Pair:
             while self.server.recv(65536):
                 pass
         self.proxy._dropped.set()
+
+
+class TlsProxy:
+    """Ends TLS before a server on loopback that knows none: `with TlsProxy(server.port, folder_of_certificates)`."""
+
+    def __init__(self, target_port: int, certificates: Path):
+        self.target_port = target_port
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._closing, self._close = socket.socketpair()
+        self._threads = [threading.Thread(target=self._accept, name="tls-proxy", daemon=True)]
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._close.close()
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+        self._closing.close()
+
+    def _accept(self) -> None:
+        while self._closing not in select.select([self._listener, self._closing], [], [])[0]:
+            client, _ = self._listener.accept()
+            thread = threading.Thread(target=self._serve, args=(client,), name="tls-proxy-pair", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        # One thread for both directions: two must not use a TLS connection at the same time.
+        client.settimeout(10)
+        with (
+            client,
+            suppress(OSError),
+            self._context.wrap_socket(client, server_side=True) as talk,
+            socket.create_connection(("127.0.0.1", self.target_port), timeout=10) as server,
+        ):
+            while True:
+                ready = [talk] if talk.pending() else select.select([talk, server, self._closing], [], [])[0]
+                if self._closing in ready:
+                    return
+                for one in ready:
+                    piece = one.recv(65536)
+                    if not piece:
+                        return
+                    (server if one is talk else talk).sendall(piece)
 
 
 class ReplicaPair:

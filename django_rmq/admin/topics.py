@@ -58,7 +58,7 @@ from django_rmq.exceptions import (
 )
 from django_rmq.messages import Topic
 from django_rmq.operations import Actor, Copy, Limits, Operations, Permission, Progress
-from django_rmq.operations.redaction import is_redacted
+from django_rmq.operations.redaction import is_redacted, may_search
 
 logger = logging.getLogger("django_rmq.admin")
 
@@ -308,7 +308,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             listing = operations.listing(topic.name, state)
             cursor = ""
         note = ""
-        if is_redacted(topic) and operations.actor.may(Permission.VIEW_BODIES):
+        if operations.actor.may(Permission.VIEW_BODIES) and not may_search(operations.actor, topic):
             note = _("Bodies of this topic are redacted, and cannot be searched.")
         return {
             "state": state,
@@ -328,9 +328,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         }
 
     def _filter_form(self, operations: Operations, topic: Topic, state: str, data: QueryDict) -> FilterForm:
-        # A search tells what a body holds, letter by letter: who may not see it cannot search it.
-        may_search = operations.actor.may(Permission.VIEW_BODIES) and not is_redacted(topic)
-        return FilterForm(topic, state, may_search=may_search, data=data)
+        return FilterForm(topic, state, may_search=may_search(operations.actor, topic), data=data)
 
     def _line(self, topic: Topic, copy: Copy, request: HttpRequest) -> dict[str, Any]:
         shown_id = self._id(copy)

@@ -31,16 +31,14 @@ from django_rmq.exceptions import (
     InvalidMessage,
     MessageGone,
     NotPermitted,
-    OperationRefused,
     TopicFull,
     UnknownTopic,
 )
 from django_rmq.messages import Topic
-from django_rmq.operations import Actor, Done, Filter, Limits, Operations, Permission
+from django_rmq.operations import Actor, Done, Limits, Operations, Permission
 from django_rmq.operations.deliveries import Outcome, Settled
 from django_rmq.operations.health import Health
 from django_rmq.operations.health import Limits as HealthLimits
-from django_rmq.operations.redaction import is_redacted
 from django_rmq.sending import Send
 
 SLICE_SECONDS = 2.0
@@ -229,7 +227,7 @@ class MessagesView(RmqView):
             declared.name,
             asked["state"],
             cursor=asked.get("cursor", ""),
-            wanted=searchable(declared, taken.wanted(asked)),
+            wanted=taken.wanted(asked),
             limit=asked.get("page_size"),
             descending=None if order is None else order == "descending",
         )
@@ -289,13 +287,6 @@ class MessagesView(RmqView):
         if outcomes["refused"] == len(results):
             raise TopicFull(f"topic {topic.name} is full: MAX_BACKLOG is reached where this was to go")
         return shown.sends(results, outcomes)
-
-
-def searchable(topic: Topic, wanted: Filter) -> Filter:
-    """Return a filter. Raises ``OperationRefused`` for a text where bodies are redacted: a search would tell them."""
-    if wanted.text and is_redacted(topic):
-        raise OperationRefused(f"the bodies of topic {topic.name} are redacted, and cannot be searched")
-    return wanted
 
 
 def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
@@ -462,7 +453,7 @@ class ReplayView(RmqView):
         if ("ids" in asked) == ("filter" in asked):
             raise errors.Invalid("Say either `ids` or `filter`; an empty filter means all.")
         if "filter" in asked:
-            wanted = searchable(declared, taken.wanted(asked["filter"]))
+            wanted = taken.wanted(asked["filter"])
             run = operations.replay_all(
                 declared.name, wanted, limits=_limits(asked), dry_run=asked["dry_run"]
             )

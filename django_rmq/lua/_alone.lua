@@ -1,12 +1,27 @@
--- One message that is new to its slot, by as few looks as that takes. A look finds a key of the wrong type by itself and
--- changes nothing, nor does ZADD NX where a copy waits: whatever finds more than this goes the long way, from the start.
+-- One message of which nothing rests as a retry, by as few looks as that takes. A look finds a key of the wrong type by
+-- itself and changes nothing, nor does ZADD NX where a copy waits: whatever finds more goes the long way, from its start.
+-- `met`: what a send is called that meets a copy with a score above `floor`, those of retries.
 if alone and limit == 0 and known[1] == slots and not (known[2] and due < tonumber(known[2])) then
-  local is_new = not envelope and redis.pcall('EXISTS', retry, body) == 0
+  local is_free = not envelope and redis.pcall('EXISTS', retry, body) == 0
     or not redis.pcall('ZSCORE', retry, alone) and type(redis.pcall('HLEN', body)) == 'number'
-  if is_new and type(redis.pcall('HLEN', stats)) == 'number' and redis.pcall('ZADD', store, 'NX', at, alone) == 1 then
-    if envelope then redis.call('HSET', body, alone, ARGV[envelope]) end
-    redis.pcall('HINCRBY', stats, 'sent', '1')
-    redis.pcall('HINCRBY', stats, 'stored', '1')
-    return answer
+  if is_free and type(redis.pcall('HLEN', stats)) == 'number' then
+    local added = redis.pcall('ZADD', store, 'NX', at, alone)
+    local word = added == 1 and 'stored'
+    if added == 0 then
+      local kept = redis.call('ZSCORE', store, alone)
+      local number = tonumber(kept)
+      word = number > floor and number % 1 == 0 and met
+      if word == 'replaced' then
+        redis.call('ZADD', store, at, alone)
+        kept = at
+      end
+      answer = { 'mixed', { word }, { kept } }
+    end
+    if word then
+      if envelope then redis.call('HSET', body, alone, ARGV[envelope]) end
+      redis.pcall('HINCRBY', stats, 'sent', '1')
+      redis.pcall('HINCRBY', stats, word, '1')
+      return answer
+    end
   end
 end

@@ -24,7 +24,7 @@ local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until')
 -- include: _now
 local due = now_ms + range_ms
 local alone = n == 1 and range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and ARGV[first]
-local at, answer = due, { 'stored', due }
+local at, answer, met, floor = due, { 'stored', due }, 'merged', 999
 -- include: _alone
 -- include: _types
 local wrong = mistyped('zset', store, retry) or mistyped('hash', body, stats, control)

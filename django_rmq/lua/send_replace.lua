@@ -25,6 +25,7 @@ local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retr
 local max_retries, settled_retries = tonumber(known[3] or ARGV[5]), known[3] or kind ~= 'priority'
 -- include: _retries
 local at, answer = ARGV[first], { 'stored' }
+local met, floor = 'replaced', kind == 'priority' and floor_priority() or 999
 local alone = n == 1 and settled_retries and is_fresh(tonumber(at)) and ARGV[first + 1]
 local due = kind == 'priority' and 0 or tonumber(at)
 -- include: _alone

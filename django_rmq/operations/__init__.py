@@ -64,6 +64,7 @@ from django_rmq.operations.listing import (
     seal,
     unseal,
 )
+from django_rmq.operations.redaction import require_search
 from django_rmq.operations.sweeps import Limits, Progress, Run
 from django_rmq.producer import check_fixed_time, check_priority, score_at_once
 
@@ -483,8 +484,7 @@ class Operations:
         wanted = wanted or Filter()
         wanted.check(topic, state)
         if wanted.text:
-            # Whoever may search for a text finds out what the bodies hold.
-            self.actor.require(Permission.VIEW_BODIES)
+            require_search(self.actor, topic)
         return wanted
 
     def _member(self, topic: Topic, identity: Identity) -> bytes | None:

@@ -12,7 +12,9 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from django_rmq.conf import get_config
+from django_rmq.exceptions import OperationRefused
 from django_rmq.messages import Topic, decode_body
+from django_rmq.operations.actors import Actor, Permission
 
 Formatter = Callable[[str, Any], Any]
 """From a topic's name and a decoded body (bytes where it cannot be decoded) to what is shown in its place."""
@@ -27,6 +29,21 @@ def formatter_of(topic: Topic) -> Formatter | None:
 def is_redacted(topic: Topic) -> bool:
     """Return whether a formatter stands between the stored bodies of ``topic`` and who looks at them."""
     return _path(topic) is not None
+
+
+def may_search(actor: Actor, topic: Topic) -> bool:
+    """Return whether ``actor`` may search bodies: a search tells what they hold, letter by letter.
+
+    Who is trusted with everything (a shell) sees the stored bytes anyway.
+    """
+    return actor.permits is None or (actor.may(Permission.VIEW_BODIES) and not is_redacted(topic))
+
+
+def require_search(actor: Actor, topic: Topic) -> None:
+    """Raise ``NotPermitted`` or ``OperationRefused`` unless ``actor`` may search the bodies of ``topic``."""
+    actor.require(Permission.VIEW_BODIES)
+    if not may_search(actor, topic):
+        raise OperationRefused(f"the bodies of topic {topic.name} are redacted, and cannot be searched")
 
 
 def format_body(topic: Topic, raw: bytes) -> Any:
@@ -45,4 +62,4 @@ def _path(topic: Topic) -> str | None:
     return named.get(topic.name) if isinstance(named, Mapping) else named
 
 
-__all__ = ["Formatter", "format_body", "formatter_of", "is_redacted"]
+__all__ = ["Formatter", "format_body", "formatter_of", "is_redacted", "may_search", "require_search"]

@@ -51,8 +51,11 @@ class Archive(Pipeline):
         found = archived_columns(dead, slots)
         if options["where"]:
             found = found.withColumn("body", found.value.cast("string")).where(options["where"]).drop("body")
+        with context.kept(found) as kept:
+            self._archive(context, kept, options)
+
+    def _archive(self, context: Context, found: Any, options: dict[str, Any]) -> None:
         with context.watching():
-            found = found.persist()
             rows = found.groupBy("topic", "date").count().collect()
         held: Counter[str] = Counter()
         for row in rows:

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -116,6 +116,21 @@ class Context:
             writer = frame.write.format("rmq").options(**self.sending_options(topic), **_texts(options))
             writer.mode("append").save()
 
+    @contextmanager
+    def kept(self, frame: Any) -> Iterator[Any]:
+        """Keep the rows of a frame for the jobs of a block: it is read once, by the first of them.
+
+        A Spark Connect server keeps for all who come: what an earlier run has left there of the same files is let go first.
+        """
+        frame.unpersist()
+        kept = frame.persist()
+        try:
+            yield kept
+        finally:
+            # Spark may be gone, and what it kept with it.
+            with suppress(Exception):
+                kept.unpersist()
+
     # --- the end
 
     @property
@@ -195,11 +210,13 @@ class Context:
 
     def _tell_batches(self, query: Any, seen: int, told: int) -> tuple[int, int]:
         for progress in query.recentProgress:
-            if progress["batchId"] > told and progress["numInputRows"]:
+            # Of each source: a Spark Connect server tells no sums.
+            rows = sum(source["numInputRows"] for source in progress["sources"])
+            if progress["batchId"] > told and rows:
                 told = progress["batchId"]
-                seen += progress["numInputRows"]
-                rate = progress.get("processedRowsPerSecond") or 0
-                self.say(f"batch {told}: {progress['numInputRows']} messages, {rate:.0f}/s")
+                seen += rows
+                rate = sum(source["processedRowsPerSecond"] or 0 for source in progress["sources"])
+                self.say(f"batch {told}: {rows} messages, {rate:.0f}/s")
         return seen, told
 
     def _let_end(self, query: Any) -> None:

@@ -62,18 +62,19 @@ class Ingest(Pipeline):
         messages = _messages(rows, given, options)
         with context.watching():
             read = rows.count()
-            if options["merge"]:
-                messages = _merged(messages, topic)
-            messages = messages.persist()
-            sent = messages.count()
-        context.say(f"{read} rows, {sent} messages after merging equal ones")
-        if options["dry_run"]:
-            for row in messages.limit(SHOWN).collect():
-                context.say(str(row.asDict()))
-            context.say(f"nothing was sent to {topic.name}")
-            return
-        context.write(messages, topic.name)
-        context.say(f"{sent} messages sent to {topic.name}")
+        if options["merge"]:
+            messages = _merged(messages, topic)
+        with context.kept(messages) as kept:
+            with context.watching():
+                sent = kept.count()
+            context.say(f"{read} rows, {sent} messages after merging equal ones")
+            if options["dry_run"]:
+                for row in kept.limit(SHOWN).collect():
+                    context.say(str(row.asDict()))
+                context.say(f"nothing was sent to {topic.name}")
+                return
+            context.write(kept, topic.name)
+            context.say(f"{sent} messages sent to {topic.name}")
 
 
 def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:

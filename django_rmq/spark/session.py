@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import prepare_environment
@@ -17,27 +19,44 @@ from django_rmq.spark.java import prepare_environment
 LOCAL = "local[*]"
 """All cores of this machine."""
 
+OF_A_SESSION = {"spark.sql.shuffle.partitions": "8", "spark.sql.session.timeZone": "UTC"}
+"""What a session may say for itself, also where Spark runs already."""
+
 DEFAULTS = {
+    **OF_A_SESSION,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "8",
-    "spark.sql.session.timeZone": "UTC",
     # Without it Arrow batches go through a TCP port of their own.
     "spark.python.unix.domain.socket.enabled": "true",
 }
 JAVA_SECONDS = 20.0
 """How long a Java may take to end."""
 
+OF_CONNECT = ("pandas", "grpc", "grpc_status", "zstandard")
+"""What the client of a Spark Connect server imports besides."""
+
+CONNECT_PORT = 15002
+"""Where it listens unless told otherwise."""
+CONNECT_SECONDS = 10.0
+
 AT_HOME = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 """For a local master: it talks to itself only."""
 
 
 def check_installed(remote: str | None = None) -> None:
-    """Make sure that a session can be had. Raises ``ConfigurationError`` without PySpark, pyarrow or a Java."""
+    """Make sure that a session can be had. Raises ``ConfigurationError`` without PySpark, pyarrow or a Java.
+
+    A Spark Connect server needs no Java here, and what its client needs instead.
+    """
     for name in ("pyspark", "pyarrow"):
         if find_spec(name) is None:
             raise ConfigurationError(
                 f'Spark needs {name}, which is not installed: pip install "django-rmq[spark]"'
+            )
+    for name in OF_CONNECT if remote is not None else ():
+        if find_spec(name) is None:
+            raise ConfigurationError(
+                f'A Spark Connect server needs {name}, which is not installed: pip install "django-rmq[connect]"'
             )
     if remote is None:
         prepare_environment()
@@ -51,6 +70,8 @@ def open_session(
     Raises ``ConfigurationError`` where something is missing or Spark does not begin.
     """
     check_installed(remote)
+    if remote is not None:
+        _check_answers(remote)
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -58,7 +79,7 @@ def open_session(
 
     builder: Any = SparkSession.builder.appName(name)
     if remote is not None:
-        chosen = dict(conf or {})
+        chosen = {**OF_A_SESSION, **(conf or {})}
         builder = builder.remote(remote)
     else:
         master = master or LOCAL
@@ -85,6 +106,26 @@ def open_session(
     if remote is None:
         session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _check_answers(remote: str) -> None:
+    """Raise ``ConfigurationError`` unless somebody listens at the address of a Spark Connect server.
+
+    Spark's own client would ask again for ten minutes without a word.
+    """
+    try:
+        parts = urlsplit(remote)
+        host, port = parts.hostname, parts.port or CONNECT_PORT
+    except ValueError:
+        host = None
+    if not host or parts.scheme != "sc":
+        raise ConfigurationError(
+            f"a Spark Connect server has an address like sc://host:15002, not {remote!r}"
+        )
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConfigurationError(f"no Spark Connect server answers at {host}:{port}: {error}") from None
 
 
 def close_session(session: Any) -> None:
@@ -122,18 +163,23 @@ INFERS_PARTITIONS = "spark.sql.sources.partitionColumnTypeInference.enabled"
 def stored_files(session: Any, path: str) -> Any:
     """Return the Parquet files of a folder as a frame, names of folders as text; None: there are none yet."""
     from pyspark.errors import AnalysisException
+    from pyspark.sql import SparkSession
 
     before = session.conf.get(INFERS_PARTITIONS)
     # A topic may be called 007, which is no number.
     session.conf.set(INFERS_PARTITIONS, "false")
     try:
-        return session.read.option("basePath", path).parquet(path)
+        found = session.read.option("basePath", path).parquet(path)
+        found.schema  # noqa: B018 - a Spark Connect server looks at the files only when it is asked for something
+        return found
     except AnalysisException as error:
         if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
             return None
         raise
     finally:
-        session.conf.set(INFERS_PARTITIONS, before)
+        if isinstance(session, SparkSession):
+            # The session of a Spark Connect server is a class of its own, and looks at the files again for each job.
+            session.conf.set(INFERS_PARTITIONS, before)
 
 
 def describe(error: BaseException) -> tuple[str, str]:
@@ -147,12 +193,15 @@ def describe(error: BaseException) -> tuple[str, str]:
     if name:
         return name, sentence
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if type(error).__name__ == "Py4JJavaError":
+        # The first line only says what was called; what Java has thrown comes after it.
+        lines = [line.removeprefix(": ") for line in lines[1:]] or lines
     return "", lines[0] if lines else type(error).__name__
 
 
 def is_sparks(error: BaseException) -> bool:
     """Return whether ``error`` came out of Spark."""
-    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j", "grpc")
 
 
 __all__ = [

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
 from django.test import override_settings
 
 from django_rmq import connections
@@ -786,6 +787,22 @@ def test_an_act_needs_just_its_permissions(broker: Any, act: str) -> None:
         actor = Actor("most", "rest", None, lambda permission, missing=missing: permission is not missing)  # type: ignore[misc]
         with pytest.raises(NotPermitted, match=missing.value):
             do(Operations(actor))
+
+
+@pytest.mark.parametrize("broker", ["memory"], indirect=True)
+def test_redacted_bodies_are_searched_by_a_shell_and_by_nobody_else(broker: Any) -> None:
+    searches = [ACTS[name][1] for name in ("listing by text", "replay_all by text")]
+    searches += [lambda o: o.delete_all("timed", "store", Filter(text="a")).result()]
+    searches += [lambda o: o.bury_all("timed", "store", Filter(text="a")).result()]
+    rmq = {**settings.RMQ, "ADMIN": {"FORMATTER": {"timed": "builtins.repr"}}}
+    with override_settings(RMQ=rmq):
+        for search in searches:
+            search(Operations(Actor("a shell", "command")))
+            with pytest.raises(OperationRefused, match="cannot be searched"):
+                search(Operations(Actor("everything", "admin", None, lambda permission: True)))
+            with pytest.raises(NotPermitted):
+                search(Operations(Actor("blind", "rest", None, lambda p: p is not Permission.VIEW_BODIES)))
+        ACTS["listing"][1](Operations(Actor("everything", "admin", None, lambda permission: True)))
 
 
 def test_who_may_not_see_bodies_gets_nothing_of_them(broker: Any, operations: Operations) -> None:

@@ -11,7 +11,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
 import threading
 import time
 import uuid
@@ -47,7 +46,7 @@ from django_rmq.operations import figures, health
 from example_project.embedded_server import free_port
 from tests import party as parties
 from tests.party import PATIENCE, SERIAL, SHARED, Slot
-from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer, absent
+from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
 from tests.workers import eventually
 
 SESSION = 2.0
@@ -973,33 +972,6 @@ def test_nobody_hears_kazoo_in_the_log_but_us(party: Party, caplog: pytest.LogCa
 
 
 # --- TLS
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA, a server's certificate for 127.0.0.1 and a client's."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
-
-    try:
-        openssl("version")
-    except FileNotFoundError:
-        absent("there is no openssl to make certificates with")
-    new_key = ("req", "-newkey", "rsa:2048", "-nodes")
-    openssl(*new_key, "-x509", "-days", "2", "-subj", "/CN=test CA", "-keyout", "ca.key", "-out", "ca.pem")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    for who in ("server", "client"):
-        openssl(*new_key, "-subj", f"/CN={who}", "-keyout", f"{who}.key", "-out", f"{who}.csr")
-        openssl(
-            *("x509", "-req", "-days", "2", "-in", f"{who}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
-            *("-CAcreateserial", "-extfile", "names", "-out", f"{who}.pem"),
-        )
-    (folder / "server.both.pem").write_text(
-        (folder / "server.key").read_text() + (folder / "server.pem").read_text()
-    )
-    return folder
 
 
 # kazoo leaves a socket to the garbage collector when a handshake fails.

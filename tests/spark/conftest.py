@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import os
+import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.test import override_settings
 
+from django_rmq import connections
 from django_rmq.broker import Broker
+from django_rmq.conf import get_config
 from django_rmq.messages import BackOff, Topic, TopicType
 from django_rmq.producer import Producer
 from django_rmq.spark.java import find_java, prepare_environment
@@ -87,3 +100,96 @@ def queue(redis_url: str, prefix: str) -> Iterator[Callable[..., Queue]]:
 
     yield make
     client.close()
+
+
+# --- pipelines, as `manage.py runrmqpipeline` runs them
+
+ROOT = Path(__file__).parents[2]
+TOPICS = {
+    "events": {"TYPE": "priority", "SLOTS": 4},
+    "doubled": {"TYPE": "priority", "SLOTS": 2},
+    "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
+    "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
+    "007": {"TYPE": "priority", "SLOTS": 1},
+    # As in the settings of processes of their own.
+    "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
+}
+
+
+@pytest.fixture
+def broker(redis_url: str, redis_client: redis.Redis, prefix: str) -> Iterator[Broker]:
+    apps = [*settings.INSTALLED_APPS, "tests.spark.project"]
+    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
+    with override_settings(RMQ=rmq, INSTALLED_APPS=apps):
+        yield Broker(redis_client, prefix)
+        connections.close()
+
+
+Run = Callable[..., str]
+
+
+def run_pipeline(*arguments: object, code: int = 0) -> str:
+    """Run a pipeline in this process, check its exit code, and return all that it printed."""
+    output, found, told = io.StringIO(), 0, ""
+    try:
+        call_command("runrmqpipeline", *map(str, arguments), stdout=output, stderr=output, no_color=True)
+    except CommandError as error:
+        found, told = (2 if "Error: " in str(error) else error.returncode), str(error)
+    assert found == code, f"{output.getvalue()}{told}"
+    return f"{output.getvalue()}{told}"
+
+
+@pytest.fixture
+def run(broker: Broker, spark: Any) -> Run:
+    """Run a pipeline in the session of the tests."""
+    return run_pipeline
+
+
+def topic(name: str) -> Topic:
+    return get_config().topic(name)
+
+
+def waiting(broker: Broker, name: str) -> dict[str, float]:
+    """Body -> score of what waits in a topic."""
+    return {
+        entry.member.decode(): entry.score
+        for slot in range(topic(name).slots)
+        for entry in broker.peek(topic(name), slot, "store").entries
+    }
+
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(redis_url: str, prefix: str, java: None, tmp_path: Path) -> Iterator[Start]:
+    """Start `manage.py runrmqpipeline` in a process of its own; it writes into the file `log`."""
+    started: list[subprocess.Popen[bytes]] = []
+    environment = {
+        **os.environ,
+        "REDIS_URL": redis_url,
+        "RMQ_KEY_PREFIX": prefix,
+        "WORKER_DATA": str(tmp_path),
+        "WORKER_APP": "tests.spark.project",
+        "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
+    }
+
+    def begin(*arguments: object) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "manage.py", "runrmqpipeline", *map(str, arguments)]
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session, and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from django.conf import settings
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.test import override_settings
 
 from django_rmq import connections, send_message, send_messages
@@ -25,58 +19,10 @@ from django_rmq.conf import get_config
 from django_rmq.keys import slot_of
 from django_rmq.messages import Topic, decode_envelope
 from tests.servers import RedisCluster
+from tests.spark.conftest import TOPICS, Run, Start, topic, waiting
 from tests.workers import eventually, live, total
 
 LATER = 4_000_000_000_000
-ROOT = Path(__file__).parents[2]
-TOPICS = {
-    "events": {"TYPE": "priority", "SLOTS": 4},
-    "doubled": {"TYPE": "priority", "SLOTS": 2},
-    "notes": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000},
-    "keyed": {"TYPE": "fixed_time", "SLOTS": 2, "IDENTITY": "key"},
-    "007": {"TYPE": "priority", "SLOTS": 1},
-}
-
-
-@pytest.fixture
-def broker(redis_url: str, redis_client: redis.Redis, prefix: str) -> Iterator[Broker]:
-    apps = [*settings.INSTALLED_APPS, "tests.spark.project"]
-    rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
-    with override_settings(RMQ=rmq, INSTALLED_APPS=apps):
-        yield Broker(redis_client, prefix)
-        connections.close()
-
-
-Run = Callable[..., str]
-
-
-@pytest.fixture
-def run(broker: Broker, spark: Any) -> Run:
-    """Run a pipeline in the session of the tests, check its exit code, and return all that it printed."""
-
-    def run_pipeline(*arguments: object, code: int = 0) -> str:
-        output, found, told = io.StringIO(), 0, ""
-        try:
-            call_command("runrmqpipeline", *map(str, arguments), stdout=output, stderr=output, no_color=True)
-        except CommandError as error:
-            found, told = (2 if "Error: " in str(error) else error.returncode), str(error)
-        assert found == code, f"{output.getvalue()}{told}"
-        return f"{output.getvalue()}{told}"
-
-    return run_pipeline
-
-
-def topic(name: str) -> Topic:
-    return get_config().topic(name)
-
-
-def waiting(broker: Broker, name: str) -> dict[str, float]:
-    """Body -> score of what waits in a topic."""
-    return {
-        entry.member.decode(): entry.score
-        for slot in range(topic(name).slots)
-        for entry in broker.peek(topic(name), slot, "store").entries
-    }
 
 
 def test_pipelines_of_apps_are_listed_and_run(run: Run, broker: Broker) -> None:
@@ -297,41 +243,8 @@ def test_a_topic_is_re_slotted_by_several_tasks(run: Run, broker: Broker, after:
     assert run("reslot", "notes", after).endswith(f"notes has {after} slots\n")
 
 
-@pytest.fixture
-def start(
-    redis_url: str, prefix: str, java: None, tmp_path: Path
-) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start `manage.py runrmqpipeline` in a process of its own."""
-    started: list[subprocess.Popen[bytes]] = []
-    environment = {
-        **os.environ,
-        "REDIS_URL": redis_url,
-        "RMQ_KEY_PREFIX": prefix,
-        "WORKER_DATA": str(tmp_path),
-        "WORKER_APP": "tests.spark.project",
-        "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
-    }
-
-    def begin(*arguments: object) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "manage.py", "runrmqpipeline", *map(str, arguments)]
-        with (tmp_path / "log").open("ab") as log:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait(30)
-
-
 def test_sigterm_lets_the_batch_end_and_acknowledges_it(
-    start: Callable[..., subprocess.Popen[bytes]], redis_client: redis.Redis, prefix: str, tmp_path: Path
+    start: Start, redis_client: redis.Redis, prefix: str, tmp_path: Path
 ) -> None:
     work = Topic("work", get_config().topic("price-changes").type, slots=4, time_range_ms=1)
     broker = Broker(redis_client, prefix)
@@ -347,7 +260,7 @@ def test_sigterm_lets_the_batch_end_and_acknowledges_it(
     assert total(broker, work, "acked") == 4
 
 
-def test_sigterm_cancels_a_job(start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_sigterm_cancels_a_job(start: Start, tmp_path: Path) -> None:
     process = start("endless", tmp_path / "marker", "--master", "local[1]")
     eventually((tmp_path / "marker").exists, "a running task", 200)
     process.send_signal(signal.SIGTERM)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from django_rmq.messages import Failure, TopicType
-from tests.spark.conftest import Queue
+from tests.spark.conftest import Queue, end
 from tests.workers import Heard, Worker, eventually
 
 MakeQueue = Callable[..., Queue]
@@ -383,23 +382,17 @@ ROOT = Path(__file__).parents[2]
 
 
 def driver(what: str, queue: Queue, folder: Path) -> subprocess.Popen[bytes]:
-    """Start tests/spark/driver.py with what it shall do, in a process group of its own."""
+    """Start tests/spark/driver.py with what it shall do, in a process group of its own. RMQ_URL says where Redis is."""
+    options = {name: value for name, value in queue.options.items() if name != "url"}
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.driver", what, json.dumps(queue.options), str(folder)],
+            [sys.executable, "-m", "tests.spark.driver", what, json.dumps(options), str(folder)],
             cwd=ROOT,
+            env={**os.environ, "RMQ_URL": queue.url},
             start_new_session=True,
             stdout=log,
             stderr=log,
         )
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait(30)
 
 
 def test_a_batch_whose_driver_was_killed_is_replayed_with_the_same_rows(

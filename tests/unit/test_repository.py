@@ -93,6 +93,35 @@ def test_no_module_of_the_package_has_a_name_that_says_nothing() -> None:
     assert [path for path in modules if path.stem in NAMES_THAT_SAY_NOTHING] == []
 
 
+def test_decisions_are_numbered_without_a_gap_and_say_their_number() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").iterdir())
+    assert [path.name[:5] for path in pages] == [f"{number:04}-" for number in range(1, len(pages) + 1)]
+    assert [path.name for path in pages if not path.read_text().startswith(f"# {path.name[:4]}. ")] == []
+
+
+def test_every_page_that_a_text_links_to_is_there() -> None:
+    linked = [
+        (path, match[1])
+        for path in tracked_files()
+        if path.suffix == ".md"
+        for match in re.finditer(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", path.read_text())
+    ]
+    assert any("decisions/" in target for _, target in linked)
+    assert [f"{path.name}: {target}" for path, target in linked if not (path.parent / target).exists()] == []
+
+
+def test_every_decision_that_is_named_is_there() -> None:
+    numbers = {path.name[:4] for path in (ROOT / "docs" / "decisions").iterdir()}
+    named = [
+        (path.name, number)
+        for path in tracked_files()
+        if path.suffix in (".md", ".py", ".lua")
+        for number in re.findall(r"decisions?[ /](\d{4})\b", path.read_text())
+    ]
+    assert named
+    assert [(name, number) for name, number in named if number not in numbers] == []
+
+
 def test_make_lists_every_target_with_a_word_of_help() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony

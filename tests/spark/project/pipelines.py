@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.exceptions import InvalidRequest
-from django_rmq.pipelines import Context, Pipeline, register
+from django_rmq.pipelines import Context, Pipeline, consume, register
+from django_rmq.pipelines.consume import Consume
 
 
 @register
@@ -54,3 +55,20 @@ class Endless(Pipeline):
 
         with context.watching():
             context.spark.range(2).mapInArrow(wait, "id long").count()
+
+
+@register
+class Unrecorded(Consume):
+    """Consume into a table, and stay between the table and Spark's own record; for tests that kill it there."""
+
+    name = "unrecorded"
+
+    def run(self, context: Context, **options: Any) -> None:
+        def write_and_wait(options: dict[str, Any], frame: Any, number: int) -> None:
+            into_table(options, frame, number)
+            context.say(f"batch {number} is in the table")
+            time.sleep(300)
+
+        into_table = consume._into_table
+        consume._into_table = write_and_wait
+        super().run(context, **options)

@@ -1,0 +1,74 @@
+"""A database on either side of a topic, by JDBC: Derby, whose driver is among the jars of PySpark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_rmq import send_messages
+from django_rmq.broker import Broker
+from tests.spark.conftest import Run, Start, end, topic, waiting
+from tests.workers import eventually, live, total
+
+LOG = "derby.stream.error.file"
+"""The property of Java's that says where Derby writes its log: otherwise into the folder it is started in."""
+
+
+@pytest.fixture
+def database(spark: Any, tmp_path: Path) -> str:
+    """The URL of a Derby in the session's own Java, made when somebody comes."""
+    spark._jvm.java.lang.System.setProperty(LOG, str(tmp_path / "derby.log"))
+    return f"jdbc:derby:{tmp_path / 'database'};create=true"
+
+
+def rows(spark: Any, database: str, table: str) -> list[Any]:
+    return list(spark.read.jdbc(database, table).collect())
+
+
+def test_a_topic_is_consumed_into_a_table_and_a_table_is_ingested(
+    run: Run, broker: Broker, spark: Any, database: str, tmp_path: Path
+) -> None:
+    send_messages("events", [{"n": n, "name": f"n{n}"} for n in range(300)], priority=40)
+    told = run(
+        *("consume", "events", "--jdbc", database, "--table", "taken", "--schema", "n int, name string"),
+        *("--checkpoint", tmp_path / "checkpoint", "--available-now", "--max-messages", 200),
+    )
+    assert "300 messages of events consumed" in told
+    found = rows(spark, database, "taken")
+    assert sorted((row.n, row.name, row.topic) for row in found) == [
+        (n, f"n{n}", "events") for n in range(300)
+    ]
+    assert {row.batch for row in found} == {0, 1}
+    assert total(broker, topic("events"), "acked") == 300 and live(broker, topic("events")) == 0
+
+    ingest = ("ingest", "notes", database, "--format", "jdbc", "--select", "n")
+    run(*ingest, "--option", "dbtable=taken", "--where", "n % 3 = 0")
+    assert set(waiting(broker, "notes")) == {f'{{"n":{n}}}' for n in range(0, 300, 3)}
+    assert "dbtable" in run(*ingest, code=1)
+    assert "NOWHERE" in run(*ingest, "--option", "dbtable=nowhere", code=1)
+    assert "--table" in run("consume", "events", "--jdbc", database, "--checkpoint", "x", code=2)
+
+
+def test_a_batch_whose_process_dies_after_the_table_comes_again_under_the_same_number(
+    start: Start, run: Run, broker: Broker, spark: Any, database: str, tmp_path: Path
+) -> None:
+    work, log = topic("work"), tmp_path / "log"
+    arguments = ["work", "--jdbc", database, "--table", "taken"]
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--available-now"]
+    broker.define(work)
+    for n in range(40):
+        broker.send_merge(work, n % 4, 0, [f"{n}".encode()])
+    quiet = f"spark.driver.extraJavaOptions=-D{LOG}={tmp_path / 'derby.log'}"
+    first = start("unrecorded", *arguments, "--master", "local[1]", "--conf", quiet)
+    eventually(lambda: "batch 0 is in the table" in log.read_text(), "a batch in the table", 200)
+    end(first)
+    assert total(broker, work, "acked") == 0
+    broker.send_merge(work, 0, 0, [b"later"])
+    run("consume", *arguments)
+    found = Counter((row.value, row.batch) for row in rows(spark, database, "taken"))
+    # The table has the batch twice, and can tell: no other message has its number.
+    assert found == {**{(f"{n}", 0): 2 for n in range(40)}, ("later", 1): 1}
+    assert total(broker, work, "acked") == 41 and live(broker, work) == 0

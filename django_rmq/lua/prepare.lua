@@ -177,6 +177,8 @@ local seen = #rows > 0 and rows or late
 local last_member, last_score = seen[#seen - 1], seen[#seen]
 -- How many entries at the head of `free` may be retries.
 local retries = (kind == 'priority' or after_score ~= '') and math.huge or 0
+-- Whether the candidates are the first entries of Store, none left out: what is taken then needs not be looked for.
+local is_head = kind ~= 'priority' and after_score == '' and #late == 0 and #free == #rows
 if #rested > 0 then
   -- At most half of a prepare is retries while fresh messages are due; the odd one alternates.
   local share = math.floor(limit / 2) + limit % 2 * (receipt % 2)
@@ -278,7 +280,11 @@ if taken > 0 then
   -- out again, makes a skiplist or a hash table at once.
   local LONG = string.rep(' ', 65)
   local large = taken > 32 and in_flight == 0 and not redis.call('ZSCORE', store, LONG)
-  redis.call('ZREM', store, unpack(members))
+  if is_head then
+    redis.call('ZREMRANGEBYRANK', store, 0, taken - 1)
+  else
+    redis.call('ZREM', store, unpack(members))
+  end
   if large then redis.call('ZADD', prepare, 0, LONG) end
   redis.call('ZADD', prepare, unpack(prepared))
   if large then redis.call('ZREM', prepare, LONG) end

@@ -365,9 +365,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # In any order: each part is rounded up, and may leave nothing to the last ones.
             random.shuffle(slots)
             return {slot: math.ceil(budget * sizes[slot] / total) for slot in slots}
-        shut = [slot for slot, found in counts.items() if self._is_shut(found)]
+        shut = {slot for slot, found in counts.items() if self._is_shut(found)}
         # What has timed out there keeps them shut, and they might not be asked for long.
-        self._each(shut, "expire")
+        self._each(list(shut), "expire")
         slots.sort(key=lambda slot: (slot in shut, due[slot]))
         return {slot: sizes[slot] for slot in slots}
 

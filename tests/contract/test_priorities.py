@@ -184,3 +184,16 @@ def test_behind_more_busy_members_than_one_scan_the_cursor_leads_to_what_can_be_
         answers.append(slot.take(10, after=answers[-1].cursor))
     assert len(answers) > 2
     assert [delivery.member for delivery in answers[-1].deliveries] == [b"free"]
+    assert set(slot.zset("store")) == set(busy)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_is_taken_behind_a_cursor_leaves_what_lies_before_it(
+    make_slot: MakeSlot, kind: TopicType
+) -> None:
+    slot = make_slot(kind)
+    slot.send(b"first", b"second", score=0 if kind is TopicType.RANGE_MERGE else None)
+    first = slot.zset("store")[b"first"]
+    answer = slot.take(1, after=(f"{first:.17g}", b"first"))
+    assert [delivery.member for delivery in answer.deliveries] == [b"second"]
+    assert set(slot.zset("store")) == {b"first"}

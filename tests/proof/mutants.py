@@ -789,6 +789,34 @@ MUTANTS: dict[str, Mutant] = {
         "While another owner's deliveries are open, held answers busy.",
         "gate",
     ),
+    "head_though_some_run": Mutant(
+        "prepare",
+        " and #late == 0 and #free == #rows",
+        " and #late == 0",
+        "What is taken leaves Store, not what was left out before it.",
+        "gate",
+    ),
+    "head_though_retries_wait": Mutant(
+        "prepare",
+        " and #late == 0 and #free == #rows",
+        " and #free == #rows",
+        "What is taken leaves Store, not the retries before it.",
+        "retries",
+    ),
+    "head_though_further_on": Mutant(
+        "prepare",
+        "local is_head = kind ~= 'priority' and after_score == ''",
+        "local is_head = kind ~= 'priority'",
+        "What is taken leaves Store, not what lies before the cursor.",
+        "priorities",
+    ),
+    "head_though_the_highest_goes_first": Mutant(
+        "prepare",
+        "local is_head = kind ~= 'priority' and",
+        "local is_head =",
+        "What is taken leaves Store, not the lowest priority.",
+        "priorities",
+    ),
     # --- sending
     "merge_takes_the_later_time": Mutant(
         "send_merge",

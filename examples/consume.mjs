@@ -29,7 +29,7 @@ async function post(verb, body) {
   const error = new Error(`${response.status} ${answer.code}: ${answer.detail}`);
   // Nothing that is said again helps, but where the server is in trouble.
   error.mayHelp = response.status === 429 || response.status >= 500 || response.headers.has("Retry-After");
-  error.wait = Number(response.headers.get("Retry-After") ?? 2);
+  error.wait = Number(response.headers.get("Retry-After")) || 2;
   throw error;
 }
 

@@ -98,7 +98,7 @@ def open_session(
             # Elsewhere Spark finds it by itself, through pyspark_rmq.
             session.dataSource.register(RmqDataSource)
     except (PySparkException, RuntimeError, OSError) as error:
-        where = remote or master
+        where = master if remote is None else _without_token(remote)
         raise ConfigurationError(f"Spark does not begin ({where}): {error}") from error
     if threading.current_thread() is threading.main_thread():
         # Spark puts a handler of its own in its place.
@@ -120,12 +120,17 @@ def _check_answers(remote: str) -> None:
         host = None
     if not host or parts.scheme != "sc":
         raise ConfigurationError(
-            f"a Spark Connect server has an address like sc://host:15002, not {remote!r}"
+            f"a Spark Connect server has an address like sc://host:15002, not {_without_token(remote)!r}"
         )
     try:
         socket.create_connection((host, port), CONNECT_SECONDS).close()
     except OSError as error:
         raise ConfigurationError(f"no Spark Connect server answers at {host}:{port}: {error}") from None
+
+
+def _without_token(remote: str) -> str:
+    """Return the address without the parameters behind it, of which one may be a token."""
+    return remote.partition(";")[0]
 
 
 def close_session(session: Any) -> None:

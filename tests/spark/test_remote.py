@@ -125,10 +125,10 @@ def test_sigterm_lets_a_stream_end(server: str, start: Start, broker: Broker, tm
     [
         ("sc://127.0.0.1:1", "no Spark Connect server answers at 127.0.0.1:1"),
         ("spark://127.0.0.1:7077", "has an address like sc://"),
-        ("sc://host:many", "has an address like sc://"),
+        ("sc://host:many/;token=secret", "has an address like sc://"),
     ],
 )
 def test_a_server_that_is_not_there_is_told_at_once(broker: Broker, address: str, said: str) -> None:
     with pytest.raises(CommandError, match=said) as caught:
         call_command("runrmqpipeline", "report", "events", "--remote", address)
-    assert caught.value.returncode == 2
+    assert caught.value.returncode == 2 and "secret" not in str(caught.value)

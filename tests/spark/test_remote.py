@@ -13,6 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_rmq.broker import Broker
+from django_rmq.pipelines.archive import YOUNGEST_MS
 from django_rmq.spark.java import spark_jars
 from example_project.embedded_server import free_port
 from tests.spark.conftest import Start, end, topic
@@ -98,6 +99,9 @@ def test_the_dead_are_archived_and_replayed(remote: Remote, broker: Broker, tmp_
     for n in range(40):
         broker.send_merge(work, n % 4, 0, [b"%d" % n])
         broker.bury(work, n % 4, [b"%d" % n], "shop.Boom: no")
+    died = broker.now_ms()
+    # Who has died within the last second is not archived yet.
+    eventually(lambda: broker.now_ms() > died + YOUNGEST_MS, "the first second of death")
     archive = tmp_path / "archive"
     assert "work: 40 deleted" in remote("archive", archive, "work", "--older-than", "0s")
     assert "work: 40 stored" in remote("replay", "work", "--archive", archive)

@@ -1482,7 +1482,7 @@ class Broker(Transitions):
         envelopes: Sequence[bytes] = (),
     ) -> list[Sent]:
         """Send range_merge messages due ``range_ms`` from now; what waits already keeps its time."""
-        if len(members) != 1 or isinstance(members, Packed) or self._clock is not None:
+        if not self._is_written(topic, members):
             return super().send_merge(topic, slot, range_ms, members, envelopes)
         key = (topic.name, slot, topic.slots, topic.max_backlog, range_ms, len(envelopes))
         frame = self._frames.get(key) or self._frame(
@@ -1499,7 +1499,7 @@ class Broker(Transitions):
         envelopes: Sequence[bytes] = (),
     ) -> list[Sent]:
         """Send priority or fixed_time messages; of several sends of a member the last score counts."""
-        if len(members) != 1 or isinstance(members, Packed) or self._clock is not None:
+        if not self._is_written(topic, members):
             return super().send_replace(topic, slot, scores, members, envelopes)
         key = (
             topic.name,
@@ -1515,6 +1515,11 @@ class Broker(Transitions):
         )
         packed = frame.around(*scores, *members, *envelopes)
         return _sent(scores)(self._answer("send_replace", packed))
+
+    def _is_written(self, topic: Topic, members: Sequence[bytes] | Packed) -> bool:
+        # Of more slots than are remembered most would be forgotten before they are used again.
+        one = len(members) == 1 and not isinstance(members, Packed)
+        return one and self._clock is None and topic.slots <= FRAMES
 
     def _frame(self, key: tuple[Any, ...], call: Any) -> _Frame:
         if len(self._frames) >= FRAMES:

@@ -23,11 +23,12 @@ async function post(verb, body) {
     body: JSON.stringify(body),
     signal: AbortSignal.timeout(40_000),
   });
-  const answer = await response.json();
-  if (response.ok) return answer;
+  if (response.ok) return await response.json();
+  // A proxy between, or a wrong address, answers anything.
+  const answer = await response.json().catch(() => ({ code: response.statusText, detail: response.url }));
   const error = new Error(`${response.status} ${answer.code}: ${answer.detail}`);
   // Nothing that is said again helps, but where the server is in trouble.
-  error.mayHelp = response.status === 429 || response.status >= 500;
+  error.mayHelp = response.status === 429 || response.status >= 500 || response.headers.has("Retry-After");
   error.wait = Number(response.headers.get("Retry-After") ?? 2);
   throw error;
 }

@@ -12,19 +12,30 @@ topic=$1 count=${2:-0}
 shift; [ $# -eq 0 ] || shift
 consumer=$(cat /proc/sys/kernel/random/uuid 2>/dev/null || uuidgen)
 
+# post VERB REQUEST: puts what is answered into `answer`. Ends where it helps nobody to say it again, as with a wrong token; else waits
+# as long as the server asks for, and fails.
 post() {
-  curl --silent --show-error --fail-with-body --max-time 40 --request POST \
+  if ! got=$(curl --silent --show-error --include --max-time 40 --request POST \
     --header "Authorization: Token $RMQ_TOKEN" --header 'Content-Type: application/json' \
-    --data "$2" "$RMQ_URL/topics/$topic/$1/"
+    --data "$2" "$RMQ_URL/topics/$topic/$1/"); then
+    sleep 2
+    return 1
+  fi
+  status=$(printf %s "$got" | sed -n '1s/^[^ ]* \([0-9]*\).*/\1/p')
+  pause=$(printf %s "$got" | sed -n 's/^[Rr]etry-[Aa]fter: *\([0-9]*\).*/\1/p')
+  answer=$(printf %s "$got" | sed -n '$p')
+  case $status in 2*) return 0 ;; esac
+  echo "$1: $status $answer" >&2
+  case $status in 429 | 5*) ;; *) [ -n "$pause" ] || exit 1 ;; esac
+  sleep "${pause:-2}"
+  return 1
 }
 
 done=0 body='"wait":20'
 while [ "$count" -eq 0 ] || [ "$done" -lt "$count" ]; do
-  if ! answer=$(post prepare "{\"consumer\":\"$consumer\",$body}"); then
+  if ! post prepare "{\"consumer\":\"$consumer\",$body}"; then
     # Nobody knows what was handed out: ask that first when the server is back.
-    echo "no answer: ${answer:-}" >&2
     body='"held":true'
-    sleep 2
     continue
   fi
   body='"wait":20'
@@ -35,6 +46,6 @@ while [ "$count" -eq 0 ] || [ "$done" -lt "$count" ]; do
   message=$(printf %s "$answer" | sed -e 's/^{"messages":\[{[^{]*"body"://' -e 's/,"encoding":"[a-z0-9]*","key":.*$//')
   if [ $# -gt 0 ]; then verdict=commit; "$@" "$message" || verdict=rollback; else verdict=commit; printf '%s\n' "$message"; fi
   # A lost answer is asked for again: of what was settled by then it says "stale".
-  until post "$verdict" "{\"deliveries\":[{\"id\":\"$id\",\"receipt\":\"$receipt\"}]}" >/dev/null; do sleep 2; done
+  until post "$verdict" "{\"deliveries\":[{\"id\":\"$id\",\"receipt\":\"$receipt\"}]}"; do :; done
   done=$((done + 1))
 done

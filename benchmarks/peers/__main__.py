@@ -2,7 +2,7 @@
 
 Each is installed into an environment of its own under ``build/peers``, pinned with hashes, and used as well as it can be: its
 bulk call if it has one, two worker processes, its fastest sensible settings, and at-least-once delivery where it has that. What
-cannot be installed or run is shown with the reason.
+cannot be installed or run is shown with the reason. Rates are medians of the rounds, relations medians of what they are in each.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import venv
@@ -37,18 +38,24 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="*", choices=PEERS, default=PEERS, help="only these; none: this queue alone"
     )
+    parser.add_argument("--rounds", type=int, default=3, help="of all queues in turn (default 3)")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--json", type=Path, help="write the results there too")
     options = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
+    names = ("rmq", *options.only)
+    rounds: list[dict[str, dict[str, Any]]] = []
     with server() as (client, _):
         where = conditions(client)
         print(told(where), flush=True)
         port = client.connection_pool.connection_kwargs["port"]
-        for name in ("rmq", *options.only):
-            found[name] = measure(name, port, options.messages, options.singles)
-            print(f"  {name}: {found[name].get('error') or 'measured'}", file=sys.stderr, flush=True)
-    rows = compared(found)
+        for _ in range(options.rounds):
+            rounds.append({})
+            for name in names:
+                rounds[-1][name] = measure(name, port, options.messages, options.singles)
+                error = rounds[-1][name].get("error")
+                print(f"  {name}: {error or 'measured'}", file=sys.stderr, flush=True)
+    found = combined(rounds)
+    rows = compared(rounds)
     as_table = markdown if options.markdown else text
     print(as_table(COLUMNS, [line(name, result) for name, result in found.items()]))
     print("\n" + "\n".join(note(name, result) for name, result in found.items()))
@@ -113,6 +120,22 @@ def environment(name: str) -> Path:
     return python
 
 
+def combined(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return for each queue the medians of what was found; an ``error`` if there was one in any round."""
+    found = {}
+    for name in rounds[0]:
+        results = [each[name] for each in rounds]
+        wrong = [result for result in results if "error" in result]
+        found[name] = (
+            wrong[0] if wrong else {**results[0], **{what: _middle(results, what) for what in GOALS}}
+        )
+    return found
+
+
+def _middle(results: list[dict[str, Any]], what: str) -> float:
+    return statistics.median(result[what] for result in results)
+
+
 def line(name: str, result: dict[str, Any]) -> list[str]:
     """Return the row of one queue."""
     if "error" in result:
@@ -127,8 +150,9 @@ def note(name: str, result: dict[str, Any]) -> str:
     return f"- {name}: {result['guarantee']}. Measured with {result['settings']}; bulk: {result['bulk_by']}."
 
 
-def compared(found: dict[str, dict[str, Any]]) -> list[Row]:
+def compared(rounds: list[dict[str, dict[str, Any]]]) -> list[Row]:
     """Return our rows beside the best of the others."""
+    found = combined(rounds)
     ours = found["rmq"]
     others = {name: result for name, result in found.items() if name != "rmq" and "error" not in result}
     if "error" in ours or not others:
@@ -136,7 +160,7 @@ def compared(found: dict[str, dict[str, Any]]) -> list[Row]:
     rows = []
     for what, goal in GOALS.items():
         best = max(others, key=lambda name: others[name][what])
-        ratio = ours[what] / others[best][what]
+        ratio = statistics.median(each["rmq"][what] / each[best][what] for each in rounds)
         rows.append(
             Row(
                 {"bulk": "bulk sends", "single": "single sends", "consume": "consuming"}[what],

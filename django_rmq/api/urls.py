@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from django.urls import URLPattern, URLResolver, include, path
+from django.urls import URLPattern, URLResolver, path
 
 from django_rmq.api import views
 
@@ -41,5 +41,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
 ]
 
 if find_spec("prometheus_client") is not None:
+    from django_rmq.api.scrape import metrics
+
     # Text for Prometheus, with a token of its own: no part of the API's schema.
-    urlpatterns.append(path("metrics", include("django_rmq.metrics.urls")))
+    urlpatterns.append(path("metrics", metrics, name="metrics"))

@@ -30,17 +30,27 @@ def metrics(request: HttpRequest) -> HttpResponse:
         refused = HttpResponse("Show the token.\n", status=401, content_type="text/plain")
         refused["WWW-Authenticate"] = 'Bearer realm="RMQ metrics"'
         return refused
+    return page(request)
+
+
+def page(request: HttpRequest) -> HttpResponse:
+    """Return all metrics, in the form that the request accepts."""
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     return HttpResponse(encode(_registry), content_type=content_type)
 
 
-def _may_see(request: HttpRequest) -> bool:
+def shows_token(request: HttpRequest) -> bool:
+    """Return whether the request shows ``METRICS["TOKEN"]``."""
     token, shown = get_config().metrics.token, request.headers.get("Authorization", "")
     scheme, _, given = shown.partition(" ")
-    if token is not None and scheme.lower() == "bearer" and compare_digest(given.encode(), token.encode()):
+    return token is not None and scheme.lower() == "bearer" and compare_digest(given.encode(), token.encode())
+
+
+def _may_see(request: HttpRequest) -> bool:
+    if shows_token(request):
         return True
     user = getattr(request, "user", None)
     return user is not None and Actor.of_user(user, "metrics").may(Permission.VIEW)
 
 
-__all__ = ["metrics"]
+__all__ = ["metrics", "page", "shows_token"]

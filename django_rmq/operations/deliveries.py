@@ -36,7 +36,11 @@ LONGEST_WAIT = 20.0
 """Seconds that a consumer may wait for a message."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
-"""Seconds between two looks of a consumer that waits: the lateness of what it gets. No connection is kept meanwhile."""
+"""Seconds between two looks of a consumer that waits, unless something that it has seen is due before: how late it gets
+what is sent meanwhile. No connection is kept."""
+
+SHORTEST_PAUSE = 0.05
+"""Seconds between two looks where something is due all the time, in slots that others hold."""
 
 ROUND_SECONDS = 1.5
 """How long one round over the slots of a topic may take."""
@@ -123,22 +127,27 @@ class Deliveries:
         is_short = False
         try:
             while True:
-                taken, is_short = self._round(owner, request, most, most if wait else 0)
+                later: list[float] = []
+                taken, is_short = self._round(owner, request, most, most if wait else 0, later)
                 left = end - time.monotonic()
                 if taken or left <= 0:
                     return taken
-                time.sleep(min(pause, left))
+                until_due = [max(SHORTEST_PAUSE, at - time.monotonic()) for at in later]
+                time.sleep(min(pause, left, *until_due))
                 pause = min(pause * 1.5, LONGEST_PAUSE)
         finally:
             if is_short and wait:
                 self._tell_limits(request, 0, 0, ())
 
-    def _round(self, owner: str, request: str, most: int, wish: int) -> tuple[list[Message], bool]:
+    def _round(
+        self, owner: str, request: str, most: int, wish: int, later: list[float]
+    ) -> tuple[list[Message], bool]:
         """Try each slot once in which something is due; return what was taken, and whether limits left no room.
 
-        ``wish``: where they leave none, it is remembered that so many are wanted.
+        ``wish``: where they leave none, it is remembered that so many are wanted. ``later`` gets when, by the monotonic
+        clock, what is not due yet will be.
         """
-        due = self._due()
+        due = self._due(later)
         first = next(due, None)
         if first is None:
             return [], False
@@ -151,15 +160,19 @@ class Deliveries:
             self._tell_limits(request, 0 if room > 0 else wish, tokens, taken)
         return taken, room <= 0
 
-    def _due(self) -> Iterator[int]:
-        """Yield the slots in which something is due, beginning anywhere."""
+    def _due(self, later: list[float]) -> Iterator[int]:
+        """Yield the slots in which something is due, beginning anywhere; add to ``later`` the next moment that is known."""
         topic, now_ms = self._topic, self._broker.now_ms()
+        now = time.monotonic()
         blocks = -(-topic.slots // HEADS)
         begin = random.randrange(blocks)
         for block in (*range(begin, blocks), *range(begin)):
             slots = range(block * HEADS, min((block + 1) * HEADS, topic.slots))
             heads = self._broker.heads(topic, slots)
             due = [slot for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now_ms]
+            following = min((at for at in heads if at is not None and at > now_ms), default=None)
+            if following is not None:
+                later.append(now + (following - now_ms) / 1000)
             random.shuffle(due)
             yield from due
 

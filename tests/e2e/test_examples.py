@@ -7,13 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -169,9 +171,72 @@ def test_node_gives_back_what_it_has_not_begun(shop: Shop, node: str) -> None:
     shop.ask("POST", f"topics/{TOPIC}/purge/", {"state": "store"})
 
 
-def test_a_consumer_that_may_not_says_why_and_ends(shop: Shop, node: str) -> None:
-    environment = Shop(shop.environment, 1)
-    environment.url, environment.token = shop.url, "wrong"
-    ran = environment.run(node, "consume.mjs", TOPIC)
+@pytest.fixture(params=["sh", "node"])
+def program(request: pytest.FixtureRequest) -> list[str]:
+    """Either example, as a command."""
+    if request.param == "sh":
+        request.getfixturevalue("curl")
+        return ["sh", "consume.sh"]
+    return [request.getfixturevalue("node"), "consume.mjs"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "topic", "said"),
+    [
+        ({"token": "wrong"}, TOPIC, "401"),
+        ({}, "nothing", "topic_not_found"),
+        ({"path": "/elsewhere"}, TOPIC, "404"),
+    ],
+)
+def test_a_consumer_whom_nothing_helps_says_why_and_ends(
+    shop: Shop, program: list[str], wrong: dict[str, str], topic: str, said: str
+) -> None:
+    other = Shop(shop.environment, 1)
+    other.url, other.token = shop.url + wrong.get("path", ""), wrong.get("token", shop.token)
+    ran = other.run(*program, topic)
     assert ran.returncode == 1
-    assert "401 authentication_failed" in ran.stderr
+    assert said in ran.stderr
+
+
+class Troubled(BaseHTTPRequestHandler):
+    """A server that is in trouble once, and hands out one message to who asks what it holds."""
+
+    asked: ClassVar[list[tuple[str, Any]]]
+    hold = (
+        b'{"messages":[{"id":"0.YQ","slot":0,"receipt":"1.r","delivery":1,"body":{"n":1},"encoding":"json","key":null}],'
+        b'"timeout":30,"next_slot":null}'
+    )
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path.split("/")[-2], request))
+        if len(self.asked) in (1, 3):
+            answer = b'{"code":"redis_unavailable","detail":"not now"}'
+            self.send_response(503)
+            self.send_header("Retry-After", "1")
+        else:
+            answer = self.hold if len(self.asked) == 2 else b'{"results":[],"outcomes":{"ok":1}}'
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        pass
+
+
+def test_a_consumer_outlasts_a_server_in_trouble(shop: Shop, program: list[str]) -> None:
+    class Once(Troubled):
+        asked: ClassVar[list[tuple[str, Any]]] = []
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Once) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        other = Shop(shop.environment, server.server_address[1])
+        other.url = f"http://127.0.0.1:{server.server_address[1]}"
+        ran = other.run(*program, TOPIC, "1")
+        server.shutdown()
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {"n": 1} and "503" in ran.stderr
+    # After the trouble it asks what it holds, and says "commit" until it is heard.
+    assert [verb for verb, _ in Once.asked] == ["prepare", "prepare", "commit", "commit"]
+    assert Once.asked[1][1]["held"] is True

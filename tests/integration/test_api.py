@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client, override_settings
+from rest_framework.authtoken.models import Token
 
 from django_rmq import connections
 from django_rmq.api import urls
@@ -593,5 +594,27 @@ def test_a_projects_settings_of_the_rest_framework_change_nothing_but_who_asks(
 def test_the_metrics_are_among_the_routes(broker: Any) -> None:
     found = Program(user_with(Needed.VIEW))("GET", "metrics")
     assert found.status_code == 200 and b"\nrmq_messages{" in found.content, found.content[:500]
-    assert Program(user_with(Needed.SEND))("GET", "metrics").status_code == 403
-    assert Program()("GET", "metrics").status_code == 403
+    Program(user_with(Needed.SEND)).refused(403, "permission_denied", "GET", "metrics")
+    Program().refused(401, "not_authenticated", "GET", "metrics")
+    Program(user_with(Needed.VIEW)).refused(405, "method_not_allowed", "POST", "metrics")
+    # As Prometheus asks, with a token of the REST framework's.
+    token = Token.objects.create(user=user_with(Needed.VIEW))
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+    scraped = Program()("GET", "metrics", Authorization=f"Token {token.key}", **accept)
+    assert scraped.status_code == 200 and scraped.content.endswith(b"# EOF\n")
+    assert scraped["Content-Type"].startswith("application/openmetrics-text")
+    Program().refused(401, "authentication_failed", "GET", "metrics", Authorization="Token wrong", **accept)
+
+
+def test_who_must_not_know_of_all_topics_gets_no_metrics_but_with_their_own_token(broker: Any) -> None:
+    hidden = {"API": {"PERMISSION": f"{__name__}.OnlyTimed"}, "METRICS": {"TOKEN": "a-token-of-prometheus"}}
+    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, **hidden}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        Program(user_with(Needed.VIEW)).refused(403, "permission_denied", "GET", "metrics")
+        shown = {"Authorization": "Bearer a-token-of-prometheus"}
+        scraped = Program()("GET", "metrics", **shown)
+        assert scraped.status_code == 200 and scraped["Cache-Control"] == "no-store"
+        assert b"\nrmq_messages{" in scraped.content
+        Program().refused(
+            401, "not_authenticated", "GET", "metrics", Authorization="Bearer another-token-of-it"
+        )

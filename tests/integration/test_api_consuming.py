@@ -198,6 +198,30 @@ def test_a_consumer_that_waits_gets_the_first_message_there_is(broker: Any) -> N
     consumer.refused(400, "invalid", "POST", "topics/timed/prepare/", {"consumer": 7})
 
 
+def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq.operations.deliveries.FIRST_PAUSE", 12)
+    monkeypatch.setattr("django_rmq.operations.deliveries.LONGEST_PAUSE", 12)
+    looks: list[float] = []
+    heads = type(broker).heads
+
+    def counted(*args: Any, **how: Any) -> Any:
+        looks.append(time.monotonic())
+        return heads(*args, **how)
+
+    monkeypatch.setattr(type(broker), "heads", counted)
+    consumer = Consumer("timed")
+    for n, seconds in enumerate((0.4, 3600)):
+        due = int((time.time() + seconds) * 1000)
+        consumer.ok("POST", "topics/timed/messages/", {"body": n, "fixed_time": due}, 202)
+    began = time.monotonic()
+    assert [one["body"] for one in consumer.take(wait=15)] == [0]
+    assert time.monotonic() - began < 10
+    # Not by looking all the time.
+    assert len(looks) <= 4
+
+
 def test_no_connection_to_redis_is_kept_while_a_consumer_waits(redis_url: str, prefix: str) -> None:
     rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
     with override_settings(RMQ=rmq):

@@ -1,0 +1,47 @@
+"""The metrics among the routes: for who shows their own token, and for who logs in as everywhere in the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from rest_framework.request import Request
+
+from django_rmq.api.views import RmqView
+from django_rmq.conf import get_config
+from django_rmq.metrics.views import page, shows_token
+from django_rmq.operations import Permission
+
+
+class MetricsView(RmqView):
+    """``metrics``, by the API's own authentication."""
+
+    needs = {"GET": Permission.VIEW}
+    schema = None  # type: ignore[assignment]
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        """Choose how errors are written; what Prometheus accepts is the page's business."""
+        return super().perform_content_negotiation(request, force=True)
+
+    def get(self, request: Request) -> HttpResponse:
+        """Show the metrics of all topics to who may know of all."""
+        if len(self.known()) < len(get_config().topics):
+            self.permission_denied(request, "The metrics are of all topics, and you may not know of all.")
+        return page(request._request)  # noqa: SLF001 - the framework has no other way to it
+
+
+_by_login = MetricsView.as_view()
+
+
+@login_not_required
+def metrics(request: HttpRequest) -> HttpResponseBase:
+    """Answer with the metrics, or with an error of the API."""
+    if request.method in ("GET", "HEAD") and shows_token(request):
+        answer = page(request)
+        answer["Cache-Control"] = "no-store"
+        return answer
+    return _by_login(request)
+
+
+__all__ = ["metrics"]

@@ -105,8 +105,8 @@ if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then ret
 if paused then return answer('paused') end
 
 -- How many go as they are, past Lua, where nothing runs, rests or has a body; nil: each has to be looked at. All that
--- waits changes its name where little has to be carried back; else Redis copies a step of it, which keeps the server for
--- longer the newer its memory is. Bytes are judged by the longest of a hundred.
+-- waits changes its name where little has to be carried back; else Redis copies a step of it. Bytes are judged by the
+-- longest of a hundred.
 -- Returns how many, whether there may be more, and how many are carried back (nil: the step is copied).
 local function longest_of(n)
   local longest = 1

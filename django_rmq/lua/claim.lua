@@ -63,6 +63,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _ledger
 -- include: _wake
 -- include: _failures
+-- include: _lapse
 -- include: _tidy
 -- include: _claims
 -- include: _expire
@@ -187,8 +188,7 @@ elseif not taken then
   local bytes, lapsed = 0, {}
   for i = 1, total do
     local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
-    local expires = envelope and tonumber(string.match(envelope, '^(%d+) '))
-    if expires and expires > 0 and expires < now_ms then
+    if envelope and has_lapsed(envelope) then
       lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
     else
       bytes = bytes + #member + (envelope and #envelope or 0)
@@ -201,13 +201,7 @@ elseif not taken then
       if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
     end
   end
-  for i = 1, #lapsed, 2 do
-    local member = lapsed[i]
-    local failure = parse_failure(redis.call('HGET', failures, member))
-    redis.call('ZREM', store, member)
-    count('dropped', redis.call('ZREM', retry, member))
-    die(member, 'lapsed', '', first_score(lapsed[i + 1], failure), failure, 0)
-  end
+  bury_lapsed(lapsed)
   if taken > 0 then
     if #free < #rows then
       redis.call('ZREM', store, unpack(members))

@@ -68,6 +68,7 @@ limit = math.max(1, math.min(limit, 1000))
 -- include: _ledger
 -- include: _wake
 -- include: _failures
+-- include: _lapse
 -- include: _tidy
 -- include: _claims
 -- include: _expire
@@ -240,8 +241,7 @@ local members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, 
 local ticket, last_text, flight = receipt .. ' '
 for i = 1, total do
   local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
-  local expires = envelope and tonumber(string.match(envelope, '^(%d+) '))
-  if expires and expires > 0 and expires < now_ms then
+  if envelope and has_lapsed(envelope) then
     lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
   else
     local alone = wary and suspicious(member)
@@ -268,13 +268,7 @@ for i = 1, total do
   end
 end
 
-for i = 1, #lapsed, 2 do
-  local member = lapsed[i]
-  local failure = parse_failure(redis.call('HGET', failures, member))
-  redis.call('ZREM', store, member)
-  count('dropped', redis.call('ZREM', retry, member))
-  die(member, 'lapsed', '', first_score(lapsed[i + 1], failure), failure, 0)
-end
+bury_lapsed(lapsed)
 if taken > 0 then
   -- Hundreds of members in a listpack are slow: something longer than a listpack takes, put in first and taken
   -- out again, makes a skiplist or a hash table at once.

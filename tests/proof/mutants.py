@@ -511,7 +511,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "lapsed_is_delivered": Mutant(
         "prepare",
-        "if expires and expires > 0 and expires < now_ms then",
+        "if envelope and has_lapsed(envelope) then",
         "if false then",
         "What has lapsed is not delivered.",
         "persons",
@@ -1243,7 +1243,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "claim_of_what_lapsed": Mutant(
         "claim",
-        "if expires and expires > 0 and expires < now_ms then",
+        "if envelope and has_lapsed(envelope) then",
         "if false then",
         "A message that has lapsed is not claimed.",
         "claims",

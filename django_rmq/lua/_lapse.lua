@@ -1,0 +1,15 @@
+-- What waits may lapse: its time to live is in its envelope, and it dies where it is found.
+local function has_lapsed(envelope)
+  local expires = tonumber(string.match(envelope, '^(%d+) '))
+  return expires and expires > 0 and expires < now_ms
+end
+-- Move members of a flat list of member, score from Store to Dead, unheard.
+local function bury_lapsed(lapsed)
+  for i = 1, #lapsed, 2 do
+    local member = lapsed[i]
+    local failure = parse_failure(redis.call('HGET', failures, member))
+    redis.call('ZREM', store, member)
+    count('dropped', redis.call('ZREM', retry, member))
+    die(member, 'lapsed', '', first_score(lapsed[i + 1], failure), failure, 0)
+  end
+end

@@ -42,6 +42,9 @@ what is sent meanwhile. No connection is kept."""
 SHORTEST_PAUSE = 0.05
 """Seconds between two looks where something is due all the time, in slots that others hold."""
 
+SLOTS_PER_SECOND = 16_384
+"""Slots that a consumer that waits looks at in a second: on a topic of many more its looks are rarer."""
+
 ROUND_SECONDS = 1.5
 """How long one round over the slots of a topic may take."""
 
@@ -121,7 +124,9 @@ class Deliveries:
             raise InvalidRequest(f"a consumer takes 1 to {BATCH} messages at once, got {most}")
         if not 0 <= wait <= LONGEST_WAIT:
             raise InvalidRequest(f"a consumer waits 0 to {LONGEST_WAIT:g} seconds, got {wait:g}")
-        end, pause, owner = time.monotonic() + wait, FIRST_PAUSE, self.owner(consumer)
+        end, owner = time.monotonic() + wait, self.owner(consumer)
+        rest = self._topic.slots / SLOTS_PER_SECOND
+        pause = max(FIRST_PAUSE, rest)
         # Requests of one consumer may run side by side: what each has been allowed is its own.
         request = f"{owner}:{uuid4().hex}"
         is_short = False
@@ -132,9 +137,9 @@ class Deliveries:
                 left = end - time.monotonic()
                 if taken or left <= 0:
                     return taken
-                until_due = [max(SHORTEST_PAUSE, at - time.monotonic()) for at in later]
+                until_due = [max(SHORTEST_PAUSE, rest, at - time.monotonic()) for at in later]
                 time.sleep(min(pause, left, *until_due))
-                pause = min(pause * 1.5, LONGEST_PAUSE)
+                pause = max(rest, min(pause * 1.5, LONGEST_PAUSE))
         finally:
             if is_short and wait:
                 self._tell_limits(request, 0, 0, ())

@@ -198,19 +198,33 @@ def test_a_consumer_that_waits_gets_the_first_message_there_is(broker: Any) -> N
     consumer.refused(400, "invalid", "POST", "topics/timed/prepare/", {"consumer": 7})
 
 
-def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("django_rmq.operations.deliveries.FIRST_PAUSE", 12)
-    monkeypatch.setattr("django_rmq.operations.deliveries.LONGEST_PAUSE", 12)
-    looks: list[float] = []
+@pytest.fixture
+def looks(broker: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the slots of a topic were looked at."""
+    seen: list[float] = []
     heads = type(broker).heads
 
     def counted(*args: Any, **how: Any) -> Any:
-        looks.append(time.monotonic())
+        seen.append(time.monotonic())
         return heads(*args, **how)
 
     monkeypatch.setattr(type(broker), "heads", counted)
+    return seen
+
+
+def test_a_consumer_that_waits_for_many_slots_looks_less_often(
+    looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq.operations.deliveries.SLOTS_PER_SECOND", topic_of("timed").slots / 0.7)
+    assert Consumer("timed").take(wait=1) == []
+    assert 2 <= len(looks) <= 3
+
+
+def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
+    looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_rmq.operations.deliveries.FIRST_PAUSE", 12)
+    monkeypatch.setattr("django_rmq.operations.deliveries.LONGEST_PAUSE", 12)
     consumer = Consumer("timed")
     for n, seconds in enumerate((0.4, 3600)):
         due = int((time.time() + seconds) * 1000)

@@ -166,7 +166,7 @@ def compared(rounds: list[dict[str, dict[str, Any]]]) -> list[Row]:
                 {"bulk": "bulk sends", "single": "single sends", "consume": "consuming"}[what],
                 f"{ours[what]:,.0f}/s",
                 f"{others[best][what]:,.0f}/s ({best})",
-                f"× {ratio:.1f}",
+                f"× {ratio:.3g}",
                 f"≥ × {goal:g}",
                 ratio >= goal,
                 {"ratio": ratio, "best": best, "goal": goal},

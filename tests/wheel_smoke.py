@@ -20,6 +20,7 @@ from django_rmq import lua
 
 # They may need an extra, which this environment does not have.
 NEEDS_AN_EXTRA = (
+    "django_rmq.api.scrape",
     "django_rmq.health_check",
     "django_rmq.metrics",
     "django_rmq.pipelines",

@@ -509,6 +509,27 @@ MUTANTS: dict[str, Mutant] = {
         "Nothing is handed out before it is due.",
         "strangers",
     ),
+    "lapses_at_once": Mutant(
+        "_lapse",
+        "return expires and expires > 0 and expires < now_ms",
+        "return expires and expires < now_ms",
+        "A message without a time to live never lapses.",
+        "persons",
+    ),
+    "lapsed_stays": Mutant(
+        "_lapse",
+        "redis.call('ZREM', store, member)\n    count",
+        "count",
+        "What has lapsed leaves Store.",
+        "persons",
+    ),
+    "lapsed_leaves_its_retry": Mutant(
+        "_lapse",
+        "redis.call('ZREM', retry, member)",
+        "0",
+        "A resting retry of what has lapsed is given up.",
+        "strangers",
+    ),
     "lapsed_is_delivered": Mutant(
         "prepare",
         "if envelope and has_lapsed(envelope) then",

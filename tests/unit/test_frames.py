@@ -9,17 +9,8 @@ from hiredis import pack_command
 
 from django_rmq import broker as module
 from django_rmq import lua
-from django_rmq.broker import Broker, Call, Transitions
+from django_rmq.broker import Broker
 from django_rmq.messages import Sent, Topic, TopicType
-
-
-class Recorder(Transitions):
-    """Answers with the call that would be made."""
-
-    prefix = "p:"
-
-    def _run(self, call: Call) -> Any:
-        return call
 
 
 class Told(Broker):
@@ -54,7 +45,7 @@ def send(broker: Any, topic: Topic, slot: int, score: int, member: bytes, envelo
 @pytest.mark.parametrize("room", [1, 10_000])
 def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     monkeypatch.setattr(module, "FRAMES", room)
-    told, recorder = Told(None, "p:"), Recorder()
+    told, recorder = Told(None, "p:"), module._calls("p:")
     for _ in range(2):
         for topic in TOPICS:
             for slot in {0, topic.slots - 1}:
@@ -64,7 +55,17 @@ def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.Mo
                     sha = lua.load(call.script).sha
                     assert told.told == pack_command(("EVALSHA", sha, 5, *call.keys, *call.args, b""))
                     assert sent == call.parse([*told.answer])
-    assert len(told._frames) <= room
+    assert 0 < len(told._frames) <= room
+
+
+@pytest.mark.parametrize("kind", TopicType)
+def test_only_what_will_be_used_again_is_remembered(monkeypatch: pytest.MonkeyPatch, kind: TopicType) -> None:
+    monkeypatch.setattr(module, "FRAMES", 8)
+    for slots, remembered in ((8, 1), (16, 0)):
+        told = Told(None)
+        for _ in range(2):
+            send(told, Topic("t", kind, slots=slots), 3, 1_000, b"m", b"")
+        assert len(told._frames) == remembered
 
 
 @pytest.mark.parametrize("kind", TopicType)

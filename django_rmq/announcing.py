@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,15 +17,15 @@ from django.db import connections as databases
 from django.dispatch import Signal
 
 from django_rmq import connections, signals, tracing
+from django_rmq.complaints import Complaints
 from django_rmq.events import EventStream
 from django_rmq.messages import Failure, Message, SendResult, Topic
 
 logger = logging.getLogger("django_rmq.events")
+_complaints = Complaints(logger)
 
 WAITING = 20_000
 """Messages whose end may wait to be told in a worker; what more ends meanwhile is not told."""
-
-COMPLAIN_SECONDS = 10.0
 
 
 def _is_heard(signal: Signal) -> bool:
@@ -41,14 +40,15 @@ def _send(signal: Signal, **what: Any) -> None:
         signal.send_robust(sender=Topic, **what)
     except BaseException:
         # SystemExit of a receiver would be taken for the listener's own.
-        logger.exception("A receiver of a signal failed")
+        if _complaints.admit(signal) is not None:
+            logger.exception("A receiver of a signal failed")
 
 
 def _stream() -> EventStream | None:
     try:
         return connections.events()
-    except Exception:
-        logger.exception("There is no stream of events")
+    except Exception as error:  # noqa: BLE001 - logged, not raised
+        _complaints("stream", "There is no stream of events: %s", error, exc_info=True)
         return None
 
 
@@ -128,7 +128,7 @@ class Reporter:
         self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]]]] = deque()
         self._waiting = 0
         self._left_out = 0
-        self._complained_at = float("-inf")
+        self._complain = Complaints(logger)
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread: threading.Thread | None = None
@@ -148,7 +148,7 @@ class Reporter:
         with self._changed:
             if self._waiting and self._waiting + weight > WAITING:
                 self._left_out += weight
-                self._complain()
+                self._tell_left_out()
                 return
             self._waiting += weight
             self._ended.append((committed, failed))
@@ -178,17 +178,18 @@ class Reporter:
                     close_old_connections()
                     ended(committed, failed)
                     close_old_connections()
-                except Exception:
-                    logger.exception("What has ended could not be told")
+                except Exception as error:  # noqa: BLE001 - logged, not raised
+                    self._complain(
+                        "told", "Receivers of signals could not be called: %s", error, exc_info=True
+                    )
         finally:
             databases.close_all()
 
-    def _complain(self) -> None:
-        now = time.monotonic()
-        if now - self._complained_at >= COMPLAIN_SECONDS:
-            self._complained_at = now
+    def _tell_left_out(self) -> None:
+        if self._complain.admit("slow") is not None:
             logger.warning(
-                "Receivers of signals are too slow: the end of %d messages is not told", self._left_out
+                "Receivers of signals are too slow: they were not called for the end of %d messages",
+                self._left_out,
             )
             self._left_out = 0
 

@@ -158,13 +158,13 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
         return []  # check_settings says why
     found: list[CheckMessage] = []
     failed = registry.discover()
-    for module, error in failed:
-        if isinstance(error, ConfigurationError):
-            kind = "E021" if isinstance(error, registry.DuplicateListener) else "E022"
-            found.append(Error(f"{module}: {error}.", id=f"rmq.{kind}"))
+    for one in failed:
+        if isinstance(one.error, ConfigurationError):
+            kind = "E021" if isinstance(one.error, registry.DuplicateListener) else "E022"
+            found.append(Error(f"{one.module}: {one.error}.", id=f"rmq.{kind}"))
         else:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            found.append(Error(f"The listeners in {module} cannot be imported: {reason}.", id="rmq.E020"))
+            message = f"The listeners in {one.module} cannot be imported: {one.reason}."
+            found.append(Error(message, id="rmq.E020"))
     listeners = registry.listeners()
     for topic, listener in listeners.items():
         declared = config.topics.get(topic)

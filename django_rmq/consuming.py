@@ -17,14 +17,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
 from django.db import close_old_connections
 from django.db import connections as databases
-from django.utils import autoreload
 
 from django_rmq import announcing, connections, history, registry
+from django_rmq.complaints import Complaints
 from django_rmq.conf import get_config
 from django_rmq.consumer import Dispatcher, Hooks
 from django_rmq.consumer.duties import Duties, trim_dead
@@ -40,6 +40,9 @@ logger = logging.getLogger("django_rmq.consumer")
 
 LEAVE_SECONDS = 2.0
 """How long leaving the other workers may take; past that their session with us runs out."""
+
+START_SECONDS = 0.5
+"""How long a new process waits for a server that does not answer before it asks again."""
 
 LOOK_SECONDS = 0.5
 """Between two looks at the parent process, at the memory in use and at the coordinator."""
@@ -57,7 +60,7 @@ def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> lis
     config = get_config()
     failed = registry.discover()
     if failed:
-        reasons = "; ".join(f"{module}: {type(error).__name__}: {error}" for module, error in failed)
+        reasons = "; ".join(f"{one.module}: {one.reason}" for one in failed)
         raise ConfigurationError(f"listeners cannot be imported: {reasons}") from failed[0].error
     listeners = registry.listeners()
     for name in listeners:
@@ -352,7 +355,9 @@ def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: i
     try:
         if asked:
             return RECYCLE
-        worker = WorkerProcess(topics, options, notes=notes, parent=parent)
+        worker = _begun(topics, options, notes, parent, asked)
+        if worker is None:
+            return RECYCLE
         working.append(worker)
         if asked:
             return RECYCLE
@@ -363,6 +368,21 @@ def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: i
     except (ConfigurationError, SlotMoved) as error:
         logger.error("A worker process cannot go on: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
         return 2
+
+
+def _begun(
+    topics: Iterable[Topic], options: Options, notes: Notes, parent: int, asked: list[int]
+) -> WorkerProcess | None:
+    """Return a worker as soon as Redis (or the coordinator) answers; None: it was told to end before that."""
+    complain = Complaints(logger)
+    while not asked and os.getppid() == parent:
+        try:
+            return WorkerProcess(topics, options, notes=notes, parent=parent)
+        except ServerTrouble as error:
+            complain("server", "A worker process waits for its server (%s)", error)
+            notes.beat(0, False)
+            time.sleep(START_SECONDS)
+    return None
 
 
 def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervisor:
@@ -400,49 +420,6 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
         before_fork=before_fork,
         **how,
     )
-
-
-class SourceWatch:
-    """Says, when called, whether the Python files that this process has loaded have changed.
-
-    A change that cannot be compiled is logged and waits for the next one.
-    """
-
-    def __init__(self) -> None:
-        self._seen = self._look()
-
-    def __call__(self) -> bool:
-        now = self._look()
-        changed = [path for path, at in self._seen.items() if now.get(path) != at]
-        self._seen = {**now, **{path: None for path in changed if path not in now}}
-        for path in changed:
-            try:
-                compile(path.read_bytes(), str(path), "exec")
-            except OSError:
-                continue
-            except (SyntaxError, ValueError) as error:
-                logger.error("%s has changed and cannot be compiled: %s", path, error)  # noqa: TRY400 - one line says it
-                return False
-        if changed:
-            logger.info("%s has changed", changed[0], extra={"rmq_event": "reload"})
-        return bool(changed)
-
-    @staticmethod
-    def _look() -> dict[Path, int | None]:
-        found: dict[Path, int | None] = {}
-        for path in autoreload.iter_all_python_module_files():
-            try:
-                found[path] = path.stat().st_mtime_ns
-            except OSError:
-                continue
-        return found
-
-
-def begin_anew() -> NoReturn:
-    """Replace this process by one that runs the same command on the code of now."""
-    before_fork()
-    arguments = autoreload.get_child_arguments()
-    os.execv(arguments[0], arguments)  # noqa: S606 - the very command that runs
 
 
 def ready_line(topics: Iterable[Topic], threads: int, processes: int = 1) -> str:

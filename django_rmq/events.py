@@ -30,6 +30,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from django_rmq.broker import Broker
+from django_rmq.complaints import Complaints
 from django_rmq.exceptions import RmqError
 from django_rmq.messages import message_id
 
@@ -45,7 +46,6 @@ WAITING = 20_000
 """Messages whose events may wait to be published."""
 
 PAYLOAD_BYTES = 65_536
-COMPLAIN_SECONDS = 10.0
 
 
 class _Noted(NamedTuple):
@@ -66,7 +66,7 @@ class EventStream:
         self._noted: deque[_Noted] = deque()
         self._waiting = 0
         self._dropped = 0
-        self._complained_at = float("-inf")
+        self._complain = Complaints(logger)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._is_publishing = False
@@ -126,10 +126,9 @@ class EventStream:
                 for payload in _payloads(self._lines(noted, dropped)):
                     self._broker.publish_events(payload)
             except RmqError as error:
-                self._complain(taken + dropped, error)
-            except Exception as error:
-                logger.exception("Events could not be told")
-                self._complain(taken + dropped, error)
+                self._failed(taken + dropped, error)
+            except Exception as error:  # noqa: BLE001 - logged, not raised
+                self._failed(taken + dropped, error, exc_info=True)
             with self._changed:
                 self._is_publishing = False
                 self._changed.notify_all()
@@ -152,13 +151,11 @@ class EventStream:
                 }
                 yield _line({**told, "count": len(ids), "ids": ids, **more, **self._from})
 
-    def _complain(self, taken: int, error: Exception) -> None:
+    def _failed(self, taken: int, error: Exception, *, exc_info: bool = False) -> None:
         with self._changed:
             self._dropped += taken
-        now = time.monotonic()
-        if now - self._complained_at >= COMPLAIN_SECONDS:
-            self._complained_at = now
-            logger.warning("Events of up to %d messages could not be published: %s", taken, error)
+        text = f"Events of up to {taken} messages could not be published: %s"
+        self._complain("publish", text, error, exc_info=exc_info)
 
 
 def _id(slot: int, member: bytes) -> str:

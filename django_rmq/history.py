@@ -23,6 +23,7 @@ from itertools import accumulate
 from zlib import crc32
 
 from django_rmq.broker import Broker
+from django_rmq.complaints import Complaints
 from django_rmq.exceptions import RmqError
 from django_rmq.messages import LATENESS_BUCKETS, Delivery, Sample, Topic
 
@@ -425,6 +426,7 @@ class TimesCount:
         self._broker = broker
         self._counted: defaultdict[Topic, _Counted] = defaultdict(_Counted)
         self._lock = threading.Lock()
+        self._complain = Complaints(logger)
 
     def note(self, topic: Topic, deliveries: Sequence[Delivery], now_ms: float) -> None:
         """Note messages that were just handed out. Priorities and retries tell no due time."""
@@ -463,11 +465,7 @@ class TimesCount:
                 late_ms, took_us = round(counted.late_ms), round(counted.took_ms * 1000)
                 self._broker.note_times(topic, counted.late, late_ms, counted.took, took_us)
             except RmqError as error:
-                logger.warning(
-                    "The times of %d messages could not be noted: %s",
-                    max(sum(counted.late), sum(counted.took)),
-                    error,
-                )
+                self._complain("times", "Lateness and duration of messages could not be recorded: %s", error)
 
 
 def _add(counts: list[int], found: Sequence[float]) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
@@ -48,6 +51,28 @@ class FailedModule(NamedTuple):
 
     module: str
     error: Exception
+
+    @property
+    def reason(self) -> str:
+        """The error in one line, with file and line of the project's code that raised it."""
+        kind, error = type(self.error).__name__, self.error
+        if isinstance(error, SyntaxError):
+            return f"{kind}: {error.msg} ({error.filename}, line {error.lineno})"
+        text = f"{kind}: {(str(error).splitlines() or [''])[0]}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f"{frame.filename}, line {frame.lineno}" for frame in frames if not is_library(frame.filename)]
+        return f"{text} ({own[-1]})" if own else text
+
+
+_LIBRARIES = (
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    str(Path(__file__).parent),
+)
+
+
+def is_library(path: str) -> bool:
+    """Return whether a frame's file is Python's own, an installed package's or ours: not the project's."""
+    return path.startswith(("<", *_LIBRARIES))
 
 
 _listeners: dict[str, Listener] = {}

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from django_rmq.broker import BATCH, Broker
+from django_rmq.complaints import Complaints
 from django_rmq.consumer.executor import (
     NO_HOOKS,
     Batch,
@@ -47,7 +48,6 @@ from django_rmq.exceptions import (
     ServerRefused,
     ServerTrouble,
     SlotMoved,
-    WrongType,
 )
 from django_rmq.messages import Delivery, Failure, Held, Message, Prepared, Topic
 
@@ -307,7 +307,7 @@ class Dispatcher:
         self._has_priorities = any(topic.is_priority for topic in self.topics.values())
         self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
-        self._quarrels: dict[str, float] = {}
+        self._complain = Complaints(logger)
         self._next_renewal = 0.0
 
     # --- ownership
@@ -1387,14 +1387,6 @@ class Dispatcher:
                 len(self._settlements),
             )
 
-    def _complain(self, about: str, text: str, error: Exception) -> None:
-        """Log one line per kind of trouble and ten seconds."""
-        now = time.monotonic()
-        if now - self._quarrels.get(about, float("-inf")) >= 10.0:
-            self._quarrels[about] = now
-            level = logging.ERROR if isinstance(error, (WrongType, ServerRefused)) else logging.WARNING
-            logger.log(level, text, error, extra={"rmq_event": "trouble"})
-
 
 class _Listening(threading.Thread):
     """Waits for wake-ups and puts them into the dispatcher's inbox."""
@@ -1407,6 +1399,7 @@ class _Listening(threading.Thread):
         self._inbox = inbox
         self._stopped = threading.Event()
         self._renewed = threading.Event()
+        self._complain = Complaints(logger)
 
     def stop(self) -> None:
         """End soon."""
@@ -1429,8 +1422,13 @@ class _Listening(threading.Thread):
                         self._inbox.put(_Wake(topic, slot))
             except RmqError:
                 self._stopped.wait(0.2)
-            except Exception:
-                logger.exception("The wake-up subscription failed; the slow poll goes on")
+            except Exception as error:  # noqa: BLE001 - logged, not raised
+                self._complain(
+                    "wake-ups",
+                    "The wake-up subscription failed; the slow poll goes on: %s",
+                    error,
+                    exc_info=True,
+                )
                 self._stopped.wait(1.0)
             finally:
                 if wakeups is not None:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import count
 
 from django_rmq.broker import BATCH, Broker
-from django_rmq.exceptions import RmqError
+from django_rmq.complaints import Complaints
+from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.messages import Topic
 
 logger = logging.getLogger("django_rmq.consumer")
@@ -43,6 +44,7 @@ class Duties(threading.Thread):
         super().__init__(name="rmq-duties", daemon=True)
         self._duties = list(duties)
         self._stopped = threading.Event()
+        self._complain = Complaints(logger)
 
     def stop(self) -> None:
         """End after the present step."""
@@ -61,13 +63,15 @@ class Duties(threading.Thread):
                 pause = next(steps[duty])
             except StopIteration:
                 continue
-            except Exception as error:
-                if isinstance(error, RmqError):
-                    logger.warning(
-                        "A duty failed and is begun anew: %s", error, extra={"rmq_event": "trouble"}
-                    )
-                else:
-                    logger.exception("A duty failed and is begun anew", extra={"rmq_event": "trouble"})
+            except Exception as error:  # noqa: BLE001 - logged, not raised
+                # They all fail while Redis is unavailable: that is one kind of trouble, whatever their number.
+                kind = "redis" if isinstance(error, ServerTrouble) else duty
+                self._complain(
+                    kind,
+                    f"A background duty failed (%s) and starts again in {AGAIN_SECONDS:g} s",
+                    error,
+                    exc_info=not isinstance(error, RmqError),
+                )
                 steps[duty], pause = duty(), AGAIN_SECONDS
             heapq.heappush(due, (time.monotonic() + pause, next(numbers), duty))
         for step in steps.values():
@@ -94,6 +98,7 @@ class _Retention:
         self._slots_of = slots_of
         self._retention_ms = topic.dead_retention * 1000
         self._round_seconds = min(3600.0, max(1.0, topic.dead_retention / 20))
+        self._complain = Complaints(logger)
 
     def __call__(self) -> Generator[float, None, None]:
         while True:
@@ -134,8 +139,10 @@ class _Retention:
         found = pipeline.execute()
         troubles = [gone for gone in found if isinstance(gone, RmqError)]
         if troubles:
-            logger.warning(
-                "Cannot trim Dead in %d slots of topic %s: %s", len(troubles), self._topic.name, troubles[0]
+            self._complain(
+                "trim",
+                f"Cannot trim Dead in {len(troubles)} slots of topic {self._topic.name}: %s",
+                troubles[0],
             )
         return [0 if isinstance(gone, RmqError) else gone for gone in found]
 

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable
 
 from django_rmq.broker import Broker
+from django_rmq.complaints import Complaints
 from django_rmq.consumer.executor import Batch, uptime
 from django_rmq.exceptions import RmqError
 from django_rmq.messages import Topic
@@ -43,6 +44,7 @@ class Heartbeat(threading.Thread):
         # A batch may come right after a look: looks are as close as the shortest time-out needs them.
         self._pause = min([1.0, *(topic.timeout / 12 for topic in topics)])
         self._stopped = threading.Event()
+        self._complain = Complaints(logger)
 
     def stop(self) -> None:
         """End after the present beat."""
@@ -52,8 +54,8 @@ class Heartbeat(threading.Thread):
         while not self._stopped.wait(self._pause):
             try:
                 self.beat()
-            except Exception:
-                logger.exception("A heartbeat failed; the next one follows")
+            except Exception as error:  # noqa: BLE001 - logged, not raised
+                self._complain("beat", "A heartbeat failed; the next one follows: %s", error, exc_info=True)
 
     def beat(self) -> None:
         """Extend what needs it, and abandon what runs too long."""
@@ -71,7 +73,9 @@ class Heartbeat(threading.Thread):
             try:
                 self._extend(due)
             except RmqError as error:
-                logger.warning("The heartbeat of %d batches failed: %s", len(due), error)
+                self._complain(
+                    "redis", f"The time-outs of {len(due)} batches could not be extended: %s", error
+                )
 
     def _extend(self, due: list[Batch]) -> None:
         pipeline = self._broker.pipeline()
@@ -84,8 +88,10 @@ class Heartbeat(threading.Thread):
                 sent.append((batch, members))
         for (batch, members), words in zip(sent, pipeline.execute(), strict=True):
             if isinstance(words, RmqError):
-                logger.warning(
-                    "Cannot extend topic %s slot %s: %s", batch.topic.name, batch.place.slot, words
+                self._complain(
+                    batch.topic.name,
+                    f"Cannot extend topic {batch.topic.name} slot {batch.place.slot}: %s",
+                    words,
                 )
                 continue
             # What was settled meanwhile is stale as well; it is not begun again anyway.

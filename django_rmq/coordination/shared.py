@@ -13,8 +13,8 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from django_rmq.complaints import Complaints
 from django_rmq.coordination import Coordinator, Owned, Slots, Worker, announced
-from django_rmq.coordination.complaints import Complaints
 from django_rmq.coordination.ownership import Ownership, uptime
 from django_rmq.coordination.plan import Plan
 from django_rmq.coordination.records import read_record
@@ -73,7 +73,7 @@ class SharedCoordinator(Coordinator):
         """When the last answered look was sent, by ``uptime``: our session runs from then at least."""
         self._next_audit = 0.0
         self._stop_seconds = 1.0
-        self._complain = Complaints()
+        self._complain = Complaints(logger)
         self._stopped = threading.Event()
         self._poked = threading.Event()
         self._ownership = Ownership(own, disown)

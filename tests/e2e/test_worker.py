@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,10 @@ def test_a_burst_of_several_processes_leaves_nothing(
     assert live(broker, WORK) == 0
 
 
+def _says(worker: WorkerProcess, text: str) -> bool:
+    return text in worker.output
+
+
 def test_it_begins_anew_when_its_code_changes(
     start: Start, broker: Broker, tmp_path: Path, happened: Happened
 ) -> None:
@@ -207,17 +212,25 @@ def work(message):
     send(broker, WORK, named("a"))
     worker = start("--reload", WORKER_APP="changing_app", PYTHONPATH=f"{tmp_path}:{ROOT}")
     happened.wait("old", 1)
-    listeners.write_text("def work(:\n")
-    eventually(lambda: "cannot be compiled" in worker.output, "noticing the mistake", 20)
-    send(broker, WORK, named("b"))
-    happened.wait("old", 2)
+    mistakes = {
+        "def work(:\n": "SyntaxError: invalid syntax ({}, line 1)",
+        "import shop_that_is_missing\n": "No module named 'shop_that_is_missing' ({}, line 1)",
+        code.replace("@listener", "\n@listner"): "NameError: name 'listner' is not defined ({}, line 7)",
+        "raise SystemExit(0)\n": "ended with exit code 0",
+    }
+    for number, (mistake, says) in enumerate(mistakes.items(), 2):
+        listeners.write_text(mistake)
+        eventually(partial(_says, worker, says.format(listeners)), "noticing the mistake", 30)
+        send(broker, WORK, named(f"b{number}"))
+        happened.wait("old", number)
+    assert worker.output.count("so the old code goes on running") == 4
     listeners.write_text(code.replace("old", "new"))
     eventually(lambda: worker.output.count("Consuming work") == 2, "beginning anew", 30)
     send(broker, WORK, named("c"))
     happened.wait("new", 1)
     worker.signal()
     assert worker.wait() == 0
-    assert happened.lines("old") == ["a", "b"]
+    assert happened.lines("old") == ["a", "b2", "b3", "b4", "b5"]
     assert live(broker, WORK) == 0
 
 

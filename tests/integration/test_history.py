@@ -454,7 +454,7 @@ def test_lateness_that_redis_does_not_take_is_told_of(broker: Any, caplog: pytes
     steps = count.flushing()
     next(steps)
     steps.close()
-    assert "could not be noted" in caplog.text
+    assert "could not be recorded" in caplog.text
 
 
 def test_on_a_cluster_the_slots_of_all_nodes_are_summed(redis_cluster: RedisCluster, clock: Clock) -> None:

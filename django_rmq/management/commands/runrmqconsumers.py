@@ -17,11 +17,14 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from django_rmq import connections, consuming
+from django_rmq import connections, consuming, reloading
 from django_rmq.conf import get_config
 from django_rmq.consumer.supervisor import RECYCLE
 from django_rmq.management import RmqCommand, at_least
 from django_rmq.messages import Topic
+
+LINE = "%(asctime)s %(levelname)s %(process)d %(threadName)s %(message)s"
+"""The form of our log lines where the project's LOGGING has none for them."""
 
 _LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
 
@@ -88,7 +91,12 @@ class Command(RmqCommand):
         add(
             "--reload",
             action=BooleanOptionalAction,
-            help="begin anew when the code changes (default: settings.DEBUG)",
+            help="start again when the code changes (default: settings.DEBUG)",
+        )
+        add(
+            "--dry-run",
+            action="store_true",
+            help="load settings and listeners, print what would be consumed, end",
         )
         add("--health-addr", metavar="HOST:PORT", help="answer GET /live and /ready there")
 
@@ -104,8 +112,11 @@ class Command(RmqCommand):
             max_memory=options["max_memory"] or config.max_memory,
             max_idle_time=_given(options["max_idle_time"], config.max_idle_time),
         )
-        consuming.check_start(topics)
         processes = options["processes"] or config.processes
+        if options["dry_run"]:
+            self.stdout.write(consuming.ready_line(topics, how.threads or 1, processes))
+            return
+        consuming.check_start(topics)
         if connections.in_memory():
             code, settled = self._run_here(topics, how, options["verbosity"])
         else:
@@ -118,7 +129,7 @@ class Command(RmqCommand):
                 processes=processes,
                 shutdown_timeout=how.shutdown_timeout,
                 watchdog=_given(options["watchdog"], config.watchdog) or None,
-                **({"changed": consuming.SourceWatch()} if reloads else {}),
+                **({"changed": reloading.SourceWatch()} if reloads else {}),
                 heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
                 health_address=options["health_addr"] or config.health_address,
             )
@@ -126,7 +137,8 @@ class Command(RmqCommand):
             code = supervisor.run()
             settled = supervisor.processed
             if supervisor.begin_anew:
-                consuming.begin_anew()
+                consuming.before_fork()
+                reloading.start_again()
         self._say(options["verbosity"], f"Settled {settled} deliveries")
         if code:
             raise CommandError(_REASONS.get(code, f"a worker process failed ({code})"), returncode=code)
@@ -174,7 +186,7 @@ def _log_to_stderr(verbosity: int) -> None:
     ours = logging.getLogger("django_rmq")
     if not ours.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(logging.Formatter(LINE))
         ours.addHandler(handler)
         ours.setLevel(_LEVELS[verbosity])
 

@@ -7,6 +7,7 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
+from django_rmq.admin.bodies import visible
 from django_rmq.exceptions import OperationRefused
 from django_rmq.messages import Topic
 from django_rmq.operations.listing import Filter, check_age
@@ -94,6 +95,19 @@ class FilterForm(forms.Form):
             newer_than=float(seconds) if kind == "newer" else None,
             slot=given.get("slot"),
         )
+
+    @property
+    def described(self) -> list[tuple[str, str]]:
+        """The conditions in words: the label of each field that is not empty, and what was chosen."""
+        found = []
+        for name, value in self.values:
+            field = self.fields[name]
+            chosen = visible(value)
+            if name == "age":
+                for group, ages in AGES[1:]:
+                    chosen = next((f"{group} {label}" for age, label in ages if age == value), chosen)
+            found.append((str(field.label), chosen))
+        return found
 
     @property
     def values(self) -> list[tuple[str, str]]:

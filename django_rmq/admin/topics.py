@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
 from django.db import models
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
@@ -28,7 +29,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_rmq import operations as ops
-from django_rmq.admin import trends
+from django_rmq.admin import traces, trends
 from django_rmq.admin.acts import ACTS, Act, Chosen, named_acts, sweeping_acts
 from django_rmq.admin.bodies import show_body, summary, visible
 from django_rmq.admin.figures import Places, Row, Tab, Totals, Trouble, row_of
@@ -234,6 +235,10 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Show who did what to a topic, as Django's own page does."""
         return super().history_view(request, object_id, extra_context)
+
+    def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Paginator:  # type: ignore[type-arg]
+        """Page through the history, the newest first."""
+        return super().get_paginator(request, queryset.order_by("-action_time", "-pk"), *args, **kwargs)
 
     def _topic(self, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
         figures = operations.topic(topic.name)
@@ -494,10 +499,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "error": "" if redacted else error,
             "error_class": visible(copy.error_class),
             "withheld": copy.raw is None or redacted,
-            "acts": [
-                {"name": act.name, "label": act.label, "first": act.name == "replay"}
-                for act in named_acts(operations, topic, copy.state)
-            ],
+            "acts": named_acts(operations, topic, copy.state),
             "edit_url": f"{self.url('edit', quote(topic.name), shown_id)}?{query}"
             if copy.state == "dead" and may_edit
             else "",
@@ -636,7 +638,8 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if asks and not (form.is_bound and form.is_valid()):
             chosen = Chosen(topic, state, ids)
             carried = [("act", act.name), ("state", state), ("back", back), *(("id", one) for one in ids)]
-            return self._ask(request, act, topic, act.question(chosen, len(ids), True), form, carried, leave)
+            question = act.question(chosen, len(ids), True)
+            return self._ask(request, act, topic, question, form, carried, leave)
         assert act.named is not None
         answers = form.cleaned_data if form.is_bound and form.is_valid() else {}
         try:
@@ -671,7 +674,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     messages.warning(request, _("Nothing matches (any more)."))
                     return HttpResponseRedirect(leave)
                 question = act.question(Chosen(topic, state, wanted=wanted), count, counted.is_complete)
-                return self._ask(request, act, topic, question, form, carried, leave)
+                return self._ask(request, act, topic, question, form, carried, leave, filter_form.described)
             return self._go_on(
                 request, operations, act, Chosen(topic, state, (), wanted, form.cleaned_data), carried, leave
             )
@@ -704,7 +707,9 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         number = min(_number(request.POST.get("slice")), LONGEST_SLICE)
         seconds = SLICE_SECONDS * (1 << number if chosen.wanted.needle else 1)
         limits = Limits(messages=left, seconds=seconds, rate=rate)
-        progress = act.sweep(operations, chosen, limits, False).result()
+        run = request.POST.get("run", "")
+        trace = traces.begun(request, run)
+        progress = act.sweep(Operations(operations.actor, trace=trace), chosen, limits, False).result()
         outcomes = dict(before)
         for word, count in progress.outcomes.items():
             outcomes[word] = outcomes.get(word, 0) + count
@@ -712,6 +717,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         done = done_before + progress.done
         is_stuck = number == LONGEST_SLICE and not progress.done
         if progress.is_complete or is_stuck or (left is not None and progress.done >= left):
+            traces.end(request, run)
             self._tell(request, str(act.label), outcomes)
             self._tell_problems(request, progress)
             if is_stuck and not progress.is_complete:
@@ -742,6 +748,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     ("total", str(total)),
                     ("began", str(began)),
                     ("slice", str(number + 1)),
+                    ("run", traces.keep(request, run, trace)),
                 ],
                 "urls": self.places(chosen.topic.name),
                 "back_url": leave,
@@ -758,6 +765,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         form: Any,
         carried: Sequence[tuple[str, str]],
         leave: str,
+        conditions: Sequence[tuple[str, str]] = (),
     ) -> HttpResponse:
         return self.render(
             request,
@@ -766,6 +774,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "heading": act.label,
                 "here": act.label,
                 "question": question,
+                "conditions": conditions,
                 "form": form,
                 "carried": carried,
                 "danger": act.is_danger,

@@ -42,7 +42,7 @@ from django_rmq.messages import (
     encode_envelope,
 )
 from django_rmq.operations import figures, health, quotas, sweeps
-from django_rmq.operations.actors import Actor, Permission, record
+from django_rmq.operations.actors import Actor, Permission, Trace, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
 from django_rmq.operations.deliveries import Deliveries
 from django_rmq.operations.figures import (
@@ -95,12 +95,21 @@ class Done:
 
 
 class Operations:
-    """Everything that ``actor`` may see and do. ``purpose`` says whose connections to use."""
+    """Everything that ``actor`` may see and do. ``purpose`` says whose connections to use.
+
+    ``trace``: what is done is one action of several requests, and recorded as one.
+    """
 
     def __init__(
-        self, actor: Actor, purpose: connections.Purpose = "web", *, broker: Broker | None = None
+        self,
+        actor: Actor,
+        purpose: connections.Purpose = "web",
+        *,
+        broker: Broker | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.actor = actor
+        self._trace = trace
         self._purpose = purpose
         self._given = broker
 
@@ -556,7 +565,7 @@ class Operations:
         return Done(found)
 
     def _record(self, act: str, topic: str, outcomes: Mapping[str, int], note: str = "") -> None:
-        record(self.actor, act, topic, outcomes, note)
+        record(self.actor, act, topic, outcomes, note, trace=self._trace)
         done = {word: outcomes[word] for word in ("replayed", "merged") if outcomes.get(word)}
         if act.startswith("replay") and done:
             announcing.replayed(topic, done, self.actor.name)
@@ -727,6 +736,7 @@ __all__ = [
     "SlotFigures",
     "SlotsFigures",
     "TopicFigures",
+    "Trace",
     "WorkerFigures",
     "copy_id",
     "identify",

@@ -7,8 +7,9 @@ there is a user and the admin is installed, as a LogEntry of the topic: who, wha
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -72,20 +73,34 @@ class Actor:
                 raise NotPermitted(f"{self.name} lacks the permission {permission.full_name}")
 
 
-def record(
-    actor: Actor, act: str, topic: str, outcomes: Mapping[str, int], note: str = "", *, entry: bool = True
-) -> None:
-    """Write down that ``actor`` did ``act`` to ``topic``, and what came of it.
+@dataclass(slots=True)
+class Trace:
+    """The one LogEntry of an action that takes several requests, and the outcomes it has had so far."""
 
-    ``entry`` False: without a LogEntry, for what programs do many times a second. What has been done cannot be undone
-    by a database that is away: its error is logged, not raised.
+    entry: int | None = None
+    """Primary key of the LogEntry; None: not written yet."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+def record(
+    actor: Actor,
+    act: str,
+    topic: str,
+    outcomes: Mapping[str, int],
+    note: str = "",
+    *,
+    entry: bool = True,
+    trace: Trace | None = None,
+) -> None:
+    """Record that ``actor`` did ``act`` to ``topic``, and the outcomes.
+
+    ``entry`` False: without a LogEntry, for what programs do many times a second. ``trace``: add the outcomes to the
+    LogEntry of this trace instead of writing a new one. If the database is unavailable, its error is logged and
+    not raised: the action itself has been done.
     """
-    told = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
-    what = " ".join(part for part in (act, f"({note})" if note else "") if part)
-    sentence = f"{what}: {told or 'nothing'}"
     logger.info(
         "%s by %s (%s) on topic %s",
-        sentence,
+        _sentence(act, note, outcomes),
         _one_line(actor.name),
         actor.via,
         topic,
@@ -100,30 +115,46 @@ def record(
     )
     if not entry or actor.user is None or not actor.user.pk or not apps.is_installed("django.contrib.admin"):
         return
+    trace = trace or Trace()
+    trace.outcomes = dict(Counter(trace.outcomes) + Counter(outcomes))
+    sentence = _sentence(act, note, trace.outcomes)
     try:
-        _log_entry(actor, topic, sentence)
+        trace.entry = _log_entry(actor, topic, sentence, trace.entry)
     except DatabaseError:
         logger.exception("The LogEntry could not be written: %s", sentence)
 
 
-def _log_entry(actor: Actor, topic: str, sentence: str) -> None:
+def _sentence(act: str, note: str, outcomes: Mapping[str, int]) -> str:
+    counts = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count)
+    what = f"{act} ({note})" if note else act
+    return f"{what}: {counts or 'nothing'}"
+
+
+def _log_entry(actor: Actor, topic: str, sentence: str, known: int | None) -> int:
+    """Write a LogEntry, or rewrite the ``known`` one of this user and topic; return its primary key."""
     from django.contrib.admin.models import CHANGE, LogEntry
     from django.contrib.contenttypes.models import ContentType
 
     from django_rmq.models import Topic
 
-    LogEntry.objects.create(
+    message = f"{sentence[:1].upper()}{sentence[1:]} ({actor.via})"
+    if known is not None:
+        own = LogEntry.objects.filter(pk=known, user_id=actor.user.pk, object_id=topic)
+        if own.update(change_message=message):
+            return known
+    created = LogEntry.objects.create(
         user_id=actor.user.pk,
         content_type_id=ContentType.objects.get_for_model(Topic, for_concrete_model=False).pk,
         object_id=topic,
         object_repr=topic,
         action_flag=CHANGE,
-        change_message=f"{sentence[:1].upper()}{sentence[1:]} ({actor.via})",
+        change_message=message,
     )
+    return int(created.pk)
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-__all__ = ["Actor", "Permission", "logger", "record"]
+__all__ = ["Actor", "Permission", "Trace", "logger", "record"]

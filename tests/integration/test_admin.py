@@ -554,6 +554,39 @@ def test_long_work_goes_on_from_page_to_page(
     assert depth(broker, "ranked", "dead") == 0
     assert depth(broker, "ranked", "store") == 3_000
     assert "Replay all: 3,000 replayed." in text(boss.get(answer["Location"]))
+    # One action, one row, however many requests it took; and nothing of it is left in the session.
+    assert [entry.change_message for entry in LogEntry.objects.all()] == [
+        "Replay all (dead): 3000 replayed (admin)"
+    ]
+    assert boss.session["rmq_traces"] == {}
+
+
+def test_the_row_of_an_action_counts_what_its_requests_have_done_so_far(
+    boss: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(broker, "ranked", *members("x", 3_000))
+    monkeypatch.setattr(pages, "SLICE_SECONDS", 0.1)
+    given = {"act": "replay_all", "state": "dead", "rate": "400", "confirmed": "yes"}
+    first = boss.post(url("act", "ranked"), given)
+    done_first = depth(broker, "ranked", "store")
+    boss.post(url("act", "ranked"), carried(first) | {"confirmed": "yes"})
+    done = depth(broker, "ranked", "store")
+    assert 0 < done_first < done < 3_000
+    (entry,) = LogEntry.objects.all()
+    assert entry.change_message == f"Replay all (dead, not to the end): {done} replayed (admin)"
+    # A name that the session does not know, or another person's row, is not written to.
+    boss.post(url("act", "ranked"), {**carried(first), "confirmed": "yes", "run": "x" * 32})
+    entry.refresh_from_db()
+    assert entry.change_message.endswith(f": {done} replayed (admin)")
+    assert LogEntry.objects.count() == 2
+
+
+def test_the_history_shows_the_newest_action_first(boss: Client, broker: Broker) -> None:
+    for act in ("pause", "resume"):
+        boss.post(url("act", "timed"), {"act": act})
+    shown = text(boss.get(url("history", "timed")))
+    assert 0 < shown.index("Resume (slots)") < shown.index("Pause (slots)")
+    assert "Actions of commands are in the log" in shown
 
 
 def test_what_dies_again_meanwhile_is_not_replayed_for_ever(
@@ -573,6 +606,31 @@ def test_what_dies_again_meanwhile_is_not_replayed_for_ever(
     assert "Replay all: 3,000 replayed." in text(boss.get(answer["Location"]))
     replayed = sum(broker.audit(topic_of("ranked"), slot)["revived"] for slot in range(4))
     assert replayed == 3_000
+
+
+def test_the_question_repeats_the_filter(boss: Client, broker: Broker) -> None:
+    kill(broker, "timed", *members("x", 8))
+    given = {"act": "replay_all", "state": "dead", "error": "Boom", "age": "newer:3600", "slot": "0"}
+    question = text(boss.post(url("act", "timed"), given))
+    conditions = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", question)
+    assert conditions == [("Error class", "Boom"), ("Age", "Younger than 1 hour"), ("Slot", "0")]
+    assert "cannot be restored" not in question
+    everything = text(boss.post(url("act", "timed"), {"act": "purge", "state": "dead"}))
+    assert "<dt>" not in everything
+    assert "Deleted messages cannot be restored." in everything
+
+
+def test_buttons_that_destroy_are_red_in_lists_and_on_the_page_of_a_message(
+    boss: Client, broker: Broker
+) -> None:
+    kill(broker, "timed", *members("x", 3))
+    listed = text(boss.get(url("change", "timed"), {"tab": "dead"}))
+    one = text(boss.get(url("message", "timed", ids(listed)[0])))
+    for page, red in ((listed, {"delete", "purge"}), (one, {"delete"})):
+        buttons = re.findall(r'<button class="([^"]*)" name="act" value="(\w+)"', page)
+        acts = {name for _, name in buttons} - {"pause", "resume"}
+        assert acts > red
+        assert {name for classes, name in buttons if "rmq-is-danger" in classes} == red
 
 
 def test_an_edited_body_is_replayed(boss: Client, broker: Broker) -> None:

@@ -18,7 +18,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark test proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak wheel requirements clean
+.PHONY: help install demo demo-spark test proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,10 +63,11 @@ types: $(INSTALLED) ## mypy, strict on the package
 layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 	$(BIN)/lint-imports
 
-# The tests wait for much and the proof reckons much, so they run beside each other; what the proof says comes last.
+# The tests wait a lot and the proof computes a lot, so they run beside each other. The output of the proof, and of the
+# tests with the lowest versions that follow it, comes last.
 check: lint types layers wheel ## all that CI runs
 	@mkdir -p build
-	@$(MAKE) proof >build/proof.log 2>&1 & proof=$$!; \
+	@{ $(MAKE) proof; proven=$$?; $(MAKE) lowest; exit $$((proven || $$?)); } >build/proof.log 2>&1 & proof=$$!; \
 	  $(MAKE) test; tested=$$?; \
 	  wait $$proof; proven=$$?; \
 	  cat build/proof.log; \
@@ -96,6 +97,14 @@ flights: $(INSTALLED) ## 336,776 flights through Spark and through workers, ever
 soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions (SOAK_ARGS=...)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
+# The environment of the tests, with the oldest version that pyproject.toml allows of everything the package uses before it.
+lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of all dependencies but Spark's
+	$(PYTHON) -m venv build/lowest
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  >"$$(build/lowest/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dev.pth"
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lowest.txt
+	build/lowest/bin/python -m pytest -m "not slow and not proof" tests/unit tests/integration $(TEST_ARGS)
+
 # Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.
 wheel: $(INSTALLED) ## build the wheel and use it in an environment of its own
 	rm -rf build/wheel
@@ -113,6 +122,10 @@ requirements: ## pin the requirements anew, with hashes (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --constraint requirements/dev.txt pyproject.toml --output-file requirements/core.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --resolution lowest-direct --allow-unsafe \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+	  --extra cli --extra demo --extra health --extra openapi --extra otel --extra prometheus \
+	  pyproject.toml requirements/lowest.in --output-file requirements/lowest.txt
 
 clean: ## remove what was made: .venv, builds, caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -65,7 +65,10 @@ def test_a_list_that_raises_is_settled_in_one_pass(broker: Any, kind: str, size:
     assert max(good.values()) <= 2
     assert len(receipts[3]) == alone[3] == 1 + topic.max_retries
     assert runs[3] <= alone[3] + 1, "once in a list"
-    assert (total(broker, topic, "committed"), sum(ledger.dead for ledger in audit(broker, topic))) == (count - 1, 1)
+    assert (total(broker, topic, "committed"), sum(ledger.dead for ledger in audit(broker, topic))) == (
+        count - 1,
+        1,
+    )
 
 
 @pytest.mark.parametrize("serial", [True, False])
@@ -86,7 +89,9 @@ def test_a_worker_that_stops_gives_back_the_rest_of_a_list_that_raised(broker: A
         assert begun.wait(LONG)
         worker.dispatcher.stop()
         eventually(lambda: worker.dispatcher._stopping, "the stop being heard")
-        eventually(lambda: all(batch.dropped for batch in worker.dispatcher._batches.values()), "the end of the pass")
+        eventually(
+            lambda: all(batch.dropped for batch in worker.dispatcher._batches.values()), "the end of the pass"
+        )
         go.set()
     assert sorted(runs.values()) == [1] * 19 + [2]
     [ledger] = audit(broker, topic)

@@ -186,7 +186,9 @@ def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
     )
     thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS)
     message = Message(MERGE, 0, 1, Delivery(b"1", 1.0, 16))
-    batch = Batch(SimpleNamespace(slot=0), Listener("prices", print), 1, [message], uptime() - MERGE.timeout / 2)
+    batch = Batch(
+        SimpleNamespace(slot=0), Listener("prices", print), 1, [message], uptime() - MERGE.timeout / 2
+    )
     batch.thread = thread
     heartbeat = Heartbeat(monitored, [MERGE], lambda: [batch], lambda _: None)  # type: ignore[arg-type]
     thread.start()
@@ -295,7 +297,9 @@ def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
 # --- threads that hang
 
 
-def test_a_successor_shares_no_marks_with_a_thread_that_hangs(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_successor_shares_no_marks_with_a_thread_that_hangs(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(notes, "MARKS", 4)
     topic = replace(MERGE, slots=8, timeout=30, max_runtime=0.3, prefetch=1)
     kept = Notes(1)
@@ -332,7 +336,9 @@ def _committed(broker: Any, topic: Topic, message: Message) -> bool:
     return message.delivery.member not in members
 
 
-def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kept = Notes(1)
     crew = Crew(1, SimpleQueue(), NO_HOOKS, kept)
     hung: list[tuple[ExecutorThread, threading.Event]] = []

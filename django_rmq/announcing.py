@@ -6,7 +6,6 @@ no receiver holds the worker up. Whoever announces never fails by it.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,10 @@ from django.dispatch import Signal
 from django_rmq import connections, signals, tracing
 from django_rmq.complaints import Complaints
 from django_rmq.events import EventStream
+from django_rmq.logs import safe_logger
 from django_rmq.messages import Failure, Message, SendResult, Topic
 
-logger = logging.getLogger("django_rmq.events")
+logger = safe_logger("django_rmq.events")
 _complaints = Complaints(logger)
 
 WAITING = 20_000

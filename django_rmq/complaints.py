@@ -12,6 +12,7 @@ import time
 from collections.abc import Hashable
 
 from django_rmq.exceptions import LostRace, ServerRefused, ServerTrouble
+from django_rmq.logs import SafeLogger
 
 FIRST_SECONDS = 10.0
 """After a line, the same kind of trouble is quiet for so long; twice as long each time it goes on."""
@@ -36,7 +37,7 @@ class _Streak:
 class Complaints:
     """Decides which lines about repeating trouble are written, and writes them to ``logger``. Safe in threads."""
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger | SafeLogger) -> None:
         self._logger = logger
         self._streaks: dict[Hashable, _Streak] = {}
         self._lock = threading.Lock()

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import os
 import socket
 import threading
@@ -32,9 +31,10 @@ from typing import Any, NamedTuple
 from django_rmq.broker import Broker
 from django_rmq.complaints import Complaints
 from django_rmq.exceptions import RmqError
+from django_rmq.logs import safe_logger
 from django_rmq.messages import message_id
 
-logger = logging.getLogger("django_rmq.events")
+logger = safe_logger("django_rmq.events")
 
 GATHER_SECONDS = 0.1
 """How long events are gathered before they are published."""

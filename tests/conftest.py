@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from django_rmq.complaints import Complaints
+from django_rmq.consumer import journal
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_redis import NoRedisServer
@@ -31,6 +33,12 @@ settings.register_profile(
     "proof", settings.get_profile("slice"), max_examples=1000, stateful_step_count=100, print_blob=True
 )
 settings.load_profile("slice")
+
+
+@pytest.fixture(autouse=True)
+def fresh_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test let fail hides no log line of the next one."""
+    monkeypatch.setattr(journal, "_repeated", Complaints(journal.logger))
 
 
 @pytest.fixture(scope="session")

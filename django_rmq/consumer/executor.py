@@ -6,7 +6,6 @@ and report what became of them in slices, so that a slow listener's work is comm
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
@@ -20,6 +19,7 @@ from inspect import isasyncgen, isawaitable, isgenerator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+from django_rmq.consumer import journal
 from django_rmq.consumer.notes import BEGUN, DONE, Marks
 from django_rmq.exceptions import Reject, Retry
 from django_rmq.logs import safe_logger
@@ -145,8 +145,8 @@ def _understood(message: Message, error: BaseException) -> Failure:
         if error.delay is not None:
             try:
                 failure = failure._replace(delay_ms=_delay_ms(error.delay))
-            except Exception:
-                logger.exception("Retry(delay=...) of topic %s is no delay", message.topic.name)
+            except Exception as wrong:  # noqa: BLE001 - whatever a listener gave for a number
+                journal.unusable(message.topic, "Retry(delay=...)", wrong)
     else:
         kind = "undecodable" if isinstance(error, Undecodable) else "failed"
         failure = Failure(member, kind, None, describe(error))
@@ -160,29 +160,7 @@ def _judged(message: Message, failure: Failure, error: BaseException | None = No
             failure = failure._replace(delay_ms=chosen_delay(message))
         elif failure.delay_ms < 0:
             failure = failure._replace(delay_ms=0)
-    expected = error is None or isinstance(error, (Retry, Reject))
-    if failure.kind == "rejected" or message.retries_left <= 0:
-        then = "to Dead"
-    else:
-        rest = "" if failure.delay_ms is None else f" in {failure.delay_ms / 1000:g} s"
-        then = f"tried again{rest}, retries left: {message.retries_left}"
-    logger.log(
-        logging.WARNING if expected else logging.ERROR,
-        "Message %s of topic %s %s (%s); %s",
-        message.id[:60],
-        message.topic.name,
-        failure.kind,
-        failure.error.partition("\n")[0][:200],
-        then,
-        exc_info=None if expected else error,
-        extra={
-            "rmq_event": failure.kind,
-            "rmq_topic": message.topic.name,
-            "rmq_slot": message.slot,
-            "rmq_message": message.id,
-            "rmq_retries_left": message.retries_left,
-        },
-    )
+    journal.failed(message, failure, error)
     return failure
 
 
@@ -194,8 +172,8 @@ def chosen_delay(message: Message) -> int | None:
     failures = message.topic.max_retries - message.retries_left + 1
     try:
         return _delay_ms(function(failures))
-    except Exception:
-        logger.exception("BACKOFF of topic %s failed; the exponential one is used", message.topic.name)
+    except Exception as wrong:  # noqa: BLE001 - whatever a function of the project raises
+        journal.unusable(message.topic, "BACKOFF", wrong)
         return None
 
 
@@ -299,12 +277,7 @@ def call_group(function: Callable[[Any], Any], group: list[Message]) -> list[Out
                 raise Interrupted([(message, _failure(message, each)) for message, each in failed]) from error
             why, returned = _name_of(error), False
         if returned is False:
-            logger.warning(
-                "A batch of %d of topic %s failed (%s); its messages are handed out one by one",
-                len(readable),
-                readable[0].topic.name,
-                why,
-            )
+            journal.batch_failed(readable[0].topic, len(readable), str(why))
             for message in readable:
                 message.outcome = None
             return None
@@ -692,3 +665,4 @@ class ExecutorThread(threading.Thread):
         released = [message.delivery.member for message in rest or ()]
         seconds = time.monotonic() - begun
         self._inbox.put(Slice(batch, committed, failures, released, seconds, rest is not None, times))
+        journal.done(batch.topic, batch.place.slot, committed)

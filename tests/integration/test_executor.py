@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq import registry
+from django_rmq import complaints, registry
+from django_rmq.consumer import journal
 from django_rmq.consumer.executor import (
     NO_HOOKS,
     Batch,
@@ -235,16 +236,73 @@ def test_a_failure_is_logged_with_what_finds_the_message_again(caplog: pytest.Lo
     given = message(b'{"sku":1}', left=4)
     run(Listener(raising(error)), [given])
     [record] = caplog.records
-    assert (record.levelno, record.exc_info and record.exc_info[1]) == (logging.ERROR, error)
+    assert (record.levelno, record.exc_info and record.exc_info[1]) == (logging.WARNING, error)
     assert vars(record)["rmq_message"] == given.id
     assert (vars(record)["rmq_topic"], vars(record)["rmq_slot"]) == ("prices", 3)
     assert vars(record)["rmq_retries_left"] == 4
 
 
-def test_a_retry_or_reject_is_a_warning_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    outcome(raising(Retry()))
-    outcome(raising(Reject()))
-    assert [(record.levelno, record.exc_info) for record in caplog.records] == [(logging.WARNING, None)] * 2
+@pytest.mark.parametrize(
+    ("error", "left", "level"),
+    [
+        (Retry(), 3, logging.WARNING),
+        (Retry(), 0, logging.ERROR),
+        (Reject(), 3, logging.ERROR),
+        (KeyError("x"), 1, logging.WARNING),
+        (KeyError("x"), 0, logging.ERROR),
+    ],
+)
+def test_a_failure_is_a_warning_while_retries_are_left_and_an_error_at_death(
+    caplog: pytest.LogCaptureFixture, error: Exception, left: int, level: int
+) -> None:
+    run(Listener(raising(error)), [message(b"1", left=left)])
+    [record] = caplog.records
+    assert record.levelno == level
+    assert (record.exc_info is not None) == isinstance(error, KeyError)
+
+
+def test_failures_that_repeat_are_one_traceback_and_counted_lines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(complaints, "time", clock)
+
+    def listener(given: Message) -> None:
+        if given.body == 7:
+            raise LookupError("another place")
+        raise ConnectionError(f"no database for {given.body}")
+
+    for number in range(6_000):  # ten minutes of a database that is down
+        run(Listener(listener), [message(b"%d" % number, left=16)])
+        clock.now += 0.1
+    with_traceback = [record for record in caplog.records if record.exc_info]
+    assert [str(record.exc_info[1]) for record in with_traceback if record.exc_info] == [
+        "no database for 0",
+        "another place",
+    ]
+    assert len(caplog.records) < 12
+    assert sum(record.getMessage().count("more since the last line") for record in caplog.records) >= 5
+    # The first message of another kind is not hidden by them.
+    run(Listener(listener), [message(b"1", left=0)])
+    assert caplog.records[-1].levelno == logging.ERROR and caplog.records[-1].exc_info
+
+
+def test_at_debug_each_message_that_is_done_or_fails_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "django_rmq"):
+        for number in range(5):
+            run(Listener(raising(ValueError("bad"))), [message(b"%d" % number)])
+        journal.done(TOPIC, 3, [b"a", b"b"])
+    assert [record.levelname for record in caplog.records] == ["WARNING", *["DEBUG"] * 6]
+    assert [vars(record)["rmq_event"] for record in caplog.records] == ["failed"] * 5 + ["done"] * 2
+    caplog.clear()
+    journal.done(TOPIC, 3, [b"a"])
+    assert not caplog.records
 
 
 def test_describe_keeps_the_end_of_a_long_traceback() -> None:

@@ -1045,6 +1045,35 @@ class Transitions(ABC):
         """Book ``drift`` messages beyond the account as foreign, if ``foreign`` are so far. Answers ok or changed."""
         return self._run(Call("adopt", (self._keys(topic, slot).stats,), (drift, foreign), _word))
 
+    def retire(self, topic: Topic, slot: int) -> str:
+        """Forget an empty slot of a topic that nobody uses any more. Answers retired, or holds: nothing is changed."""
+        keys = self._keys(topic, slot)
+        return self._run(
+            Call(
+                "retire",
+                (
+                    keys.store,
+                    keys.prepare,
+                    keys.retry,
+                    keys.dead,
+                    keys.claimants,
+                    keys.leaving,
+                    keys.inflight,
+                    keys.deaths,
+                    keys.failures,
+                    keys.body,
+                    keys.claims,
+                    keys.claim,
+                    keys.claim_body,
+                    keys.arrived,
+                    keys.stats,
+                    keys.control,
+                ),
+                (),
+                _word,
+            )
+        )
+
     def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
         """Look through some records of a kind for those that belong to no message."""
         if kind not in ("inflight", "deaths", "failures", "body", "claim_body"):
@@ -1566,6 +1595,21 @@ class Broker(Transitions):
             after = json.dumps(wanted, sort_keys=True)
             if self._run(Call("topics/redefine", (key,), (name, before, after), _word)) == "ok":
                 return wanted
+
+    def undefine(self, topic: Topic) -> None:
+        """Forget the definition of a topic, what it counted and its history."""
+        others = (
+            *history_keys(self.prefix, topic.name),
+            times_key(self.prefix, topic.name),
+            limits_key(self.prefix, topic.name),
+        )
+        try:
+            for key in others:
+                self.client.execute_command("UNLINK", key)
+            self.client.execute_command("HDEL", explicit_basis_key(self.prefix), topic.name)
+            self.client.execute_command("HDEL", topics_key(self.prefix), topic.name)
+        except RedisError as error:
+            raise translate(error) from error
 
     def note_slot_basis(self, topic: Topic) -> None:
         """Note that ``topic`` has messages whose slot nobody can compute again from what is stored."""

@@ -27,6 +27,7 @@ from django_rmq.keys import (
     bucket_key,
     check_prefix,
     events_channel,
+    explicit_basis_key,
     history_keys,
     limits_key,
     slot_keys,
@@ -1338,6 +1339,15 @@ class InMemoryBroker:
             s.count("foreign", drift)
             return "ok"
 
+    def retire(self, topic: Topic, slot: int) -> str:
+        """Forget an empty slot of a topic that nobody uses any more. Answers retired, or holds: nothing is changed."""
+        with self._slot(topic, slot, *SlotKeys._fields) as s:
+            if s.store or s.prepare or s.retry or s.dead or s.claimants or s.leaving or s.claim:
+                return "holds"
+            for name in set(SlotKeys._fields) - _SETS:
+                getattr(s, name).clear()
+            return "retired"
+
     def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
         """Look through the records of a kind for those that belong to no message."""
         homes = {
@@ -1724,6 +1734,21 @@ class InMemoryBroker:
                 found[name.encode()] = json.dumps(wanted, sort_keys=True).encode()
                 self._keep(topics_key(self.prefix), found)
             return wanted
+
+    def undefine(self, topic: Topic) -> None:
+        """Forget the definition of a topic, what it counted and its history."""
+        name = topic.name.encode()
+        with self._lock:
+            for key in (
+                *history_keys(self.prefix, topic.name),
+                times_key(self.prefix, topic.name),
+                limits_key(self.prefix, topic.name),
+            ):
+                self.keyspace.pop(key, None)
+            for key in (explicit_basis_key(self.prefix), topics_key(self.prefix)):
+                found = self._open(key, Hash)
+                found.pop(name, None)
+                self._keep(key, found)
 
     def note_slot_basis(self, topic: Topic) -> None:
         """Note that ``topic`` has messages whose slot nobody can compute again from what is stored."""

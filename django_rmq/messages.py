@@ -144,6 +144,28 @@ class Topic:
             "max_prepared": self.max_prepared,
         }
 
+    @classmethod
+    def registered(cls, name: str, definition: Mapping[str, Any], slots: int) -> Topic:
+        """Return a topic as its ``definition`` in Redis says, and with so many slots. Raises ``ValueError`` for none."""
+        try:
+            base_ms, cap_ms = definition["backoff"]
+            return cls(
+                name,
+                TopicType(definition["type"]),
+                slots=slots,
+                body=definition["body"],
+                identity=definition["identity"],
+                slot_basis=definition["slot_basis"],
+                serial=definition["serial"],
+                timeout=definition["timeout"],
+                max_retries=definition["max_retries"],
+                backoff=BackOff(base_ms, cap_ms),
+                retry_priority=definition["retry_priority"],
+                max_prepared=definition["max_prepared"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the definition of topic {name} is incomplete: {error}") from None
+
 
 def slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:
     """Return by which slot counts the messages of a registered topic are placed, in the order to be tried.

@@ -41,7 +41,7 @@ from django_rmq.messages import (
     encode_body,
     encode_envelope,
 )
-from django_rmq.operations import figures, health, quotas, sweeps
+from django_rmq.operations import figures, health, quotas, retiring, sweeps
 from django_rmq.operations.actors import Actor, Permission, Trace, record
 from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
 from django_rmq.operations.deliveries import Deliveries
@@ -65,6 +65,7 @@ from django_rmq.operations.listing import (
     unseal,
 )
 from django_rmq.operations.redaction import require_search
+from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.sweeps import Limits, Progress, Run
 from django_rmq.producer import check_fixed_time, check_priority, score_at_once
 
@@ -212,9 +213,30 @@ class Operations:
     ) -> Health:
         """Look whether all is well with topics (or those named); Redis being away is a finding, not an error."""
         self.actor.require(Permission.VIEW)
+        topics = self._topics(names)
+        left = self.stranded if names is None else list
         return health.check(
-            self.broker, self._topics(names), self.config.coordinator, limits, patience=patience
+            self.broker, topics, self.config.coordinator, limits, patience=patience, stranded=left
         )
+
+    def stranded(self) -> list[Stranded]:
+        """Return the topics that are registered in Redis and that the settings do not declare, with what they hold."""
+        self.actor.require(Permission.VIEW)
+        return retiring.stranded(self.broker, self.config.topics)
+
+    def retire(self, name: str, *, to: str | None = None, delete: bool = False, dead: str = "") -> Run:
+        """Move the messages of a topic that is not declared to the topic ``to``, or delete them; then forget the topic.
+
+        ``dead``: what becomes of dead messages that are not to be deleted with the others: ``move`` (they are sent to
+        ``to`` like new ones) or ``delete``. Outcomes: those of sends, ``purged``, ``kept`` (they have no slot in ``to``, or
+        it is full; the topic stays) and ``retired``. Raises ``OperationRefused`` where messages are in flight or dead, or
+        anything is there without ``to`` and ``delete``.
+        """
+        self.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
+        found = retiring.find(self.broker, self.config.topics, name)
+        target = None if to is None else self._topic(to)
+        steps = retiring.retire(self.broker, connections.get_producer, found, target, delete=delete, dead=dead)
+        return self._recorded("retire", found.topic, f"to {to}" if to else "", steps)
 
     def events(self) -> Iterator[list[dict[str, Any]]]:
         """Yield what happens from now on, see ``django_rmq.events``; empty lists while nothing does, to be asked again.
@@ -735,6 +757,7 @@ __all__ = [
     "Run",
     "SlotFigures",
     "SlotsFigures",
+    "Stranded",
     "TopicFigures",
     "Trace",
     "WorkerFigures",

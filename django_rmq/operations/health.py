@@ -18,6 +18,7 @@ from django_rmq.coordination.redis import members_of_roster
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.messages import Roster, Topic
 from django_rmq.operations import figures
+from django_rmq.operations.retiring import Stranded
 
 LOOK_AGAIN_SECONDS = 0.5
 """Between two looks at an assignment that does not fit: workers that come and go are assigned to within seconds."""
@@ -40,7 +41,7 @@ class Finding:
     """One thing that was looked at."""
 
     name: str
-    """redis, coordinator, workers, age or dead."""
+    """redis, coordinator, workers, age, dead or undeclared."""
     topic: str
     """Empty: it is about no topic."""
     is_well: bool
@@ -75,12 +76,18 @@ class Health:
 
 
 def check(
-    broker: Broker, topics: Sequence[Topic], coordinator: str, limits: Limits, *, patience: float = 0.0
+    broker: Broker,
+    topics: Sequence[Topic],
+    coordinator: str,
+    limits: Limits,
+    *,
+    patience: float = 0.0,
+    stranded: Callable[[], Sequence[Stranded]] = list,
 ) -> Health:
     """Look at everything; Redis being away is a finding, not an error.
 
     ``coordinator`` is that of the settings. ``patience``: seconds within which an assignment that does not fit its
-    workers may come to fit them.
+    workers may come to fit them. ``stranded`` returns the registered topics that are not declared.
     """
     began = time.monotonic()
     try:
@@ -95,6 +102,11 @@ def check(
             findings.append(_coordinator(_in_zookeeper, patience))
         for one in figures.overview(broker, topics):
             findings += _topic(one, limits)
+        findings += [
+            Finding("undeclared", one.topic.name, False, f"holds messages ({one}) and is not in the settings")
+            for one in stranded()
+            if one.held
+        ]
     except ServerTrouble as error:
         findings.append(Finding("redis", "", False, str(error)))
     return Health(findings)

@@ -208,6 +208,7 @@ def every_script(slot: Timed) -> Timed:
     slot.time("configure", slot.configure)
     slot.time("purge", lambda: slot.purge("store", limit=BATCH))
     slot.time("adopt", lambda: slot.adopt(1, 0))
+    slot.time("retire", lambda: slot.retire())
     slot.time("pause", slot.pause)
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
     timed = {label.split(" ")[0] for label in slot.took}

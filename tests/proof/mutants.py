@@ -1162,6 +1162,13 @@ MUTANTS: dict[str, Mutant] = {
         "Two persons do not book the same foreign messages.",
         "configuring",
     ),
+    "retire_what_holds": Mutant(
+        "retire",
+        "if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim) > 0 then return 'holds' end",
+        "",
+        "A slot that holds messages is never forgotten.",
+        "retiring",
+    ),
     # --- looking
     "peek_unbounded": Mutant(
         "peek",

@@ -179,6 +179,7 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.pause(TOPIC, 0),
         ask.configure(TOPIC, 0),
         ask.adopt(TOPIC, 0, 1, 0),
+        ask.retire(TOPIC, 0),
         ask.loose(TOPIC, 0, "body"),
         ask.peek(TOPIC, 0, "store"),
         ask.find(TOPIC, 0, "store", b"a"),

@@ -1,0 +1,33 @@
+-- Forget an empty slot of a topic that nobody uses any more: what it counted, its owner and its settings.
+--
+-- KEYS[1] store       ZSET  member -> due ms, or priority
+-- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] retry       ZSET  member -> ms + retries/1024
+-- KEYS[4] dead        ZSET  member -> ms of death
+-- KEYS[5] claimants   ZSET  Spark consumer -> next deadline
+-- KEYS[6] leaving     HASH  what is on its way to another slot
+-- KEYS[7] inflight    HASH  member -> receipt, original score, mark
+-- KEYS[8] deaths      HASH  member -> death
+-- KEYS[9] failures    HASH  member -> last failure
+-- KEYS[10] body       HASH  member -> envelope
+-- KEYS[11] claims     HASH  Spark's open claims, and those that ended
+-- KEYS[12] claim      ZSET  member -> score
+-- KEYS[13] claim_body HASH  member -> envelope
+-- KEYS[14] arrived    HASH  slot -> last ticket
+-- KEYS[15] stats      HASH  counter -> n
+-- KEYS[16] control    HASH  field -> value
+--
+-- ARGV[1] now
+--
+-- Returns retired | holds (messages: nothing is changed)
+local store, prepare, retry, dead, claimants, leaving = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local inflight, deaths, failures, body, claims = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local claim, claim_body, arrived, stats, control = KEYS[12], KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+local now = ARGV[1]
+-- include: _types
+local wrong = mistyped('zset', store, prepare, retry, dead, claimants, claim)
+  or mistyped('hash', leaving, inflight, deaths, failures, body, claims, claim_body, arrived, stats, control)
+if wrong then return wrong end
+if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim) > 0 then return 'holds' end
+redis.call('UNLINK', inflight, deaths, failures, body, claims, claim_body, arrived, stats, control)
+return 'retired'

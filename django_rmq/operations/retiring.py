@@ -1,0 +1,263 @@
+"""Topics that are registered in Redis and that the settings do not declare: what they hold, and their end.
+
+A topic that was taken out of the settings, or renamed there, keeps its messages in Redis, and nothing consumes them.
+They are moved to another topic or deleted, in small steps; an empty topic is forgotten. Each step may be repeated.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.messages import (
+    Death,
+    Entry,
+    Topic,
+    TopicType,
+    former_slot_counts,
+    slot_counts,
+    stored_basis,
+)
+from django_rmq.operations.copies import from_entry
+from django_rmq.operations.sweeps import SLOTS_PER_TRIP, Progress
+from django_rmq.producer import Outgoing, Producer, score_at_once
+
+PAGE = 250
+"""Messages that are moved or deleted in one step."""
+
+COMMON = {"TYPE": "type", "BODY": "body", "IDENTITY": "identity"}
+"""Settings that two topics must share for the messages of one to be messages of the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A topic that is registered and not declared, and how many messages it holds."""
+
+    topic: Topic
+    """As it is registered, with all slots that it has had."""
+    waiting: int
+    in_flight: int
+    """Held by a worker, a REST client or Spark."""
+    resting: int
+    dead: int
+
+    @property
+    def held(self) -> int:
+        """Messages in any state."""
+        return self.waiting + self.in_flight + self.resting + self.dead
+
+    def __str__(self) -> str:
+        states = {
+            "waiting": self.waiting,
+            "in flight": self.in_flight,
+            "resting": self.resting,
+            "dead": self.dead,
+        }
+        return ", ".join(f"{count} {state}" for state, count in states.items() if count) or "empty"
+
+
+def stranded(broker: Broker, declared: Mapping[str, Topic]) -> list[Stranded]:
+    """Return the registered topics that are not ``declared``."""
+    registered = broker.definitions()
+    return [_looked_at(broker, name, registered[name]) for name in sorted(set(registered) - set(declared))]
+
+
+def find(broker: Broker, declared: Mapping[str, Topic], name: str) -> Stranded:
+    """Return one of them. Raises ``OperationRefused`` for a topic that is declared, unknown or being re-slotted."""
+    definition = broker.definitions().get(name)
+    if name in declared:
+        raise OperationRefused(f"topic {name} is declared in the settings: take it out there first")
+    if definition is None:
+        raise OperationRefused(f"no topic {name} is registered in Redis")
+    if len(slot_counts(definition)) > 1:
+        raise OperationRefused(
+            f"topic {name} is being re-slotted: declare it, and let `rmqreslot` finish first"
+        )
+    return _looked_at(broker, name, definition)
+
+
+def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> Stranded:
+    topic = Topic.registered(
+        name, definition, max((*slot_counts(definition), *former_slot_counts(definition)))
+    )
+    found: Counter[str] = Counter()
+    for first in range(0, topic.slots, SLOTS_PER_TRIP):
+        pipeline = broker.pipeline()
+        for slot in range(first, min(first + SLOTS_PER_TRIP, topic.slots)):
+            pipeline.count(topic, slot)
+        for counts in pipeline.execute():
+            if isinstance(counts, RmqError):
+                raise counts
+            found["waiting"] += counts.store
+            found["in_flight"] += counts.prepare + counts.claimed
+            found["resting"] += counts.retry
+            found["dead"] += counts.dead
+    return Stranded(topic, found["waiting"], found["in_flight"], found["resting"], found["dead"])
+
+
+def retire(
+    broker: Broker,
+    producer: Callable[[], Producer],
+    found: Stranded,
+    target: Topic | None,
+    *,
+    delete: bool,
+    dead: str,
+) -> Iterator[Progress]:
+    """Return the steps of what ``Operations.retire`` says; raises what it raises."""
+    name = found.topic.name
+    if dead not in ("", "move", "delete") or (dead == "move" and target is None):
+        raise InvalidRequest("dead must be 'delete', or 'move' where there is a topic to move to")
+    if delete and target is not None:
+        raise InvalidRequest("messages are either moved or deleted")
+    if found.in_flight:
+        raise OperationRefused(f"topic {name} holds messages in flight ({found}): wait until they have ended")
+    if found.waiting + found.resting and not (delete or target):
+        raise OperationRefused(f"topic {name} holds messages ({found}): say whether they are moved or deleted")
+    if found.dead and not (delete or dead):
+        raise OperationRefused(f"topic {name} holds messages ({found}): say what becomes of the dead ones")
+    different = [
+        setting
+        for setting, field in COMMON.items()
+        if target is not None and getattr(found.topic, field) != getattr(target, field)
+    ]
+    if target is not None and different:
+        raise OperationRefused(
+            f"topics {name} and {target.name} differ in {', '.join(different)}: "
+            "messages of one cannot be messages of the other"
+        )
+    live = ("retry", "store")
+    parts: list[Iterator[Progress]] = []
+    if target is not None:
+        parts.append(_moved(broker, producer(), found, target, (*live, "dead") if dead == "move" else live))
+    if delete or dead == "delete":
+        parts.append(_deleted(broker, found, (*live, "dead") if delete else ("dead",)))
+    return _all(broker, found, parts)
+
+
+def _all(broker: Broker, found: Stranded, parts: list[Iterator[Progress]]) -> Iterator[Progress]:
+    """Empty the topic part by part, and forget it if nothing was left behind."""
+    outcomes: Counter[str] = Counter()
+    for part in parts:
+        before = outcomes.copy()
+        for step in part:
+            outcomes = before + Counter(step.outcomes)
+            yield Progress(outcomes.total(), found.held, dict(outcomes))
+    if not outcomes["kept"]:
+        for step in _forgotten(broker, found.topic):
+            yield Progress(found.held, found.held, {**outcomes, **step.outcomes}, step.is_complete)
+
+
+def _deleted(broker: Broker, found: Stranded, states: tuple[str, ...]) -> Iterator[Progress]:
+    """Delete what these states hold. Outcome: ``purged``."""
+    topic, done = found.topic, 0
+    for slot in range(topic.slots):
+        for state in states:
+            while gone := broker.purge(topic, slot, state, limit=PAGE):
+                done += gone
+                yield Progress(done, found.held, {"purged": done})
+    yield Progress(done, found.held, {"purged": done}, True)
+
+
+def _moved(
+    broker: Broker, producer: Producer, found: Stranded, target: Topic, states: tuple[str, ...]
+) -> Iterator[Progress]:
+    """Send what these states hold to ``target``, and delete what has arrived there.
+
+    Outcomes: those of sends, and ``kept`` for what has no slot there or was refused. A message keeps its due time or
+    priority; what rests or is dead has a full budget of retries again. If this ends early, some messages may be in both
+    topics: repeated, they merge, if their identity is their body or a key.
+    """
+    outcomes: Counter[str] = Counter()
+    for slot in range(found.topic.slots):
+        for state in states:
+            after: tuple[str, bytes] | None = None
+            while True:
+                page = broker.peek(found.topic, slot, state, after=after, limit=PAGE)
+                outcomes.update(_move_some(broker, producer, found.topic, slot, state, target, page.entries))
+                yield Progress(outcomes.total(), found.held, dict(outcomes))
+                after = page.cursor
+                if after is None:
+                    break
+    yield Progress(outcomes.total(), found.held, dict(outcomes), True)
+
+
+def _move_some(
+    broker: Broker,
+    producer: Producer,
+    source: Topic,
+    slot: int,
+    state: str,
+    target: Topic,
+    entries: Sequence[Entry],
+) -> Counter[str]:
+    now_ms = broker.now_ms()
+    placed = [_placed(source, slot, state, entry, target, now_ms) for entry in entries]
+    sends = [out for out in placed if out is not None]
+    outcomes = Counter({"kept": len(placed) - len(sends)})
+    if sends:
+        results, errors = producer.attempt(sends)
+        arrived = [
+            out.member
+            for i, (out, result) in enumerate(zip(sends, results, strict=True))
+            if i not in errors and result.status != "refused"
+        ]
+        outcomes["kept"] += len(sends) - len(arrived)
+        outcomes.update(
+            result.status
+            for i, result in enumerate(results)
+            if i not in errors and result.status != "refused"
+        )
+        if arrived:
+            broker.remove(source, slot, arrived, "dead" if state == "dead" else "live")
+    return +outcomes
+
+
+def _placed(
+    source: Topic, slot: int, state: str, entry: Entry, target: Topic, now_ms: int
+) -> Outgoing | None:
+    """Return a message as ``target`` takes it; None: nobody can tell its slot there."""
+    envelope = entry.envelope
+    if state == "dead" and entry.record:
+        envelope = Death.parse(entry.record).envelope
+    basis = stored_basis(target, entry.member, envelope)
+    if basis is None:
+        return None
+    copy = from_entry(source, slot, state, entry)
+    if state == "dead" or copy.is_retry:
+        score = score_at_once(target, copy.priority if copy.priority is not None else copy.scored, now_ms)
+    elif target.type is TopicType.RANGE_MERGE:
+        score = max(0, int(entry.score) - now_ms)
+    else:
+        score = int(entry.score)
+    crc = zlib.crc32(basis)
+    return Outgoing(target, crc & (target.slots - 1), entry.member, score, envelope, crc=crc)
+
+
+def _forgotten(broker: Broker, topic: Topic) -> Iterator[Progress]:
+    """Forget an empty topic: its definition, its counters and its history. Outcome, of slots: ``retired``.
+
+    Raises ``OperationRefused`` where it holds messages; then it is still registered.
+    """
+    for first in range(0, topic.slots, SLOTS_PER_TRIP):
+        slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
+        pipeline = broker.pipeline()
+        for slot in slots:
+            pipeline.retire(topic, slot)
+        for slot, answer in zip(slots, pipeline.execute(), strict=True):
+            if isinstance(answer, RmqError):
+                raise answer
+            if answer != "retired":
+                raise OperationRefused(
+                    f"slot {slot} of topic {topic.name} holds messages: something still sends to it"
+                )
+        yield Progress(slots.stop, topic.slots, {"retired": slots.stop})
+    broker.undefine(topic)
+    yield Progress(topic.slots, topic.slots, {"retired": topic.slots}, True)
+
+
+__all__ = ["Stranded", "find", "retire", "stranded"]

@@ -16,6 +16,9 @@ from functools import lru_cache
 from django.core.signing import Signer
 from django.utils.crypto import salted_hmac
 
+LONGEST_PLAIN = 512
+"""Bytes of the longest message whose id may hold it; the id of a longer one is always sealed."""
+
 _MARK_BYTES = 16
 _BLOCK_BYTES = 64
 
@@ -86,4 +89,4 @@ def _blocks(key: bytes, mark: bytes, length: int) -> Iterator[bytes]:
         yield hashlib.blake2b(mark + number.to_bytes(8), key=key).digest()
 
 
-__all__ = ["digest", "seal", "sealed_id", "unseal", "unsealed_digest"]
+__all__ = ["LONGEST_PLAIN", "digest", "seal", "sealed_id", "unseal", "unsealed_digest"]

@@ -749,6 +749,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "send": ({Permission.SEND}, lambda o: o.send("merging", 1)),
     "send_many": ({Permission.SEND}, lambda o: o.send_many("merging", [1])),
     "send_each": ({Permission.SEND}, lambda o: o.send_each("merging", [Send(1)])),
+    "sent_id": ({Permission.SEND}, lambda o: o.sent_id(SendResult("timed", 0, b"1"))),
     "spend_sends": ({Permission.SEND}, lambda o: o.spend_sends(1, (10, 1.0))),
     "once": ({Permission.SEND}, send_once),
     "deliveries": ({Permission.CONSUME}, lambda o: o.deliveries("timed").take(uuid.uuid4(), 1)),

@@ -29,7 +29,7 @@ from django_rmq.exceptions import (
     UnknownTopic,
 )
 from django_rmq.keys import slot_keys, slot_of
-from django_rmq.messages import Envelope, Failure, Topic, encode_envelope
+from django_rmq.messages import Envelope, Failure, SendResult, Topic, encode_envelope
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.sending import Send

@@ -324,7 +324,7 @@ def test_a_long_message_that_vanishes_behind_a_page_takes_no_other_with_it(
         {"tab": "dead"},
         {"tab": "dead", "text": "𝕏" * 50, "error": LONGEST_CLASS, "age": "newer:86400"},
         {"tab": "store", "text": "𝕏" * 50, "age": "older:60"},
-        {"tab": "store", "text": "𝕏" * 51},
+        {"tab": "store", "text": "𝕏" * 200},
         {"tab": "store", "first": "1" * 500, "hours": "2" * 500, "slot": "3" * 500},
     ],
     ids=["all", "filtered", "searched", "too long a text", "nonsense"],

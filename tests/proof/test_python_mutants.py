@@ -16,7 +16,7 @@ from tests.proof.python_mutants import PYTHON_MUTANTS, PythonMutant
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("django_rmq", "example_project", "tests", "pyproject.toml")
-FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(\S+::\S+)", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(.+?::.+?)(?: - |$)", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ no receiver holds the worker up. Whoever announces never fails by it.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -19,9 +18,10 @@ from django.dispatch import Signal
 
 from django_rmq import connections, signals, tracing
 from django_rmq.events import EventStream
+from django_rmq.logs import safe_logger
 from django_rmq.messages import Failure, Message, SendResult, Topic
 
-logger = logging.getLogger("django_rmq.events")
+logger = safe_logger("django_rmq.events")
 
 WAITING = 20_000
 """Messages whose end may wait to be told in a worker; what more ends meanwhile is not told."""

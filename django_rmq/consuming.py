@@ -6,7 +6,6 @@ Builds worker processes from the settings and gives them their Django hooks; the
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import resource
 import signal
@@ -34,9 +33,10 @@ from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
 from django_rmq.definitions import as_registered, register_topics
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
+from django_rmq.logs import safe_logger
 from django_rmq.messages import Topic, slot_counts
 
-logger = logging.getLogger("django_rmq.consumer")
+logger = safe_logger("django_rmq.consumer")
 
 LEAVE_SECONDS = 2.0
 """How long leaving the other workers may take; past that their session with us runs out."""
@@ -204,6 +204,7 @@ class WorkerProcess:
         self.coordinator = connections.coordinator_maker()(
             worker, self.dispatcher.own, self.dispatcher.disown, token
         )
+        self.dispatcher.lookout.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
         everything = [connections.present(topic) for topic in config.topics.values()]
         self._duties = Duties(
             [
@@ -303,7 +304,10 @@ class WorkerProcess:
         is_look = now >= self._next_look
         if is_look and self.coordinator.wait_settled(0.0):
             self._settled_at = now
-        if self._notes is not None:
+        if self._notes is not None and not self.dispatcher.lookout.is_whole:
+            # The watchdog counts from here as well.
+            self._notes.unready()
+        elif self._notes is not None:
             # Slots move whenever a worker comes or goes; only who stays without them is not ready.
             self._notes.beat(self.dispatcher.processed, now - self._settled_at < UNSETTLED_SECONDS)
         if not is_look:

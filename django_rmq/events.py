@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import os
 import socket
 import threading
@@ -30,8 +29,9 @@ from typing import Any, NamedTuple
 
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError
+from django_rmq.logs import safe_logger
 
-logger = logging.getLogger("django_rmq.events")
+logger = safe_logger("django_rmq.events")
 
 GATHER_SECONDS = 0.1
 """How long events are gathered before they are published."""

@@ -13,7 +13,6 @@ spread over the minute.
 
 from __future__ import annotations
 
-import logging
 import threading
 from bisect import bisect_left
 from collections import defaultdict
@@ -24,9 +23,10 @@ from zlib import crc32
 
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError
+from django_rmq.logs import safe_logger
 from django_rmq.messages import LATENESS_BUCKETS, Delivery, Sample, Topic
 
-logger = logging.getLogger("django_rmq.history")
+logger = safe_logger("django_rmq.history")
 
 EDGES_MS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 60_000, 120_000, 300_000, 600_000,

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import heapq
 import logging
-import threading
 import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, count, islice
 from operator import add, sub
 from queue import Empty, SimpleQueue
@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from django_rmq.broker import BATCH, Broker
+from django_rmq.consumer.crew import Crew
 from django_rmq.consumer.executor import (
     NO_HOOKS,
     Batch,
-    ExecutorThread,
     Exited,
     Hooks,
     ListenerLike,
@@ -38,8 +38,11 @@ from django_rmq.consumer.executor import (
 from django_rmq.consumer.heartbeat import Heartbeat
 from django_rmq.consumer.lanes import Lanes
 from django_rmq.consumer.limits import Limits
+from django_rmq.consumer.listening import Listening
+from django_rmq.consumer.lookout import Lookout, Watched
 from django_rmq.consumer.notes import Notes
 from django_rmq.consumer.places import Place, Places
+from django_rmq.consumer.sizes import BytesInHand
 from django_rmq.exceptions import (
     LostRace,
     NodeUnavailable,
@@ -49,9 +52,10 @@ from django_rmq.exceptions import (
     SlotMoved,
     WrongType,
 )
+from django_rmq.logs import safe_logger
 from django_rmq.messages import Delivery, Failure, Held, Message, Prepared, Topic
 
-logger = logging.getLogger("django_rmq.consumer")
+logger = safe_logger("django_rmq.consumer")
 
 POLL_SECONDS = 1.0
 """The slow poll: the lateness of a foreign ZADD and of a lost wake-up."""
@@ -82,9 +86,6 @@ UNCERTAIN_SECONDS = 5.0
 
 IN_HAND = 20_000
 """Messages in hand of one process at most."""
-
-IN_HAND_BYTES = 4_194_304
-"""Bytes that one prepare hands out at most, unless its first message alone is larger."""
 
 HEADS = 1024
 """Slots asked for by one slow-poll script."""
@@ -198,6 +199,8 @@ class _Trip(NamedTuple):
     """``uptime`` when it was sent."""
     room: int
     """Messages that it brings at most."""
+    granted: int
+    """Bytes that it brings at most."""
     load: list[float]
     """Seconds of work that it is reckoned to bring for each thread."""
 
@@ -272,7 +275,8 @@ class Dispatcher:
         self._took = took
         self._watcher = watcher
         self._inbox: SimpleQueue[Any] = SimpleQueue()
-        self._listening = _Listening(broker, list(self.topics.values()), self._inbox)
+        self._listening = Watched(self._new_listening)
+        self._heartbeat = Watched(self._new_heartbeat)
         self._places = Places(self.topics, max(1, threads))
         self._unacquired: dict[Place, None] = {}
         """To be acquired again, or asked what a lost reply handed out."""
@@ -284,11 +288,13 @@ class Dispatcher:
         self._limits = Limits(broker, self.owner, self.topics.values(), self._capacity)
         self._parked: defaultdict[str, dict[Place, None]] = defaultdict(dict)
         """Topic -> its slots that are due and wait until its limits leave room."""
-        self._threads = [ExecutorThread(i, self._inbox, hooks, notes) for i in range(max(1, threads))]
+        self._crew = Crew(max(1, threads), self._inbox, hooks, notes)
+        self._threads = self._crew.threads
         self._load = [0.0] * len(self._threads)
         """Seconds of work in hand of each thread, as reckoned."""
         self._batches: dict[int, Batch] = {}
         self._in_hand = 0
+        self._bytes = BytesInHand(self.topics.values())
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._settlements: defaultdict[tuple[Place, int], _Settlement] = defaultdict(_Settlement)
         self._trip: _Trip | None = None
@@ -309,6 +315,12 @@ class Dispatcher:
         self._next_refresh = 0.0
         self._quarrels: dict[str, float] = {}
         self._next_renewal = 0.0
+        self.lookout = Lookout()
+        """Looks after our threads, and those that are added to it."""
+        for i in range(len(self._threads)):
+            self.lookout.add(f"executor {i}", partial(self._crew.is_manned, i), partial(self._relieve, i))
+        self.lookout.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
+        self.lookout.add("wake-up", self._listening.is_alive, self._listening.replace)
 
     # --- ownership
 
@@ -356,18 +368,11 @@ class Dispatcher:
         """Work until stopped."""
         for thread in self._threads:
             thread.start()
-        heartbeat = Heartbeat(
-            self.broker,
-            self.topics.values(),
-            lambda: self._batches.copy().values(),
-            lambda batch: self._inbox.put(_Overrun(batch)),
-            self._thread_of,
-        )
-        heartbeat.start()
-        self._listening.start()
+        self._heartbeat.thread.start()
+        self._listening.thread.start()
         trouble: Exception | None = None
         try:
-            self._listening.subscribed.wait(5.0)
+            self._listening.thread.subscribed.wait(5.0)
             try:
                 self._work()
             except Exception as error:
@@ -375,15 +380,16 @@ class Dispatcher:
                 trouble = error
             self._shut_down()
         finally:
-            heartbeat.stop()
-            self._listening.stop()
+            helpers = (self._heartbeat.thread, self._listening.thread)
+            for helper in helpers:
+                helper.stop()
             for batch in self._batches.values():
-                batch.halted = True
+                batch.halted = batch.dropped = True
             for thread in self._threads:
                 thread.stop()
-            for ending in (heartbeat, self._listening, *self._threads):
-                if not (isinstance(ending, ExecutorThread) and ending.current):
-                    ending.join(2.0)
+            idle = [thread for thread in self._threads if not thread.current]
+            for ending in (*helpers, *idle):
+                ending.join(2.0)
         if trouble is not None:
             raise trouble
         if self._moved is not None:
@@ -393,6 +399,7 @@ class Dispatcher:
         trouble = 0
         self._read_inbox(0.0)
         while not self._stopping and (self._max_messages is None or self.processed < self._max_messages):
+            self._look()
             self._beat()
             try:
                 busy = self._turn()
@@ -403,7 +410,7 @@ class Dispatcher:
                 trouble += 1
                 self._complain("redis", "Redis is away (%s); trying again", error)
                 # What broke our connection may have broken the subscription unnoticed.
-                self._listening.renew()
+                self._listening.thread.renew()
                 self._pause(min(1.0, 0.02 * 2 ** min(trouble, 6)))
                 continue
             if busy:
@@ -458,10 +465,10 @@ class Dispatcher:
         """Send what is to be told and, if it ``takes``, asked; None: nothing."""
         pipeline = self.broker.pipeline()
         told, settling = self._queue_settlements(pipeline)
-        asked, room, load = self._queue_prepares(pipeline) if takes else ([], 0, [])
+        asked, room, granted, load = self._queue_prepares(pipeline) if takes else ([], 0, 0, [])
         if not len(pipeline):
             return None
-        trip = _Trip(pipeline, told, settling, asked, uptime(), room, load)
+        trip = _Trip(pipeline, told, settling, asked, uptime(), room, granted, load)
         for place in asked:
             place.asked = True
         try:
@@ -477,6 +484,7 @@ class Dispatcher:
         except ServerTrouble:
             self._lost(trip)
             raise
+        self._bytes.answered(trip.granted)
         trouble = self._settled(trip, replies)
         for place, reply in zip(trip.asked, replies[len(trip.settling) :], strict=True):
             trouble = self._prepared(place, reply, trip.at) or trouble
@@ -491,6 +499,7 @@ class Dispatcher:
 
     def _lost(self, trip: _Trip) -> None:
         """Tell again what was told, and ask what was handed out: the answer to a trip was lost."""
+        self._bytes.answered(trip.granted)
         for place in trip.asked:
             place.asked = place.again = place.recalled = False
             self._doubt(place)
@@ -505,7 +514,7 @@ class Dispatcher:
 
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
-        wake = self._next_poll
+        wake = min(self._next_poll, self.lookout.due)
         if self._max_idle_time is not None and not self._in_hand:
             wake = min(wake, self._last_work + self._max_idle_time)
         while self._heap and self._heap[0][1] != self._heap[0][2].entry:
@@ -573,7 +582,7 @@ class Dispatcher:
                 for name in self.topics:
                     self._on_moved(name)
         elif isinstance(item, _Overrun):
-            self._replace_thread(item.batch)
+            self._overran(item.batch)
         elif isinstance(item, Exited):
             logger.error("A listener of topic %s asked the process to exit", item.batch.topic.name)
             self.exit_asked = self._stopping = True
@@ -605,17 +614,18 @@ class Dispatcher:
         if report.last and self._batches.pop(id(batch), None) is not None:
             place.batches -= 1
             self._in_hand -= len(batch.messages)
+            self._bytes.held -= batch.size
             self._limits.ended(place.topic.name, len(batch.messages), time.monotonic())
             self._lanes.ended(id(batch), time.monotonic())
             if batch.thread is not None:
-                self._load[batch.thread] -= batch.cost
+                self._load[batch.thread.index] -= batch.cost
             if place.blocked_by is batch:
                 place.blocked_by = None
                 self._blocked.discard(place)
             self._cleared(batch)
             if released and place.topic.is_priority:
                 # It took longer than reckoned: what is queued behind it was taken too early as well.
-                self._give_back_slot(place)
+                self._give_back_slot(place, drops=False)
             # In the same round trip that settles it: a prepare that finds nothing says so to the senders.
             self._ready(place)
             self._forget(place)
@@ -725,8 +735,8 @@ class Dispatcher:
             if place.topic.name == topic
         )
 
-    def _queue_prepares(self, pipeline: Any) -> tuple[list[Place], int, list[float]]:
-        """Ask slots; return which, how many messages they may bring at most, and the work of each thread in that."""
+    def _queue_prepares(self, pipeline: Any) -> tuple[list[Place], int, int, list[float]]:
+        """Ask slots; return which, how many messages and bytes they may bring, and the work of each thread in that."""
         asked: list[Place] = []
         parked: list[Place] = []
         promised: defaultdict[str, int] = defaultdict(int)
@@ -735,7 +745,7 @@ class Dispatcher:
         held = self._load if coming is None else list(map(add, self._load, coming.load))
         load = held.copy()
         room, expected = IN_HAND - self._in_hand - (0 if coming is None else coming.room), 0
-        before = room
+        before, granted = room, 0
         for place in self._waiting:
             topic = place.topic
             if topic.flow and self._lane_room(topic.name) <= taking[topic.name]:
@@ -756,10 +766,12 @@ class Dispatcher:
                     parked.append(place)
                     continue
                 limit = min(limit, -(-allowed // len(self._threads)))
-                promised[topic.name] += limit
-            pipeline.prepare(
-                topic, place.slot, self.owner, place.epoch, limit, IN_HAND_BYTES, after=place.cursor
-            )
+            size = self._bytes.grant(topic, limit)
+            if not size:
+                break
+            granted += size
+            promised[topic.name] += limit
+            pipeline.prepare(topic, place.slot, self.owner, place.epoch, limit, size, after=place.cursor)
             place.cursor = None
             asked.append(place)
             taking[topic.name] += 1
@@ -774,7 +786,7 @@ class Dispatcher:
         for place in parked:
             del self._waiting[place]
             self._parked[place.topic.name][place] = None
-        return asked, before - room, list(map(sub, load, held))
+        return asked, before - room, granted, list(map(sub, load, held))
 
     def _prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
         """Go on with what prepare answered; return trouble that concerns more than this slot."""
@@ -807,8 +819,9 @@ class Dispatcher:
                 Message(place.topic, place.slot, reply.receipt, delivery, self._extend)
                 for delivery in reply.deliveries
             ]
+            total = self._bytes.weigh(place.topic, reply.deliveries)
             if place.topic.serial:
-                self._start(place, reply.receipt, messages, at, is_suspect=reply.is_suspect)
+                self._start(place, reply.receipt, messages, at, total, is_suspect=reply.is_suspect)
                 self._schedule(place, reply.next_due)
             else:
                 size = self.listeners[place.topic.name].batch_size or 1
@@ -816,7 +829,8 @@ class Dispatcher:
                 share = -(-len(messages) // (size * parts)) * size
                 for start in range(0, len(messages), share):
                     part = messages[start : start + share]
-                    self._start(place, reply.receipt, part, at, is_suspect=reply.is_suspect)
+                    weight = total * len(part) // len(messages)
+                    self._start(place, reply.receipt, part, at, weight, is_suspect=reply.is_suspect)
                 # Only a prepare that finds nothing makes senders wake us, and other threads are free.
                 self._ready(place)
         elif reply.status == "more":
@@ -856,12 +870,26 @@ class Dispatcher:
             self._places.lull(place)
 
     def _start(
-        self, place: Place, receipt: int, messages: list[Message], at: float, *, is_suspect: bool = False
+        self,
+        place: Place,
+        receipt: int,
+        messages: list[Message],
+        at: float,
+        size: int,
+        *,
+        is_suspect: bool = False,
     ) -> None:
+        if place.blocked_by:
+            # It was shut while the answer was on its way: nothing runs beside a listener that does not return.
+            members = [message.delivery.member for message in messages]
+            self._settlements[place, receipt].released += members
+            return
         batch = Batch(place, self.listeners[place.topic.name], receipt, messages, at)
+        batch.size = size
         thread = self._thread_for(place, self._load)
         self._batches[id(batch)] = batch
         self._in_hand += len(messages)
+        self._bytes.held += size
         self._limits.started(place.topic.name, len(messages))
         self._last_work = time.monotonic()
         place.batches += 1
@@ -920,7 +948,7 @@ class Dispatcher:
         if now >= self._next_renewal:
             # It may be the node that we listen to.
             self._next_renewal = now + RENEWAL_SECONDS
-            self._listening.renew()
+            self._listening.thread.renew()
 
     def _doubt(self, place: Place) -> None:
         """Ask what Redis handed out before anything more is taken: a reply was lost."""
@@ -942,24 +970,27 @@ class Dispatcher:
         place.due, place.entry = float("inf"), 0
         self._give_back_slot(place)
 
-    def _give_back_slot(self, place: Place) -> None:
+    def _give_back_slot(self, place: Place, *, drops: bool = True) -> None:
         place.recalled = place.asked
         if not place.batches:
             return
         for batch in list(self._batches.values()):
             if batch.place is place:
-                self._give_back(batch)
+                self._give_back(batch, drops=drops)
 
     def _give_back_slot_at(self, topic: str, slot: int) -> None:
         place = self._places.awake.get((topic, slot))
         if place is not None:
             self._give_back_slot(place)
 
-    def _give_back(self, batch: Batch) -> None:
-        """Begin nothing more of a batch, and release what has not begun, whatever its thread is doing."""
-        batch.halted = True
+    def _give_back(self, batch: Batch, *, drops: bool = True) -> None:
+        """Begin nothing more of a batch, and release what has not begun, whatever its thread is doing.
+
+        Unless that ``drops`` it, its thread settles one by one what ran in a list that failed.
+        """
+        batch.halted, batch.dropped = True, batch.dropped or drops
         waits = batch.thread is None and batch in self._suspects
-        if waits or (batch.thread is not None and self._threads[batch.thread].withdraw(batch)):
+        if waits or (batch.thread is not None and batch.thread.withdraw(batch)):
             members = [message.delivery.member for message in batch.messages]
             self._finished(Slice(batch, [], [], members, 0.0, True))
             return
@@ -983,7 +1014,7 @@ class Dispatcher:
             and (batch.topic.is_priority if not batch.begun else not batch.topic.serial)
         )
         for batch in list(islice(late, REFRESHED)):
-            self._give_back(batch)
+            self._give_back(batch, drops=False)
 
     # --- telling
 
@@ -1197,7 +1228,8 @@ class Dispatcher:
                 messages = [Message(place.topic, place.slot, receipt, each, self._extend) for each in begin]
                 # What it was before nobody tells; who has failed alone may have timed out.
                 is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries
-                self._start(place, receipt, messages, at, is_suspect=is_suspect)
+                size = self._bytes.weigh(place.topic, begin)
+                self._start(place, receipt, messages, at, size, is_suspect=is_suspect)
             if back:
                 self._settlements[place, receipt].released += back
         for place in {place for place, _, _ in lost} - refused:
@@ -1316,35 +1348,67 @@ class Dispatcher:
                 place.fenced, place.due = False, 0.0
                 self._unacquired[place] = None
 
-    # --- listeners that do not return
+    # --- threads that do not go on
 
-    def _thread_of(self, batch: Batch) -> threading.Thread | None:
-        for thread in threading.enumerate():
-            if isinstance(thread, ExecutorThread) and thread.current is batch:
-                return thread
-        return None
+    def _new_heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            self.broker,
+            self.topics.values(),
+            lambda: self._batches.copy().values(),
+            lambda batch: self._inbox.put(_Overrun(batch)),
+        )
 
-    def _replace_thread(self, batch: Batch) -> None:
-        """Give the other slots of a hung thread to a new one; its own slot stays shut in this process."""
+    def _new_listening(self) -> Listening:
+        return Listening(
+            self.broker,
+            list(self.topics.values()),
+            lambda topic, slot: self._inbox.put(_Wake(topic, slot)),
+            lambda: self._inbox.put(_Resubscribed()),
+        )
+
+    def _look(self) -> None:
+        """Replace threads that have died, about once a second."""
+        if time.monotonic() >= self.lookout.due:
+            self._clear_dead()
+            self.lookout.look()
+
+    def _clear_dead(self) -> None:
+        """Forget batches whose thread is dead: what has not begun is given back, the rest times out."""
+        dead = [batch for batch in self._batches.values() if batch.thread and batch.thread.is_dead]
+        dead += self._crew.returned()
+        if dead:
+            # Whatever they reported before they died is there by now.
+            self._read_inbox(0.0)
+        for batch in dead:
+            if id(batch) in self._batches:
+                self._give_back(batch)
+                self._finished(Slice(batch, [], [], [], 0.0, True))
+
+    def _overran(self, batch: Batch) -> None:
+        """Give the other slots of a hung thread to another one; its own slot stays shut in this process."""
         self._give_back(batch)
         self._cleared(batch)
-        index = batch.thread
-        if index is None or self._threads[index].current is not batch:
+        thread, place = batch.thread, batch.place
+        if thread is None or thread.current is not batch:
             return
-        place, hung = batch.place, self._threads[index]
+        thread.hangs = True
+        batch.thread = None
         if place.topic.serial:
             place.blocked_by = batch
             self._blocked.add(place)
             self._waiting.pop(place, None)
-        batch.thread = None
-        queue = hung.take_queue()
-        fresh = self._threads[index] = ExecutorThread(index, self._inbox, self._hooks, self._notes)
-        self._load[index] = sum(other.cost for other in queue)
-        for other in queue:
-            fresh.put(other)
-            if place.blocked_by and other.place is place:
-                self._give_back(other)
-        fresh.start()
+            self._give_back_slot(place)
+        self.lookout.due = 0.0
+
+    def _relieve(self, index: int) -> None:
+        """Give back what a dead or hung thread has, and start another one. Raises what ``Crew.succeed`` does."""
+        thread = self._threads[index]
+        self._clear_dead()
+        for batch in [batch for batch in self._batches.values() if batch.thread is thread]:
+            self._give_back(batch)
+            batch.thread = None
+        self._load[index] = 0.0
+        self._crew.succeed(index)
 
     # --- the end
 
@@ -1358,6 +1422,7 @@ class Dispatcher:
         while True:
             self._beat()
             shut = False
+            self._clear_dead()
             try:
                 self._receive_rest()
                 self._acquire()
@@ -1394,44 +1459,3 @@ class Dispatcher:
             self._quarrels[about] = now
             level = logging.ERROR if isinstance(error, (WrongType, ServerRefused)) else logging.WARNING
             logger.log(level, text, error, extra={"rmq_event": "trouble"})
-
-
-class _Listening(threading.Thread):
-    """Waits for wake-ups and puts them into the dispatcher's inbox."""
-
-    def __init__(self, broker: Broker, topics: list[Topic], inbox: SimpleQueue[Any]) -> None:
-        super().__init__(name="rmq-wakeups", daemon=True)
-        self.subscribed = threading.Event()
-        self._broker = broker
-        self._topics = topics
-        self._inbox = inbox
-        self._stopped = threading.Event()
-        self._renewed = threading.Event()
-
-    def stop(self) -> None:
-        """End soon."""
-        self._stopped.set()
-
-    def renew(self) -> None:
-        """Subscribe anew: the connection may be dead without having said so."""
-        self._renewed.set()
-
-    def run(self) -> None:
-        while not self._stopped.is_set():
-            wakeups = None
-            try:
-                self._renewed.clear()
-                wakeups = self._broker.wakeups(self._topics)
-                self.subscribed.set()
-                self._inbox.put(_Resubscribed())
-                while not (self._stopped.is_set() or self._renewed.is_set()):
-                    for topic, slot in wakeups.get(timeout=0.1):
-                        self._inbox.put(_Wake(topic, slot))
-            except RmqError:
-                self._stopped.wait(0.2)
-            except Exception:
-                logger.exception("The wake-up subscription failed; the slow poll goes on")
-                self._stopped.wait(1.0)
-            finally:
-                if wakeups is not None:
-                    wakeups.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -16,9 +15,10 @@ from itertools import count
 
 from django_rmq.broker import BATCH, Broker
 from django_rmq.exceptions import RmqError
+from django_rmq.logs import safe_logger
 from django_rmq.messages import Topic
 
-logger = logging.getLogger("django_rmq.consumer")
+logger = safe_logger("django_rmq.consumer")
 
 Duty = Callable[[], Generator[float, None, None]]
 """Begins a duty; what it yields are seconds until its next step. One that fails is begun anew; one that ends is done."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 import threading
 import time
 import traceback
@@ -16,13 +18,14 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from inspect import isasyncgen, isawaitable, isgenerator
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
-from django_rmq.consumer.notes import BEGUN, DONE, Notes
+from django_rmq.consumer.notes import BEGUN, DONE, Marks
 from django_rmq.exceptions import Reject, Retry
+from django_rmq.logs import safe_logger
 from django_rmq.messages import Failure, Message, Topic, cut_error
 
-logger = logging.getLogger("django_rmq.consumer")
+logger = safe_logger("django_rmq.consumer")
 
 FLUSH_SECONDS = 0.1
 """How long results of a batch under way may wait before they are reported."""
@@ -88,12 +91,24 @@ class Interrupted(Exception):
 
 def describe(error: BaseException) -> str:
     """Return the error's class and message, then the end of its traceback, within 1 KB."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    head = cut_error(f"{name}: {_text_of(error)}", 400).decode()
+    head = cut_error(f"{_name_of(error)}: {_text_of(error)}", 400).decode()
     frames = traceback.format_tb(error.__traceback__, limit=-8)
     tail = "".join(frames).encode("utf-8", "backslashreplace")
     return f"{head}\n{tail[-600:].decode('utf-8', 'ignore')}"
+
+
+def _name_of(error: BaseException) -> str:
+    kind = type(error)
+    try:
+        is_known = kind.__module__ == "builtins"
+        return kind.__qualname__ if is_known else f"{kind.__module__}.{kind.__qualname__}"
+    except BaseException:  # noqa: BLE001 - a class may have any metaclass
+        return "an exception whose class has no name"
+
+
+def _is(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Return what ``isinstance`` does, without asking the error: it may answer with an error of its own."""
+    return issubclass(type(error), kinds)
 
 
 def _text_of(thing: object) -> str:
@@ -114,7 +129,14 @@ def _delay_ms(seconds: Any) -> int:
 
 
 def _failure(message: Message, error: BaseException) -> Failure:
-    """Return what a listener's error means for its message, and log it."""
+    """Return what a listener's error means for its message, and log it. Raises nothing, whatever the error is like."""
+    try:
+        return _understood(message, error)
+    except BaseException:  # noqa: BLE001 - its class, its text or the memory fails, and the message still has to end
+        return Failure(message.delivery.member, "failed", None, "an exception that cannot be described")
+
+
+def _understood(message: Message, error: BaseException) -> Failure:
     member = message.delivery.member
     if isinstance(error, Reject):
         failure = Failure(member, "rejected", None, f"Reject: {_text_of(error.reason)}")
@@ -185,6 +207,44 @@ def _check_returned(returned: Any) -> None:
         raise TypeError(f"the listener returned a {type(returned).__name__}, which nobody runs")
 
 
+_forking: threading.Thread | None = None
+"""In a process that a listener has forked: the thread that did, which is the only one there."""
+
+
+def _note_fork() -> None:
+    global _forking  # noqa: PLW0603 - there is one per process
+    thread = threading.current_thread()
+    _forking = thread if isinstance(thread, ExecutorThread) else None
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def _end_copy() -> None:
+    """End this process if a listener has forked it and now returns in it: it is a copy of a worker, and not a worker.
+
+    It would run the rest of the batch a second time, report to nobody, and never end.
+    """
+    if threading.current_thread() is _forking:
+        _exit_copy(sys.exception())
+
+
+def _exit_copy(error: BaseException | None) -> NoReturn:
+    code = 0 if error is None else 1
+    try:
+        if isinstance(error, SystemExit):
+            code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+        else:
+            how = "".join(traceback.format_exception(error)) if error is not None else ""
+            # Not by logging: a lock that another thread held at the fork is never released here.
+            text = (
+                f"A listener forked and did not end the child process {os.getpid()}; it is ended now.\n{how}"
+            )
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+    finally:
+        os._exit(code & 0xFF)
+
+
 def _call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:
     """Call a listener with ``argument``, which is ``message`` or a list of it alone."""
     try:
@@ -192,7 +252,11 @@ def _call_one(function: Callable[[Any], Any], message: Message, argument: Any) -
             message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
         except Exception as error:  # noqa: BLE001 - whatever a decoder raises
             raise Undecodable(f"body is not {message.topic.body}: {_text_of(error)}") from None
-        returned = function(argument)
+        try:
+            returned = function(argument)
+        finally:
+            if _forking is not None:
+                _end_copy()
         if returned is not None:
             if returned is False:
                 failure = Failure(message.delivery.member, "failed", None, "the listener returned False")
@@ -200,7 +264,7 @@ def _call_one(function: Callable[[Any], Any], message: Message, argument: Any) -
             _check_returned(returned)
     except BaseException as error:
         failure = _failure(message, error)
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        if _is(error, KeyboardInterrupt, SystemExit):
             raise Interrupted([(message, failure)]) from error
         return failure
     return None if message.outcome is None else _judged(message, message.outcome)
@@ -222,14 +286,18 @@ def call_group(function: Callable[[Any], Any], group: list[Message]) -> list[Out
     if readable:
         why: object = "returned False"
         try:
-            returned = function(readable)
+            try:
+                returned = function(readable)
+            finally:
+                if _forking is not None:
+                    _end_copy()
             if returned is not None and returned is not False:
                 _check_returned(returned)
         except BaseException as error:
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            if _is(error, KeyboardInterrupt, SystemExit):
                 failed = [*((message, error) for message in readable), *unreadable]
                 raise Interrupted([(message, _failure(message, each)) for message, each in failed]) from error
-            why, returned = type(error).__name__, False
+            why, returned = _name_of(error), False
         if returned is False:
             logger.warning(
                 "A batch of %d of topic %s failed (%s); its messages are handed out one by one",
@@ -287,6 +355,7 @@ class Batch:
         "confirmed",
         "cost",
         "cut",
+        "dropped",
         "halted",
         "listener",
         "messages",
@@ -295,6 +364,7 @@ class Batch:
         "receipt",
         "reported",
         "running_since",
+        "size",
         "stale",
         "thread",
     )
@@ -321,11 +391,16 @@ class Batch:
         self.running_since: float | None = None
         self.halted = False
         """Nothing more of it may begin."""
+        self.dropped = False
+        """Nor may it go on with the messages of a list that failed, one by one."""
         self.cut: frozenset[bytes] = frozenset()
         """Members that the dispatcher has given back by itself."""
         self.abandoned = False
         """The listener exceeded MAX_RUNTIME: nothing more is extended."""
-        self.thread: int | None = None
+        self.thread: ExecutorThread | None = None
+        """The thread that has it; None: it waits for one, or its thread was given up."""
+        self.size = 0
+        """Bytes of its messages."""
         self.cost = 0.0
         """Seconds of work it was reckoned to be when it was queued."""
 
@@ -378,11 +453,13 @@ class Exited(NamedTuple):
 class ExecutorThread(threading.Thread):
     """Runs batches one after the other: topics in turn, and the highest head first among priorities."""
 
-    def __init__(self, index: int, inbox: SimpleQueue[Any], hooks: Hooks, notes: Notes | None = None) -> None:
+    def __init__(self, index: int, inbox: SimpleQueue[Any], hooks: Hooks, marks: Marks | None = None) -> None:
         super().__init__(name=f"rmq-executor-{index}", daemon=True)
-        self._marks = None if notes is None else notes.thread(index)
         self.index = index
+        self.marks = marks
         self.current: Batch | None = None
+        self.hangs = False
+        """Its listener exceeded MAX_RUNTIME: it gets no more work."""
         self._inbox = inbox
         self._hooks = hooks
         self._queue: list[Batch] = []
@@ -392,10 +469,15 @@ class ExecutorThread(threading.Thread):
         self._ready = threading.Condition()
         self._stopping = False
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has run and runs no more."""
+        return self.ident is not None and not self.is_alive()
+
     def put(self, batch: Batch) -> None:
         """Queue a batch."""
         with self._ready:
-            batch.thread = self.index
+            batch.thread = self
             self._queue.append(batch)
             self._ready.notify()
 
@@ -413,20 +495,12 @@ class ExecutorThread(threading.Thread):
             self._stopping = True
             self._ready.notify()
 
-    def take_queue(self) -> list[Batch]:
-        """Take away what has not begun; the thread ends after its present batch."""
-        with self._ready:
-            queue, self._queue = self._queue, []
-            self._stopping = True
-            self._ready.notify()
-            return queue
-
     def _next(self) -> Batch | None:
         with self._ready:
-            while not self._queue:
-                if self._stopping:
-                    return None
+            while not self._queue and not self._stopping:
                 self._ready.wait()
+            if self.hangs or not self._queue:
+                return None
             self.current = self._choose()
             self._queue.remove(self.current)
             self._turn += 1
@@ -434,10 +508,16 @@ class ExecutorThread(threading.Thread):
             return self.current
 
     def _choose(self) -> Batch:
-        """Return the batch to run: topics take turns; among a topic's priority slots the highest head is first."""
+        """Return the batch to run: topics take turns; among a topic's priority slots the highest head is first.
+
+        The receipts of a serial slot rise: its older batch runs before its newer one, whatever their heads.
+        """
         topic = min((batch.topic for batch in self._queue), key=lambda t: self._served.get(t.name, 0))
         batches = [batch for batch in self._queue if batch.topic.name == topic.name]
-        return max(batches, key=lambda batch: batch.head) if topic.is_priority else batches[0]
+        if not topic.is_priority:
+            return batches[0]
+        best = max(batches, key=lambda batch: batch.head)
+        return next(batch for batch in batches if batch.place is best.place) if topic.serial else best
 
     def run(self) -> None:
         try:
@@ -470,19 +550,26 @@ class ExecutorThread(threading.Thread):
         except Interrupted:
             self._inbox.put(Exited(batch))
         except BaseException:
-            logger.exception("An executor thread failed outside a listener; its batch is left to time out")
-            self._inbox.put(Slice(batch, [], [], [], 0.0, True))
+            # First of all: while the dispatcher waits for this report, the batch is extended. One message counts as begun
+            # at least, so that what fails again and again is charged in the end.
+            rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
+            self._inbox.put(Slice(batch, [], [], rest, 0.0, True))
+            logger.exception(
+                "An executor thread failed outside a listener; what it had begun of its batch is left to time out"
+            )
         finally:
             batch.running_since = None
-            self._surround(self._hooks.after)
-            self.current = None
+            try:
+                self._surround(self._hooks.after)
+            finally:
+                self.current = None
 
     def _states_of(self, batch: Batch) -> memoryview | bytearray:
         """Return where to note what is begun and what is done, a byte for each message."""
-        if self._marks is None:
+        if self.marks is None:
             return bytearray(len(batch.messages))
         members = [message.delivery.member for message in batch.messages]
-        return self._marks.take(batch.topic.name, batch.place.slot, batch.receipt, members)
+        return self.marks.take(batch.topic.name, batch.place.slot, batch.receipt, members)
 
     def _patience(self, batch: Batch) -> float:
         """Return until when (``uptime``) more messages of this batch are begun."""
@@ -545,9 +632,13 @@ class ExecutorThread(threading.Thread):
         while lists:
             group = lists.popleft()
             begun, now = time.monotonic(), uptime()
-            batch.begun = at + len(group)
+            # What ran in a list that failed has begun: it is settled one by one, however long that takes. Otherwise the
+            # good messages would run in another list with the bad one.
+            is_again = at < batch.begun
+            batch.begun = max(batch.begun, at + len(group))
             late = now > batch.confirmed + batch.topic.timeout / 2
-            if batch.halted or late or (now > patience and at):
+            is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
+            if late or is_over or batch.abandoned:
                 break
             batch.running_since = now
             ours = [message for message in group if message.delivery.member not in batch.stale]

@@ -6,7 +6,6 @@ listener's time, not its own: past MAX_RUNTIME a batch is abandoned and left to 
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import traceback
@@ -15,16 +14,17 @@ from collections.abc import Callable, Iterable
 from django_rmq.broker import Broker
 from django_rmq.consumer.executor import Batch, uptime
 from django_rmq.exceptions import RmqError
+from django_rmq.logs import safe_logger
 from django_rmq.messages import Topic
 
-logger = logging.getLogger("django_rmq.consumer")
+logger = safe_logger("django_rmq.consumer")
 
 
 class Heartbeat(threading.Thread):
     """Extends every batch in hand when a third of its time-out has passed.
 
     ``in_hand`` returns the batches of this process; ``overrun`` is called once for a batch whose
-    listener has run longer than MAX_RUNTIME; ``thread_of`` gives the thread that works on a batch.
+    listener has run longer than MAX_RUNTIME.
     """
 
     def __init__(
@@ -33,13 +33,11 @@ class Heartbeat(threading.Thread):
         topics: Iterable[Topic],
         in_hand: Callable[[], Iterable[Batch]],
         overrun: Callable[[Batch], None],
-        thread_of: Callable[[Batch], threading.Thread | None],
     ) -> None:
         super().__init__(name="rmq-heartbeat", daemon=True)
         self._broker = broker
         self._in_hand = in_hand
         self._overrun = overrun
-        self._thread_of = thread_of
         # A batch may come right after a look: looks are as close as the shortest time-out needs them.
         self._pause = min([1.0, *(topic.timeout / 12 for topic in topics)])
         self._stopped = threading.Event()
@@ -60,7 +58,8 @@ class Heartbeat(threading.Thread):
         now = uptime()
         due: list[Batch] = []
         for batch in self._in_hand():
-            if batch.abandoned:
+            thread = batch.thread
+            if batch.abandoned or (thread is not None and not thread.is_alive()):
                 continue
             since = batch.running_since
             if since is not None and now - since > batch.topic.max_runtime:
@@ -94,8 +93,9 @@ class Heartbeat(threading.Thread):
 
     def _abandon(self, batch: Batch, seconds: float) -> None:
         batch.abandoned = batch.halted = True
-        thread = self._thread_of(batch)
-        frame = sys._current_frames().get(thread.ident or 0) if thread else None
+        frame = sys._current_frames().get(batch.thread.ident or 0) if batch.thread else None
+        # Before anything that may fail: its slot has to be shut, and its thread replaced.
+        self._overrun(batch)
         stack = "".join(traceback.format_stack(frame)) if frame else "(its thread is gone)"
         logger.error(
             "A listener of topic %s has run for %.0f s, longer than MAX_RUNTIME; "
@@ -105,4 +105,3 @@ class Heartbeat(threading.Thread):
             stack,
             extra={"rmq_event": "overrun", "rmq_topic": batch.topic.name, "rmq_slot": batch.place.slot},
         )
-        self._overrun(batch)

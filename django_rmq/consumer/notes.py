@@ -27,11 +27,15 @@ _LOOKED_AT = 1024
 """Slots asked in one round trip whether anything is in flight there."""
 
 _OWNER = 32
-_BEAT, _PROCESSED, _READY, _HEAD = 0, 1, 2, 4
+_BEAT, _PROCESSED, _READY, _USED, _HEAD = 0, 1, 2, 3, 4
 """Words of eight bytes before the marks of the threads."""
 
 MARKS = 32_768
 """Messages of a thread whose beginning is remembered: more than a process holds that are not settled."""
+
+
+SPARE = 64
+"""Threads beyond the worker's own that can note what they run: successors of those that hang. What none uses costs nothing."""
 
 
 def mark_of(topic: str, slot: int, receipt: int, member: bytes) -> int:
@@ -71,6 +75,7 @@ class Notes:
     def __init__(self, threads: int) -> None:
         self.token = uuid4().hex
         """Known to parent and child: with it the parent can end the child's session."""
+        threads += SPARE
         head, marks = _OWNER + 8 * _HEAD, MARKS * threads
         self._memory = mmap.mmap(-1, head + 9 * marks)
         whole = memoryview(self._memory)
@@ -90,6 +95,10 @@ class Notes:
     @owner.setter
     def owner(self, owner: str) -> None:
         self._memory[:_OWNER] = owner.encode().ljust(_OWNER, b"\0")
+
+    def unready(self) -> None:
+        """Note that something is amiss, without a beat."""
+        self._words[_READY] = False
 
     def beat(self, processed: int, is_ready: bool) -> None:
         """Note that the process makes progress, and how far it is."""
@@ -115,13 +124,15 @@ class Notes:
     # --- its threads
 
     def thread(self, index: int) -> Marks:
-        """Return where a thread notes what it begins."""
+        """Return where a thread notes what it begins. No two that may still write share one."""
+        self._words[_USED] = max(self._words[_USED], index + 1)
         return self._threads[index]
 
     def begun(self) -> dict[int, bool]:
         """Return the mark of each message that was begun, and whether it is done. What is settled nobody holds any more."""
         found: dict[int, bool] = {}
-        for mark, state in zip(self._marks.tolist(), self._states.tolist(), strict=True):
+        used = MARKS * self._words[_USED]
+        for mark, state in zip(self._marks[:used].tolist(), self._states[:used].tolist(), strict=True):
             if state:
                 found[mark] = state == DONE
         return found
@@ -129,7 +140,10 @@ class Notes:
     def clear(self) -> None:
         """Forget everything: a new child begins."""
         self.token = uuid4().hex
-        self._memory[:] = bytes(len(self._memory))
+        # The states alone say which marks count. Memory that nobody has used stays untouched.
+        used = MARKS * self._words[_USED]
+        self._states[:used] = bytes(used)
+        self._memory[: _OWNER + 8 * _HEAD] = bytes(_OWNER + 8 * _HEAD)
 
 
 class Settled(NamedTuple):

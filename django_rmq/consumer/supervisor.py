@@ -23,8 +23,9 @@ from typing import Any, NoReturn
 from django_rmq.consumer.health import HealthServer
 from django_rmq.consumer.notes import Notes
 from django_rmq.exceptions import ConfigurationError, RmqError
+from django_rmq.logs import safe_logger
 
-logger = logging.getLogger("django_rmq.consumer")
+logger = safe_logger("django_rmq.consumer")
 
 RECYCLE = 75
 """Exit code of a child that asks for a successor: it was told to end, or has reached its share of messages or memory."""

@@ -91,6 +91,13 @@ class Coordinator(ABC):
     def owned(self) -> Owned:
         """Return what ``own`` was told and ``disown`` not yet."""
 
+    def is_alive(self) -> bool:
+        """Return whether the threads run that it needs; it has none unless it says otherwise."""
+        return True
+
+    def revive(self) -> None:  # noqa: B027 - a coordinator without threads has none to replace
+        """Replace those of its threads that have died. Raises ``RuntimeError`` or ``MemoryError`` if none can be started."""
+
     @abstractmethod
     def members(self) -> list[Member]:
         """Return all workers, by id. Raises ``ServerTrouble`` where nobody can tell."""

@@ -6,10 +6,11 @@ import logging
 import time
 
 from django_rmq.exceptions import ServerTrouble
+from django_rmq.logs import safe_logger
 
 SECONDS_BETWEEN = 10.0
 
-logger = logging.getLogger("django_rmq.coordination")
+logger = safe_logger("django_rmq.coordination")
 
 
 class Complaints:

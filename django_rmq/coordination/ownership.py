@@ -5,15 +5,15 @@ It talks to no server. So it can also notice, while whoever talks to one is stuc
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from django_rmq.coordination import Owned, Slots, less, pairs
+from django_rmq.logs import safe_logger
 
-logger = logging.getLogger("django_rmq.coordination")
+logger = safe_logger("django_rmq.coordination")
 
 PART = 8192
 """Slots told at once: between parts a newer wish, or the end of the session, is heard."""
@@ -24,15 +24,14 @@ uptime: Callable[[], float] = (
 """Seconds on a clock that goes on while the machine sleeps: a session does."""
 
 
-class Ownership(threading.Thread):
-    """Calls ``own`` and ``disown`` until what is owned is what ``want`` said last.
+class Ownership:
+    """A thread that calls ``own`` and ``disown`` until what is owned is what ``want`` said last.
 
     What is serial is owned until ``until`` at the longest, what is shared (topics without a gate) until ``end``.
     A callback that raises is logged and counts as told.
     """
 
     def __init__(self, own: Callable[[Slots], None], disown: Callable[[Slots], None]) -> None:
-        super().__init__(name="rmq-ownership", daemon=True)
         self.changed = threading.Condition()
         """Notified after each change of what is owned or wanted; may guard what its user waits for as well."""
         self._own = own
@@ -42,6 +41,17 @@ class Ownership(threading.Thread):
         self._until = 0.0
         self._owned: Owned = {}
         self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, or go on after the thread has died."""
+        thread = threading.Thread(target=self._run, name="rmq-ownership", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def is_alive(self) -> bool:
+        """Return whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def want(self, serial: Owned, shared: Owned, until: float) -> None:
         """Own exactly this; the serial part no longer than to ``until`` by ``uptime``."""
@@ -73,7 +83,7 @@ class Ownership(threading.Thread):
         """Return whether nothing is left to tell. To be called with ``changed`` held."""
         return self._owned == self._wanted()
 
-    def run(self) -> None:
+    def _run(self) -> None:
         while True:
             with self.changed:
                 wanted = self._wanted()

@@ -8,7 +8,6 @@ both write. If the first does not, the next one does after a session, and so on.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable
@@ -27,9 +26,10 @@ from django_rmq.coordination.plan import Plan
 from django_rmq.coordination.records import read_record, served_topics, whose, write_record
 from django_rmq.coordination.shared import AUDIT_SECONDS, SETTLE_SECONDS, SharedCoordinator, read_crew
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
+from django_rmq.logs import safe_logger
 from django_rmq.messages import Beat, Roster
 
-logger = logging.getLogger("django_rmq.coordination")
+logger = safe_logger("django_rmq.coordination")
 
 SESSION_SECONDS = 4.0
 """Without a beat for so long a worker counts as gone."""

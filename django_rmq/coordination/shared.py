@@ -6,7 +6,6 @@ condition that nobody else was faster. If it does not, the next one does after a
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -18,9 +17,10 @@ from django_rmq.coordination.complaints import Complaints
 from django_rmq.coordination.ownership import Ownership, uptime
 from django_rmq.coordination.plan import Plan
 from django_rmq.coordination.records import read_record
+from django_rmq.logs import safe_logger
 from django_rmq.messages import Topic
 
-logger = logging.getLogger("django_rmq.coordination")
+logger = safe_logger("django_rmq.coordination")
 
 AUDIT_SECONDS = 5.0
 """Between two looks at everything, whatever was said to have changed."""
@@ -78,7 +78,7 @@ class SharedCoordinator(Coordinator):
         self._poked = threading.Event()
         self._ownership = Ownership(own, disown)
         self._changed = self._ownership.changed
-        self._thread = threading.Thread(target=self._run, name="rmq-coordinator", daemon=True)
+        self._thread = self._new_thread()
 
     # --- what a worker asks of it
 
@@ -108,6 +108,22 @@ class SharedCoordinator(Coordinator):
         with self._changed:
             self._changed.wait_for(lambda: self._stopped.is_set() or is_settled(), timeout)
             return not self._stopped.is_set() and is_settled()
+
+    def is_alive(self) -> bool:
+        """Return whether its threads run, or need not run any more."""
+        return self._stopped.is_set() or (self._ownership.is_alive() and self._thread.is_alive())
+
+    def revive(self) -> None:
+        """Replace the thread that looks and the one that tells the worker what it owns, if they have died."""
+        if not self._ownership.is_alive():
+            self._ownership.start()
+        if not self._thread.is_alive():
+            fresh = self._new_thread()
+            fresh.start()
+            self._thread = fresh
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="rmq-coordinator", daemon=True)
 
     def owned(self) -> Owned:
         """Return what ``own`` was told and ``disown`` not yet."""

@@ -55,8 +55,9 @@ from django_rmq.exceptions import (
     ServerTrouble,
     ServerUnavailable,
 )
+from django_rmq.logs import safe_logger
 
-logger = logging.getLogger("django_rmq.coordination")
+logger = safe_logger("django_rmq.coordination")
 
 LONGEST_BEAT = 5.0
 """Between two looks, however long the session is."""

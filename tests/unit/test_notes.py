@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from django_rmq.consumer.notes import BEGUN, DONE, MARKS, Notes, mark_of, settle
+from django_rmq.consumer.notes import BEGUN, DONE, MARKS, SPARE, Notes, mark_of, settle
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import BATCH, Topic, TopicType
 from django_rmq.producer import Producer
@@ -115,3 +115,18 @@ def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
     notes.owner = "me"
     assert settle(broker, [OTHER], notes) == (0, 0)  # type: ignore[arg-type]
     assert broker.audit(OTHER, 0).prepare == 1
+
+
+def test_what_a_successor_notes_outlives_it_too_and_is_forgotten_with_the_rest(notes: Notes) -> None:
+    def work() -> None:
+        notes.beat(1, True)
+        notes.unready()
+        notes.thread(2 + SPARE - 1).take("plain", 1, 5, [b"x"])[0] = DONE
+
+    in_a_child(work)
+    assert notes.beaten > 0
+    assert not notes.is_ready
+    assert notes.begun() == {mark_of("plain", 1, 5, b"x"): True}
+    notes.clear()
+    notes.thread(2 + SPARE - 1)
+    assert notes.begun() == {}

@@ -8,24 +8,14 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
 
 from django.db import connection
 
 from django_rmq import Message, Retry, listener
 from tests.e2e import ledger
 from tests.e2e.worker_project import points, stalls
+from tests.e2e.worker_project.happened import write_down
 from tests.e2e.worker_project.settings import WORKER_DATA
-
-
-def write_down(word: str, body: Any) -> None:
-    """Append a line to the list of what happened; one write, so that a crash leaves whole lines."""
-    line = f"{word} {body['name']} {os.getpid()} {threading.get_ident()}\n"
-    descriptor = os.open(WORKER_DATA / "happened", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
 
 
 def wait_for_the_test(seconds: float = 30) -> None:

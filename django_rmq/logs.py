@@ -1,0 +1,39 @@
+"""Loggers that raise nothing, for threads that must go on.
+
+A project may attach filters and handlers to RMQ's loggers, and Python does not catch what a filter raises. A worker's
+thread that such an error ended would hold its slots and do nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from typing import Any
+
+
+class SafeLogger(logging.LoggerAdapter[logging.Logger]):
+    """Logs as the logger it wraps does. An error of a filter or a handler goes to standard error."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """See ``logging.Logger.log``."""
+        try:
+            # One level up is the line that logs, not this one.
+            self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
+        except Exception:  # noqa: BLE001 - whatever a project's filter or handler raises
+            self._report(msg)
+
+    def _report(self, text: object) -> None:
+        try:
+            sys.stderr.write(f"{self.logger.name}: this could not be logged: {text}\n")
+            traceback.print_exc()
+        except Exception:  # noqa: BLE001, S110 - there is no other place to report it to
+            pass
+
+
+def safe_logger(name: str) -> SafeLogger:
+    """Return the logger of this name as one that raises nothing."""
+    return SafeLogger(logging.getLogger(name), {})
+
+
+__all__ = ["SafeLogger", "safe_logger"]

@@ -1,0 +1,201 @@
+"""Rules of the worker, each switched off by a change to one place of its Python code.
+
+This is the counterpart of `mutants`, which does the same to the scripts in Redis. `test_python_mutants` runs the tests.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PythonMutant(NamedTuple):
+    """One rule switched off: ``find`` occurs exactly once in the file and is replaced."""
+
+    file: str
+    """Relative to the package ``django_rmq``."""
+    find: str
+    replace: str
+    rule: str
+    """The rule that is switched off, in a sentence."""
+    caught_by: tuple[str, ...]
+    """The tests that must fail, relative to ``tests``."""
+
+    def applied_to(self, text: str) -> str:
+        """Return the file's text with the rule switched off."""
+        if text.count(self.find) != 1:
+            raise ValueError(f"{self.file} contains {text.count(self.find)} times, not once: {self.find}")
+        return text.replace(self.find, self.replace)
+
+
+DISPATCHER = "integration/test_dispatcher.py::test_"
+EXECUTOR = "integration/test_executor.py::test_"
+LISTS = "integration/test_failing_batches.py::test_"
+LOST = "e2e/test_lost_threads.py::test_"
+SIZES = "integration/test_bytes_in_hand.py::test_"
+THREADS = "integration/test_threads.py::test_"
+TRIPS = "integration/test_dispatcher_trips.py::test_"
+
+PYTHON_MUTANTS: dict[str, PythonMutant] = {
+    # --- the dispatcher
+    "prepares_without_its_epoch": PythonMutant(
+        "consumer/dispatcher.py",
+        "topic, place.slot, self.owner, place.epoch, limit,",
+        "topic, place.slot, self.owner, None, limit,",
+        "A worker shows its epoch, so that a later owner of the slot fences it.",
+        (DISPATCHER + "a_fenced_worker_leaves_a_slot_alone_that_another_one_holds[memory]",),
+    ),
+    "keeps_what_it_was_fenced_from": PythonMutant(
+        "consumer/dispatcher.py",
+        'place.due, place.entry = float("inf"), 0\n        self._give_back_slot(place)',
+        'place.due, place.entry = float("inf"), 0',
+        "A fenced worker gives back what has not begun.",
+        (DISPATCHER + "a_fenced_worker_gives_back_what_has_not_begun[memory]",),
+    ),
+    "forgets_what_it_told_before": PythonMutant(
+        "consumer/dispatcher.py",
+        "kept.messages |= settlement.messages\n            kept.repeated = True",
+        "kept.messages |= settlement.messages",
+        "A settlement whose answer was lost is known to be a repetition.",
+        (TRIPS + "a_commit_whose_answer_is_lost_is_told_again",),
+    ),
+    "starts_in_a_slot_that_is_shut": PythonMutant(
+        "consumer/dispatcher.py",
+        "if place.blocked_by:\n            # It was shut",
+        "if False:\n            # It was shut",
+        "Nothing begins in a slot that is shut for a listener that does not return.",
+        (THREADS + "nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_return[True]",),
+    ),
+    "keeps_what_a_dead_thread_had": PythonMutant(
+        "consumer/dispatcher.py",
+        "                self._give_back(batch)\n                self._finished(Slice(batch, [], [], [], 0.0, True))",
+        "                pass",
+        "What a dead thread had is in hand no more.",
+        (THREADS + "a_dead_thread_is_replaced_and_holds_nothing[True-1]",),
+    ),
+    "stops_lists_that_it_refreshes": PythonMutant(
+        "consumer/dispatcher.py",
+        "for batch in list(islice(late, REFRESHED)):\n            self._give_back(batch, drops=False)",
+        "for batch in list(islice(late, REFRESHED)):\n            self._give_back(batch)",
+        "A list that failed is settled also while the rest of its batch is taken anew.",
+        (LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-priority, not serial-20]",),
+    ),
+    "takes_all_bytes": PythonMutant(
+        "consumer/sizes.py",
+        "if self.held + self._granted + wanted > MOST:",
+        "if False:",
+        "The bytes in hand of a process are bounded.",
+        (
+            SIZES + "large_messages_are_worked_off_within_a_bound[memory-True-in the member]",
+            SIZES + "large_messages_are_worked_off_within_a_bound[memory-False-in the envelope]",
+        ),
+    ),
+    # --- the executor
+    "begins_without_half_a_time_out_left": PythonMutant(
+        "consumer/executor.py",
+        "now > batch.confirmed + half or ",
+        "",
+        "Nothing begins with less than half of its time-out left.",
+        (
+            EXECUTOR + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin[None]",
+            DISPATCHER + "what_was_confirmed_too_long_ago_is_given_back_and_not_begun[memory]",
+        ),
+    ),
+    "lists_lose_patience": PythonMutant(
+        "consumer/executor.py",
+        "is_over = batch.dropped if is_again else batch.halted or",
+        "is_over = batch.halted or",
+        "A list that failed is settled in one pass.",
+        (
+            LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-priority-20]",
+            LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-range_merge, not serial-500]",
+        ),
+    ),
+    "overtakes_receipts": PythonMutant(
+        "consumer/executor.py",
+        "return next(batch for batch in batches if batch.place is best.place) if topic.serial else best",
+        "return best",
+        "The receipts of a serial slot rise.",
+        (THREADS + "of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads",),
+    ),
+    "trusts_errors": PythonMutant(
+        "consumer/executor.py",
+        "except BaseException:  # noqa: BLE001 - its class, its text or the memory fails",
+        "except ZeroDivisionError:  # its class, its text or the memory fails",
+        "An error that cannot be described is a failure like any other.",
+        (THREADS + "an_error_whose_class_fails_is_a_failure_like_any_other[None]",),
+    ),
+    "does_not_report_what_it_failed_at": PythonMutant(
+        "consumer/executor.py",
+        "self._inbox.put(Slice(batch, [], [], rest, 0.0, True))",
+        "pass",
+        "A failure outside a listener ends its batch.",
+        (THREADS + "what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logged",),
+    ),
+    "copies_go_on": PythonMutant(
+        "consumer/executor.py",
+        "if threading.current_thread() is _forking:",
+        "if False:",
+        "A process that a listener forked ends when the listener returns in it.",
+        (
+            THREADS + "a_listener_that_forks_and_returns_in_the_child_ends_it[None-returns]",
+            THREADS + "a_listener_that_forks_and_returns_in_the_child_ends_it[10-raises]",
+        ),
+    ),
+    # --- its threads
+    "log_calls_raise": PythonMutant(
+        "logs.py",
+        "except Exception:  # noqa: BLE001 - whatever a project's filter or handler raises",
+        "except ZeroDivisionError:",
+        "A log call ends no thread.",
+        (THREADS + "a_log_filter_that_raises_ends_no_thread[10]",),
+    ),
+    "dead_threads_stay_dead": PythonMutant(
+        "consumer/lookout.py",
+        "if post.is_manned():",
+        "if True:",
+        "A dead thread is replaced.",
+        (
+            THREADS + "a_dead_thread_is_replaced_and_holds_nothing[True-0]",
+            THREADS + "a_dead_heartbeat_is_replaced",
+            THREADS + "a_dead_wake_up_thread_is_replaced",
+        ),
+    ),
+    "coordinators_are_not_revived": PythonMutant(
+        "coordination/shared.py",
+        "if not self._ownership.is_alive():\n            self._ownership.start()",
+        "pass",
+        "The thread that tells a worker what it owns is replaced when it has died.",
+        (THREADS + "a_coordinator_goes_on_when_its_threads_have_died",),
+    ),
+    "beats_without_all_its_threads": PythonMutant(
+        "consuming.py",
+        "if self._notes is not None and not self.dispatcher.lookout.is_whole:",
+        "if False:",
+        "A process that cannot replace a thread is not ready, and the watchdog counts.",
+        (LOST + "the_watchdog_counts_while_a_thread_cannot_be_replaced",),
+    ),
+    "successors_share_marks": PythonMutant(
+        "consumer/crew.py",
+        "self._spare_marks() if lives else before.marks",
+        "before.marks",
+        "The successor of a thread that hangs notes elsewhere what it runs.",
+        (THREADS + "a_successor_shares_no_marks_with_a_thread_that_hangs",),
+    ),
+    # --- the heartbeat
+    "extends_for_dead_threads": PythonMutant(
+        "consumer/heartbeat.py",
+        "if batch.abandoned or (thread is not None and not thread.is_alive()):",
+        "if batch.abandoned:",
+        "A batch whose thread is dead is not extended.",
+        (THREADS + "a_batch_of_a_dead_thread_is_not_extended",),
+    ),
+    "never_gives_up": PythonMutant(
+        "consumer/heartbeat.py",
+        "if since is not None and now - since > batch.topic.max_runtime:",
+        "if False:",
+        "A delivery whose listener exceeds MAX_RUNTIME is not extended.",
+        (DISPATCHER + "a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on[memory]",),
+    ),
+}
+
+__all__ = ["PYTHON_MUTANTS", "PythonMutant"]

@@ -185,6 +185,7 @@ class WorkerProcess:
             max_idle_time=options.max_idle_time,
             beat=self._beat,
             settled=lambda: self.coordinator.wait_settled(0.0),
+            confirmed=lambda: self.coordinator.confirmed(),  # noqa: PLW0108 - it is made below
             leaving=self._leave,
             on_moved=self._note_move,
             swept=[connections.present(topic) for topic in config.topics.values() if topic not in chosen],
@@ -390,6 +391,12 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
                 "Committed %d messages that a dead process had done",
                 settled.committed,
                 extra={"rmq_event": "committed_for", "rmq_messages": settled.committed},
+            )
+        if settled.charged:
+            logger.warning(
+                "Charged %d messages that a dead process was running as timed out",
+                settled.charged,
+                extra={"rmq_event": "charged_for", "rmq_messages": settled.charged},
             )
         return settled.released
 

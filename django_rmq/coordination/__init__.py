@@ -91,6 +91,13 @@ class Coordinator(ABC):
     def owned(self) -> Owned:
         """Return what ``own`` was told and ``disown`` not yet."""
 
+    def confirmed(self) -> float:
+        """Return when (by ``ownership.uptime``) was asked what is owned, of the last answer that was told in full.
+
+        Minus infinity: nobody can say, or something is still to be told.
+        """
+        return float("-inf")
+
     @abstractmethod
     def members(self) -> list[Member]:
         """Return all workers, by id. Raises ``ServerTrouble`` where nobody can tell."""

@@ -1393,7 +1393,7 @@ class Dispatcher:
         self.forced = bool(self._batches or self._settlements)
         if self.forced:
             logger.error(
-                "Shutdown: %d batches still run and %d are not settled; they are left to time out",
+                "Shutdown: %d batches still run and %d are not settled; they end as timed out",
                 len(self._batches),
                 len(self._settlements),
             )

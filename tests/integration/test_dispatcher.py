@@ -874,7 +874,7 @@ def test_a_listener_longer_than_the_shutdown_time_out_is_left_to_time_out(
         worker.dispatcher.stop()
         worker.join()
     assert worker.dispatcher.forced
-    assert "left to time out" in caplog.text
+    assert "they end as timed out" in caplog.text
     [ledger] = audit(broker, topic)
     assert (ledger.prepare, ledger.store) == (1, 2)
     go.set()

@@ -652,7 +652,7 @@ class ClusterPipeline(Pipeline):
         try:
             if isinstance(errand.reply, RedisError):
                 return _trouble(errand)
-            return call.parse(errand.reply)
+            return call.read(errand.reply)
         except RmqError as error:
             return error
 

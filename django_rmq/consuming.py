@@ -33,7 +33,7 @@ from django_rmq.consumer.notes import Notes, settle
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
 from django_rmq.definitions import as_registered, register_topics
-from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
+from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, SlotMoved
 from django_rmq.messages import Topic, slot_counts
 
 logger = logging.getLogger("django_rmq.consumer")
@@ -268,7 +268,7 @@ class WorkerProcess:
             if self._load_slots():
                 self.coordinator.announce(topics=self._served)
                 logger.info("Topics have other slots by now", extra={"rmq_event": "moved"})
-        except ServerTrouble:
+        except RmqError:
             self._moved = True
 
     def _leave(self) -> None:

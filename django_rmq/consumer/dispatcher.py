@@ -49,6 +49,7 @@ from django_rmq.exceptions import (
     ServerRefused,
     ServerTrouble,
     SlotMoved,
+    Unreadable,
     WrongType,
 )
 from django_rmq.messages import Delivery, Failure, Held, Message, Prepared, Topic
@@ -802,7 +803,7 @@ class Dispatcher:
     ) -> ServerTrouble | None:
         if isinstance(reply, RmqError):
             trouble = self._trouble_of(place, reply)
-            if trouble is not None or isinstance(reply, NodeUnavailable):
+            if trouble is not None or isinstance(reply, (NodeUnavailable, Unreadable)):
                 self._doubt(place)
             return trouble
         place.shut_until, place.away = 0.0, False

@@ -132,6 +132,18 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "What ran in a process that is dead may have killed it, and spends a retry.",
         ("unit/test_notes.py::test_a_message_without_retries_that_ran_in_a_dead_process_is_dead",),
     ),
+    # --- what strangers write
+    "a_foreign_value_ends_the_process": PythonMutant(
+        "broker.py",
+        "except (ArithmeticError, LookupError, TypeError, ValueError) as error:",
+        "except ZeroDivisionError as error:",
+        "A value that cannot be read is an error of its slot.",
+        (
+            "integration/test_foreign_values.py::"
+            "test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone[before]",
+            "integration/test_foreign_values.py::test_a_value_that_cannot_be_read_is_named",
+        ),
+    ),
 }
 
 __all__ = ["PYTHON_MUTANTS", "PythonMutant"]

@@ -170,7 +170,6 @@ class Call(NamedTuple):
     args: Sequence[Any]
     parse: Callable[[Any], Any]
 
-
     def read(self, reply: Any) -> Any:
         """Return what a reply means. Raises ``Unreadable`` where a stranger's value makes it mean nothing."""
         try:
@@ -1362,6 +1361,7 @@ _UNAVAILABLE_ERRORS = (
     redis.exceptions.ReadOnlyError,
     redis.exceptions.ClusterDownError,  # MASTERDOWN as well
     redis.exceptions.TryAgainError,
+    NoScriptError,  # it was loaded a moment ago: the server has just lost it
 )
 
 

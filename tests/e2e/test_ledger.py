@@ -33,7 +33,10 @@ GOOD = {
         run("a", 1, None), KILLED, run("a", 6, 7, pid=2, receipt=2), run("b", 8, 9, pid=2, receipt=3)
     ),
     "again as soon as its process was dead": history(
-        run("a", 1, None), [KILLING, *KILLED], run("a", 4, 6, pid=2, receipt=2), run("b", 8, 9, pid=2, receipt=3)
+        run("a", 1, None),
+        [KILLING, *KILLED],
+        run("a", 4, 6, pid=2, receipt=2),
+        run("b", 8, 9, pid=2, receipt=3),
     ),
     "doubled": history(run("a", 1, 2), run("a", 3, 4, receipt=2), run("b", 5, 6, receipt=3)),
 }

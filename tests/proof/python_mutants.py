@@ -28,6 +28,7 @@ class PythonMutant(NamedTuple):
 
 
 DISPATCHER = "integration/test_dispatcher.py::test_"
+CLUSTER = "integration/test_cluster.py::test_"
 EXECUTOR = "integration/test_executor.py::test_"
 TRIPS = "integration/test_dispatcher_trips.py::test_"
 
@@ -142,6 +143,28 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
             "integration/test_foreign_values.py::"
             "test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone[before]",
             "integration/test_foreign_values.py::test_a_value_that_cannot_be_read_is_named",
+        ),
+    ),
+    # --- definitions
+    "changed_under_workers": PythonMutant(
+        "definitions.py",
+        "if unfollowed and serving:",
+        "if False:",
+        "What running workers would not follow is not applied.",
+        (
+            "integration/test_definitions.py::"
+            "test_rmqtopics_does_not_apply_what_running_workers_would_not_follow[timeout]",
+        ),
+    ),
+    # --- a Redis Cluster
+    "what_never_ran_is_refused": PythonMutant(
+        "cluster.py",
+        "if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):",
+        "if False:",
+        "What no node has run in time may be tried again.",
+        (
+            CLUSTER + "scripts_that_a_node_forgets_again_and_again_are_trouble_of_that_node",
+            CLUSTER + "a_slot_whose_nodes_all_say_that_it_is_elsewhere_is_trouble_of_its_node[script]",
         ),
     ),
 }

@@ -1,8 +1,8 @@
 """What listeners wrote down, line by line, and what must be true of it.
 
 A listener appends `start` and `end` (or `fail`) of each run; a process about to kill itself appends `kill`, its last line; a test
-appends `killing` with a process's id before it kills it, and `killed` once it is gone. Times are those of the machine's monotonic clock, so
-lines of several processes can be compared.
+appends `killing` with a process's id before it kills it, and `killed` once it is gone. Times are those of the machine's
+monotonic clock, so lines of several processes can be compared.
 """
 
 from __future__ import annotations

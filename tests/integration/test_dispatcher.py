@@ -972,6 +972,7 @@ def test_messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_oth
             running.append(message.body)
             together.append(len(running))
             assert fresh_ran.wait(LONG), "it stands still beside a suspect"
+            threading.Event().wait(0.2)  # for long enough that another one would begin beside it
             running.remove(message.body)
         heard(message)
 

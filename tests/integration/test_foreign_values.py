@@ -48,14 +48,14 @@ class Attack(NamedTuple):
         if self.key in SETS:
             broker.client.execute_command("ZADD", key, self.value, self.field)
         else:
-            broker.client.hset(key, self.field, self.value)  # type: ignore[arg-type]
+            broker.client.hset(key, self.field, self.value)
 
     def take_away(self, broker: Broker, slot: int) -> None:
         key = getattr(slot_keys(broker.prefix, TOPIC.name, slot), self.key)
         if self.key in SETS:
             broker.client.zrem(key, self.field)
         else:
-            broker.client.hdel(key, self.field)  # type: ignore[arg-type]
+            broker.client.hdel(key, self.field)
 
 
 def attacks() -> Iterator[Attack]:
@@ -144,7 +144,7 @@ def test_what_a_dead_process_held_is_settled_beside_foreign_values(redis_broker:
 
 def test_a_value_that_cannot_be_read_is_named(redis_broker: Broker) -> None:
     broker = redis_broker
-    broker.client.hset(slot_keys(broker.prefix, TOPIC.name, 3).stats, "sent", "x")  # type: ignore[arg-type]
+    broker.client.hset(slot_keys(broker.prefix, TOPIC.name, 3).stats, "sent", "x")
     with pytest.raises(Unreadable, match=r"^audit of .*attacked_3: .* not one of RMQ's \(.*b'x'\)$"):
         broker.audit(TOPIC, 3)
     pipeline = broker.pipeline()
@@ -158,7 +158,7 @@ def test_a_value_that_cannot_be_read_is_named(redis_broker: Broker) -> None:
 def test_a_definition_that_is_none_counts_as_not_registered(redis_broker: Broker, text: str) -> None:
     broker = redis_broker
     broker.define(OTHER)
-    broker.client.hset(topics_key(broker.prefix), TOPIC.name, text.encode("latin-1"))  # type: ignore[arg-type]
+    broker.client.hset(topics_key(broker.prefix), TOPIC.name, text.encode("latin-1"))
     assert set(broker.definitions()) == {OTHER.name}
     if text:
         with pytest.raises(Unreadable, match="the definition of topic b'attacked'"):

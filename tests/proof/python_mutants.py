@@ -28,6 +28,8 @@ class PythonMutant(NamedTuple):
 
 
 DISPATCHER = "integration/test_dispatcher.py::test_"
+DEFINITIONS = "integration/test_definitions.py::test_"
+FOREIGN = "integration/test_foreign_values.py::test_"
 CLUSTER = "integration/test_cluster.py::test_"
 EXECUTOR = "integration/test_executor.py::test_"
 TRIPS = "integration/test_dispatcher_trips.py::test_"
@@ -140,9 +142,8 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "except ZeroDivisionError as error:",
         "A value that cannot be read is an error of its slot.",
         (
-            "integration/test_foreign_values.py::"
-            "test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone[before]",
-            "integration/test_foreign_values.py::test_a_value_that_cannot_be_read_is_named",
+            FOREIGN + "foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone[before]",
+            FOREIGN + "a_value_that_cannot_be_read_is_named",
         ),
     ),
     # --- definitions
@@ -151,10 +152,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "if unfollowed and serving:",
         "if False:",
         "What running workers would not follow is not applied.",
-        (
-            "integration/test_definitions.py::"
-            "test_rmqtopics_does_not_apply_what_running_workers_would_not_follow[timeout]",
-        ),
+        (DEFINITIONS + "rmqtopics_does_not_apply_what_running_workers_would_not_follow[timeout]",),
     ),
     # --- a Redis Cluster
     "what_never_ran_is_refused": PythonMutant(

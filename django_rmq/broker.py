@@ -9,6 +9,7 @@ NOSCRIPT, which says that nothing ran.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from abc import ABC, abstractmethod
@@ -32,6 +33,7 @@ from django_rmq.exceptions import (
     ServerTrouble,
     ServerUnavailable,
     SlotMoved,
+    Unreadable,
     WrongType,
 )
 from django_rmq.keys import (
@@ -39,6 +41,7 @@ from django_rmq.keys import (
     answer_key,
     bucket_key,
     check_prefix,
+    check_slots,
     events_channel,
     explicit_basis_key,
     history_keys,
@@ -87,6 +90,8 @@ from django_rmq.messages import (
     cut_error,
     redefined,
 )
+
+logger = logging.getLogger("django_rmq")
 
 _STATES = {
     "store": ("store", "failures"),
@@ -168,6 +173,16 @@ class Call(NamedTuple):
     keys: Sequence[bytes]
     args: Sequence[Any]
     parse: Callable[[Any], Any]
+
+    def read(self, reply: Any) -> Any:
+        """Return what a reply means. Raises ``Unreadable`` where a stranger's value makes it mean nothing."""
+        try:
+            return self.parse(reply)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            of = self.keys[0].decode(errors="replace") if self.keys else "no key"
+            raise Unreadable(
+                f"{self.script} of {of}: the answer holds a value that is not one of RMQ's ({error})"
+            ) from error
 
 
 class Command(Call):
@@ -264,7 +279,7 @@ def _words(count: int) -> Callable[[Any], list[str]]:
 
 def _moved(reply: list[Any]) -> None:
     if reply and reply[0] == b"moved":
-        raise SlotMoved(f"the topic has {reply[1].decode()} slots by now")
+        raise SlotMoved(f"the topic has {_text(reply[1])} slots by now")
 
 
 def _sent(scores: Sequence[float]) -> Callable[[Any], list[Sent]]:
@@ -311,7 +326,7 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
         if word == b"more":
             return Prepared("more", _due(reply[1]), cursor=(reply[2].decode(), reply[3]))
         if word == b"moved":
-            return Prepared("moved", slots=int(reply[1]))
+            return Prepared("moved", slots=check_slots(int(reply[1])))
         if word == b"fenced":
             return Prepared("fenced")
         return Prepared(word.decode(), _due(reply[1]))
@@ -485,6 +500,17 @@ class Server(NamedTuple):
     """What INFO answers."""
     config: Mapping[str, str]
     """``maxmemory-policy`` and ``save``, as far as we may see them."""
+
+
+def _definition(name: bytes, text: bytes) -> dict[str, Any]:
+    """Return a registered definition. Raises ``Unreadable`` for anything else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Unreadable(f"the definition of topic {name!r} in Redis is none: {text[:60]!r}")
+    return found
 
 
 def _info(raw: bytes) -> dict[str, str]:
@@ -1390,6 +1416,7 @@ _UNAVAILABLE_ERRORS = (
     redis.exceptions.ReadOnlyError,
     redis.exceptions.ClusterDownError,  # MASTERDOWN as well
     redis.exceptions.TryAgainError,
+    NoScriptError,  # it was loaded a moment ago: the server has just lost it
 )
 
 
@@ -1499,7 +1526,7 @@ class Broker(Transitions):
         return ("EVALSHA", lua.load(call.script).sha, len(call.keys), *call.keys, *call.args, now)
 
     def _run(self, call: Call) -> Any:
-        return call.parse(self._answer(call.script, _packed(self._command(call))))
+        return call.read(self._answer(call.script, _packed(self._command(call))))
 
     def _answer(self, script: str, packed: bytes) -> Any:
         try:
@@ -1591,7 +1618,13 @@ class Broker(Transitions):
         except RedisError as error:
             raise translate(error) from error
         pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
-        return {name.decode(): json.loads(text) for name, text in pairs}
+        definitions = {}
+        for name, text in pairs:
+            try:
+                definitions[name.decode()] = _definition(name, text)
+            except Unreadable as error:
+                logger.error("%s; it counts as not registered", error)  # noqa: TRY400 - one line says it
+        return definitions
 
     def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
         """Register ``topic`` unless it is registered already; return what is registered then.
@@ -1614,7 +1647,7 @@ class Broker(Transitions):
                 before = self.client.execute_command("HGET", key, name) or b""
             except RedisError as error:
                 raise translate(error) from error
-            known = json.loads(before) if before else {}
+            known = _definition(name.encode(), before) if before else {}
             wanted = change(known)
             if wanted == known:
                 return known
@@ -2094,7 +2127,7 @@ class Pipeline(Transitions):
                 return self._broker._run(call)  # noqa: SLF001 - a pipeline is its broker's other half
             if isinstance(reply, RedisError):
                 return translate(reply)
-            return call.parse(reply)
+            return call.read(reply)
         except RmqError as error:
             return error
 

@@ -174,6 +174,10 @@ def _floor(value: float) -> float:
     return math.floor(value) if math.isfinite(value) else value
 
 
+def _ceil(value: float) -> float:
+    return math.ceil(value) if math.isfinite(value) else value
+
+
 def _bounded(value: float, low: float, high: float) -> int:
     """Return ``value`` as an integer in its bounds; what is no number is ``low``."""
     return int(low if math.isnan(value) else max(low, min(high, value)))
@@ -549,7 +553,7 @@ class _Slot:
             dues.append(_floor(min(self.retry.values())))
         if self.prepare:
             dues.append((_floor(min(self.prepare.values()) / 1000) + self.timeout + 1) * 1000)
-        dues += [math.ceil(ends) for ends in self.claimants.values()]
+        dues += [_ceil(ends) for ends in self.claimants.values()]
         return _bounded(min(dues), 0, NEVER) if dues else None
 
     def sleep_until(self, due: int) -> None:
@@ -749,7 +753,10 @@ class InMemoryBroker:
     def acquire(self, topic: Topic, slot: int) -> int:
         """Begin to own the slot: return the new epoch, which fences every older prepare."""
         with self._slot(topic, slot, "control") as s:
-            epoch = int(s.control.get(b"epoch", 0)) + 1
+            try:
+                epoch = int(s.control.get(b"epoch", 0)) + 1
+            except ValueError:
+                raise ServerRefused("ERR hash value is not an integer") from None
             s.control[b"epoch"] = b"%d" % epoch
             return epoch
 
@@ -762,7 +769,7 @@ class InMemoryBroker:
 
     def _begin(self, topic: Topic, slot: int) -> Acquired:
         keys = slot_keys(self.prefix, topic.name, slot)
-        with suppress(WrongType), self._slot(topic, slot, "control") as s:
+        with suppress(WrongType, ValueError), self._slot(topic, slot, "control") as s:
             epoch = int(s.control.get(b"epoch", 0)) + 1
             s.control[b"epoch"] = b"%d" % epoch
             slots = b"%d" % topic.slots
@@ -1747,7 +1754,7 @@ class InMemoryBroker:
             timeout = topic.timeout if own is None else int(own)
             dues.append((_floor(min(prepare.values()) / 1000) + timeout + 1) * 1000)
         if isinstance(claimants, SortedSet):
-            dues.append(math.ceil(min(claimants.values())))
+            dues.append(_ceil(min(claimants.values())))
         due = min(dues, default=math.inf)
         return max(0, int(due)) if due < GATE and due > -math.inf else None if due > 0 else 0
 

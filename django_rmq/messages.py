@@ -639,7 +639,7 @@ class Failure(NamedTuple):
 
     member: bytes
     kind: str = "failed"
-    """failed, undecodable, or rejected (Dead at once)."""
+    """failed, undecodable, timed_out (its process died), or rejected (Dead at once)."""
     delay_ms: int | None = None
     """Rest before the next delivery; None: the topic's exponential back-off."""
     error: str = ""

@@ -565,6 +565,13 @@ MUTANTS: dict[str, Mutant] = {
         "Who is left idle is noted, so that it can be woken.",
         "gate",
     ),
+    "next_due_beyond_all_instants": Mutant(
+        "prepare",
+        "due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER))\n  end\n  return due",
+        "due = math.min(due, math.ceil(tonumber(head[2])))\n  end\n  return due",
+        "A foreign lease is read as an instant that everybody can read.",
+        "strangers::test_a_foreign_lease_without_an_end_is_read_as_late_as_an_instant_can_be",
+    ),
     "next_due_forgets_retries": Mutant(
         "prepare",
         "if head[1] then due = math.min(due, bounded(math.floor(tonumber(head[2])), 0, NEVER)) end",
@@ -739,6 +746,13 @@ MUTANTS: dict[str, Mutant] = {
         "",
         "A full server lets the queue drain: acquire.",
         "faults",
+    ),
+    "acquire_all_stops_at_a_foreign_epoch": Mutant(
+        "acquire_all",
+        "local epoch = redis.pcall('HINCRBY', control, 'epoch', 1)",
+        "local epoch = redis.call('HINCRBY', control, 'epoch', 1)",
+        "An epoch that is no number keeps no other slot from its owner.",
+        "strangers::test_an_epoch_that_is_no_number_keeps_no_other_slot_from_its_owner",
     ),
     "acquire_all_does_not_fence": Mutant(
         "acquire_all",

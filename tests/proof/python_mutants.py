@@ -28,6 +28,9 @@ class PythonMutant(NamedTuple):
 
 
 DISPATCHER = "integration/test_dispatcher.py::test_"
+DEFINITIONS = "integration/test_definitions.py::test_"
+FOREIGN = "integration/test_foreign_values.py::test_"
+CLUSTER = "integration/test_cluster.py::test_"
 EXECUTOR = "integration/test_executor.py::test_"
 LISTS = "integration/test_failing_batches.py::test_"
 LOST = "e2e/test_lost_threads.py::test_"
@@ -195,6 +198,95 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "if False:",
         "A delivery whose listener exceeds MAX_RUNTIME is not extended.",
         (DISPATCHER + "a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on[memory]",),
+    ),
+    # --- slots that others have acquired
+    "stays_away_from_its_own": PythonMutant(
+        "consumer/fences.py",
+        "if place.fenced_at < confirmed]",
+        "if False]",
+        "A fenced slot is acquired again when the coordinator, asked since, says that it is ours.",
+        (
+            "integration/test_fences.py::test_a_worker_that_missed_an_assignment_goes_on_with_its_slots[memory]",
+        ),
+    ),
+    "takes_an_old_answer_for_a_new_one": PythonMutant(
+        "consumer/fences.py",
+        "if place.fenced_at < confirmed]",
+        "]",
+        "What was asked before a slot was fenced does not say that it is ours.",
+        ("unit/test_fences.py::test_only_a_later_question_gives_a_fenced_slot_back",),
+    ),
+    # --- messages that timed out
+    "repeated_suspects_run_together": PythonMutant(
+        "consumer/suspects.py",
+        "any(one.is_last or (one.is_grave and kind.is_grave) for",
+        "any(one.is_last for",
+        "Messages that timed out repeatedly run one at a time.",
+        (
+            "unit/test_suspects.py::test_several_wait_and_run_in_their_order",
+            DISPATCHER + "messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_other[memory]",
+        ),
+    ),
+    "every_suspect_waits": PythonMutant(
+        "consumer/suspects.py",
+        "GRAVE = 2",
+        "GRAVE = 1",
+        "A message that timed out once holds up no other one.",
+        (DISPATCHER + "a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind_it[memory]",),
+    ),
+    "the_last_try_has_company": PythonMutant(
+        "consumer/suspects.py",
+        "_Kind(left == 0, ",
+        "_Kind(False, ",
+        "A message on its last try runs beside no suspect.",
+        ("unit/test_suspects.py::test_who_waits_is_not_overtaken_by_one_that_it_is_kept_apart_from",),
+    ),
+    # --- what a dead process leaves
+    "left_to_its_time_out": PythonMutant(
+        "consumer/notes.py",
+        "telling.rollback(topic, slot, receipt, failures)",
+        "continue",
+        "What ran in a process that is dead is charged at once.",
+        (
+            "unit/test_notes.py::test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone",
+        ),
+    ),
+    "given_back_for_nothing": PythonMutant(
+        "consumer/notes.py",
+        'end = "released" if is_done is None else',
+        'end = "released" if not is_done else',
+        "What ran in a process that is dead may have killed it, and spends a retry.",
+        ("unit/test_notes.py::test_a_message_without_retries_that_ran_in_a_dead_process_is_dead",),
+    ),
+    # --- what strangers write
+    "a_foreign_value_ends_the_process": PythonMutant(
+        "broker.py",
+        "except (ArithmeticError, LookupError, TypeError, ValueError) as error:",
+        "except ZeroDivisionError as error:",
+        "A value that cannot be read is an error of its slot.",
+        (
+            FOREIGN + "foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone[before]",
+            FOREIGN + "a_value_that_cannot_be_read_is_named",
+        ),
+    ),
+    # --- definitions
+    "changed_under_workers": PythonMutant(
+        "definitions.py",
+        "if unfollowed and serving:",
+        "if False:",
+        "What running workers would not follow is not applied.",
+        (DEFINITIONS + "rmqtopics_does_not_apply_what_running_workers_would_not_follow[timeout]",),
+    ),
+    # --- a Redis Cluster
+    "what_never_ran_is_refused": PythonMutant(
+        "cluster.py",
+        "if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):",
+        "if False:",
+        "What no node has run in time may be tried again.",
+        (
+            CLUSTER + "scripts_that_a_node_forgets_again_and_again_are_trouble_of_that_node",
+            CLUSTER + "a_slot_whose_nodes_all_say_that_it_is_elsewhere_is_trouble_of_its_node[script]",
+        ),
     ),
 }
 

@@ -371,7 +371,7 @@ class Lockstep(RuleBasedStateMachine):
 
     def rollback(self, data: st.DataObject) -> None:
         receipt, names = self.some_delivery(data)
-        kind = data.draw(st.sampled_from(["failed", "failed", "failed", "undecodable", "rejected"]))
+        kind = data.draw(st.sampled_from(["failed", "failed", "undecodable", "timed_out", "rejected"]))
         delay_ms = data.draw(st.sampled_from([None, None, 0, 0, 1, 1_500]))
         error = data.draw(errors)
         failures = [Failure(member, kind, delay_ms, error) for member in names]

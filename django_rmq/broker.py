@@ -9,6 +9,7 @@ NOSCRIPT, which says that nothing ran.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from abc import ABC, abstractmethod
@@ -32,6 +33,7 @@ from django_rmq.exceptions import (
     ServerTrouble,
     ServerUnavailable,
     SlotMoved,
+    Unreadable,
     WrongType,
 )
 from django_rmq.keys import (
@@ -39,6 +41,7 @@ from django_rmq.keys import (
     answer_key,
     bucket_key,
     check_prefix,
+    check_slots,
     events_channel,
     explicit_basis_key,
     history_keys,
@@ -57,6 +60,7 @@ from django_rmq.messages import (
     SAMPLED,
     Acquired,
     Allowance,
+    Area,
     Beat,
     Claimed,
     ClaimRead,
@@ -78,6 +82,7 @@ from django_rmq.messages import (
     Sample,
     Sent,
     Session,
+    Sought,
     Survey,
     Times,
     Topic,
@@ -85,6 +90,8 @@ from django_rmq.messages import (
     cut_error,
     redefined,
 )
+
+logger = logging.getLogger("django_rmq")
 
 _STATES = {
     "store": ("store", "failures"),
@@ -104,7 +111,9 @@ READS = frozenset(
         "history/sample",
         "look",
         "peek",
+        "ranks",
         "read_claim",
+        "seek",
         "survey",
         "ZRANGE",
         "ZRANK",
@@ -164,6 +173,16 @@ class Call(NamedTuple):
     keys: Sequence[bytes]
     args: Sequence[Any]
     parse: Callable[[Any], Any]
+
+    def read(self, reply: Any) -> Any:
+        """Return what a reply means. Raises ``Unreadable`` where a stranger's value makes it mean nothing."""
+        try:
+            return self.parse(reply)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            of = self.keys[0].decode(errors="replace") if self.keys else "no key"
+            raise Unreadable(
+                f"{self.script} of {of}: the answer holds a value that is not one of RMQ's ({error})"
+            ) from error
 
 
 class Command(Call):
@@ -260,7 +279,7 @@ def _words(count: int) -> Callable[[Any], list[str]]:
 
 def _moved(reply: list[Any]) -> None:
     if reply and reply[0] == b"moved":
-        raise SlotMoved(f"the topic has {reply[1].decode()} slots by now")
+        raise SlotMoved(f"the topic has {_text(reply[1])} slots by now")
 
 
 def _sent(scores: Sequence[float]) -> Callable[[Any], list[Sent]]:
@@ -307,7 +326,7 @@ def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
         if word == b"more":
             return Prepared("more", _due(reply[1]), cursor=(reply[2].decode(), reply[3]))
         if word == b"moved":
-            return Prepared("moved", slots=int(reply[1]))
+            return Prepared("moved", slots=check_slots(int(reply[1])))
         if word == b"fenced":
             return Prepared("fenced")
         return Prepared(word.decode(), _due(reply[1]))
@@ -354,6 +373,17 @@ def _looked(reply: list[Any]) -> list[Looked]:
         store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
         found.append(Looked(store, prepare, retry, dead, claim, *row[5:]))
     return found
+
+
+def _sought(areas: Sequence[Area]) -> Callable[[list[Any]], Sought]:
+    def parse(reply: list[Any]) -> Sought:
+        members, looked = reply
+        left = [
+            None if far < 0 else area._replace(looked=far) for area, far in zip(areas, looked, strict=True)
+        ]
+        return Sought(members, left)
+
+    return parse
 
 
 def _loose(reply: list[Any]) -> Loose:
@@ -470,6 +500,17 @@ class Server(NamedTuple):
     """What INFO answers."""
     config: Mapping[str, str]
     """``maxmemory-policy`` and ``save``, as far as we may see them."""
+
+
+def _definition(name: bytes, text: bytes) -> dict[str, Any]:
+    """Return a registered definition. Raises ``Unreadable`` for anything else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Unreadable(f"the definition of topic {name!r} in Redis is none: {text[:60]!r}")
+    return found
 
 
 def _info(raw: bytes) -> dict[str, str]:
@@ -1266,8 +1307,12 @@ class Transitions(ABC):
         min_score: float = float("-inf"),
         max_score: float = float("inf"),
         max_bytes: int = 4_194_304,
+        where: str = "anywhere",
     ) -> Page:
-        """Look for ``text`` in member, envelope or record among the next ``scan`` entries."""
+        """Look for ``text`` in member, envelope or record among the next ``scan`` entries.
+
+        ``where`` ``error``: only for the class of the last error, whole or its last part.
+        """
         keys = self._keys(topic, slot)
         members, records = (getattr(keys, name) for name in _STATES[state])
         return self._run(
@@ -1283,6 +1328,7 @@ class Transitions(ABC):
                     max_bytes,
                     scan,
                     text,
+                    where,
                 ),
                 _page,
             )
@@ -1335,6 +1381,41 @@ class Transitions(ABC):
             )
         )
 
+    def ranks(self, topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> list[int | None]:
+        """Return where up to 1,000 members of a state stand among those of their score; None: not there."""
+        key = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Call("ranks", (key,), tuple(members), _same))
+
+    def seek(
+        self,
+        topic: Topic,
+        slot: int,
+        digests: Sequence[bytes],
+        areas: Sequence[Area],
+        *,
+        scan: int = 2_000,
+        max_bytes: int = 3_145_728,
+    ) -> Sought:
+        """Find members by their SHA-1 in up to 100 areas, looking at about ``scan`` entries; all areas grow in turns."""
+        keys = self._keys(topic, slot)
+        told = [
+            (area.state, "" if area.score is None else _number(area.score), area.rank, area.looked)
+            for area in areas
+        ]
+        return self._run(
+            Call(
+                "seek",
+                (keys.store, keys.prepare, keys.retry, keys.dead, keys.claim),
+                (
+                    scan,
+                    max_bytes,
+                    b"".join(digests).hex(),
+                    *(part for one in told for part in one),
+                ),
+                _sought(areas),
+            )
+        )
+
     def heads(self, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
         """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits).
 
@@ -1364,6 +1445,7 @@ _UNAVAILABLE_ERRORS = (
     redis.exceptions.ReadOnlyError,
     redis.exceptions.ClusterDownError,  # MASTERDOWN as well
     redis.exceptions.TryAgainError,
+    NoScriptError,  # it was loaded a moment ago: the server has just lost it
 )
 
 
@@ -1473,7 +1555,7 @@ class Broker(Transitions):
         return ("EVALSHA", lua.load(call.script).sha, len(call.keys), *call.keys, *call.args, now)
 
     def _run(self, call: Call) -> Any:
-        return call.parse(self._answer(call.script, _packed(self._command(call))))
+        return call.read(self._answer(call.script, _packed(self._command(call))))
 
     def _answer(self, script: str, packed: bytes) -> Any:
         try:
@@ -1565,7 +1647,13 @@ class Broker(Transitions):
         except RedisError as error:
             raise translate(error) from error
         pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
-        return {name.decode(): json.loads(text) for name, text in pairs}
+        definitions = {}
+        for name, text in pairs:
+            try:
+                definitions[name.decode()] = _definition(name, text)
+            except Unreadable as error:
+                logger.error("%s; it counts as not registered", error)  # noqa: TRY400 - one line says it
+        return definitions
 
     def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
         """Register ``topic`` unless it is registered already; return what is registered then.
@@ -1588,7 +1676,7 @@ class Broker(Transitions):
                 before = self.client.execute_command("HGET", key, name) or b""
             except RedisError as error:
                 raise translate(error) from error
-            known = json.loads(before) if before else {}
+            known = _definition(name.encode(), before) if before else {}
             wanted = change(known)
             if wanted == known:
                 return known
@@ -2083,7 +2171,7 @@ class Pipeline(Transitions):
                 return self._broker._run(call)  # noqa: SLF001 - a pipeline is its broker's other half
             if isinstance(reply, RedisError):
                 return translate(reply)
-            return call.parse(reply)
+            return call.read(reply)
         except RmqError as error:
             return error
 

@@ -361,10 +361,18 @@ class Trip:
             rounds += 1
             if not self._in_haste or rounds > REDIRECTIONS:
                 if time.monotonic() >= end:
+                    self._give_up(again)
                     return
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, PAUSES[1])
             self._depart(again)
+
+    @staticmethod
+    def _give_up(errands: Iterable[Errand]) -> None:
+        """Say of those that no node has run that they may be tried again later, whatever the last node answered."""
+        for errand in errands:
+            if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):
+                errand.reply = TryAgainError(f"no node has run it in time ({errand.reply})")
 
     def _to_repeat(self) -> list[Errand]:
         again, concerned = [], set()
@@ -652,7 +660,7 @@ class ClusterPipeline(Pipeline):
         try:
             if isinstance(errand.reply, RedisError):
                 return _trouble(errand)
-            return call.parse(errand.reply)
+            return call.read(errand.reply)
         except RmqError as error:
             return error
 

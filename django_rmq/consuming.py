@@ -32,7 +32,7 @@ from django_rmq.consumer.notes import Notes, settle
 from django_rmq.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.coordination import Worker, topic_slots
 from django_rmq.definitions import as_registered, register_topics
-from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
+from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, SlotMoved
 from django_rmq.logs import safe_logger
 from django_rmq.messages import Topic, slot_counts
 
@@ -188,6 +188,7 @@ class WorkerProcess:
             max_idle_time=options.max_idle_time,
             beat=self._beat,
             settled=lambda: self.coordinator.wait_settled(0.0),
+            confirmed=lambda: self.coordinator.confirmed(),  # noqa: PLW0108 - it is made below
             leaving=self._leave,
             on_moved=self._note_move,
             swept=[connections.present(topic) for topic in config.topics.values() if topic not in chosen],
@@ -271,7 +272,7 @@ class WorkerProcess:
             if self._load_slots():
                 self.coordinator.announce(topics=self._served)
                 logger.info("Topics have other slots by now", extra={"rmq_event": "moved"})
-        except ServerTrouble:
+        except RmqError:
             self._moved = True
 
     def _leave(self) -> None:
@@ -414,6 +415,12 @@ def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervis
                 "Committed %d messages that a dead process had done",
                 settled.committed,
                 extra={"rmq_event": "committed_for", "rmq_messages": settled.committed},
+            )
+        if settled.charged:
+            logger.warning(
+                "Charged %d messages that a dead process was running as timed out",
+                settled.charged,
+                extra={"rmq_event": "charged_for", "rmq_messages": settled.charged},
             )
         return settled.released
 

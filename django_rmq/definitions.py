@@ -7,7 +7,7 @@ Nothing here knows Django; ``connections`` asks once per process, ``rmqtopics`` 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ logger = logging.getLogger("django_rmq")
 SLOTS_PER_TRIP = 1_000
 NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS")
 """What waiting messages could not follow: they were encoded, ordered or placed by the old value."""
+
+NEEDS_NO_WORKER = (*NEEDS_EMPTY, "SERIAL")
+"""What workers that run could not follow: they go on with the old value until they are started again."""
 
 
 class Difference(NamedTuple):
@@ -84,8 +87,13 @@ def _sentence(name: str, different: list[Difference]) -> str:
     return f'topic "{name}": {", ".join(parts)}'
 
 
-def obstacles(broker: Broker, topic: Topic, different: list[Difference]) -> list[str]:
-    """Return why ``apply`` may not make Redis' definition that of ``topic``, a sentence each; empty: it may."""
+def obstacles(
+    broker: Broker, topic: Topic, different: list[Difference], serving: Sequence[str] = ()
+) -> list[str]:
+    """Return why ``apply`` may not make Redis' definition that of ``topic``, a sentence each; empty: it may.
+
+    ``serving`` names the workers that run and serve the topic.
+    """
     found = []
     changed = {difference.setting: difference for difference in different}
     registered = broker.definitions().get(topic.name, {})
@@ -106,6 +114,16 @@ def obstacles(broker: Broker, topic: Topic, different: list[Difference]) -> list
         )
         if held:
             found.append(f"{', '.join(needs_empty)}: the topic must be empty, and it holds {held} messages")
+    unfollowed = [name for name in changed if name in NEEDS_NO_WORKER]
+    # A worker extends what it holds about three times in the time-out that it knows.
+    if "TIMEOUT" in changed and topic.timeout < (changed["TIMEOUT"].registered or 0):
+        unfollowed.append("TIMEOUT (lowered)")
+    if unfollowed and serving:
+        more = f" and {len(serving) - 3} more" if len(serving) > 3 else ""
+        found.append(
+            f"{', '.join(unfollowed)}: running workers would go on with the old value ({', '.join(serving[:3])}{more}): "
+            "stop them first, or use --force"
+        )
     if "MAX_RETRIES" in changed:
         refused = sum(word != "ok" for word in _each_slot(broker, topic, "configure", apply=False))
         if refused:

@@ -8,6 +8,7 @@
     │   ├── InvalidMessage        a body, priority, time or key breaks a rule
     │   │   └── MessageTooLarge     the body exceeds the topic's MAX_BODY
     │   ├── WrongType             a key holds something that RMQ did not put there
+    │   │   └── Unreadable          a value in it cannot be read
     │   ├── NotPermitted          whoever asks may not do this
     │   ├── InvalidRequest        an id, a filter, a cursor or an option of an operation cannot be used
     │   └── OperationRefused      the operation has no meaning for this topic or state
@@ -61,6 +62,10 @@ class MessageTooLarge(InvalidMessage):
 
 class WrongType(CallerError):
     """A key of the slot holds another Redis type than RMQ keeps there; nothing was changed."""
+
+
+class Unreadable(WrongType):
+    """A key holds a value that RMQ did not write; what was asked may have run, and its answer cannot be read."""
 
 
 class NotPermitted(CallerError):

@@ -36,6 +36,7 @@ from django_rmq.consumer.executor import (
     Watcher,
     uptime,
 )
+from django_rmq.consumer.fences import LOOK_SECONDS, Fences
 from django_rmq.consumer.heartbeat import Heartbeat
 from django_rmq.consumer.lanes import Lanes
 from django_rmq.consumer.limits import Limits
@@ -44,6 +45,7 @@ from django_rmq.consumer.lookout import Lookout, Watched
 from django_rmq.consumer.notes import Notes
 from django_rmq.consumer.places import Place, Places
 from django_rmq.consumer.sizes import BytesInHand
+from django_rmq.consumer.suspects import Suspects
 from django_rmq.exceptions import (
     LostRace,
     NodeUnavailable,
@@ -51,6 +53,7 @@ from django_rmq.exceptions import (
     ServerRefused,
     ServerTrouble,
     SlotMoved,
+    Unreadable,
 )
 from django_rmq.logs import safe_logger
 from django_rmq.messages import Delivery, Failure, Held, Message, Prepared, Topic
@@ -215,6 +218,7 @@ class Dispatcher:
     worked on. Without it, ``run`` raises ``SlotMoved`` after it has settled what was in hand.
 
     ``settled`` says whether all slots that shall be ours have been told: before that no burst ends.
+    ``confirmed`` is for ``Fences``: it says as of when the slots that were told are known to be ours.
     ``swept`` are topics that it does not serve, and perhaps nobody does: it only ends what times out there.
     ``leaving`` is called once, when nothing more will be taken: others may have our slots. ``notes`` is
     where threads note what they run, for whoever comes after a sudden death. ``handed_out`` is told of every
@@ -237,6 +241,7 @@ class Dispatcher:
         max_idle_time: float | None = None,
         beat: Callable[[], None] = lambda: None,
         settled: Callable[[], bool] = lambda: True,
+        confirmed: Callable[[], float] = lambda: float("-inf"),
         leaving: Callable[[], None] = lambda: None,
         on_moved: Callable[[str], None] | None = None,
         swept: Iterable[Topic] = (),
@@ -308,8 +313,9 @@ class Dispatcher:
         self._hurries = False
         """Wake-ups may have been lost: the slow poll goes through all slots without a pause."""
         self._blocked: set[Place] = set()
-        self._suspects: list[Batch] = []
-        """Whose last end was a time-out: the first may run, the others wait, so that none dies by another again and again."""
+        self._suspects = Suspects()
+        self._fences = Fences(broker, self.owner, confirmed)
+        self._next_look = 0.0
         self._has_priorities = any(topic.is_priority for topic in self.topics.values())
         self._refreshes = any(topic.is_priority or not topic.serial for topic in self.topics.values())
         self._next_refresh = 0.0
@@ -342,13 +348,14 @@ class Dispatcher:
     def _own(self, topic: str, slots: array[int]) -> None:
         for place in self._places.tell(topic, slots):
             if not place.owned:
-                place.owned, place.acquired, place.fenced = True, False, False
+                place.owned, place.acquired = True, False
                 place.due = place.not_before = place.shut_until = 0.0
                 place.away = False
                 self._unacquired[place] = None
 
     def _disown(self, place: Place) -> None:
         place.owned = place.acquired = False
+        self._fences.remove(place)
         place.entry = 0
         self._waiting.pop(place, None)
         self._parked[place.topic.name].pop(place, None)
@@ -439,6 +446,8 @@ class Dispatcher:
     def _turn(self) -> bool:
         """Do one round trip if there is anything to do; return whether there was."""
         self._collect_due()
+        if self._fences:
+            self._return_to_fenced()
         acquires = self._acquire()
         now = time.monotonic()
         if now >= self._next_poll:
@@ -528,6 +537,8 @@ class Dispatcher:
             wake = min(wake, now + SETTLING_SECONDS)
         if self._unacquired:
             wake = min(wake, now + NODE_REST_SECONDS)
+        if self._fences:
+            wake = min(wake, self._next_look)
         return max(0.0, wake - now)
 
     def _burst_is_over(self) -> bool:
@@ -540,7 +551,7 @@ class Dispatcher:
     def _drained(self) -> bool:
         now = self._clock.ms()
         return not self._places.is_told_more and all(
-            place.due > now or place.blocked_by or place.fenced or not place.owned
+            place.due > now or place.blocked_by or place.fenced_at or not place.owned
             for place in self._places.awake.values()
         )
 
@@ -804,7 +815,7 @@ class Dispatcher:
     ) -> ServerTrouble | None:
         if isinstance(reply, RmqError):
             trouble = self._trouble_of(place, reply)
-            if trouble is not None or isinstance(reply, NodeUnavailable):
+            if trouble is not None or isinstance(reply, (NodeUnavailable, Unreadable)):
                 self._doubt(place)
             return trouble
         place.shut_until, place.away = 0.0, False
@@ -893,9 +904,7 @@ class Dispatcher:
         self._limits.started(place.topic.name, len(messages))
         self._last_work = time.monotonic()
         place.batches += 1
-        if is_suspect:
-            self._suspects.append(batch)
-        if not is_suspect or batch is self._suspects[0]:
+        if not is_suspect or self._suspects.add(batch):
             self._put(batch, thread)
 
     def _put(self, batch: Batch, thread: int) -> None:
@@ -906,14 +915,10 @@ class Dispatcher:
         self._threads[thread].put(batch)
 
     def _cleared(self, batch: Batch) -> None:
-        """Let the next suspect run if this was one, and the first."""
-        if batch not in self._suspects:
-            return
-        was_first = batch is self._suspects[0]
-        self._suspects.remove(batch)
-        if was_first and self._suspects and not self._stopping:
-            follower = self._suspects[0]
-            self._put(follower, self._thread_for(follower.place, self._load))
+        """Let those suspects run that waited for this one."""
+        for follower in self._suspects.remove(batch):
+            if not self._stopping:
+                self._put(follower, self._thread_for(follower.place, self._load))
 
     def _extend(self, message: Message) -> bool:
         member = message.delivery.member
@@ -966,7 +971,9 @@ class Dispatcher:
             f"Topic {place.topic.name} slot {place.slot}: %s",
             LostRace("another worker has acquired it"),
         )
-        place.fenced, place.acquired, place.epoch, place.untaken_since = True, False, None, None
+        if place.owned:
+            self._fences.add(place)
+        place.acquired, place.epoch = False, None
         place.due, place.entry = float("inf"), 0
         self._give_back_slot(place)
 
@@ -1274,7 +1281,7 @@ class Dispatcher:
                     place = self._places.get(name, slot) if due is not None else None
                 if place is None:
                     continue
-                if place.fenced:
+                if place.fenced_at:
                     if due is not None and due <= server:
                         untaken.append(place)
                     else:
@@ -1286,7 +1293,8 @@ class Dispatcher:
             if isinstance(expired, RmqError):
                 trouble = self._trouble_of(place, expired) or trouble
         if untaken:
-            self._look_after(untaken)
+            for place in self._fences.left_alone(untaken):
+                self._acquire_fenced(place)
         if trouble is not None:
             raise trouble
         self._hurries &= self._round is not None
@@ -1300,7 +1308,7 @@ class Dispatcher:
             (topic, slot, place)
             for topic, slot, place in self._round
             if place is None
-            or (place.blocked_by is None and (place.fenced or (place.acquired and place.due > server)))
+            or (place.blocked_by is None and (place.fenced_at or (place.acquired and place.due > server)))
         )
         found = list(islice(sleeping, POLLED))
         if len(found) < POLLED or len(self._places) <= POLLED:
@@ -1333,20 +1341,24 @@ class Dispatcher:
         rest = 0.0 if any(isinstance(answer, int) and answer for answer in ended) else SWEEP_SECONDS
         self._next_sweep = time.monotonic() + rest
 
-    def _look_after(self, untaken: list[Place]) -> None:
-        """Acquire again what another owner took from us and has left alone for longer than a time-out."""
-        pipeline = self.broker.pipeline()
-        for place in untaken:
-            pipeline.held(place.topic, place.slot, self.owner, 0, 1)
+    # --- slots that another worker has acquired
+
+    def _return_to_fenced(self) -> None:
+        """Acquire again what another worker has acquired and the coordinator, asked since, still says is ours."""
         now = time.monotonic()
-        for place, held in zip(untaken, pipeline.execute(), strict=True):
-            if held != []:
-                place.untaken_since = None
-            elif place.untaken_since is None:
-                place.untaken_since = now
-            elif now - place.untaken_since > place.topic.timeout:
-                place.fenced, place.due = False, 0.0
-                self._unacquired[place] = None
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        confirmed = self._fences.confirmed()
+        # What was told until then may not have been read yet.
+        self._read_inbox(0.0)
+        for place in self._fences.ours_at(confirmed):
+            self._acquire_fenced(place)
+
+    def _acquire_fenced(self, place: Place) -> None:
+        self._fences.remove(place)
+        place.due = 0.0
+        self._unacquired[place] = None
 
     # --- threads that do not go on
 
@@ -1447,7 +1459,7 @@ class Dispatcher:
         self.forced = bool(self._batches or self._settlements)
         if self.forced:
             logger.error(
-                "Shutdown: %d batches still run and %d are not settled; they are left to time out",
+                "Shutdown: %d batches still run and %d are not settled; they end as timed out",
                 len(self._batches),
                 len(self._settlements),
             )

@@ -1,6 +1,7 @@
 """What a worker process notes in memory that outlives it: who it is, that it lives, and what its threads have begun and done.
 
-After a sudden death its parent reads that: it commits what was done and gives back what had not begun (``settle``).
+After a sudden death its parent reads that: it commits what was done, charges what ran, and gives back what had not
+begun (``settle``).
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import add
 from typing import NamedTuple
 from uuid import uuid4
 
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError
-from django_rmq.messages import BATCH, Topic
+from django_rmq.messages import BATCH, Failure, Topic
 
 SETTLE_SECONDS = 3.0
 """How long settling may take; what is not reached by then is left to its time-out."""
@@ -29,6 +31,9 @@ _LOOKED_AT = 1024
 _OWNER = 32
 _BEAT, _PROCESSED, _READY, _USED, _HEAD = 0, 1, 2, 3, 4
 """Words of eight bytes before the marks of the threads."""
+
+DIED = "the process that ran it died"
+"""The error of a delivery that is charged for its process."""
 
 MARKS = 32_768
 """Messages of a thread whose beginning is remembered: more than a process holds that are not settled."""
@@ -149,27 +154,31 @@ class Notes:
 class Settled(NamedTuple):
     """How many messages of a dead worker were settled."""
 
-    committed: int
-    released: int
+    committed: int = 0
+    released: int = 0
+    charged: int = 0
+
+    def plus(self, more: Settled) -> Settled:
+        """Return the sums."""
+        return Settled(*map(add, self, more))
 
 
 def settle(broker: Broker, topics: Sequence[Topic], notes: Notes) -> Settled:
-    """Commit what a dead worker had done and release what it had not begun.
+    """Commit what a dead worker had done, charge what it was running, and release what it had not begun.
 
-    What was begun and is not done, or has failed, is left to its time-out and charged, for it may be what killed the
-    process. Topics without a gate keep no record of who holds what: there the time-out does it all. Raises
-    ``ServerTrouble``.
+    What was begun and is not done, or has failed, may be what killed the process: it ends as timed out, at once, for
+    nobody runs it any more. Topics without a gate keep no record of who holds what: there the time-out does it all.
+    Raises ``ServerTrouble``.
     """
     owner, begun = notes.owner, notes.begun()
-    committed = released = 0
+    settled = Settled()
     end = time.monotonic() + SETTLE_SECONDS
     for topic in topics if owner else ():
         if not topic.serial:
             continue
         for slots in _in_flight(broker, topic, end):
-            more = _settle_some(broker, topic, slots, owner, begun)
-            committed, released = committed + more.committed, released + more.released
-    return Settled(committed, released)
+            settled = settled.plus(_settle_some(broker, topic, slots, owner, begun))
+    return settled
 
 
 def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
@@ -196,7 +205,7 @@ def _settle_some(
     asking, telling = broker.pipeline(), broker.pipeline()
     for slot in slots:
         asking.held(topic, slot, owner, 0, BATCH)
-    is_commit: list[bool] = []
+    ends: list[str] = []
     for slot, first in zip(slots, asking.execute(), strict=True):
         if isinstance(first, RmqError) or not first:
             continue
@@ -204,18 +213,24 @@ def _settle_some(
         while len(page) == BATCH:
             page = broker.held(topic, slot, owner, len(held), BATCH) or []
             held = [*held, *page]
-        to_tell: defaultdict[tuple[int, bool], list[bytes]] = defaultdict(list)
+        to_tell: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
         for thing in held:
-            done = begun.get(mark_of(topic.name, slot, thing.receipt, thing.delivery.member))
-            if done is not False:
-                to_tell[thing.receipt, bool(done)].append(thing.delivery.member)
-        for (receipt, done), members in to_tell.items():
+            is_done = begun.get(mark_of(topic.name, slot, thing.receipt, thing.delivery.member))
+            end = "released" if is_done is None else "committed" if is_done else "charged"
+            to_tell[thing.receipt, end].append(thing.delivery.member)
+        for (receipt, end), members in to_tell.items():
             for start in range(0, len(members), BATCH):
-                tell = telling.commit if done else telling.release
-                tell(topic, slot, receipt, members[start : start + BATCH])
-                is_commit.append(done)
-    told = [0, 0]
-    for done, words in zip(is_commit, telling.execute(), strict=True):
+                part = members[start : start + BATCH]
+                if end == "charged":
+                    failures = [Failure(member, "timed_out", error=DIED) for member in part]
+                    telling.rollback(topic, slot, receipt, failures)
+                elif end == "committed":
+                    telling.commit(topic, slot, receipt, part)
+                else:
+                    telling.release(topic, slot, receipt, part)
+                ends.append(end)
+    settled = Settled()
+    for end, words in zip(ends, telling.execute(), strict=True):
         if not isinstance(words, RmqError):
-            told[done] += words.count("ok")
-    return Settled(told[True], told[False])
+            settled = settled.plus(Settled(**{end: words.count("ok")}))
+    return settled

@@ -31,7 +31,7 @@ class Place:
         "due",
         "entry",
         "epoch",
-        "fenced",
+        "fenced_at",
         "not_before",
         "owned",
         "recalled",
@@ -63,8 +63,8 @@ class Place:
         """It became ready meanwhile: when that prepare is answered, it is asked again."""
         self.recalled = False
         """What that prepare brings is given back: it was lost or paused meanwhile."""
-        self.fenced = False
-        """Another owner has acquired it since."""
+        self.fenced_at = 0.0
+        """``uptime`` when we learned that another owner has acquired it; 0: nobody has."""
         self.untaken_since: float | None = None
         """Fenced: since when (monotonic) messages are due that nobody takes."""
         self.due = 0.0
@@ -95,7 +95,7 @@ class Place:
             and self.owned
             and self.acquired
             and not (self.asked or self.again)
-            and not (self.batches or self.uncertain or self.fenced or self.blocked_by or self.shut_until)
+            and not (self.batches or self.uncertain or self.fenced_at or self.blocked_by or self.shut_until)
         )
 
 

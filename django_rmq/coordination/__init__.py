@@ -98,6 +98,13 @@ class Coordinator(ABC):
     def revive(self) -> None:  # noqa: B027 - a coordinator without threads has none to replace
         """Replace those of its threads that have died. Raises ``RuntimeError`` or ``MemoryError`` if none can be started."""
 
+    def confirmed(self) -> float:
+        """Return when (by ``ownership.uptime``) was asked what is owned, of the last answer that was told in full.
+
+        Minus infinity: nobody can say, or something is still to be told.
+        """
+        return float("-inf")
+
     @abstractmethod
     def members(self) -> list[Member]:
         """Return all workers, by id. Raises ``ServerTrouble`` where nobody can tell."""

@@ -71,6 +71,8 @@ class SharedCoordinator(Coordinator):
         self._is_current = False
         self._sent = float("-inf")
         """When the last answered look was sent, by ``uptime``: our session runs from then at least."""
+        self._confirmed = float("-inf")
+        """When the last look was sent of which the worker has been told what follows."""
         self._next_audit = 0.0
         self._stop_seconds = 1.0
         self._complain = Complaints(logger)
@@ -128,6 +130,11 @@ class SharedCoordinator(Coordinator):
     def owned(self) -> Owned:
         """Return what ``own`` was told and ``disown`` not yet."""
         return self._ownership.owned()
+
+    def confirmed(self) -> float:
+        """Return when the last look was sent whose outcome the worker has been told in full."""
+        with self._changed:
+            return self._confirmed if self._ownership.is_settled() else float("-inf")
 
     # --- what every server does its own way
 
@@ -191,6 +198,8 @@ class SharedCoordinator(Coordinator):
         shared: Owned = {topic.name: (range(topic.slots),) for topic in worker.topics if not topic.serial}
         self._ownership.want(self._mine[2], shared, self._owned_until())
         with self._changed:
+            if self._plan is not None:
+                self._confirmed = self._sent
             self._is_current = not self._flaw() and self._announced is worker
             self._changed.notify_all()
 

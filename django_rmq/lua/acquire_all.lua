@@ -7,7 +7,7 @@
 -- ARGV[3] max_retries  as above
 -- ARGV[4] now
 --
--- Returns {the new epoch of each slot, or empty where control is no hash}, {'asleep' | 'look', ...}
+-- Returns {the new epoch of each slot, or empty where control cannot be read}, {'asleep' | 'look', ...}
 local slots_keys = KEYS
 local slots, timeout, max_retries, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
@@ -20,7 +20,8 @@ local function begin(i, empty)
   if known.err then return '', 'look' end
   -- A write of nothing first, so that a full server lets the rest pass: who owns can drain.
   redis.call('HDEL', control, '')
-  local epoch = redis.call('HINCRBY', control, 'epoch', 1)
+  local epoch = redis.pcall('HINCRBY', control, 'epoch', 1)
+  if type(epoch) == 'table' then return '', 'look' end
   local is_open = not (known[2] or known[3]) and (known[1] or slots) == slots
   if not (is_open and (empty or all_empty(i, 1))) then return epoch, 'look' end
   redis.call('HSET', control, 'slots', slots, 'timeout', known[4] or timeout, 'max_retries', known[5] or max_retries,

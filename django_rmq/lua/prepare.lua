@@ -102,7 +102,10 @@ local function next_due(more)
   if head[1] then
     due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
   end
-  if claimed then due = math.min(due, math.ceil(tonumber(redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')[2]))) end
+  if claimed then
+    head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
+    due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER))
+  end
   return due
 end
 -- Leave the caller idle: until `due` it hears of nothing but a wake-up.

@@ -298,6 +298,12 @@ def workers(broker: Broker) -> list[WorkerFigures]:
     return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))
 
 
+def serving(broker: Broker, topic: str) -> list[str]:
+    """Return the live workers that serve ``topic``, each in words. Raises ``ServerTrouble``."""
+    found = [one.member.worker for one in workers(broker)]
+    return [f"process {one.pid} on {one.host}" for one in found if topic in one.capacity.topics]
+
+
 def _slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
     """Choose the slots to look at: all where there are few, the smallest topics first."""
     chosen: dict[str, Sequence[int]] = {}

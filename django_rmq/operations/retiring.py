@@ -117,7 +117,9 @@ def retire(
     if found.in_flight:
         raise OperationRefused(f"topic {name} holds messages in flight ({found}): wait until they have ended")
     if found.waiting + found.resting and not (delete or target):
-        raise OperationRefused(f"topic {name} holds messages ({found}): say whether they are moved or deleted")
+        raise OperationRefused(
+            f"topic {name} holds messages ({found}): say whether they are moved or deleted"
+        )
     if found.dead and not (delete or dead):
         raise OperationRefused(f"topic {name} holds messages ({found}): say what becomes of the dead ones")
     different = [

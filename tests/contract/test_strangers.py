@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.exceptions import WrongType
+from django_rmq.exceptions import ServerRefused, WrongType
 from django_rmq.memory import Clock
-from django_rmq.messages import TopicType
+from django_rmq.messages import Acquired, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
@@ -299,3 +299,31 @@ def test_heads_reads_a_key_of_another_type_as_due(make_slot: MakeSlot) -> None:
     slot.keyspace.hset(slot.keys.store, b"x", b"1")
     assert slot.broker.heads(slot.topic, [0, 1]) == [0, None]
     slot.keyspace.delete(slot.keys.store)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("score", [1e20, 1e300, INFINITE])
+def test_a_foreign_lease_without_an_end_is_read_as_late_as_an_instant_can_be(
+    make_slot: MakeSlot, kind: TopicType, score: float
+) -> None:
+    slot = make_slot(kind)
+    slot.send(b"a")
+    slot.keyspace.zadd(slot.keys.claimants, b"x", score)
+    answer = slot.take()
+    assert (answer.status, answer.next_due) == ("busy", 2**53 - 1)
+    assert slot.broker.heads(slot.topic, [0], upkeep=True) == [None]
+    slot.keyspace.delete(slot.keys.claimants)
+    assert slot.take().status == "ok"
+
+
+@pytest.mark.parametrize("epoch", [b"", b"x", b"1.5"])
+def test_an_epoch_that_is_no_number_keeps_no_other_slot_from_its_owner(
+    make_slot: MakeSlot, epoch: bytes
+) -> None:
+    wrong, fine = make_slot(index=1, name="t"), make_slot(index=2, name="t")
+    wrong.keyspace.hset(wrong.keys.control, b"epoch", epoch)
+    assert wrong.broker.acquire_all(wrong.topic, [1, 2]) == [Acquired(None, False), Acquired(1, True)]
+    with pytest.raises(ServerRefused, match="not an integer"):
+        wrong.acquire()
+    assert fine.acquire() == 2
+    wrong.keyspace.delete(wrong.keys.control)

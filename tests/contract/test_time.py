@@ -181,6 +181,29 @@ def test_a_message_that_timed_out_is_handed_out_alone(
 
 
 @kinds
+def test_what_is_rolled_back_as_timed_out_is_charged_as_a_time_out(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock
+) -> None:
+    slot = make_slot(kind, backoff=CONSTANT)
+    slot.send(b"bad", b"x")
+    receipt = slot.take().receipt
+    assert slot.fail(receipt, b"bad", kind="timed_out", error="its process died") == ["ok"]
+    assert slot.fail(receipt, b"bad", kind="timed_out") == ["stale"]
+    assert (slot.counted("expired"), slot.counted("failed")) == (1, 0)
+    assert slot.where(b"bad") == "T" and slot.hash("failures")[b"bad"].startswith(b"timed_out 1 ")
+    slot.commit(receipt, [b"x"])
+    clock.advance(seconds=1)
+    slot.send(b"y")
+    answers = [slot.take()]
+    slot.commit(answers[0].receipt, [each.member for each in answers[0].deliveries])
+    answers.append(slot.take())
+    suspect, other = sorted(answers, key=lambda answer: not answer.is_suspect)
+    assert [(each.member, each.retries_left) for each in suspect.deliveries] == [(b"bad", 15)]
+    assert suspect.is_suspect and not other.is_suspect
+    assert [each.member for each in other.deliveries] == [b"y"]
+
+
+@kinds
 def test_a_message_that_timed_out_waits_until_its_neighbours_have_ended(
     make_slot: MakeSlot, kind: TopicType, clock: Clock
 ) -> None:

@@ -122,10 +122,9 @@ class Chaos:
     def _killed(self, *pids: int) -> None:
         for pid in pids:
             try:
-                os.kill(pid, signal.SIGKILL)
+                self.load.kill(pid)
             except ProcessLookupError:
                 continue
-            self.load.note_death(pid)
             self._outside += 1
 
     def _kill_command(self) -> None:

@@ -1,8 +1,8 @@
 """What listeners wrote down, line by line, and what must be true of it.
 
 A listener appends `start` and `end` (or `fail`) of each run; a process about to kill itself appends `kill`, its last line; a test
-appends `killed` with a process's id once it has killed it. Times are those of the machine's monotonic clock, so
-lines of several processes can be compared.
+appends `killing` with a process's id before it kills it, and `killed` once it is gone. Times are those of the machine's
+monotonic clock, so lines of several processes can be compared.
 """
 
 from __future__ import annotations
@@ -97,8 +97,11 @@ def examine(lines: Iterable[Line], due_ms: Mapping[str, int], *, poison: Iterabl
     ended: Counter[str] = Counter()
     running: dict[int, Line] = {}
     last_receipt: dict[int, int] = {}
+    dying: set[int] = set()
     for line in lines:
-        if line.word in ("killed", "kill"):
+        if line.word == "killing":
+            dying.add(line.pid)
+        elif line.word in ("killed", "kill"):
             for slot, other in list(running.items()):
                 if other.pid == line.pid:
                     del running[slot]
@@ -108,7 +111,8 @@ def examine(lines: Iterable[Line], due_ms: Mapping[str, int], *, poison: Iterabl
                 found.unexpected.add(line.name)
             elif line.wall_ms < due_ms[line.name]:
                 found.early.append(line)
-            if line.slot in running:
+            # Its parent may know of a death before the test does.
+            if line.slot in running and running[line.slot].pid not in dying:
                 found.overlapping.append((running[line.slot], line))
             if line.receipt < last_receipt.get(line.slot, 0):
                 found.disordered.append(line)

@@ -68,11 +68,12 @@ class Load:
 
     def kill(self, pid: int) -> None:
         """Kill a process with -9, and write it down."""
+        write(self.path, "killing", pid)
         os.kill(pid, signal.SIGKILL)
         self.note_death(pid)
 
     def note_death(self, pid: int) -> None:
-        """Write down that a process was killed: what it ran is shut to all others until its time-out."""
+        """Write down that a process was killed, when it is gone."""
         eventually(lambda: is_gone(pid), "dying")
         write(self.path, "killed", pid)
 

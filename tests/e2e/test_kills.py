@@ -83,7 +83,7 @@ def test_a_message_that_kills_its_process_runs_seventeen_times_and_takes_no_neig
 
 
 @pytest.mark.proof
-def test_beside_other_threads_a_killing_message_costs_each_neighbour_one_retry_at_most(
+def test_beside_other_threads_a_killing_message_costs_each_neighbour_two_retries_at_most(
     start: Start, broker: Broker, tmp_path: Path
 ) -> None:
     load = Load(broker, tmp_path, KILLING)
@@ -99,7 +99,7 @@ def test_beside_other_threads_a_killing_message_costs_each_neighbour_one_retry_a
     deliveries = 1 + KILLING.max_retries
     assert found.runs.pop("poison0") == deliveries
     assert (total(broker, KILLING, "died"), total(broker, KILLING, "committed")) == (1, 12)
-    assert max(found.runs.values()) <= 2, found.runs
+    assert max(found.runs.values()) <= 3, found.runs
     # Who is killed between being begun and its first line is charged and did not run.
     assert found.runs.total() - 12 <= load.charged() - deliveries <= deliveries
 

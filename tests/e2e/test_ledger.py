@@ -23,6 +23,7 @@ def history(*runs: list[Line]) -> list[Line]:
     return sorted((line for one in runs for line in one), key=lambda line: line.at)
 
 
+KILLING = Line("killing", 3, 1003, 1)
 KILLED = [Line("killed", 5, 1005, 1)]
 
 GOOD = {
@@ -30,6 +31,12 @@ GOOD = {
     "at once in two slots": history(run("a", 1, 5), run("b", 2, 4, slot=1, pid=2)),
     "again after its process was killed": history(
         run("a", 1, None), KILLED, run("a", 6, 7, pid=2, receipt=2), run("b", 8, 9, pid=2, receipt=3)
+    ),
+    "again as soon as its process was dead": history(
+        run("a", 1, None),
+        [KILLING, *KILLED],
+        run("a", 4, 6, pid=2, receipt=2),
+        run("b", 8, 9, pid=2, receipt=3),
     ),
     "doubled": history(run("a", 1, 2), run("a", 3, 4, receipt=2), run("b", 5, 6, receipt=3)),
 }
@@ -69,9 +76,17 @@ def test_a_run_before_its_time_is_early() -> None:
         history(run("a", 1, 9), run("b", 3, 4, pid=2, receipt=2)),
         history(run("a", 1, None), run("b", 3, 4, pid=2, receipt=2), run("a", 5, 6, pid=2, receipt=3)),
         history(run("a", 1, 9), KILLED[:0], run("a", 6, 7, pid=2, receipt=2), run("b", 10, 11, receipt=3)),
+        history(run("a", 1, None), run("b", 2, 4, pid=2, receipt=2), [KILLING], run("a", 8, 9, receipt=3)),
         history(run("a", 1, 7, pid=3), KILLED, run("b", 6, 8, pid=2, receipt=2), run("a", 9, 10, receipt=3)),
     ],
-    ids=["crossing", "within", "never ended and not killed", "the same message", "another one was killed"],
+    ids=[
+        "crossing",
+        "within",
+        "never ended and not killed",
+        "the same message",
+        "before it was killed",
+        "another one was killed",
+    ],
 )
 def test_two_runs_at_once_in_one_slot_overlap(lines: list[Line]) -> None:
     found = examine(lines, DUE)

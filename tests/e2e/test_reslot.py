@@ -210,6 +210,7 @@ def kill_children(worker: WorkerProcess, data: Path) -> None:
     """Kill the processes of a worker that consumes, and write it down when they are gone."""
     eventually(lambda: len(worker.children) == 2, "two processes", 30)
     for pid in worker.children:
+        ledger.write(data / "ledger", "killing", pid)
         os.kill(pid, signal.SIGKILL)
         eventually(lambda pid=pid: is_gone(pid), "dying")  # type: ignore[misc]
         ledger.write(data / "ledger", "killed", pid)

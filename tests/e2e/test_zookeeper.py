@@ -255,7 +255,7 @@ def test_a_child_that_dies_while_zookeeper_is_away_is_replaced_when_it_is_back(
         crew.wait_for_shares(8, 8, seconds=60)
         load.wait()
         end(worker)
-        assert "left to time out" not in worker.output
+        assert "end as timed out" not in worker.output
     load.examine()
     assert load.charged() <= 2, "only what ran was charged"
 

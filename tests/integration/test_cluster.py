@@ -12,10 +12,11 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
+from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from django_rmq import lua
-from django_rmq.broker import Broker
+from django_rmq.broker import Broker, translate
 from django_rmq.cluster import Cluster, ClusterBroker, Errand, Node, Trip
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from django_rmq.keys import slot_keys
@@ -244,6 +245,44 @@ def proxied(server: RedisCluster, prefix: str, **options: float) -> Iterator[tup
         client = Detour([("127.0.0.1", node.port) for node in server.nodes], plain.options, **options)
         yield ClusterBroker(client, prefix), proxy
         client.close()
+
+
+def test_scripts_that_a_node_forgets_again_and_again_are_trouble_of_that_node(
+    server: RedisCluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_nothing(node: Node, connection: Any) -> None:
+        connection.send_command("SCRIPT", "FLUSH")
+        connection.read_response()
+        node.knows_scripts = True
+
+    monkeypatch.setattr(Node, "load_scripts", load_nothing)
+    with hasty(server, prefix) as broker, pytest.raises(NodeUnavailable, match="no node has run it in time"):
+        broker.acquire(WORK, 0)
+
+
+@pytest.mark.parametrize("call", ["script", "command"])
+def test_a_slot_whose_nodes_all_say_that_it_is_elsewhere_is_trouble_of_its_node(
+    server: RedisCluster, prefix: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    with hasty(server, prefix) as broker:
+        broker.ping()
+        serving = Cluster.serving
+
+        def wrong(cluster: Cluster, hash_slot: int) -> Node:
+            right = serving(cluster, hash_slot)
+            return next(node for node in cluster.primaries() if node is not right)
+
+        monkeypatch.setattr(Cluster, "serving", wrong)
+        if call == "script":
+            with pytest.raises(NodeUnavailable, match="no node has run it in time"):
+                broker.acquire(WORK, 0)
+        else:
+            with pytest.raises(ServerUnavailable, match="no node has run it in time"):
+                broker.definitions()
+
+
+def test_a_script_that_is_not_there_when_it_has_just_been_loaded_is_trouble_that_passes() -> None:
+    assert type(translate(NoScriptError("No matching script. Please use EVAL."))) is ServerUnavailable
 
 
 def test_what_was_sent_over_a_connection_that_broke_is_not_repeated(

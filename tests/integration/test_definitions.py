@@ -21,6 +21,8 @@ from django.test import override_settings
 from django_rmq import TopicMismatch, connections, definitions, send_message, send_messages
 from django_rmq.broker import Broker
 from django_rmq.conf import get_config
+from django_rmq.coordination import Worker, topic_slots
+from django_rmq.coordination.records import write_record
 from django_rmq.keys import slot_keys
 from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import BackOff, Topic, TopicType
@@ -265,6 +267,43 @@ def test_rmqtopics_applies_nothing_of_a_topic_that_has_an_obstacle(shop: Any) ->
         (row,) = run("rmqtopics", "--json", "--apply", returncode=1)
         assert (row["state"], row["registered"]["timeout"]) == ("differs", 30)
         assert connections.get_broker().definitions()["renders"]["timeout"] == 30
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [({"TIMEOUT": 3}, "TIMEOUT (lowered)"), ({"SERIAL": False}, "SERIAL"), ({"IDENTITY": "key"}, "IDENTITY")],
+    ids=["timeout", "gate", "identity"],
+)
+def test_rmqtopics_does_not_apply_what_running_workers_would_not_follow(
+    shop: Any, change: dict[str, Any], setting: str
+) -> None:
+    with shop(renders=RENDERS, others=RENDERS):
+        run("rmqtopics", "--apply")
+        broker = connections.get_broker()
+        worker = Worker("w", "here", 7, 0.0, 1, topic_slots([get_config().topic("renders")]))
+        broker.beat("w", "t", 60_000, record=write_record("t", worker))
+    with shop(renders={**RENDERS, **change}, others={**RENDERS, **change}):
+        text = run("rmqtopics", "--apply", returncode=1)
+        assert (
+            f"not applied: {setting}: running workers would go on with the old value (process 7 on here): "
+            "stop them first, or use --force"
+        ) in text
+        states = {row["topic"]: row["state"] for row in run("rmqtopics", "--json", "--apply", returncode=1)}
+        assert states == {"renders": "differs", "others": "same"}, "nobody serves the other one"
+        assert {row["state"] for row in run("rmqtopics", "--json", "--apply", "--force")} == {
+            "applied",
+            "same",
+        }
+
+
+def test_rmqtopics_applies_what_running_workers_are_not_harmed_by(shop: Any) -> None:
+    with shop(renders=RENDERS):
+        run("rmqtopics", "--apply")
+        broker = connections.get_broker()
+        worker = Worker("w", "here", 7, 0.0, 1, topic_slots([get_config().topic("renders")]))
+        broker.beat("w", "t", 60_000, record=write_record("t", worker))
+    with shop(renders={**RENDERS, "TIMEOUT": 60, "BACKOFF": 5}):
+        assert run("rmqtopics", "--json", "--apply")[0]["state"] == "applied"
 
 
 def test_rmqtopics_lists_what_redis_has_and_the_settings_do_not(shop: Any) -> None:

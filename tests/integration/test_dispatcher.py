@@ -18,7 +18,7 @@ from django_rmq.consumer.heartbeat import Heartbeat
 from django_rmq.exceptions import Reject, Retry, SlotMoved
 from django_rmq.keys import slot_keys
 from django_rmq.memory import Hash, InMemoryBroker, SortedSet
-from django_rmq.messages import BackOff, Message, Topic, TopicType
+from django_rmq.messages import BackOff, Failure, Message, Topic, TopicType
 from django_rmq.producer import Producer
 from tests.workers import (
     LONG,
@@ -713,7 +713,7 @@ def test_two_workers_on_the_same_slots_do_not_overlap_and_stay_calm(
         heard.wait(260)
         pause.wait(0.3)
         places = [*first.dispatcher._places.awake.values(), *second.dispatcher._places.awake.values()]
-        assert sum(place.fenced for place in places) <= topic.slots
+        assert sum(bool(place.fenced_at) for place in places) <= topic.slots
     assert overlaps == []
     assert Counter(heard.bodies) == Counter(range(260))
     epochs = [control_of(broker, topic, slot)[b"epoch"] for slot in range(topic.slots)]
@@ -751,14 +751,16 @@ def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any)
         broker.acquire(topic, 0)
         send(broker, topic, ["first"])
         awake = worker.dispatcher._places.awake
-        eventually(lambda: [place.fenced for place in list(awake.values())] == [True], "being fenced")
+        eventually(
+            lambda: [bool(place.fenced_at) for place in list(awake.values())] == [True], "being fenced"
+        )
         taken = broker.prepare(topic, 0, "another worker", 2, 1)
         send(broker, topic, ["second"])
         for _ in range(8):
             pause.wait(0.3)
             assert broker.extend(topic, 0, taken.receipt, [b'"first"']) == ["ok"]
         assert control_of(broker, topic, 0)[b"epoch"] == b"2"
-        assert [place.fenced for place in awake.values()] == [True]
+        assert [bool(place.fenced_at) for place in awake.values()] == [True]
 
 
 def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
@@ -775,7 +777,7 @@ def test_a_fenced_worker_gives_back_what_has_not_begun(broker: Any) -> None:
         broker.acquire(topic, 0)
         send(broker, topic, range(4, 8))  # the second batch is prepared now, and answered fenced
         eventually(lambda: audit(broker, topic)[0].prepare == 1, "the rest being given back")
-        assert [place.fenced for place in worker.dispatcher._places.awake.values()] == [True]
+        assert [bool(place.fenced_at) for place in worker.dispatcher._places.awake.values()] == [True]
         go.set()
     [ledger] = audit(broker, topic)
     assert (ledger["committed"], ledger.store) == (1, 7)
@@ -872,7 +874,7 @@ def test_a_listener_longer_than_the_shutdown_time_out_is_left_to_time_out(
         worker.dispatcher.stop()
         worker.join()
     assert worker.dispatcher.forced
-    assert "left to time out" in caplog.text
+    assert "they end as timed out" in caplog.text
     [ledger] = audit(broker, topic)
     assert (ledger.prepare, ledger.store) == (1, 2)
     go.set()
@@ -933,17 +935,13 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
 # --- what may have killed its process
 
 
-def time_out(broker: Any, topic: Topic, slots: Sequence[int]) -> None:
-    """Let a message of each slot time out in the hands of a worker that is gone."""
-    for slot in slots:
-        assert broker.prepare(topic, slot, "gone", None, 1).status == "ok"
-    gone: set[int] = set()
-
-    def all_gone() -> bool:
-        gone.update(slot for slot in slots if broker.expire(topic, slot))
-        return gone == set(slots)
-
-    eventually(all_gone, "timing out")
+def time_out(broker: Any, topic: Topic, slots: Sequence[int], times: int = 1) -> None:
+    """Let a message of each slot end as timed out, so many times, as for a process that died."""
+    for slot in list(slots) * times:
+        taken = broker.prepare(topic, slot, "gone", None, 1)
+        [delivery] = taken.deliveries
+        failure = Failure(delivery.member, "timed_out")
+        assert broker.rollback(topic, slot, taken.receipt, [failure]) == ["ok"]
 
 
 def one_in_each_slot(broker: Any, topic: Topic) -> dict[int, int]:
@@ -957,8 +955,8 @@ def one_in_each_slot(broker: Any, topic: Topic) -> dict[int, int]:
     return bodies
 
 
-def test_messages_that_timed_out_run_one_at_a_time_and_hold_up_no_other(broker: Any) -> None:
-    topic = replace(MERGE, timeout=1, backoff=AT_ONCE)
+def test_messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_other(broker: Any) -> None:
+    topic = replace(MERGE, backoff=AT_ONCE)
     bodies = one_in_each_slot(broker, topic)
     suspects = {bodies[slot] for slot in (0, 1, 2)}
     fresh = bodies[3]
@@ -974,20 +972,42 @@ def test_messages_that_timed_out_run_one_at_a_time_and_hold_up_no_other(broker: 
             running.append(message.body)
             together.append(len(running))
             assert fresh_ran.wait(LONG), "it stands still beside a suspect"
+            threading.Event().wait(0.2)  # for long enough that another one would begin beside it
             running.remove(message.body)
         heard(message)
 
-    time_out(broker, topic, [0, 1, 2])
+    time_out(broker, topic, [0, 1, 2], times=2)
     with Worker(broker, topic, listener, threads=4) as worker:
         assert set(heard.wait(4)) == {*suspects, fresh}
         worker.asleep()
-        assert worker.dispatcher._suspects == []
+        assert not worker.dispatcher._suspects
     assert together == [1, 1, 1]
-    assert total(broker, topic, "expired") == 3
+    assert total(broker, topic, "expired") == 6
+
+
+def test_a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind_it(broker: Any) -> None:
+    topic = replace(MERGE, slots=2, backoff=AT_ONCE)
+    bodies = one_in_each_slot(broker, topic)
+    time_out(broker, topic, [0, 1])
+    behind = [body for body in range(100, 200) if slot_of(broker, topic, body) == 1][:20]
+    send(broker, topic, behind)
+    go, heard = threading.Event(), Heard()
+
+    def listener(message: Message) -> None:
+        if message.body == bodies[0]:
+            assert go.wait(LONG)
+        heard(message)
+
+    with Worker(broker, topic, listener, threads=2) as worker:
+        assert set(heard.wait(1 + len(behind))) == {bodies[1], *behind}
+        go.set()
+        heard.wait(2 + len(behind))
+        worker.asleep()
+    assert total(broker, topic, "committed") == 2 + len(behind)
 
 
 def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) -> None:
-    topic = replace(MERGE, slots=2, timeout=1, backoff=AT_ONCE)
+    topic = replace(MERGE, slots=2, backoff=AT_ONCE)
     one_in_each_slot(broker, topic)
     begun, go = threading.Event(), threading.Event()
 
@@ -995,7 +1015,7 @@ def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) 
         begun.set()
         assert go.wait(LONG)
 
-    time_out(broker, topic, [0, 1])
+    time_out(broker, topic, [0, 1], times=2)
     with Worker(broker, topic, listener) as worker:
         assert begun.wait(LONG)
         eventually(lambda: len(worker.dispatcher._suspects) == 2, "both being in hand")
@@ -1019,7 +1039,7 @@ def test_a_suspect_that_hangs_lets_the_next_one_run(broker: Any) -> None:
             assert go.wait(LONG)
         heard(message)
 
-    time_out(broker, topic, [0, 1])
+    time_out(broker, topic, [0, 1], times=2)
     with Worker(broker, topic, listener) as worker:
         heard.wait(1)
         assert len(set(first)) == 2

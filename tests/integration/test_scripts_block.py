@@ -22,6 +22,7 @@ from django_rmq.memory import MOVED, UPKEEP, Clock
 from django_rmq.messages import (
     BATCH,
     CLAIM_STEP,
+    Area,
     BackOff,
     Envelope,
     Failure,
@@ -198,17 +199,22 @@ def every_script(slot: Timed) -> Timed:
             slot.time("peek", partial(look, after=after))
             search = partial(slot.find, "store", b"nowhere", after=after, scan=BATCH, descending=descending)
             slot.time("find", search)
+            slot.time("find", partial(search, where="error"))
     move(slot)
     slot.time("count", slot.count)
     slot.time("between", lambda: slot.between("store"))
     slot.time("look", lambda: slot.look(waiting[:100]))
+    slot.time("ranks", lambda: slot.ranks("store", waiting[:100]))
+    nobody = [b"%020d" % n for n in range(100)]
+    for area in (Area("store"), Area("dead"), Area("store", 70, 500)):
+        slot.time("seek", partial(slot.seek, nobody, [area]))
     for records in ("inflight", "deaths", "failures", "body", "claim_body"):
         slot.time("loose", partial(slot.loose, records))
     slot.time("audit", slot.audit)
     slot.time("configure", slot.configure)
     slot.time("purge", lambda: slot.purge("store", limit=BATCH))
     slot.time("adopt", lambda: slot.adopt(1, 0))
-    slot.time("retire", lambda: slot.retire())
+    slot.time("retire", slot.retire)
     slot.time("pause", slot.pause)
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
     timed = {label.split(" ")[0] for label in slot.took}

@@ -28,7 +28,14 @@ class PythonMutant(NamedTuple):
 
 
 DISPATCHER = "integration/test_dispatcher.py::test_"
+DEFINITIONS = "integration/test_definitions.py::test_"
+FOREIGN = "integration/test_foreign_values.py::test_"
+CLUSTER = "integration/test_cluster.py::test_"
 EXECUTOR = "integration/test_executor.py::test_"
+LISTS = "integration/test_failing_batches.py::test_"
+LOST = "e2e/test_lost_threads.py::test_"
+SIZES = "integration/test_bytes_in_hand.py::test_"
+THREADS = "integration/test_threads.py::test_"
 TRIPS = "integration/test_dispatcher_trips.py::test_"
 
 PYTHON_MUTANTS: dict[str, PythonMutant] = {
@@ -54,6 +61,37 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "A settlement whose answer was lost is known to be a repetition.",
         (TRIPS + "a_commit_whose_answer_is_lost_is_told_again",),
     ),
+    "starts_in_a_slot_that_is_shut": PythonMutant(
+        "consumer/dispatcher.py",
+        "if place.blocked_by:\n            # It was shut",
+        "if False:\n            # It was shut",
+        "Nothing begins in a slot that is shut for a listener that does not return.",
+        (THREADS + "nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_return[True]",),
+    ),
+    "keeps_what_a_dead_thread_had": PythonMutant(
+        "consumer/dispatcher.py",
+        "                self._give_back(batch)\n                self._finished(Slice(batch, [], [], [], 0.0, True))",
+        "                pass",
+        "What a dead thread had is in hand no more.",
+        (THREADS + "a_dead_thread_is_replaced_and_holds_nothing[True-1]",),
+    ),
+    "stops_lists_that_it_refreshes": PythonMutant(
+        "consumer/dispatcher.py",
+        "for batch in list(islice(late, REFRESHED)):\n            self._give_back(batch, drops=False)",
+        "for batch in list(islice(late, REFRESHED)):\n            self._give_back(batch)",
+        "A list that failed is settled also while the rest of its batch is taken anew.",
+        (LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-priority, not serial-20]",),
+    ),
+    "takes_all_bytes": PythonMutant(
+        "consumer/sizes.py",
+        "if self.held + self._granted + wanted > MOST:",
+        "if False:",
+        "The bytes in hand of a process are bounded.",
+        (
+            SIZES + "large_messages_are_worked_off_within_a_bound[memory-True-in the member]",
+            SIZES + "large_messages_are_worked_off_within_a_bound[memory-False-in the envelope]",
+        ),
+    ),
     # --- the executor
     "begins_without_half_a_time_out_left": PythonMutant(
         "consumer/executor.py",
@@ -65,13 +103,190 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
             DISPATCHER + "what_was_confirmed_too_long_ago_is_given_back_and_not_begun[memory]",
         ),
     ),
+    "lists_lose_patience": PythonMutant(
+        "consumer/executor.py",
+        "is_over = batch.dropped if is_again else batch.halted or",
+        "is_over = batch.halted or",
+        "A list that failed is settled in one pass.",
+        (
+            LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-priority-20]",
+            LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-range_merge, not serial-500]",
+        ),
+    ),
+    "overtakes_receipts": PythonMutant(
+        "consumer/executor.py",
+        "return next(batch for batch in batches if batch.place is best.place) if topic.serial else best",
+        "return best",
+        "The receipts of a serial slot rise.",
+        (THREADS + "of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads",),
+    ),
+    "trusts_errors": PythonMutant(
+        "consumer/executor.py",
+        "except BaseException:  # noqa: BLE001 - its class, its text or the memory fails",
+        "except ZeroDivisionError:  # its class, its text or the memory fails",
+        "An error that cannot be described is a failure like any other.",
+        (THREADS + "an_error_whose_class_fails_is_a_failure_like_any_other[None]",),
+    ),
+    "does_not_report_what_it_failed_at": PythonMutant(
+        "consumer/executor.py",
+        "self._inbox.put(Slice(batch, [], [], rest, 0.0, True))",
+        "pass",
+        "A failure outside a listener ends its batch.",
+        (THREADS + "what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logged",),
+    ),
+    "copies_go_on": PythonMutant(
+        "consumer/executor.py",
+        "if threading.current_thread() is _forking:",
+        "if False:",
+        "A process that a listener forked ends when the listener returns in it.",
+        (
+            THREADS + "a_listener_that_forks_and_returns_in_the_child_ends_it[None-returns]",
+            THREADS + "a_listener_that_forks_and_returns_in_the_child_ends_it[10-raises]",
+        ),
+    ),
+    # --- its threads
+    "log_calls_raise": PythonMutant(
+        "logs.py",
+        "except Exception:  # noqa: BLE001 - whatever a project's filter or handler raises",
+        "except ZeroDivisionError:",
+        "A log call ends no thread.",
+        (THREADS + "a_log_filter_that_raises_ends_no_thread[10]",),
+    ),
+    "dead_threads_stay_dead": PythonMutant(
+        "consumer/lookout.py",
+        "if post.is_manned():",
+        "if True:",
+        "A dead thread is replaced.",
+        (
+            THREADS + "a_dead_thread_is_replaced_and_holds_nothing[True-0]",
+            THREADS + "a_dead_heartbeat_is_replaced",
+            THREADS + "a_dead_wake_up_thread_is_replaced",
+        ),
+    ),
+    "coordinators_are_not_revived": PythonMutant(
+        "coordination/shared.py",
+        "if not self._ownership.is_alive():\n            self._ownership.start()",
+        "pass",
+        "The thread that tells a worker what it owns is replaced when it has died.",
+        (THREADS + "a_coordinator_goes_on_when_its_threads_have_died",),
+    ),
+    "beats_without_all_its_threads": PythonMutant(
+        "consuming.py",
+        "if self._notes is not None and not self.dispatcher.lookout.is_whole:",
+        "if False:",
+        "A process that cannot replace a thread is not ready, and the watchdog counts.",
+        (LOST + "the_watchdog_counts_while_a_thread_cannot_be_replaced",),
+    ),
+    "successors_share_marks": PythonMutant(
+        "consumer/crew.py",
+        "self._spare_marks() if lives else before.marks",
+        "before.marks",
+        "The successor of a thread that hangs notes elsewhere what it runs.",
+        (THREADS + "a_successor_shares_no_marks_with_a_thread_that_hangs",),
+    ),
     # --- the heartbeat
+    "extends_for_dead_threads": PythonMutant(
+        "consumer/heartbeat.py",
+        "if batch.abandoned or (thread is not None and not thread.is_alive()):",
+        "if batch.abandoned:",
+        "A batch whose thread is dead is not extended.",
+        (THREADS + "a_batch_of_a_dead_thread_is_not_extended",),
+    ),
     "never_gives_up": PythonMutant(
         "consumer/heartbeat.py",
         "if since is not None and now - since > batch.topic.max_runtime:",
         "if False:",
         "A delivery whose listener exceeds MAX_RUNTIME is not extended.",
         (DISPATCHER + "a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on[memory]",),
+    ),
+    # --- slots that others have acquired
+    "stays_away_from_its_own": PythonMutant(
+        "consumer/fences.py",
+        "if place.fenced_at < confirmed]",
+        "if False]",
+        "A fenced slot is acquired again when the coordinator, asked since, says that it is ours.",
+        (
+            "integration/test_fences.py::test_a_worker_that_missed_an_assignment_goes_on_with_its_slots[memory]",
+        ),
+    ),
+    "takes_an_old_answer_for_a_new_one": PythonMutant(
+        "consumer/fences.py",
+        "if place.fenced_at < confirmed]",
+        "]",
+        "What was asked before a slot was fenced does not say that it is ours.",
+        ("unit/test_fences.py::test_only_a_later_question_gives_a_fenced_slot_back",),
+    ),
+    # --- messages that timed out
+    "repeated_suspects_run_together": PythonMutant(
+        "consumer/suspects.py",
+        "any(one.is_last or (one.is_grave and kind.is_grave) for",
+        "any(one.is_last for",
+        "Messages that timed out repeatedly run one at a time.",
+        (
+            "unit/test_suspects.py::test_several_wait_and_run_in_their_order",
+            DISPATCHER + "messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_other[memory]",
+        ),
+    ),
+    "every_suspect_waits": PythonMutant(
+        "consumer/suspects.py",
+        "GRAVE = 2",
+        "GRAVE = 1",
+        "A message that timed out once holds up no other one.",
+        (DISPATCHER + "a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind_it[memory]",),
+    ),
+    "the_last_try_has_company": PythonMutant(
+        "consumer/suspects.py",
+        "_Kind(left == 0, ",
+        "_Kind(False, ",
+        "A message on its last try runs beside no suspect.",
+        ("unit/test_suspects.py::test_who_waits_is_not_overtaken_by_one_that_it_is_kept_apart_from",),
+    ),
+    # --- what a dead process leaves
+    "left_to_its_time_out": PythonMutant(
+        "consumer/notes.py",
+        "telling.rollback(topic, slot, receipt, failures)",
+        "continue",
+        "What ran in a process that is dead is charged at once.",
+        (
+            "unit/test_notes.py::test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone",
+        ),
+    ),
+    "given_back_for_nothing": PythonMutant(
+        "consumer/notes.py",
+        'end = "released" if is_done is None else',
+        'end = "released" if not is_done else',
+        "What ran in a process that is dead may have killed it, and spends a retry.",
+        ("unit/test_notes.py::test_a_message_without_retries_that_ran_in_a_dead_process_is_dead",),
+    ),
+    # --- what strangers write
+    "a_foreign_value_ends_the_process": PythonMutant(
+        "broker.py",
+        "except (ArithmeticError, LookupError, TypeError, ValueError) as error:",
+        "except ZeroDivisionError as error:",
+        "A value that cannot be read is an error of its slot.",
+        (
+            FOREIGN + "foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone[before]",
+            FOREIGN + "a_value_that_cannot_be_read_is_named",
+        ),
+    ),
+    # --- definitions
+    "changed_under_workers": PythonMutant(
+        "definitions.py",
+        "if unfollowed and serving:",
+        "if False:",
+        "What running workers would not follow is not applied.",
+        (DEFINITIONS + "rmqtopics_does_not_apply_what_running_workers_would_not_follow[timeout]",),
+    ),
+    # --- a Redis Cluster
+    "what_never_ran_is_refused": PythonMutant(
+        "cluster.py",
+        "if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):",
+        "if False:",
+        "What no node has run in time may be tried again.",
+        (
+            CLUSTER + "scripts_that_a_node_forgets_again_and_again_are_trouble_of_that_node",
+            CLUSTER + "a_slot_whose_nodes_all_say_that_it_is_elsewhere_is_trouble_of_its_node[script]",
+        ),
     ),
 }
 

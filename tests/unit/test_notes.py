@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from django_rmq.consumer.notes import BEGUN, DONE, MARKS, Notes, mark_of, settle
+from django_rmq.consumer.notes import BEGUN, DIED, DONE, MARKS, SPARE, Notes, Settled, mark_of, settle
 from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import BATCH, Topic, TopicType
+from django_rmq.messages import BATCH, FailureRecord, Topic, TopicType
 from django_rmq.producer import Producer
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)
@@ -78,7 +80,7 @@ def test_a_new_child_begins_with_nothing_and_another_token(notes: Notes) -> None
     assert notes.token != token
 
 
-def test_what_was_done_is_committed_what_had_not_begun_is_given_back_and_the_rest_is_left(
+def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_is_given_back(
     notes: Notes,
 ) -> None:
     clock = Clock(1_000_000)
@@ -95,13 +97,52 @@ def test_what_was_done_is_committed_what_had_not_begun_is_given_back_and_the_res
     others = [delivery.member for delivery in taken[0].deliveries]
     notes.thread(1).take("plain", 0, taken[0].receipt - 1, others)[:1] = bytes([DONE])
     notes.thread(1).take("plain", 1, taken[0].receipt, others)[:1] = bytes([DONE])
-    assert settle(broker, [PLAIN, OTHER], notes) == (1, 18)  # type: ignore[arg-type]
+    assert settle(broker, [PLAIN, OTHER], notes) == Settled(committed=1, released=18, charged=1)  # type: ignore[arg-type]
     ledgers = [broker.audit(PLAIN, slot) for slot in range(2)]
     assert all(ledger.balanced for ledger in ledgers)
-    assert [ledger.prepare for ledger in ledgers] == [0, 1]
+    assert [ledger.prepare for ledger in ledgers] == [0, 0]
     assert sum(ledger.store for ledger in ledgers) == 18
     assert sum(ledger["committed"] for ledger in ledgers) == 1
-    assert sum(ledger["failed"] + ledger["expired"] for ledger in ledgers) == 0
+    assert (sum(ledger["failed"] for ledger in ledgers), ledgers[1]["expired"]) == (0, 1)
+
+
+def test_what_ran_in_a_dead_process_rests_as_after_a_time_out_and_is_handed_out_alone(notes: Notes) -> None:
+    clock = Clock(1_000_000)
+    broker: Any = InMemoryBroker("", clock)
+    producer = Producer(broker)
+    producer.send([producer.build(OTHER, {"n": n}) for n in range(3)])
+    clock.advance(seconds=1)
+    epoch = broker.acquire(OTHER, 0)
+    taken = broker.prepare(OTHER, 0, "me", epoch, 100)
+    notes.owner = "me"
+    members = [delivery.member for delivery in taken.deliveries]
+    notes.thread(0).take("other", 0, taken.receipt, members)[0] = BEGUN
+    assert settle(broker, [OTHER], notes) == Settled(released=2, charged=1)
+    [entry] = broker.peek(OTHER, 0, "retry").entries
+    failure = FailureRecord.parse(entry.record)
+    assert (entry.member, failure.kind, failure.error.decode()) == (members[0], "timed_out", DIED)
+    clock.advance(seconds=OTHER.backoff.base_ms / 1000)
+    found = [broker.prepare(OTHER, 0, "another", epoch + 1, 100)]
+    while found[-1].deliveries:
+        broker.commit(OTHER, 0, found[-1].receipt, [each.member for each in found[-1].deliveries])
+        found.append(broker.prepare(OTHER, 0, "another", epoch + 1, 100))
+    [suspect] = [answer for answer in found if answer.is_suspect]
+    assert [(each.member, each.retries_left) for each in suspect.deliveries] == [(members[0], 15)]
+
+
+def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Notes) -> None:
+    topic = replace(OTHER, max_retries=0)
+    clock = Clock(1_000_000)
+    broker: Any = InMemoryBroker("", clock)
+    producer = Producer(broker)
+    producer.send([producer.build(topic, {"n": 1})])
+    clock.advance(seconds=1)
+    taken = broker.prepare(topic, 0, "me", broker.acquire(topic, 0), 100)
+    notes.owner = "me"
+    notes.thread(0).take("other", 0, taken.receipt, [taken.deliveries[0].member])[0] = BEGUN
+    assert settle(broker, [topic], notes) == Settled(charged=1)
+    [entry] = broker.peek(topic, 0, "dead").entries
+    assert entry.record.startswith(b"timed_out 1 ")
 
 
 def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
@@ -111,7 +152,22 @@ def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
     producer.send([producer.build(OTHER, {"n": 1})])
     clock.advance(seconds=1)
     broker.prepare(OTHER, 0, "somebody", broker.acquire(OTHER, 0), 10)
-    assert settle(broker, [OTHER], notes) == (0, 0)  # type: ignore[arg-type]
+    assert settle(broker, [OTHER], notes) == Settled()  # type: ignore[arg-type]
     notes.owner = "me"
-    assert settle(broker, [OTHER], notes) == (0, 0)  # type: ignore[arg-type]
+    assert settle(broker, [OTHER], notes) == Settled()  # type: ignore[arg-type]
     assert broker.audit(OTHER, 0).prepare == 1
+
+
+def test_what_a_successor_notes_outlives_it_too_and_is_forgotten_with_the_rest(notes: Notes) -> None:
+    def work() -> None:
+        notes.beat(1, True)
+        notes.unready()
+        notes.thread(2 + SPARE - 1).take("plain", 1, 5, [b"x"])[0] = DONE
+
+    in_a_child(work)
+    assert notes.beaten > 0
+    assert not notes.is_ready
+    assert notes.begun() == {mark_of("plain", 1, 5, b"x"): True}
+    notes.clear()
+    notes.thread(2 + SPARE - 1)
+    assert notes.begun() == {}

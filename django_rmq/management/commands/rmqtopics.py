@@ -12,6 +12,7 @@ from django_rmq import definitions
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.management import RmqCommand
+from django_rmq.operations.figures import serving
 
 
 class Command(RmqCommand):
@@ -26,6 +27,11 @@ class Command(RmqCommand):
         parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
         parser.add_argument(
             "--apply", action="store_true", help="register what is new and change what may be changed"
+        )
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="apply even if workers that run would go on with the old values",
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -44,7 +50,8 @@ class Command(RmqCommand):
                 broker.define(topic)
                 state = "registered"
             elif options["apply"] and state == "differs":
-                obstacles = definitions.obstacles(broker, topic, different)
+                running = [] if options["force"] else serving(broker, topic.name)
+                obstacles = definitions.obstacles(broker, topic, different, running)
                 if not obstacles:
                     definitions.apply(broker, topic)
                     state = "applied"

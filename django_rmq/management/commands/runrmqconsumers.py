@@ -170,7 +170,7 @@ class Command(RmqCommand):
 
 
 _REASONS = {
-    1: "not all messages could be settled in time; they are left to time out",
+    1: "not all messages could be settled in time; they end as timed out",
     2: "a worker process could not be configured, see above",
     3: "a worker process could not reach Redis",
     4: "the watchdog ended the last process that worked",

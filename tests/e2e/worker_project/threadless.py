@@ -21,7 +21,7 @@ def _start_if_possible(thread: ExecutorThread) -> None:
     _start(thread)
 
 
-ExecutorThread.start = _start_if_possible  # type: ignore[method-assign]
+ExecutorThread.start = _start_if_possible  # type: ignore[assignment, method-assign]
 
 
 def _die(batch: object) -> None:

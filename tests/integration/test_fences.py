@@ -1,0 +1,26 @@
+"""A slot that another worker has acquired for a moment is acquired again as soon as it is known to be ours."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from typing import Any
+
+from django_rmq.coordination.redis import RedisCoordinator
+from django_rmq.coordination.zookeeper import Ensemble, ZooKeeperCoordinator
+from django_rmq.memory import InMemoryBroker
+from tests.flapping import seconds_to_recover
+
+SESSION = 4.0
+GOAL = SESSION + 1.0
+
+
+def test_a_worker_that_missed_an_assignment_goes_on_with_its_slots(broker: Any) -> None:
+    make = partial(RedisCoordinator, broker, session_seconds=SESSION)
+    assert max(seconds_to_recover(broker, make, 2)) < GOAL
+
+
+def test_the_same_with_zookeeper(zookeeper: str) -> None:
+    ensemble = Ensemble(zookeeper, f"/t{uuid.uuid4().hex[:12]}", SESSION)
+    make = partial(ZooKeeperCoordinator, ensemble, registered=dict, token=uuid.uuid4().hex)
+    assert max(seconds_to_recover(InMemoryBroker(), make, 2)) < GOAL

@@ -1,0 +1,165 @@
+"""Values that RMQ did not write, in every key of a slot: they stop that slot at most, and only while they are there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from typing import Any, NamedTuple
+
+import pytest
+
+from django_rmq.broker import Broker
+from django_rmq.consumer import dispatcher as module
+from django_rmq.consumer.notes import Notes, settle
+from django_rmq.exceptions import RmqError, Unreadable
+from django_rmq.keys import SlotKeys, slot_keys, topics_key
+from django_rmq.messages import BackOff, Message, Topic, TopicType
+from tests.workers import Heard, Worker, client_of, eventually, send
+
+TOPIC = Topic("attacked", TopicType.RANGE_MERGE, slots=256, time_range_ms=0, timeout=1, backoff=BackOff(0, 0))
+OTHER = Topic("other", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)
+
+SETS = ("store", "prepare", "retry", "dead", "claimants", "claim")
+SCORES = ["-inf", "inf", "-5", "0.5", "1e20", "1e300"]
+CONTROL = (
+    "owner",
+    "epoch",
+    "deliveries",
+    "paused",
+    "timeout",
+    "max_retries",
+    "sleeping_until",
+    "slots",
+    "moving",
+)
+VALUES = [b"", b"x", b"-1", b"nan", b"9" * 30, b"1.5", b"\xff\xfe\0", b"1 x"]
+
+
+class Attack(NamedTuple):
+    """A value put into a key of a slot."""
+
+    key: str
+    field: bytes
+    value: Any
+
+    def put(self, broker: Broker, slot: int) -> None:
+        key = getattr(slot_keys(broker.prefix, TOPIC.name, slot), self.key)
+        if self.key in SETS:
+            broker.client.execute_command("ZADD", key, self.value, self.field)
+        else:
+            broker.client.hset(key, self.field, self.value)
+
+    def take_away(self, broker: Broker, slot: int) -> None:
+        key = getattr(slot_keys(broker.prefix, TOPIC.name, slot), self.key)
+        if self.key in SETS:
+            broker.client.zrem(key, self.field)
+        else:
+            broker.client.hdel(key, self.field)
+
+
+def attacks() -> Iterator[Attack]:
+    for key in SlotKeys._fields:
+        if key in SETS:
+            yield from (Attack(key, b"\xff", score) for score in SCORES)
+        else:
+            fields = [name.encode() for name in CONTROL] if key == "control" else [b"1", b"\xff"]
+            values = VALUES if key == "control" else VALUES[1::3]
+            yield from (Attack(key, field, value) for field in fields for value in values)
+
+
+ATTACKS = dict(zip(range(1, 256, 1), attacks(), strict=False))
+"""Slot -> what is put there."""
+FREE = sorted(set(range(TOPIC.slots)) - set(ATTACKS))
+
+
+@pytest.fixture
+def redis_broker(redis_url: str, prefix: str) -> Iterator[Broker]:
+    client = client_of(redis_url)
+    yield Broker(client, prefix)
+    client.close()
+
+
+def put(broker: Broker, slot: int, body: str) -> None:
+    broker.send_merge(TOPIC, slot, 0, [b'"%s"' % body.encode()])
+
+
+def bodies_heard(heard: Heard, wanted: set[str]) -> Callable[[], bool]:
+    return lambda: wanted <= set(heard.bodies)
+
+
+@pytest.mark.parametrize("when", ["before", "while it works"])
+def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
+    redis_broker: Broker, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(module, "REST_SECONDS", 0.2)
+    assert len(ATTACKS) == len(list(attacks())) and FREE, "each has a slot of its own"
+    broker, heard = redis_broker, Heard()
+
+    def listener(message: Message) -> None:
+        if isinstance(message.body, str):
+            heard(message)
+
+    def attack() -> None:
+        for slot, each in ATTACKS.items():
+            each.put(broker, slot)
+
+    if when == "before":
+        attack()
+    worker = Worker(
+        broker, [TOPIC, OTHER], listener, threads=4, poll_seconds=0.1, on_moved=lambda topic: None
+    )
+    with worker:
+        if when != "before":
+            worker.asleep()
+            attack()
+        for slot in range(TOPIC.slots):
+            # Some values refuse sends into their slot as well.
+            with nullcontext() if slot in FREE else suppress(RmqError):
+                put(broker, slot, f"first {slot}")
+        send(broker, OTHER, [f"other {i}" for i in range(50)])
+        free = {f"first {slot}" for slot in FREE} | {f"other {i}" for i in range(50)}
+        eventually(bodies_heard(heard, free), "the others going on")
+        assert worker.thread.is_alive()
+        threading.Event().wait(1.0)
+        for slot, each in ATTACKS.items():
+            each.take_away(broker, slot)
+        for slot in range(TOPIC.slots):
+            put(broker, slot, f"second {slot}")
+        eventually(bodies_heard(heard, {f"second {slot}" for slot in range(TOPIC.slots)}), "all going on", 60)
+
+
+def test_what_a_dead_process_held_is_settled_beside_foreign_values(redis_broker: Broker) -> None:
+    broker, notes = redis_broker, Notes(1)
+    notes.owner = "me"
+    for slot in range(TOPIC.slots):
+        put(broker, slot, f"first {slot}")
+        assert broker.prepare(TOPIC, slot, "me", None, 1).status == "ok"
+    for slot, each in ATTACKS.items():
+        each.put(broker, slot)
+    settled = settle(broker, [TOPIC], notes)
+    assert settled.released >= len(FREE)
+    assert all(broker.audit(TOPIC, slot)["released"] == 1 for slot in FREE)
+
+
+def test_a_value_that_cannot_be_read_is_named(redis_broker: Broker) -> None:
+    broker = redis_broker
+    broker.client.hset(slot_keys(broker.prefix, TOPIC.name, 3).stats, "sent", "x")
+    with pytest.raises(Unreadable, match=r"^audit of .*attacked_3: .* not one of RMQ's \(.*b'x'\)$"):
+        broker.audit(TOPIC, 3)
+    pipeline = broker.pipeline()
+    for slot in (2, 3):
+        pipeline.audit(TOPIC, slot)
+    fine, broken = pipeline.execute()
+    assert fine.balanced and isinstance(broken, Unreadable)
+
+
+@pytest.mark.parametrize("text", ["", "x", "5", "[]", "\xff"])
+def test_a_definition_that_is_none_counts_as_not_registered(redis_broker: Broker, text: str) -> None:
+    broker = redis_broker
+    broker.define(OTHER)
+    broker.client.hset(topics_key(broker.prefix), TOPIC.name, text.encode("latin-1"))
+    assert set(broker.definitions()) == {OTHER.name}
+    if text:
+        with pytest.raises(Unreadable, match="the definition of topic b'attacked'"):
+            broker.define(TOPIC)

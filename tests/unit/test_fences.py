@@ -1,0 +1,38 @@
+"""When a slot that another worker has acquired is ours again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_rmq.consumer.executor import uptime
+from django_rmq.consumer.fences import Fences
+from django_rmq.consumer.places import Place
+from django_rmq.coordination import StaticCoordinator, Worker
+from django_rmq.memory import InMemoryBroker
+from django_rmq.messages import Topic, TopicType
+
+TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, timeout=30)
+
+
+def fences() -> Fences:
+    broker: Any = InMemoryBroker()
+    return Fences(broker, "me", lambda: float("-inf"))
+
+
+def test_only_a_later_question_gives_a_fenced_slot_back() -> None:
+    fenced = fences()
+    before, place = uptime(), Place(TOPIC, 0, 0)
+    fenced.add(place)
+    assert fenced and place.fenced_at >= before
+    assert fenced.ours_at(before) == fenced.ours_at(float("-inf")) == []
+    assert fenced.ours_at(uptime() + 1) == [place]
+    fenced.remove(place)
+    assert not fenced and not place.fenced_at
+    assert fenced.ours_at(uptime() + 1) == []
+
+
+def test_a_coordinator_that_asks_nobody_confirms_nothing() -> None:
+    worker = Worker("me", "host", 1, 0.0, 1, ())
+    one = StaticCoordinator(worker, lambda slots: None, lambda slots: None)
+    one.start()
+    assert one.confirmed() == float("-inf")

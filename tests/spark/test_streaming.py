@@ -317,7 +317,7 @@ def test_a_checkpoint_from_before_what_was_acknowledged_is_refused(begun: Any) -
     topic.send(["c"])
     third = source.latestOffset(second, ALL)
     # Restored from a copy it would use the numbers of its batches again, for other messages.
-    with pytest.raises(LostRace, match="claim 1 of topic .* Begin with a new checkpoint"):
+    with pytest.raises(LostRace, match=r"claim 1 of topic .* Begin with a new checkpoint"):
         reader(topic).partitions(start, first)
     with pytest.raises(LostRace, match="claim 2 of topic"):
         reader(topic).partitions(first, second)

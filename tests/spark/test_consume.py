@@ -170,7 +170,7 @@ def test_files_are_whole_and_exact_whoever_is_killed_while_they_are_written(
         for path in out.glob(".spark-staging-*"):
             path.rename(tmp_path / f"{who}{path.name}")
         process = start("slowly", *arguments, "--master", "local[2]")
-        eventually(partial(is_writing, out), f"a file that is being written ({who})", 250)
+        eventually(partial(is_writing, out), f"a file that is being written ({who})", 400)
         assert stored(out, "value") == {}
         found = victims(process.pid, who)
         assert found, below(process.pid)
@@ -196,7 +196,7 @@ def test_a_batch_that_is_in_the_files_but_not_recorded_is_there_once(
     for n in range(40):
         broker.send_merge(work, n % 4, 0, [b"%d" % n])
     first = start("unrecorded", *arguments, "--master", "local[1]")
-    eventually(lambda: "batch 0 is written" in log.read_text(), "a batch in the files", 250)
+    eventually(lambda: "batch 0 is written" in log.read_text(), "a batch in the files", 400)
     end(first)
     assert stored(out, "value", "batch") == {(str(n), 0): 1 for n in range(40)}
     assert total(broker, work, "acked") == 0

@@ -63,7 +63,7 @@ def test_a_batch_whose_process_dies_after_the_table_is_there_once(
         broker.send_merge(work, n % 4, 0, [f"{n}".encode()])
     quiet = f"spark.driver.extraJavaOptions=-D{LOG}={tmp_path / 'derby.log'}"
     first = start("unrecorded", *arguments, "--master", "local[1]", "--conf", quiet)
-    eventually(lambda: "batch 0 is written" in log.read_text(), "a batch in the table", 200)
+    eventually(lambda: "batch 0 is written" in log.read_text(), "a batch in the table", 400)
     end(first)
     assert total(broker, work, "acked") == 0
     broker.send_merge(work, 0, 0, [b"later"])

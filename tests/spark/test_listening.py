@@ -59,13 +59,13 @@ def test_a_query_that_is_stopped_between_two_polls_delivers_nothing_twice(
         spark.streams.addListener(listener)
     try:
         with started(spark, topic, tmp_path, into, 600):
-            eventually(lambda: topic.total("acked") == 1_000, "the acknowledgement", 100)
+            eventually(lambda: topic.total("acked") == 1_000, "the acknowledgement", 250)
         # Longer than the lease, while a worker sees to what lapses.
         with Worker(topic.broker, [topic.topic, other.topic], lambda message: seen.update(["worker"])):
             time.sleep(4)
         topic.send(["later"])
         with started(spark, topic, tmp_path, into, 1):
-            eventually(lambda: topic.total("acked") == 1_001, "the rest", 100)
+            eventually(lambda: topic.total("acked") == 1_001, "the rest", 250)
     finally:
         for listener in listeners:
             spark.streams.removeListener(listener)

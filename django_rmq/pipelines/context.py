@@ -18,6 +18,7 @@ from django_rmq.conf import RedisServer, get_config
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.messages import Topic
 from django_rmq.operations import Actor
+from django_rmq.spark.bodies import MALFORMED
 
 LOOK_SECONDS = 0.1
 PROGRESS_SECONDS = 2.0
@@ -181,9 +182,13 @@ class Context:
     def follow(self, writer: Any, *topics: str) -> int:
         """Start a stream's writer, say what its batches do, and return when it has ended how many messages it had.
 
-        When a stop is asked for, the batch that runs may end (``grace``); what Spark has recorded is acknowledged to
-        ``topics``, those that it consumes. Raises what the query raised.
+        When a stop is asked for, the batch that runs may end (``grace``). What Spark has recorded is acknowledged to ``topics``,
+        those that it consumes, after each batch. Raises what the query raised.
         """
+        # PySpark is not there in every process that lists pipelines.
+        from django_rmq.spark.listening import Acknowledger
+
+        acknowledger = Acknowledger(self.options(*topics)) if topics else None
         if self.checkpoint is not None:
             writer = writer.option("checkpointLocation", self.checkpoint)
         if self.available_now:
@@ -194,7 +199,7 @@ class Context:
         seen, told = 0, -1
         try:
             while not query.awaitTermination(LOOK_SECONDS):
-                seen, told = self._tell_batches(query, seen, told)
+                seen, told = self._tell_batches(query, acknowledger, seen, told)
                 if self.is_stopping:
                     self._let_end(query)
                     break
@@ -204,11 +209,14 @@ class Context:
                 raise
         finally:
             query.stop()
-        seen, _ = self._tell_batches(query, seen, told)
-        self._acknowledge(query, topics)
+        seen, _ = self._tell_batches(query, acknowledger, seen, told)
+        last = query.lastProgress
+        if acknowledger is not None and last is not None:
+            # Where Redis was away just then, this waits for it.
+            acknowledger.acknowledge(last)
         return seen
 
-    def _tell_batches(self, query: Any, seen: int, told: int) -> tuple[int, int]:
+    def _tell_batches(self, query: Any, acknowledger: Any, seen: int, told: int) -> tuple[int, int]:
         for progress in query.recentProgress:
             # Of each source: a Spark Connect server tells no sums.
             rows = sum(source["numInputRows"] for source in progress["sources"])
@@ -217,6 +225,13 @@ class Context:
                 seen += rows
                 rate = sum(source["processedRowsPerSecond"] or 0 for source in progress["sources"])
                 self.say(f"batch {told}: {rows} messages, {rate:.0f}/s")
+                malformed = progress["observedMetrics"].get(MALFORMED)
+                if malformed is not None and malformed["bodies"]:
+                    self.say(
+                        f"batch {told}: {malformed['bodies']} bodies do not fit the schema and are kept as they are"
+                    )
+                if acknowledger is not None:
+                    acknowledger.note(progress)
         return seen, told
 
     def _let_end(self, query: Any) -> None:
@@ -227,23 +242,6 @@ class Context:
             if newest is not None and (last is None or newest["timestamp"] != last["timestamp"]):
                 return
             time.sleep(LOOK_SECONDS / 4)
-
-    def _acknowledge(self, query: Any, topics: tuple[str, ...]) -> None:
-        """Acknowledge what Spark has recorded: it would do so itself when it polls again, which may be never."""
-        last = query.lastProgress
-        if last is None:
-            return
-        from django_rmq.spark.streaming import acknowledge
-
-        for source in last["sources"]:
-            try:
-                offset = json.loads(source["endOffset"] or "{}")
-            except (TypeError, ValueError):
-                continue
-            if isinstance(offset, dict) and "consumer" in offset:
-                # Only the topic of this source knows the consumer.
-                for topic in topics:
-                    acknowledge(self.options(topic), offset)
 
     def close(self) -> None:
         """End the session, if one was begun here."""

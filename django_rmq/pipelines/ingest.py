@@ -100,7 +100,7 @@ def _rows(context: Context, options: dict[str, Any]) -> Any:
         raise InvalidRequest(f"nothing tells what {source} is: say --format {', '.join(FORMATS)}")
     reader = context.spark.read.format(chosen)
     if chosen == "csv":
-        reader = reader.options(header="true", inferSchema="true")
+        reader = reader.options(header="true")
     for one in options["option"]:
         key, found, value = one.partition("=")
         if not found:

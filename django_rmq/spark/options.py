@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from uuid import uuid4
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.keys import check_prefix, check_topic_name
+from django_rmq.keys import TOPIC_NAME, check_prefix, check_topic_name
 
 QUEUES = ("store", "prepare", "retry", "dead", "claim")
 CONNECTION = {
@@ -20,6 +21,7 @@ CONNECTION = {
     "prefix",
     "socketTimeout",
     "connectionOptions",
+    "patience",
     "topic",
 }
 TASKS = ("minPartitions", "messagesPerTask")
@@ -36,6 +38,9 @@ WRITE = CONNECTION | {"bodyColumns", "timeRange", "canonical", "maxBody", "maxBa
 SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
 """Options of Spark's own that it hands over to sources and sinks, too."""
 
+
+PATIENCE = 60.0
+"""Seconds for which a Redis that is unavailable is waited for."""
 
 MESSAGES_PER_TASK = 50_000
 """A task costs some 50 ms before its first row."""
@@ -58,6 +63,7 @@ class Options:
         self.password = self.text("password")
         self.prefix = check_prefix(self.text("prefix") or "")
         self.socket_timeout = self.number("socketTimeout", 30.0, low=0.1)
+        self.patience = self.number("patience", PATIENCE, low=0.0, high=86_400.0)
 
     def text(self, name: str) -> str | None:
         """Return an option as it is; None: not given."""
@@ -132,3 +138,48 @@ class Options:
                 f"option slots must be numbers from 0 to {count - 1}, got {self.text('slots')!r}"
             )
         return list(dict.fromkeys(found))
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the scores between which to read."""
+        return self.number("minScore", -math.inf), self.number("maxScore", math.inf)
+
+    # --- of a stream
+
+    @property
+    def most(self) -> int:
+        """How many messages a batch may have."""
+        return self.whole("maxMessagesPerTrigger", 200_000, low=1)
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a claim is good without being renewed."""
+        return round(self.number("claimTimeout", 120.0, low=1.0, high=86_400.0) * 1000)
+
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds between two looks at an empty topic."""
+        return self.number("pollInterval", 0.5, low=0.0, high=3_600.0)
+
+    @property
+    def fails_on_loss(self) -> bool:
+        """Whether a batch that cannot be read whole ends the query."""
+        return self.flag("failOnDataLoss", default=False)
+
+    @property
+    def consumer(self) -> str:
+        """Who consumes, where no checkpoint says so yet; a new name each time unless one is given."""
+        found = self.text("consumerId")
+        if found is not None and not TOPIC_NAME.fullmatch(found):
+            raise ConfigurationError(
+                f"option consumerId must be 1 to 100 of A-Z a-z 0-9 . _ -, got {found!r}"
+            )
+        return found or uuid4().hex
+
+    def check(self) -> None:
+        """Raise ``ConfigurationError`` for a value that cannot be, of whatever is read: before anything is begun."""
+        self.topics()
+        self.queues()
+        self.bounds()
+        self.tasks(0)
+        self.flag("includeMetadata", default=False)
+        _ = self.most, self.lease_ms, self.poll_seconds, self.fails_on_loss, self.consumer

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -16,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from django_rmq.broker import Packed, Pipeline
-from django_rmq.exceptions import RmqError, SlotMoved
+from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.messages import BATCH, Topic, TopicType
 from django_rmq.producer import Producer
+from django_rmq.spark.patience import Patience
 
 IN_FLIGHT = 2
 """Round trips under way at once: Redis works on one while the next is written."""
@@ -68,26 +71,37 @@ def _written(texts: pa.Array) -> pa.Array:
     )
 
 
-class Bulk:
-    """Sends to one unkeyed topic; ``counts`` says what became of it, after ``finish``."""
+class Call(NamedTuple):
+    """One round trip: what it sends, and from which rows."""
 
-    def __init__(self, producer: Producer, topic: Topic) -> None:
+    groups: list[Group]
+    members: Sequence[bytes]
+    priorities: pa.Array | None
+
+
+class Bulk:
+    """Sends to one unkeyed topic; ``counts`` says what became of it, after ``finish``.
+
+    While Redis is unavailable, what has no answer yet is sent again, in its order: what still waits merges.
+    """
+
+    def __init__(self, producer: Producer, topic: Topic, patience: Patience) -> None:
         self.counts: Counter[str] = Counter()
         self._producer = producer
         self._topic = replace(topic, body="bytes")
-        self._under_way: deque[tuple[Pipeline, list[Group], Sequence[bytes], pa.Array | None]] = deque()
+        self._patience = patience
+        self._under_way: deque[tuple[Pipeline | None, Call]] = deque()
+        """Without a pipeline: not sent, or nobody knows."""
 
     def send(self, members: Sequence[bytes], column: pa.Array, priorities: pa.Array | None) -> None:
         """Send rows that are known to be good; ``priorities``: whole numbers, on priority topics."""
         scores = None if priorities is None else priorities.cast(pa.large_string()).cast(pa.large_binary())
-        pipeline = self._producer.broker.pipeline()
-        sent = list(groups(members, column, scores, self._topic.slots))
-        for group in sent:
-            if self._topic.type is TopicType.RANGE_MERGE:
-                pipeline.send_merge(self._topic, group.slot, self._topic.time_range_ms or 0, group.packed)
-            else:
-                pipeline.send_replace(self._topic, group.slot, (), group.packed)
-        self._under_way.append((pipeline.send(), sent, members, priorities))
+        call = Call(list(groups(members, column, scores, self._topic.slots)), members, priorities)
+        pipeline = None
+        if all(sent is not None for sent, _ in self._under_way):
+            with suppress(ServerUnavailable):
+                pipeline = self._pipeline(call).send()
+        self._under_way.append((pipeline, call))
         while len(self._under_way) >= IN_FLIGHT:
             self._collect()
 
@@ -96,22 +110,58 @@ class Bulk:
         while self._under_way:
             self._collect()
 
+    def _pipeline(self, call: Call) -> Pipeline:
+        pipeline = self._producer.broker.pipeline()
+        for group in call.groups:
+            if self._topic.type is TopicType.RANGE_MERGE:
+                pipeline.send_merge(self._topic, group.slot, self._topic.time_range_ms or 0, group.packed)
+            else:
+                pipeline.send_replace(self._topic, group.slot, (), group.packed)
+        return pipeline
+
     def _collect(self) -> None:
-        pipeline, sent, members, priorities = self._under_way.popleft()
-        for group, found in zip(sent, pipeline.receive(), strict=True):
+        """Take the oldest answer in."""
+        pipeline, call = self._under_way[0]
+        try:
+            answers = self._answers(pipeline.receive()) if pipeline is not None else None
+        except ServerUnavailable:
+            answers = None
+        if answers is None:
+            self._give_up_answers()
+            try:
+                answers = self._patience(lambda: self._answers(self._pipeline(call).execute()))
+            except ServerUnavailable:
+                # Nothing of the rest is waited for as long again.
+                self._under_way.clear()
+                raise
+        self._under_way.popleft()
+        for group, found in zip(call.groups, answers, strict=True):
             if isinstance(found, SlotMoved):
-                self._follow(group, members, priorities)
-            elif isinstance(found, RmqError):
-                raise found
+                self._patience(partial(self._follow, group, call))
             else:
                 self.counts.update(found)
 
-    def _follow(self, group: Group, members: Sequence[bytes], priorities: pa.Array | None) -> None:
+    @staticmethod
+    def _answers(found: list[Any]) -> list[Any]:
+        for answer in found:
+            if isinstance(answer, RmqError) and not isinstance(answer, SlotMoved):
+                raise answer
+        return found
+
+    def _give_up_answers(self) -> None:
+        """Let nothing be under way: of two sends of a member the later one must be the last one that runs."""
+        for at, (pipeline, call) in enumerate(self._under_way):
+            if pipeline is not None and at:
+                with suppress(ServerUnavailable):
+                    pipeline.receive()
+            self._under_way[at] = (None, call)
+
+    def _follow(self, group: Group, call: Call) -> None:
         options: list[dict[str, Any]] = [{}] * len(group.rows)
-        if priorities is not None:
-            options = [{"priority": priority} for priority in priorities.take(group.rows).to_pylist()]
+        if call.priorities is not None:
+            options = [{"priority": priority} for priority in call.priorities.take(group.rows).to_pylist()]
         built = [
-            self._producer.build(self._topic, members[row], **given)
+            self._producer.build(self._topic, call.members[row], **given)
             for row, given in zip(group.rows.to_pylist(), options, strict=True)
         ]
         self.counts.update(result.status for result in self._producer.send(built))

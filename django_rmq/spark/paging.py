@@ -15,6 +15,7 @@ import pyarrow as pa
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError
 from django_rmq.messages import BATCH, Topic
+from django_rmq.spark.patience import Patience
 
 FIRST_PAGE = 64
 """Rows that are asked for before it is known how long they are."""
@@ -79,6 +80,7 @@ class LiveRows:
     def __init__(
         self,
         broker: Broker,
+        patience: Patience,
         topic: Topic,
         slot: int,
         state: str,
@@ -86,6 +88,7 @@ class LiveRows:
         high: float = math.inf,
     ) -> None:
         self._broker = broker
+        self._patience = patience
         self._where = (topic, slot, state)
         self._low = low
         self._high = high
@@ -93,7 +96,8 @@ class LiveRows:
         self._rank: int | None = 0
         """Where the next row was when last looked at; None: nobody knows."""
         if self._place is not None:
-            self._rank = broker.between(*self._where, max_score=self._place.score)
+            below = self._place.score
+            self._rank = patience(lambda: broker.between(*self._where, max_score=below))
         self._is_over = False
 
     def pages(self) -> Iterator[Rows]:
@@ -111,13 +115,8 @@ class LiveRows:
                 size, pages = fitting(rows), PAGES
 
     def _trip(self, rank: int, size: int, pages: int) -> Iterator[Rows]:
-        pipeline = self._broker.pipeline()
         ranks = range(rank, rank + pages * size, size)
-        for first in ranks:
-            pipeline.rows(*self._where, max(0, first - 1), first + size - 1)
-        for first, rows in zip(ranks, pipeline.execute(), strict=True):
-            if isinstance(rows, RmqError):
-                raise rows
+        for first, rows in zip(ranks, self._patience(lambda: self._pages(ranks)), strict=True):
             known = 0 if self._place is None else self._place.passed(rows)
             if first and not known:
                 self._rank = None
@@ -126,6 +125,17 @@ class LiveRows:
             yield self._take(rows[2 * known :], is_last=len(rows) // 2 < size + (first > 0))
             if self._is_over:
                 return
+
+    def _pages(self, ranks: range) -> list[Rows]:
+        """Return the pages that begin at ``ranks``, each with the row before it."""
+        pipeline = self._broker.pipeline()
+        for first in ranks:
+            pipeline.rows(*self._where, max(0, first - 1), first + ranks.step - 1)
+        found = pipeline.execute()
+        for rows in found:
+            if isinstance(rows, RmqError):
+                raise rows
+        return found
 
     def _take(self, rows: Rows, *, is_last: bool) -> Rows:
         end = len(rows)
@@ -141,23 +151,30 @@ class LiveRows:
         after = None
         if self._place is not None and self._place.member is not None:
             after = (f"{self._place.score:.17g}", self._place.member)
-        page = self._broker.peek(
-            *self._where,
-            after=after,
-            limit=BATCH,
-            min_score=self._low,
-            max_score=self._high,
-            max_bytes=PAGE_BYTES,
+        page = self._patience(
+            lambda: self._broker.peek(
+                *self._where,
+                after=after,
+                limit=BATCH,
+                min_score=self._low,
+                max_score=self._high,
+                max_bytes=PAGE_BYTES,
+            )
         )
         rows: list[Any] = []
         for entry in page.entries:
             rows += (entry.member, f"{entry.score:.17g}".encode())
         found = self._take(rows, is_last=page.cursor is None)
         if not self._is_over:
-            pipeline = self._broker.pipeline()
-            pipeline.rank(*self._where, found[-2])
-            (rank,) = pipeline.execute()
-            if isinstance(rank, RmqError):
-                raise rank
+            rank = self._patience(lambda: self._rank_of(found[-2]))
             self._rank = None if rank is None else rank + 1
         return found
+
+    def _rank_of(self, member: bytes) -> int | None:
+        pipeline = self._broker.pipeline()
+        pipeline.rank(*self._where, member)
+        (found,) = pipeline.execute()
+        if isinstance(found, RmqError):
+            raise found
+        rank: int | None = found
+        return rank

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from django_rmq.messages import Counts, Death, Entry, FailureRecord, Topic, deco
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
 from django_rmq.spark.paging import LiveRows, narrow_batch
+from django_rmq.spark.patience import Patience
 
 PAGE = 1_000
 PAGE_BYTES = 4_194_304
@@ -62,12 +64,15 @@ class Reader(DataSourceReader):
         self._schema = schema
         self._queues = options.queues()
         self._topics = options.topics()
-        self._low = options.number("minScore", -math.inf)
-        self._high = options.number("maxScore", math.inf)
+        self._low, self._high = options.bounds()
         options.tasks(0)
         self._metadata = options.flag("includeMetadata", default=False)
+        self._patience = Patience(options.patience, f"topic {', '.join(self._topics)}")
 
     def partitions(self) -> list[InputPartition]:
+        return self._patience(self._tasks)
+
+    def _tasks(self) -> list[InputPartition]:
         broker = broker_of(self._options)
         definitions = broker.definitions()
         pieces: list[Piece] = []
@@ -99,22 +104,25 @@ class Reader(DataSourceReader):
         broker = broker_of(self._options)
         for topic, slot, queue in partition.pieces:
             if not topic.keyed and not self._metadata:
-                live = LiveRows(broker, topic, slot, queue, self._low, self._high)
+                live = LiveRows(broker, self._patience, topic, slot, queue, self._low, self._high)
                 for rows in live.pages():
                     if rows:
                         yield narrow_batch(schema, topic.name, slot, rows[::2], rows[1::2])
                 continue
             cursor: tuple[str, bytes] | None = None
             while True:
-                page = broker.peek(
-                    topic,
-                    slot,
-                    queue,
-                    after=cursor,
-                    limit=PAGE,
-                    min_score=self._low,
-                    max_score=self._high,
-                    max_bytes=PAGE_BYTES,
+                page = self._patience(
+                    partial(
+                        broker.peek,
+                        topic,
+                        slot,
+                        queue,
+                        after=cursor,
+                        limit=PAGE,
+                        min_score=self._low,
+                        max_score=self._high,
+                        max_bytes=PAGE_BYTES,
+                    )
                 )
                 if page.entries:
                     yield self._batch(schema, topic, slot, queue, page.entries)

@@ -56,8 +56,10 @@ class RmqDataSource(DataSource):
         return "rmq"
 
     def schema(self) -> StructType:
-        wanted = str(dict(self.options).get("includemetadata", "false")).lower()
-        return METADATA if wanted == "true" else COLUMNS
+        # Spark asks for it at load(), on the driver: whatever is wrong with an option is said there.
+        options = Options(dict(self.options), READ | STREAM, "format rmq")
+        options.check()
+        return METADATA if options.flag("includeMetadata", default=False) else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(schema)

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from django_rmq.producer import Producer, check_time_range
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
 from django_rmq.spark.packing import Bulk
+from django_rmq.spark.patience import Patience
 
 OPTION_COLUMNS = ("priority", "fixed_time", "time_range", "slot_basis", "key")
 CHUNK, PER_SLOT, MOST = 10_000, 500, 64_000
@@ -71,7 +73,8 @@ class _Sending:
             local["max_backlog"] = options.whole("maxBacklog", 0, low=1)
         broker = broker_of(options)
         name = options.topic()
-        self._topic = topic_of(name, broker.definitions().get(name), **local)
+        self._patience = Patience(options.patience, f"topic {name}")
+        self._topic = topic_of(name, self._patience(broker.definitions).get(name), **local)
         self._canonical = options.flag("canonical", default=True)
         self._body_columns = options.names("bodyColumns")
         columns = set(schema.fieldNames())
@@ -88,6 +91,7 @@ class _Sending:
                 f"a write to topic {name} does not know the columns {', '.join(sorted(unused))}: name them in "
                 "bodyColumns, or leave them out"
             )
+        self._check_columns()
         if overwrite:
             if not options.flag("allowOverwrite", default=False):
                 raise ConfigurationError(
@@ -95,12 +99,25 @@ class _Sending:
                     "or set the option allowOverwrite to true"
                 )
             for slot in range(self._topic.slots):
-                while broker.purge(self._topic, slot, "store"):
+                while self._patience(partial(broker.purge, self._topic, slot, "store")):
                     pass
+
+    def _check_columns(self) -> None:
+        """Raise ``ConfigurationError`` where the topic wants a column or an option that is not there."""
+        topic, columns = self._topic, self._columns
+        needed = {TopicType.PRIORITY: "priority", TopicType.FIXED_TIME: "fixed_time"}.get(topic.type)
+        if needed is not None and needed not in columns:
+            raise ConfigurationError(
+                f"topic {topic.name} is {topic.type.value}: a write needs the column {needed}"
+            )
+        if needed is None and topic.time_range_ms is None and "time_range" not in columns:
+            raise ConfigurationError(
+                f"topic {topic.name} is range_merge: set the option timeRange (ms), or give a column time_range"
+            )
 
     def _send(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         producer = Producer(broker_of(self._options))
-        bulk = Bulk(producer, self._topic)
+        bulk = Bulk(producer, self._topic, self._patience)
         counts: Counter[str] = Counter()
         try:
             rows = min(MOST, max(CHUNK, PER_SLOT * self._topic.slots))
@@ -128,7 +145,8 @@ class _Sending:
         constant = not self._columns or (self._columns == ["priority"] and _is_constant(batch, "priority"))
         if constant and not topic.keyed and topic.slot_basis is None:
             options = {"priority": batch.column("priority")[0].as_py()} if self._columns else {}
-            return self._refusing(batch, lambda: producer.send_bodies(raw, bodies, **options).counts())
+            send = partial(producer.send_bodies, raw, bodies, **options)
+            return self._refusing(batch, lambda: self._patience(send).counts())
         decode = json.loads if topic.slot_basis is not None else None
         built = []
         columns = {name: _values(batch, name) for name in self._columns}
@@ -141,7 +159,7 @@ class _Sending:
                     built.append(producer.build(raw, body, **given))
             except (RmqError, ValueError) as error:
                 raise InvalidMessage(f"row {_shown(batch, row)}: {error}") from None
-        return Counter(result.status for result in producer.send(built))
+        return Counter(result.status for result in self._patience(lambda: producer.send(built)))
 
     def _is_plain(self, batch: pa.RecordBatch, bodies: list[bytes]) -> bool:
         """Return whether these rows can go as they are: nothing has to be looked up in them, nothing is wrong with them."""

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from django_rmq.messages import TopicType
 from django_rmq.producer import Producer
 from django_rmq.spark.packing import Bulk, groups
+from django_rmq.spark.patience import Patience
 from django_rmq.spark.writing import gathered
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]
+NONE = Patience(0, "a test")
 
 bodies = st.lists(
     st.binary(min_size=1, max_size=40) | st.sampled_from([b"\r\n", b"$1\r\n", b"\xff\x00"]), min_size=1
@@ -55,7 +57,7 @@ def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: Topi
     )
     members = [b"%d" % (n % 3_000) for n in range(5_000)]
     priorities = None if kind is TopicType.RANGE_MERGE else pa.array(range(100, 5_100))
-    bulk = Bulk(Producer(topic.broker), topic.topic)
+    bulk = Bulk(Producer(topic.broker), topic.topic, NONE)
     for first in range(0, 5_000, 1_700):
         part = members[first : first + 1_700]
         bulk.send(part, pa.array(part, pa.binary()), priorities and priorities.slice(first, 1_700))
@@ -73,7 +75,7 @@ def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: Topi
 
 def test_a_bulk_goes_on_where_the_server_has_lost_its_scripts(queue: MakeQueue) -> None:
     topic = queue(slots=2, body="bytes")
-    bulk = Bulk(Producer(topic.broker), topic.topic)
+    bulk = Bulk(Producer(topic.broker), topic.topic, NONE)
     members = [b"%d" % n for n in range(100)]
     topic.broker.load_scripts()
     topic.broker.client.script_flush()
@@ -85,7 +87,7 @@ def test_a_bulk_goes_on_where_the_server_has_lost_its_scripts(queue: MakeQueue) 
 def test_a_bulk_follows_a_topic_that_has_another_slot_count_by_now(queue: MakeQueue) -> None:
     topic = queue(slots=4, body="bytes")
     topic.each("configure")
-    bulk = Bulk(Producer(topic.broker), replace(topic.topic, slots=2))
+    bulk = Bulk(Producer(topic.broker), replace(topic.topic, slots=2), NONE)
     members = [b"%d" % n for n in range(100)]
     bulk.send(members, pa.array(members, pa.binary()), pa.array([50] * 100))
     bulk.finish()

@@ -11,9 +11,11 @@ import pytest
 from django_rmq.messages import TopicType
 from django_rmq.spark import paging
 from django_rmq.spark.paging import LiveRows, Place
+from django_rmq.spark.patience import Patience
 from tests.spark.conftest import Queue
 
 MakeQueue = Callable[..., Queue]
+NONE = Patience(0, "a test")
 
 
 def filled(queue: MakeQueue, count: int, *, scores: int = 3) -> Queue:
@@ -27,7 +29,7 @@ def filled(queue: MakeQueue, count: int, *, scores: int = 3) -> Queue:
 def read(topic: Queue, low: float = -math.inf, high: float = math.inf) -> list[bytes]:
     return [
         row
-        for rows in LiveRows(topic.broker, topic.topic, 0, "store", low, high).pages()
+        for rows in LiveRows(topic.broker, NONE, topic.topic, 0, "store", low, high).pages()
         for row in rows[::2]
     ]
 
@@ -72,7 +74,7 @@ def test_what_is_there_throughout_is_read_exactly_once(
     gone: set[bytes] = set()
     new: set[bytes] = set()
     found: Counter[bytes] = Counter()
-    for turn, rows in enumerate(LiveRows(broker, definition, 0, "store", low).pages()):
+    for turn, rows in enumerate(LiveRows(broker, NONE, definition, 0, "store", low).pages()):
         members = rows[::2]
         found.update(members)
         if not members:

@@ -43,8 +43,8 @@ def test_files_are_ingested_merged_and_by_rule(run: Run, broker: Broker, tmp_pat
     foretold = run("ingest", "notes", tmp_path / "rows.csv", "--dry-run")
     assert "4 rows, 3 messages" in foretold and '"sku":"c"' in foretold and "nothing was sent" in foretold
     assert waiting(broker, "notes") == {}
-    run("ingest", "notes", tmp_path / "rows.csv", "--where", "price > 1")
-    assert set(waiting(broker, "notes")) == {'{"price":1.5,"sku":"a"}', '{"price":2.0,"sku":"b"}'}
+    run("ingest", "notes", tmp_path / "rows.csv", "--where", "double(price) > 1")
+    assert set(waiting(broker, "notes")) == {'{"price":"1.5","sku":"a"}', '{"price":"2","sku":"b"}'}
     (tmp_path / "events.json").write_text(
         "\n".join(json.dumps(row) for row in [{"n": 1, "p": 30}, {"n": 1, "p": 90}, {"n": 2, "p": 20}])
     )
@@ -55,6 +55,19 @@ def test_files_are_ingested_merged_and_by_rule(run: Run, broker: Broker, tmp_pat
     assert run("ingest", "notes", tmp_path / "none.csv", code=1).startswith("[PATH_NOT_FOUND]")
     bad = run("ingest", "events", tmp_path / "events.json", "--priority", "3", code=2)
     assert "priority must be from 17" in bad and "\n" not in bad.splitlines()[-1]
+
+
+def test_rows_of_csv_keep_their_text_whatever_else_is_in_the_file(
+    run: Run, broker: Broker, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text("sku,zip,price\n00123,01234,10.50\n")
+    run("ingest", "notes", tmp_path / "rows.csv")
+    (tmp_path / "more.csv").write_text("sku,zip,price\n00123,01234,10.50\nx1,a,b\n")
+    run("ingest", "notes", tmp_path / "more.csv")
+    kept = '{"price":"10.50","sku":"00123","zip":"01234"}'
+    assert set(waiting(broker, "notes")) == {kept, '{"price":"b","sku":"x1","zip":"a"}'}
+    run("ingest", "doubled", tmp_path / "rows.csv", "--priority", "50", "--option", "inferSchema=true")
+    assert set(waiting(broker, "doubled")) == {'{"price":10.5,"sku":123,"zip":1234}'}
 
 
 def test_a_topic_is_consumed_into_files_and_each_batch_is_there_once(

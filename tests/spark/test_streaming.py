@@ -71,7 +71,8 @@ def test_a_batch_is_read_again_with_the_same_rows_until_it_is_committed(begun: A
     assert (following["claim"], following["rows"]) == (2, 1)
     assert topic.total("acked") == 5_000
     source.commit(end)
-    assert rows(source, start, end) == {}
+    with pytest.raises(LostRace, match="older than that"):
+        rows(source, start, end)
     assert rows(source, end, following) == {b'"more"': 1}
 
 
@@ -254,11 +255,13 @@ def test_a_lost_claim_is_replayed_as_nothing_and_its_number_is_not_used_again(
     with caplog.at_level(logging.WARNING, "django_rmq.spark"):
         replaying = reader(topic)
         assert rows(replaying, start, end) == {}
-    assert "20 messages of claim 1" in caplog.text
-    following = replaying.latestOffset(end, ALL)
-    assert (following["claim"], following["rows"]) == (2, 20)
+    assert f"Claim 1 of topic {topic.topic.name}: 20 messages are no longer held" in caplog.text
     with pytest.raises(LostRace, match="20 messages"):
         reader(topic, failOnDataLoss="true").partitions(start, end)
+    following = replaying.latestOffset(end, ALL)
+    assert (following["claim"], following["rows"]) == (2, 20)
+    # Told once, not again for each slot and each look.
+    assert caplog.text.count("WARNING") == 1
 
 
 def test_a_claim_lost_while_it_is_read_fails_the_task_which_then_reads_nothing(begun: Any) -> None:
@@ -306,17 +309,27 @@ def test_available_now_ends_although_more_keeps_coming(begun: Any) -> None:
     assert seen == 30
 
 
-def test_a_checkpoint_from_before_reads_as_nothing_and_goes_on(begun: Any) -> None:
+def test_a_checkpoint_from_before_what_was_acknowledged_is_refused(begun: Any) -> None:
     topic, source, start = begun(10)
     first = source.latestOffset(start, ALL)
     topic.send(["b"])
     second = source.latestOffset(first, ALL)
     topic.send(["c"])
-    source.latestOffset(second, ALL)
-    restored = reader(topic)
-    assert rows(restored, start, first) == {}
-    following = restored.latestOffset(first, ALL)
-    assert following["claim"] == 3
+    third = source.latestOffset(second, ALL)
+    # Restored from a copy it would use the numbers of its batches again, for other messages.
+    with pytest.raises(LostRace, match=r"claim 1 of topic .* Begin with a new checkpoint"):
+        reader(topic).partitions(start, first)
+    with pytest.raises(LostRace, match="claim 2 of topic"):
+        reader(topic).partitions(first, second)
+    assert rows(reader(topic), second, third) == {b'"c"': 1}
+    assert source.latestOffset(third, ALL) == third
+    with pytest.raises(LostRace, match="claim 3 of topic"):
+        reader(topic).latestOffset(first, ALL)
+    # A new checkpoint under the same name begins behind it.
+    topic.send(["d"])
+    fresh = reader(topic, consumerId=start["consumer"])
+    begin = fresh.initialOffset()
+    assert rows(fresh, begin, fresh.latestOffset(begin, ALL)) == {b'"d"': 1}
 
 
 def test_another_slot_count_stops_the_query(begun: Any) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.exceptions import InvalidRequest
-from django_rmq.pipelines import Context, Pipeline, consume, register
+from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.pipelines.consume import Consume
+from django_rmq.spark.sinks import Batches, Files
 
 
 @register
@@ -59,16 +60,46 @@ class Endless(Pipeline):
 
 @register
 class Unrecorded(Consume):
-    """Consume into a table, and stay between the table and Spark's own record; for tests that kill it there."""
+    """Consume, and stay between the sink and Spark's own record; for tests that kill it there."""
 
     name = "unrecorded"
 
     def run(self, context: Context, **options: Any) -> None:
-        def write_and_wait(options: dict[str, Any], frame: Any, number: int) -> None:
-            into_table(options, frame, number)
-            context.say(f"batch {number} is in the table")
+        def write_and_wait(batches: Batches, frame: Any, number: int) -> None:
+            write(batches, frame, number)
+            context.say(f"batch {number} is written")
             time.sleep(300)
 
-        into_table = consume._into_table
-        consume._into_table = write_and_wait
+        write = Batches.__call__
+        Batches.__call__ = write_and_wait
         super().run(context, **options)
+
+
+@register
+class Slowly(Consume):
+    """Consume with tasks that take their time while they write; for tests that kill something then."""
+
+    name = "slowly"
+
+    def run(self, context: Context, **options: Any) -> None:
+        def slow(rows: Any) -> Any:
+            for batch in rows:
+                for first in range(0, batch.num_rows, 100):
+                    time.sleep(0.25)
+                    yield batch.slice(first, 100)
+
+        def write_slowly(files: Files, frame: Any, query: str, number: int, **how: Any) -> None:
+            write(files, frame.mapInArrow(slow, frame.schema), query, number, **how)
+
+        write = Files.write
+        Files.write = write_slowly
+        super().run(context, **options)
+
+
+def noted(frame: Any, number: int, query: str) -> None:
+    """Print the name of a batch and how many rows it has; for `--each`."""
+    print(f"batch {number} of {query}: {frame.count()} rows", flush=True)
+
+
+def unnamed(frame: Any, number: int) -> None:
+    """Take no name of a batch."""

@@ -1,0 +1,356 @@
+"""What a query holds of a topic: the driver claims, keeps the lease, and acknowledges.
+
+One consumer has at most one claim that is open, in any number of slots. Decision 0004 says why so. Nothing here knows Spark:
+``streaming`` turns claims into offsets and tasks, ``listening`` acknowledges what Spark has recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import LostRace, RmqError, SlotMoved
+from django_rmq.messages import BATCH, Claimed, ClaimRead, Counts, Topic
+
+logger = logging.getLogger("django_rmq.spark")
+
+HEADS = 1_024
+"""Slots that are asked in one round trip."""
+
+ANY_SIZE = 1 << 53
+"""Bytes of a claim: what waits in a slot changes its name whole, however large it is."""
+
+MOST_RANGES = 2_000
+"""Characters of a list of slots. One that would be longer is left out: then all slots are asked."""
+
+
+def ranges(slots: Iterable[int]) -> str | None:
+    """Return slots as text, as ``0-15,18``; None if that would be long."""
+    parts: list[list[int]] = []
+    for slot in sorted(slots):
+        if parts and parts[-1][1] == slot - 1:
+            parts[-1][1] = slot
+        else:
+            parts.append([slot, slot])
+        if len(parts) > MOST_RANGES // 2:
+            return None
+    text = ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+    return text if len(text) <= MOST_RANGES else None
+
+
+def slots_in(text: str | None, count: int) -> list[int]:
+    """Return the slots that ``ranges`` has written; all ``count`` of them for None."""
+    if text is None:
+        return list(range(count))
+    bounds = [part.partition("-") for part in text.split(",") if part]
+    return [slot for first, _, last in bounds for slot in range(int(first), int(last or first) + 1)]
+
+
+class Claims:
+    """The claims of the consumers of one query, as far as this process knows them."""
+
+    def __init__(self, broker: Broker, topic: Topic, lease_ms: int) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._lease_ms = lease_ms
+        self._newest = 0
+        self._known: set[str] = set()
+        """Consumers whose claims we know, for they are our own doing."""
+        self._holder = ""
+        self._held: dict[int, int] = {}
+        """Slot -> number of the claim that we renew."""
+        self._said = 0
+        """The newest claim of whose loss we have warned."""
+        self._lock = threading.Lock()
+        self._renewing: threading.Thread | None = None
+
+    def each(self, slots: Sequence[int], transition: str, *args: Any, **options: Any) -> list[Any]:
+        """Return what a transition answers for each slot."""
+        found: list[Any] = []
+        for first in range(0, len(slots), HEADS):
+            pipeline = self._broker.pipeline()
+            for slot in slots[first : first + HEADS]:
+                getattr(pipeline, transition)(self._topic, slot, *args, **options)
+            for answer in pipeline.execute():
+                if isinstance(answer, RmqError):
+                    raise answer
+                found.append(answer)
+        return found
+
+    def forget(self) -> None:
+        """Look everything up at the next ``settle``: a request has failed, and nobody knows what ran."""
+        self._known.clear()
+
+    def slots(self, number: int) -> list[int]:
+        """Return the slots that have a part of a claim."""
+        with self._lock:
+            return [slot for slot, held in self._held.items() if held == number]
+
+    # --- the end of a claim
+
+    def settle(self, consumer: str, committed: int) -> int:
+        """End every claim up to ``committed``; return the number of the newest one that there is or was.
+
+        Raises ``LostRace`` where a later one was acknowledged already: the checkpoint is older than that.
+        """
+        slots: list[int] = list(range(self._topic.slots))
+        if consumer in self._known:
+            slots = list(self._held)
+        newest = 0
+        lost = 0
+        ending: list[tuple[int, int]] = []
+        for slot, read in zip(slots, self.each(slots, "read_claim", consumer), strict=True):
+            newest = max(newest, read.number)
+            if read.number > committed > 0 and read.state == "acked":
+                raise self._too_old(read.number)
+            if read.number > committed and read.state in ("open", "sealed"):
+                self._hold(slot, consumer, read.number)
+            elif read.number <= committed and read.state in ("open", "sealed", "acked"):
+                ending.append((slot, read.number))
+            else:
+                lost += read.number == committed and read.state in ("lost", "returned")
+                self._let_go(slot)
+        lost += self._end(consumer, ending)
+        if lost:
+            self.warn(
+                committed,
+                f"Spark has recorded its batch, but its lease ended in {lost} slots before it was acknowledged. "
+                "Their messages are delivered again",
+            )
+        self._known.add(consumer)
+        self._newest = max(self._newest, newest)
+        return self._newest
+
+    def acknowledge(self, consumer: str, committed: int, slots: Sequence[int]) -> int:
+        """Acknowledge every claim up to ``committed`` in ``slots``, holding none; return in how many there was one."""
+        ending = [
+            (slot, read.number)
+            for slot, read in zip(slots, self.each(slots, "read_claim", consumer), strict=True)
+            if 0 < read.number <= committed and read.state in ("open", "sealed", "acked")
+        ]
+        # Whoever was faster, here or in the query itself, has acknowledged it.
+        self._end(consumer, list(ending))
+        return len(ending)
+
+    def _end(self, consumer: str, ending: list[tuple[int, int]]) -> int:
+        """Acknowledge claims, in steps where failures have to be tidied up; give back what was never sealed.
+
+        Returns in how many slots there was nothing to acknowledge any more.
+        """
+        lost = 0
+        while ending:
+            pipeline = self._broker.pipeline()
+            for slot, number in ending[:HEADS]:
+                pipeline.ack(self._topic, slot, consumer, number)
+            rest: list[tuple[int, int]] = []
+            for (slot, number), answer in zip(ending[:HEADS], pipeline.execute(), strict=True):
+                if isinstance(answer, RmqError):
+                    raise answer
+                word, left = answer
+                while word == "open" and left:
+                    # A request that came too late for its batch: nobody has read what it took.
+                    _, left = self._broker.return_claim(self._topic, slot, consumer, number)
+                lost += word == "stale"
+                if word == "ok" and left:
+                    rest.append((slot, number))
+                else:
+                    self._let_go(slot)
+            ending = rest + ending[HEADS:]
+        return lost
+
+    def _let_go(self, slot: int) -> None:
+        with self._lock:
+            self._held.pop(slot, None)
+
+    def warn(self, number: int, why: str) -> None:
+        """Warn of a loss: once for each claim, in however many slots and however often it is found."""
+        with self._lock:
+            if number <= self._said:
+                return
+            self._said = number
+        logger.warning("Claim %d of topic %s: %s", number, self._topic.name, why)
+
+    def _too_old(self, number: int) -> LostRace:
+        return LostRace(
+            f"claim {number} of topic {self._topic.name} is over, but this checkpoint has no record of its batch: the "
+            "checkpoint is older than that (restored from a copy?), and would use the numbers of its batches again. Begin with a "
+            "new checkpoint: nothing is lost, and what was acknowledged does not come again"
+        )
+
+    # --- claiming
+
+    def due(self) -> int:
+        """Return how many messages are due."""
+        return sum(counts.due for counts in self.each(range(self._topic.slots), "count"))
+
+    def claim(self, consumer: str, number: int, budget: int) -> bool:
+        """Claim up to ``budget`` messages that are due; return whether any. Raises ``SlotMoved``."""
+        slots = range(self._topic.slots)
+        now = self._broker.now_ms()
+        due: dict[int, int] = {}
+        for first in range(0, len(slots), HEADS):
+            part = slots[first : first + HEADS]
+            heads = self._broker.heads(self._topic, part)
+            due.update(
+                (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
+            )
+        if not due or budget < 1:
+            return False
+        left = self._shares(due, budget)
+        taken, moved = 0, False
+        while left and taken < budget:
+            pipeline = self._broker.pipeline()
+            asked: list[int] = []
+            rest = budget - taken
+            for slot, quota in left.items():
+                wanted = min(quota, rest)
+                if wanted < 1:
+                    break
+                rest -= wanted
+                asked.append(slot)
+                pipeline.claim(self._topic, slot, consumer, number, self._lease_ms, wanted, ANY_SIZE)
+            for slot, answer in zip(asked, pipeline.execute(), strict=True):
+                if isinstance(answer, RmqError):
+                    raise answer
+                if answer.status == "moved":
+                    moved = True
+                    continue
+                self._note(slot, consumer, number, answer)
+                taken += answer.taken
+                left[slot] -= answer.taken
+                if not (answer.taken and answer.more and left[slot] > 0):
+                    del left[slot]
+            if moved:
+                self._give_back(consumer, number)
+                raise self.moved()
+        return taken > 0
+
+    def moved(self) -> SlotMoved:
+        """Return the error of a topic that was re-slotted under the query."""
+        return SlotMoved(
+            f"topic {self._topic.name} has another slot count by now than the {self._topic.slots} with which the query began: "
+            "what Spark had recorded is acknowledged; begin again with a new checkpoint"
+        )
+
+    def _shares(self, due: dict[int, int], budget: int) -> dict[int, int]:
+        """Return how much to claim of each slot, in the order in which to ask; ``due``: slot -> when its first one was due.
+
+        If not all of it: of a topic of time the slots with the oldest first, and whole, as a worker goes from slot to slot; of
+        a priority topic its part of each slot, so that the most urgent of all slots go.
+        """
+        slots = list(due)
+        counts = dict(zip(slots, self.each(slots, "count"), strict=True))
+        sizes = {slot: max(1, found.due) for slot, found in counts.items()}
+        total = sum(sizes.values())
+        if total <= budget:
+            # What has come since it was counted, too, but nobody's share for it.
+            more = min(BATCH, (budget - total) // len(slots))
+            return {slot: size + more for slot, size in sizes.items()}
+        if self._topic.is_priority:
+            # In any order: each part is rounded up, and may leave nothing to the last ones.
+            random.shuffle(slots)
+            return {slot: math.ceil(budget * sizes[slot] / total) for slot in slots}
+        shut = {slot for slot, found in counts.items() if self._is_shut(found)}
+        # What has timed out there keeps them shut, and they might not be asked for long.
+        self.each(list(shut), "expire")
+        slots.sort(key=lambda slot: (slot in shut, due[slot]))
+        return {slot: sizes[slot] for slot in slots}
+
+    def _is_shut(self, found: Counts) -> bool:
+        """Whether a slot gives nothing now: asked in its turn it would only keep the budget from the others."""
+        return found.paused or found.claimed > 0 or (self._topic.serial and found.prepare > 0)
+
+    def _give_back(self, consumer: str, number: int) -> None:
+        """Return a claim that no batch will ever read, in every slot that has a part of it."""
+        for slot in self.slots(number):
+            while self._broker.return_claim(self._topic, slot, consumer, number)[1]:
+                pass
+            self._let_go(slot)
+
+    def _note(self, slot: int, consumer: str, number: int, answer: Claimed) -> None:
+        if answer.taken:
+            self._hold(slot, consumer, number)
+        elif answer.status not in ("ok", "busy", "paused"):
+            logger.warning("Cannot claim from topic %s slot %d: %s", self._topic.name, slot, answer.status)
+
+    def seal(self, consumer: str, number: int) -> int:
+        """Seal a claim in every slot that has a part of it; return how many messages it holds."""
+        slots = self.slots(number)
+        rows = 0
+        for slot, size in zip(
+            slots, self.each(slots, "renew", consumer, number, self._lease_ms, seal=True), strict=True
+        ):
+            if size is None:
+                self._let_go(slot)
+            else:
+                rows += size
+        self._newest = max(self._newest, number)
+        return rows
+
+    def read(self, consumer: str, number: int, slots: Sequence[int]) -> dict[int, int]:
+        """Return how many rows of a sealed claim each slot has; hold them. Raises ``LostRace`` if it was acknowledged."""
+        sizes: dict[int, int] = {}
+        reads: list[ClaimRead] = self.each(slots, "read_claim", consumer, number)
+        for slot, read in zip(slots, reads, strict=True):
+            if read.number > number or (read.number == number and read.state == "acked"):
+                raise self._too_old(number)
+            if read.state == "sealed" and read.size:
+                sizes[slot] = read.size
+        for slot in sizes:
+            self._hold(slot, consumer, number)
+        return sizes
+
+    # --- the lease
+
+    def _hold(self, slot: int, consumer: str, number: int) -> None:
+        with self._lock:
+            self._held[slot] = number
+            self._holder = consumer
+            if self._renewing is None:
+                self._renewing = threading.Thread(target=self._renew, name="rmq-claims", daemon=True)
+                self._renewing.start()
+
+    def _renew(self) -> None:
+        """Renew what is held, for as long as this process lives: Spark kills it with the query."""
+        while True:
+            time.sleep(self._lease_ms / 3_000)
+            with self._lock:
+                held = dict(self._held)
+            try:
+                self._renew_all(held)
+            except RmqError as error:
+                logger.warning("Cannot renew the claims of topic %s: %s", self._topic.name, error)
+
+    def _renew_all(self, held: dict[int, int]) -> None:
+        gone: list[int] = []
+        for first in range(0, len(held), HEADS):
+            part = dict(list(held.items())[first : first + HEADS])
+            pipeline = self._broker.pipeline()
+            for slot, number in part.items():
+                pipeline.renew(self._topic, slot, self._holder, number, self._lease_ms)
+            for slot, size in zip(part, pipeline.execute(), strict=True):
+                if isinstance(size, RmqError):
+                    raise size
+                if size is None:
+                    gone.append(slot)
+        if not gone:
+            return
+        lost = 0
+        for slot, read in zip(gone, self.each(gone, "read_claim", self._holder, held[gone[0]]), strict=True):
+            # Acknowledged ones are not lost: a listener has been faster than the next poll.
+            lost += read.state in ("lost", "returned")
+            with self._lock:
+                if self._held.get(slot) == held[slot]:
+                    del self._held[slot]
+        if lost:
+            self.warn(
+                held[gone[0]],
+                f"its lease ended in {lost} slots, Spark being at work on its batch. "
+                "Their messages are delivered again",
+            )

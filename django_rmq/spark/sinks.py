@@ -1,0 +1,176 @@
+"""Where ``foreachBatch`` puts a batch so that it is there once, however often it is written.
+
+A batch is named by its query's id and its number. Its writer is pickled: with Spark Connect it runs beside the server, where
+there are neither settings nor a JVM to talk to. What it does goes through public options of Spark alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from django_rmq.exceptions import ConfigurationError, OperationRefused
+from django_rmq.spark.bodies import BATCH_COLUMNS, MALFORMED
+
+QUERY, BATCH = BATCH_COLUMNS
+
+
+class Sink(Protocol):
+    """Writes a batch."""
+
+    def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
+        """Write a batch; ``may_repeat``: it may have been written before, in part or wholly."""
+
+
+@dataclass
+class Each:
+    """A function of somebody's: called with the frame, the number of the batch and the query's id."""
+
+    function: Callable[[Any, int, str], object]
+
+    def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
+        self.function(frame, number, query)
+
+
+@dataclass
+class Files:
+    """Parquet files in ``path/query=…/batch=…``, which appears when it is complete.
+
+    Spark writes into a hidden folder of ``path`` and renames it to the folder of the batch, which replaces what was there.
+    """
+
+    path: str
+
+    def check(self, session: Any) -> None:
+        """Raise ``OperationRefused`` for a folder whose readers would not see new files."""
+        if _is_there(session, f"{self.path.rstrip('/')}/_spark_metadata"):
+            raise OperationRefused(
+                f"{self.path} was written by Spark's own file sink (it has a folder _spark_metadata): Spark would read only "
+                "what is listed there, and none of the new files. Give another folder; the checkpoint can stay"
+            )
+
+    def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as sql
+
+        seen = Observation()
+        counted = frame.observe(seen, sql.count(sql.lit(1)).alias("rows")) if may_repeat else frame
+        writer = _named(counted, query, number).write.partitionBy(QUERY, BATCH)
+        writer.option("partitionOverwriteMode", "dynamic").mode("overwrite").parquet(self.path)
+        if may_repeat and not seen.get["rows"]:
+            self._empty(frame, query, number)
+
+    def _empty(self, frame: Any, query: str, number: int) -> None:
+        """Replace an earlier writing of a batch that has lost all its rows by a file without rows."""
+        folder = f"{self.path.rstrip('/')}/{QUERY}={query}/{BATCH}={number}"
+        if _is_there(frame.sparkSession, folder):
+            frame.limit(0).coalesce(1).write.mode("overwrite").parquet(folder)
+
+
+@dataclass
+class Table:
+    """A table of a database, by JDBC, with the columns ``query`` and ``batch``."""
+
+    url: str
+    table: str
+    driver: str | None = None
+
+    def check(self, session: Any) -> None:
+        """Return: what is wrong with a table, its database says at the first batch."""
+
+    def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
+        named = _named(frame, query, number)
+        if may_repeat:
+            # No row: this only makes the table where there is none.
+            self._append(named.limit(0))
+            self._delete(named.sparkSession, query, number)
+        self._append(named)
+
+    def _append(self, frame: Any) -> None:
+        self._with_options(frame.write.format("jdbc")).mode("append").save()
+
+    def _delete(self, session: Any, query: str, number: int) -> None:
+        """Delete what a batch has in the table, as the first statement of a connection that then counts it."""
+        there = self._with_options(session.read.format("jdbc")).load()
+        names = {name.lower(): name for name in there.columns}
+        missing = [name for name in BATCH_COLUMNS if name not in names]
+        if missing:
+            raise ConfigurationError(
+                f"table {self.table} needs the columns {QUERY} (text) and {BATCH} (bigint)"
+            )
+        quote = "`" if re.match(r"jdbc:(mysql|mariadb|databricks|hive2)\b", self.url) else '"'
+        where = f"{quote}{names[QUERY]}{quote} = '{query}' AND {quote}{names[BATCH]}{quote} = {number}"
+        reader = self._with_options(session.read.format("jdbc"))
+        reader = reader.option("sessionInitStatement", f"DELETE FROM {self.table} WHERE {where}")  # noqa: S608 - both are Spark's
+        left = reader.load()
+        left = left.where((left[names[QUERY]] == query) & (left[names[BATCH]] == number)).count()
+        if left:
+            raise OperationRefused(
+                f"table {self.table} kept {left} rows of batch {number} of query {query} that were deleted"
+            )
+
+    def _with_options(self, access: Any) -> Any:
+        chosen = access.option("url", self.url).option("dbtable", self.table)
+        return chosen.option("driver", self.driver) if self.driver else chosen
+
+
+@dataclass
+class Batches:
+    """What ``foreachBatch`` calls: ``sink`` gets each batch with its name, ``bad`` those of its bodies that do not fit."""
+
+    checkpoint: str
+    sink: Sink
+    bad: Sink | None = None
+    _query: str = field(default="", init=False)
+    _is_first: bool = field(default=True, init=False)
+    """Only the first batch of a run can have been written before: Spark goes on with the one it has no record of."""
+
+    def __call__(self, frame: Any, number: int) -> None:
+        self._query = self._query or query_of(frame.sparkSession, self.checkpoint)
+        if self.bad is None:
+            self.sink.write(frame, self._query, number, may_repeat=self._is_first)
+        else:
+            kept = frame.persist()
+            try:
+                fine = kept.where(kept[MALFORMED].isNull()).drop(MALFORMED)
+                self.sink.write(fine, self._query, number, may_repeat=self._is_first)
+                bad = kept.where(kept[MALFORMED].isNotNull())
+                bad = bad.select(bad[MALFORMED].alias("value"), "topic", "slot")
+                self.bad.write(bad, self._query, number, may_repeat=self._is_first)
+            finally:
+                kept.unpersist()
+        self._is_first = False
+
+
+def _named(frame: Any, query: str, number: int) -> Any:
+    """Return a frame with the columns that name its batch."""
+    from pyspark.sql import functions as sql
+
+    return frame.withColumns({QUERY: sql.lit(query), BATCH: sql.lit(number).cast("long")})
+
+
+def query_of(session: Any, checkpoint: str) -> str:
+    """Return the id of the query that a checkpoint belongs to."""
+    (row,) = session.read.text(_literally(f"{checkpoint.rstrip('/')}/metadata")).collect()
+    return str(json.loads(row.value)["id"])
+
+
+def _is_there(session: Any, path: str) -> bool:
+    from pyspark.errors import AnalysisException
+
+    try:
+        # A Spark Connect server looks only when it is asked for something.
+        session.read.text(_literally(path)).schema  # noqa: B018
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            return False
+        raise
+    return True
+
+
+def _literally(path: str) -> str:
+    """Return a path in which nothing is a pattern."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)

@@ -1,0 +1,206 @@
+"""`consume`: what is acknowledged is in the files or the table, once, whatever was killed and whichever checkpoint came."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from django_rmq import send_messages
+from django_rmq.broker import Broker
+from tests.spark.conftest import Run, Start, end, topic
+from tests.workers import eventually, live, total
+
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+
+def stored(path: Path, *columns: str) -> Counter[Any]:
+    """Return the rows of a folder, as a program without Spark reads them."""
+    if not path.exists():
+        return Counter()
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    return Counter(
+        tuple(row[name] for name in columns) if len(columns) > 1 else row[columns[0]] for row in rows
+    )
+
+
+def test_a_new_checkpoint_writes_beside_what_another_has_written(
+    run: Run, broker: Broker, spark: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+
+    def consume(checkpoint: str, **how: Any) -> str:
+        return run(
+            *("consume", "events", "--parquet", out, "--checkpoint", tmp_path / checkpoint),
+            *("--available-now", "--max-messages", 200),
+            **how,
+        )
+
+    send_messages("events", [{"n": n} for n in range(500)], priority=40)
+    assert "500 messages of events consumed" in consume("one")
+    send_messages("events", [{"n": n} for n in range(500, 900)], priority=40)
+    assert "400 messages of events consumed" in consume("two")
+    send_messages("events", [{"n": 900}], priority=40)
+    consume("one")
+    wanted = Counter({f'{{"n":{n}}}': 1 for n in range(901)})
+    assert stored(out, "value") == wanted
+    assert total(broker, topic("events"), "acked") == 901 and live(broker, topic("events")) == 0
+    # Spark and pandas read the same; a batch has a name of its own.
+    assert spark.read.parquet(str(out)).count() == 901
+    batches = stored(out, "query", "batch")
+    assert len({query for query, _ in batches}) == 2
+    assert sorted(batch for _, batch in batches)[:2] == [0, 0]
+    # What Spark's own file sink has written, its readers would go on to read alone.
+    (out / "_spark_metadata").mkdir()
+    send_messages("events", ["kept"], priority=40)
+    assert "Give another folder" in consume("three", code=2)
+    assert live(broker, topic("events")) == 1
+
+
+def test_a_batch_that_lost_its_claim_is_replaced_by_what_it_has_left(spark: Any, tmp_path: Path) -> None:
+    from django_rmq.spark.sinks import Files
+
+    files = Files(str(tmp_path / "out"))
+    rows = spark.createDataFrame([("a",), ("b",)], "value string")
+    files.write(rows, "q", 0, may_repeat=True)
+    files.write(rows, "q", 1, may_repeat=False)
+    assert stored(tmp_path / "out", "value") == {"a": 2, "b": 2}
+    files.write(rows.where("value = 'a'"), "q", 1, may_repeat=True)
+    assert stored(tmp_path / "out", "value") == {"a": 2, "b": 1}
+    files.write(rows.where("value = 'none'"), "q", 1, may_repeat=True)
+    files.write(rows.where("value = 'none'"), "q", 7, may_repeat=True)
+    assert stored(tmp_path / "out", "value") == {"a": 1, "b": 1}
+
+
+def test_bodies_that_do_not_fit_are_counted_and_kept(
+    run: Run, broker: Broker, spark: Any, tmp_path: Path
+) -> None:
+    bodies: list[Any] = [{"n": 1, "v": "a"}, {"n": "not a number", "v": "b"}, {"other": 3}, [1, 2, 3], "text"]
+    bodies.append({"n": 9007199254740993000})
+    raw = ['{"n":"not a number","v":"b"}', '{"other":3}', "[1,2,3]", '"text"', '{"n":9007199254740993000}']
+    consume = ("consume", "events", "--schema", "n int, v string", "--available-now")
+    send_messages("events", bodies, priority=40)
+    kept = tmp_path / "kept"
+    told = run(*consume, "--parquet", kept, "--checkpoint", tmp_path / "one")
+    assert "batch 0: 5 bodies do not fit the schema" in told
+    found = stored(kept, "n", "malformed")
+    assert found[1, None] == 1 and found.total() == 6
+    assert sorted(body for _, body in found if body is not None) == sorted(raw)
+
+    send_messages("events", bodies, priority=40)
+    fine, bad = tmp_path / "fine", tmp_path / "bad"
+    arguments = ("--parquet", fine, "--bad", bad, "--checkpoint", tmp_path / "two")
+    told = run(*consume, *arguments)
+    assert "batch 0: 5 bodies do not fit the schema" in told and "6 messages of events consumed" in told
+    assert stored(fine, "n", "v", "batch") == {(1, "a", 0): 1}
+    assert stored(bad, "value") == Counter(raw)
+    assert total(broker, topic("events"), "acked") == 12
+    assert "--bad goes with --schema" in run("consume", "events", *arguments, code=2)
+
+
+def test_a_function_is_told_the_name_of_a_batch(
+    run: Run, broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send_messages("events", [1, 2, 3], priority=40)
+    consume = ("consume", "events", "--checkpoint", tmp_path / "checkpoint {a}", "--available-now", "--each")
+    assert "must take a frame" in run(*consume, "tests.spark.project.pipelines.unnamed", code=2)
+    run(*consume, "tests.spark.project.pipelines.noted")
+    name = (tmp_path / "checkpoint {a}" / "metadata").read_text().split('"')[3]
+    assert f"batch 0 of {name}: 3 rows" in capsys.readouterr().out
+
+
+# --- kills
+
+
+def below(process: int) -> dict[int, str]:
+    """Return the processes that a process has started, directly or not: id -> command line."""
+    parents: dict[int, int] = {}
+    lines: dict[int, str] = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            lines[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    found: dict[int, str] = {}
+    for child in parents:
+        above: int | None = child
+        while above is not None and above != process:
+            above = parents.get(above)
+        if above == process and child != process:
+            found[child] = lines.get(child, "")
+    return found
+
+
+def victims(process: int, who: str) -> list[int]:
+    """Return whom to kill: the driver's Python, its Java, or the Python workers of tasks."""
+    if who == "driver":
+        return [process]
+    wanted = "org.apache.spark.deploy.SparkSubmit" if who == "java" else "pyspark.daemon"
+    found = {child: line for child, line in below(process).items() if wanted in line}
+    if who == "workers":
+        # The first of them only starts the others.
+        found = {child: line for child, line in found.items() if not below(child)}
+    return sorted(found)
+
+
+def is_writing(out: Path) -> bool:
+    return any(path.stat().st_size for path in out.glob(".spark-staging-*/**/part-*.parquet"))
+
+
+@pytest.mark.usefixtures("proc")
+def test_files_are_whole_and_exact_whoever_is_killed_while_they_are_written(
+    start: Start, run: Run, broker: Broker, tmp_path: Path
+) -> None:
+    work, out = topic("work"), tmp_path / "out"
+    broker.define(work)
+    for n in range(2_000):
+        broker.send_merge(work, n % 4, 0, [b"%d" % n])
+    arguments = ["work", "--parquet", out, "--checkpoint", tmp_path / "checkpoint", "--available-now"]
+    arguments += ["--max-messages", 1_000]
+
+    for who in ("workers", "java", "driver"):
+        for path in out.glob(".spark-staging-*"):
+            path.rename(tmp_path / f"{who}{path.name}")
+        process = start("slowly", *arguments, "--master", "local[2]")
+        eventually(partial(is_writing, out), f"a file that is being written ({who})", 400)
+        assert stored(out, "value") == {}
+        found = victims(process.pid, who)
+        assert found, below(process.pid)
+        for victim in found:
+            os.kill(victim, signal.SIGKILL)
+        if who == "workers":
+            # Without a task that is tried again the query fails.
+            assert process.wait(150) == 1
+        end(process)
+        assert stored(out, "value") == {}
+        assert total(broker, work, "acked") == 0
+    run("consume", *arguments)
+    assert stored(out, "value") == {str(n): 1 for n in range(2_000)}
+    assert total(broker, work, "acked") == 2_000 and live(broker, work) == 0
+
+
+def test_a_batch_that_is_in_the_files_but_not_recorded_is_there_once(
+    start: Start, run: Run, broker: Broker, tmp_path: Path
+) -> None:
+    work, out, log = topic("work"), tmp_path / "out", tmp_path / "log"
+    arguments = ["work", "--parquet", out, "--checkpoint", tmp_path / "checkpoint", "--available-now"]
+    broker.define(work)
+    for n in range(40):
+        broker.send_merge(work, n % 4, 0, [b"%d" % n])
+    first = start("unrecorded", *arguments, "--master", "local[1]")
+    eventually(lambda: "batch 0 is written" in log.read_text(), "a batch in the files", 400)
+    end(first)
+    assert stored(out, "value", "batch") == {(str(n), 0): 1 for n in range(40)}
+    assert total(broker, work, "acked") == 0
+    broker.send_merge(work, 0, 0, [b"later"])
+    run("consume", *arguments)
+    assert stored(out, "value", "batch") == {**{(str(n), 0): 1 for n in range(40)}, ("later", 1): 1}
+    assert total(broker, work, "acked") == 41 and live(broker, work) == 0

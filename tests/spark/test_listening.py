@@ -1,0 +1,142 @@
+"""A batch is acknowledged right after Spark's commit, not when the query polls again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_rmq.messages import TopicType
+from django_rmq.spark.claims import ranges, slots_in
+from tests.spark.conftest import Queue
+from tests.spark.test_streaming import ALL, fill, reader
+from tests.workers import Worker, eventually
+
+MakeQueue = Callable[..., Queue]
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+
+@contextmanager
+def started(
+    spark: Any, queue: Queue, checkpoint: Path, into: Callable[[Any, int], object], seconds: int
+) -> Iterator[Any]:
+    query = (
+        spark.readStream.format("rmq")
+        .options(**queue.options, claimTimeout="3")
+        .load()
+        .writeStream.foreachBatch(into)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime=f"{seconds} seconds")
+        .start()
+    )
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def test_a_query_that_is_stopped_between_two_polls_delivers_nothing_twice(
+    spark: Any, queue: MakeQueue, tmp_path: Path
+) -> None:
+    from django_rmq.spark.listening import Acknowledger
+
+    topic = queue(slots=4)
+    other = queue(slots=1)
+    topic.send(list(range(1_000)))
+    seen: Counter[str] = Counter()
+
+    def into(frame: Any, number: int) -> None:
+        seen.update(bytes(row.value).decode() for row in frame.collect())
+
+    listeners = [Acknowledger(other.options), Acknowledger(topic.options)]
+    for listener in listeners:
+        spark.streams.addListener(listener)
+    try:
+        with started(spark, topic, tmp_path, into, 600):
+            eventually(lambda: topic.total("acked") == 1_000, "the acknowledgement", 250)
+        # Longer than the lease, while a worker sees to what lapses.
+        with Worker(topic.broker, [topic.topic, other.topic], lambda message: seen.update(["worker"])):
+            time.sleep(4)
+        topic.send(["later"])
+        with started(spark, topic, tmp_path, into, 1):
+            eventually(lambda: topic.total("acked") == 1_001, "the rest", 250)
+    finally:
+        for listener in listeners:
+            spark.streams.removeListener(listener)
+    assert len(seen) == 1_001 and set(seen.values()) == {1}
+    assert topic.total("claim_returned") == 0
+
+
+def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
+    queue: MakeQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    from django_rmq.spark.streaming import acknowledge
+
+    topic = queue(slots=4)
+    topic.send(list(range(100)))
+    source = reader(topic, claimTimeout="1")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    with caplog.at_level(logging.WARNING, "django_rmq.spark"):
+        assert acknowledge(topic.options, end) == 4
+        # The thread that renews finds the claims gone.
+        eventually(lambda: not source._claims.slots(1), "a renewal", 20)
+        assert acknowledge(topic.options, end) == 4
+        topic.send(["more"])
+        following = source.latestOffset(end, ALL)
+        # Late, it touches nothing of the next batch.
+        assert acknowledge(topic.options, end) == 3
+    assert (following["claim"], following["rows"]) == (2, 1)
+    assert caplog.text == ""
+    assert (topic.total("acked"), topic.depth("claimed")) == (100, 1)
+
+
+def test_a_claim_that_is_lost_is_told_once_and_as_it_is(
+    queue: MakeQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = queue(slots=4)
+    topic.send(list(range(100)))
+    source = reader(topic)
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    for slot in range(4):
+        topic.broker.return_claim(topic.topic, slot, start["consumer"], 1, spent=True)
+    with caplog.at_level(logging.WARNING, "django_rmq.spark"):
+        assert reader(topic).latestOffset(end, ALL)["rows"] == 100
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "Spark has recorded its batch, but its lease ended in 4 slots before it was acknowledged" in line
+
+
+def test_only_slots_that_a_batch_holds_are_asked(queue: MakeQueue) -> None:
+    topic = queue(TopicType.FIXED_TIME, slots=4_096)
+    fill(topic, {7: 10, 8: 10, 900: 10}, 2)
+    source = reader(topic)
+    start = source.initialOffset()
+    end = source.latestOffset(start, ALL)
+    assert (end["held"], end["rows"], end["topic"]) == ("7-8,900", 6, topic.topic.name)
+
+    def asked() -> int:
+        return int(topic.broker.client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    for driver in (source, reader(topic)):
+        before = asked()
+        assert len(driver.partitions(start, end)) == 1
+        assert asked() - before == 3
+    # A checkpoint that does not know it has all of them asked.
+    del end["held"]
+    assert len(source.partitions(start, end)) == 1
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"),
+    [([], ""), ([3], "3"), ([2, 0, 1], "0-2"), ([0, 1, 5, 7, 8, 9], "0-1,5,7-9"), (range(0, 5_000, 2), None)],
+)
+def test_slots_are_told_as_ranges(slots: Any, text: str | None) -> None:
+    assert ranges(slots) == text
+    assert slots_in(text, 5_000) == (sorted(slots) if text is not None else list(range(5_000)))

@@ -1,0 +1,194 @@
+"""A Redis that is unavailable for a while ends no query: neither its driver's work nor its tasks' nor a write."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from django_rmq import lua
+from django_rmq.broker import Broker
+from django_rmq.exceptions import ServerRefused, ServerUnavailable
+from django_rmq.messages import BackOff, Topic, TopicType
+from django_rmq.producer import Producer
+from django_rmq.spark import patience
+from django_rmq.spark.packing import Bulk
+from django_rmq.spark.patience import Patience
+from tests.servers import RedisServer, TcpProxy
+from tests.spark.conftest import Queue
+from tests.spark.test_streaming import ALL, plan, reader, rows
+from tests.workers import client_of, eventually
+
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+
+def test_work_is_repeated_while_redis_is_unavailable_and_a_line_is_logged_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1_000.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
+    monkeypatch.setattr(patience, "time", clock)
+
+    def work() -> float:
+        if now[0] < 1_035:
+            raise ServerUnavailable("refused")
+        return now[0]
+
+    with caplog.at_level(logging.WARNING, "django_rmq.spark"):
+        assert 1_035 <= Patience(60, "topic x")(work) <= 1_036
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" (")[0] for line in lines[:-1]] == [
+        f"topic x: Redis is unavailable for {seconds} s" for seconds in (0, 11, 21, 31)
+    ]
+    assert "available again after 35" in lines[-1] or "available again after 36" in lines[-1]
+    now[0] = 1_000.0
+    with pytest.raises(ServerUnavailable):
+        Patience(30, "topic x")(work)
+    assert now[0] == pytest.approx(1_030)
+
+    def refuse() -> None:
+        now[0] += 1
+        raise ServerRefused("no")
+
+    with pytest.raises(ServerRefused):
+        Patience(60, "topic x")(refuse)
+    assert now[0] == pytest.approx(1_031)
+
+
+@pytest.fixture
+def lasting() -> Iterator[tuple[RedisServer, Queue]]:
+    """A Redis that keeps what it has when it is stopped, and a topic in it."""
+    with RedisServer(appendonly=True, appendfsync="always") as server:
+        client = client_of(server.url)
+        topic = Topic("t", TopicType.PRIORITY, slots=4, backoff=BackOff(0, 0))
+        yield server, Queue(Broker(client), server.url, topic)
+        client.close()
+
+
+def later(server: RedisServer, seconds: float) -> threading.Thread:
+    """Stop a server now, and start it again after so many seconds."""
+    server.stop()
+    thread = threading.Thread(target=lambda: (time.sleep(seconds), server.start()))  # that long it is away
+    thread.start()
+    return thread
+
+
+def test_each_step_of_a_batch_outlasts_a_restart(lasting: tuple[RedisServer, Queue]) -> None:
+    server, queue = lasting
+    queue.send(list(range(1_000)))
+    source = reader(queue)
+    start = source.initialOffset()
+    seen: Counter[bytes] = Counter()
+
+    def away() -> threading.Thread:
+        return later(server, 0.5)
+
+    waiting = away()
+    end_ = source.latestOffset(start, ALL)
+    waiting.join()
+    waiting = away()
+    tasks = plan(source, start, end_)
+    waiting.join()
+    waiting = away()
+    for executor, task in tasks:
+        for batch in executor.read(task):
+            seen.update(batch.column("value").to_pylist())
+    waiting.join()
+    assert seen.total() == len(seen) == end_["rows"] == 1_000
+    waiting = away()
+    source.commit(end_)
+    waiting.join()
+    assert queue.total("acked") == 1_000
+    waiting = away()
+    assert source.latestOffset(end_, ALL) == end_
+    waiting.join()
+    server.stop()
+    with pytest.raises(ServerUnavailable):
+        reader(queue, patience="0")
+    server.start()
+
+
+@pytest.mark.parametrize("script", ["claim", "renew"])
+def test_a_claim_whose_answer_was_lost_is_found_again(
+    lasting: tuple[RedisServer, Queue], script: str
+) -> None:
+    server, queue = lasting
+    queue.send(list(range(100)))
+    with TcpProxy(server.port) as proxy:
+        source = reader(queue, url=proxy.url)
+        start = source.initialOffset()
+        queue.broker.load_scripts()
+        source._broker.load_scripts()
+        proxy.drop_reply(lua.load(script).sha)
+        end_ = source.latestOffset(start, ALL)
+        proxy.wait_for_drop()
+        assert (end_["claim"], end_["rows"]) == (1, 100)
+        assert rows(source, start, end_).total() == 100
+        assert source.latestOffset(end_, ALL) == end_
+    assert queue.total("acked") == 100 and queue.depth("claimed") == queue.depth("store") == 0
+
+
+def test_sends_whose_answers_were_lost_are_repeated_in_their_order(
+    lasting: tuple[RedisServer, Queue],
+) -> None:
+    server, queue = lasting
+    with TcpProxy(server.port) as proxy:
+        broker = Broker(client_of(proxy.url))
+        bulk = Bulk(Producer(broker), queue.topic, Patience(20, "a test"))
+        broker.load_scripts()
+        for turn in range(6):
+            if turn == 3:
+                proxy.drop_reply(b"EVALSHA")
+            if turn == 5:
+                proxy.cut()
+                threading.Timer(0.5, proxy.mend).start()
+            members = [b"%d" % n for n in range(turn * 50, turn * 50 + 100)]
+            priorities = pa.array([100 + turn] * 100)
+            bulk.send(members, pa.array(members, pa.binary()), priorities)
+        bulk.finish()
+        broker.close()
+    found = {entry.member: entry.score for page in queue.each("peek", "store") for entry in page.entries}
+    # Of each message the last send counts.
+    assert found == {b"%d" % n: 100 + min(5, n // 50) for n in range(350)}
+
+
+def test_a_query_outlasts_a_redis_that_is_stopped_and_started_again(
+    spark: Any, lasting: tuple[RedisServer, Queue], tmp_path: Path
+) -> None:
+    server, queue = lasting
+    seen: Counter[str] = Counter()
+
+    def into(frame: Any, number: int) -> None:
+        seen.update(bytes(row.value).decode() for row in frame.collect())
+
+    def is_consumed(count: int) -> bool:
+        assert query.isActive, query.exception()
+        return queue.total("acked") == len(seen) == count
+
+    query = (
+        spark.readStream.format("rmq")
+        .options(**queue.options)
+        .load()
+        .writeStream.foreachBatch(into)
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    try:
+        for turn in range(2):
+            queue.send([f"{turn} {n}" for n in range(500)])
+            later(server, 4).join()
+            eventually(partial(is_consumed, 500 * (turn + 1)), "the rest", 250)
+    finally:
+        query.stop()
+    assert len(seen) == 1_000 and set(seen.values()) == {1}

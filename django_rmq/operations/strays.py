@@ -14,10 +14,9 @@ from typing import Any
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.keys import slot_of
-from django_rmq.messages import Entry, Topic, TopicType, stored_basis
+from django_rmq.messages import RECORDS, Entry, Topic, TopicType, stored_basis
 from django_rmq.operations.sweeps import STEP_BYTES
 
-RECORDS = ("inflight", "deaths", "failures", "body", "claim_body")
 SLOTS_AT_ONCE = 200
 GRACE_SECONDS = 5
 """How much later than its time-out a delivery may be swept."""

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -57,8 +57,8 @@ for i = first, last do
   if running then
     word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
     local receipt_and_score = string.match(record or '', '^%d+ %S+') or '0 0'
-    local outlived = waiting or resting or string.find(record or '', ' outlived', 1, true)
-    redis.call('HSET', inflight, member, receipt_and_score .. ' buried' .. (outlived and ' outlived' or ''))
+    local outlived = (waiting or resting or string.find(record or '', ' outlived', 1, true)) and ' outlived' or ''
+    redis.call('HSET', inflight, member, receipt_and_score .. ' buried' .. outlived)
   elseif claimed then
     word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
   end

@@ -1,7 +1,7 @@
 -- What Prepare holds for an owner: how a worker goes on after a lost reply of prepare.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[3] prepare_body HASH  member in flight -> envelope
 -- KEYS[4] control   HASH  field -> value
 --

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -46,8 +46,9 @@ for i = first, last do
     if running then
       word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
       local record = redis.call('HGET', inflight, member) or ''
+      local receipt_and_score = string.match(record, '^%d+ %S+') or '0 0'
       local outlived = string.find(record, ' outlived', 1, true) and ' outlived' or ''
-      redis.call('HSET', inflight, member, (string.match(record, '^%d+ %S+') or '0 0') .. ' removed' .. outlived)
+      redis.call('HSET', inflight, member, receipt_and_score .. ' removed' .. outlived)
     elseif redis.call('ZSCORE', claim, member) then
       -- Spark goes on with what it has claimed.
       word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'

@@ -62,6 +62,15 @@ def test_what_is_rejected_dies_with_the_body_it_was_handed_out_with(slot: Slot) 
     assert next_body(slot) == V2
 
 
+@pytest.mark.parametrize("how", ["prepare", "claim"])
+def test_what_lapses_dies_with_its_body(make_slot: MakeSlot, how: str) -> None:
+    slot = make_slot(identity="key")
+    slot.send_replace([50], [A], [slot.envelope(V1, expires_ms=slot.now_ms + 500)])
+    slot.clock.advance(seconds=1)
+    slot.take() if how == "prepare" else slot.claim("s", 1, 60_000, 10)
+    assert slot.where(A) == "D" and slot.bodies() == {"deaths": V1}
+
+
 @pytest.mark.parametrize("how", ["rollback", "expire"])
 def test_what_runs_out_of_retries_dies_with_its_body_once_nothing_newer_waits(slot: Slot, how: str) -> None:
     receipt = fly(slot, left=0)

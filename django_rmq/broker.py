@@ -57,6 +57,7 @@ from django_rmq.keys import (
 from django_rmq.messages import (
     BATCH,
     LATENESS_BUCKETS,
+    RECORDS,
     SAMPLED,
     Acquired,
     Allowance,
@@ -94,12 +95,13 @@ from django_rmq.messages import (
 logger = logging.getLogger("django_rmq")
 
 _STATES = {
-    "store": ("store", "failures"),
-    "prepare": ("prepare", "inflight"),
-    "retry": ("retry", "failures"),
-    "dead": ("dead", "deaths"),
-    "claim": ("claim", "failures"),
+    "store": ("store", "failures", "body"),
+    "prepare": ("prepare", "inflight", "prepare_body"),
+    "retry": ("retry", "failures", "body"),
+    "dead": ("dead", "deaths", "body"),
+    "claim": ("claim", "failures", "claim_body"),
 }
+"""The set of a state, what is noted of its members, and their bodies."""
 READS = frozenset(
     {
         "audit",
@@ -362,9 +364,11 @@ def _page(reply: list[Any]) -> Page:
 
 
 def _counts(reply: list[Any]) -> Counts:
-    store, due, prepare, retry, dead, oldest, owner, paused, claimed = reply
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained = reply
     oldest_due_ms = int(float(oldest)) if oldest else None
-    return Counts(store, due, prepare, retry, dead, claimed, oldest_due_ms, _text(owner), bool(paused))
+    return Counts(
+        store, due, prepare, retry, dead, claimed, oldest_due_ms, _text(owner), bool(paused), _due(undrained)
+    )
 
 
 def _looked(reply: list[Any]) -> list[Looked]:
@@ -528,9 +532,9 @@ def _begun(reply: list[bytes]) -> tuple[str, bytes]:
 
 
 def _sample(reply: list[Any]) -> Sample:
-    slots, store, due, prepare, retry, dead, oldest, sums = reply
+    slots, store, due, prepare, retry, dead, oldest, sums, undrained = reply
     counters = dict(zip(SAMPLED, sums, strict=True))
-    return Sample(slots, store, due, prepare, retry, dead, _due(oldest), counters)
+    return Sample(slots, store, due, prepare, retry, dead, _due(oldest), counters, _due(undrained))
 
 
 def _number(value: float) -> str:
@@ -562,7 +566,7 @@ class Transitions(ABC):
         return 1 if topic.serial else topic.max_prepared
 
     @staticmethod
-    def _ending_keys(keys: SlotKeys) -> list[bytes]:
+    def _acting_keys(keys: SlotKeys) -> list[bytes]:
         return [
             keys.store,
             keys.prepare,
@@ -577,8 +581,13 @@ class Transitions(ABC):
         ]
 
     @classmethod
+    def _ending_keys(cls, keys: SlotKeys) -> list[bytes]:
+        return [*cls._acting_keys(keys), keys.prepare_body]
+
+    @classmethod
     def _claim_keys(cls, keys: SlotKeys) -> list[bytes]:
-        return [*cls._ending_keys(keys), keys.claimants, keys.claim, keys.claims, keys.claim_body]
+        claims = (keys.claimants, keys.claim, keys.claims, keys.claim_body)
+        return [*cls._acting_keys(keys), *claims, keys.prepare_body]
 
     # --- sending
 
@@ -696,7 +705,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "held",
-                (keys.prepare, keys.inflight, keys.body, keys.control),
+                (keys.prepare, keys.inflight, keys.prepare_body, keys.control),
                 (owner, offset, limit),
                 _held,
             )
@@ -966,12 +975,13 @@ class Transitions(ABC):
 
         ``envelopes``: new bodies of keyed messages, empty where the body stays.
         """
+        keys = self._keys(topic, slot)
         given = envelopes or [b""] * len(members)
         flat = [part for pair in zip(members, given, strict=True) for part in pair]
         return self._run(
             Call(
                 "replay",
-                self._ending_keys(self._keys(topic, slot)),
+                [*self._acting_keys(keys), keys.claim],
                 (self._channel(topic), topic.slots, topic.type.value, topic.max_retries, *flat),
                 _replayed(len(members)),
             )
@@ -983,7 +993,7 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "bury",
-                [*self._ending_keys(keys), keys.claim],
+                [*self._acting_keys(keys), keys.claim],
                 (topic.type.value, topic.max_retries, cut_error(why), *members),
                 _words(len(members)),
             )
@@ -995,8 +1005,8 @@ class Transitions(ABC):
         return self._run(
             Call(
                 "remove",
-                [*self._ending_keys(keys), keys.claim],
-                (which, *members),
+                [*self._acting_keys(keys), keys.claim],
+                (topic.type.value, which, *members),
                 _words(len(members)),
             )
         )
@@ -1053,8 +1063,9 @@ class Transitions(ABC):
                     keys.body,
                     keys.stats,
                     keys.claim,
+                    keys.control,
                 ),
-                (state, _number(min_score), _number(up_to), limit),
+                (topic.type.value, state, _number(min_score), _number(up_to), limit),
                 int,
             )
         )
@@ -1103,6 +1114,7 @@ class Transitions(ABC):
                     keys.deaths,
                     keys.failures,
                     keys.body,
+                    keys.prepare_body,
                     keys.claims,
                     keys.claim,
                     keys.claim_body,
@@ -1117,7 +1129,7 @@ class Transitions(ABC):
 
     def loose(self, topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Loose:
         """Look through some records of a kind for those that belong to no message."""
-        if kind not in ("inflight", "deaths", "failures", "body", "claim_body"):
+        if kind not in RECORDS:
             raise ValueError(f"{kind!r} are no records")
         keys = self._keys(topic, slot)
         return self._run(
@@ -1134,6 +1146,7 @@ class Transitions(ABC):
                     keys.body,
                     keys.claim,
                     keys.claim_body,
+                    keys.prepare_body,
                 ),
                 (kind, cursor, int(repair)),
                 _loose,
@@ -1222,6 +1235,7 @@ class Transitions(ABC):
                     arrived or "",
                     target,
                     max_bytes,
+                    topic.type.value,
                     *(part for pair in members for part in pair),
                 ),
                 _handover,
@@ -1276,11 +1290,10 @@ class Transitions(ABC):
     ) -> Page:
         """List one state by score. Entries present throughout all pages appear exactly once."""
         keys = self._keys(topic, slot)
-        members, records = (getattr(keys, name) for name in _STATES[state])
         return self._run(
             Call(
                 "peek",
-                (members, records, keys.claim_body if state == "claim" else keys.body),
+                tuple(getattr(keys, name) for name in _STATES[state]),
                 (
                     "descending" if descending else "ascending",
                     _number(min_score),
@@ -1314,11 +1327,10 @@ class Transitions(ABC):
         ``where`` ``error``: only for the class of the last error, whole or its last part.
         """
         keys = self._keys(topic, slot)
-        members, records = (getattr(keys, name) for name in _STATES[state])
         return self._run(
             Call(
                 "find",
-                (members, records, keys.claim_body if state == "claim" else keys.body),
+                tuple(getattr(keys, name) for name in _STATES[state]),
                 (
                     "descending" if descending else "ascending",
                     _number(min_score),
@@ -1375,6 +1387,7 @@ class Transitions(ABC):
                     keys.body,
                     keys.claim,
                     keys.claim_body,
+                    keys.prepare_body,
                 ),
                 tuple(members),
                 _looked,
@@ -1933,7 +1946,7 @@ class Broker(Transitions):
         keys: list[bytes] = []
         for slot in slots:
             slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.prepare, slot_.retry, slot_.dead, slot_.stats)
+            keys += (slot_.store, slot_.prepare, slot_.retry, slot_.dead, slot_.stats, slot_.control)
         return Call("history/sample", keys, (topic.type.value,), _sample)
 
     def claim_minute(self, topic: Topic, minute: int) -> bool:

@@ -30,7 +30,8 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
     """Redis answers, workers are there for every topic with a listener, and nothing waits too long or dies too often."""
 
     max_age: float | None = None
-    """Seconds that the oldest message of a topic may have been due; None: not looked at."""
+    """Seconds that the oldest message of a topic may have been due, or a slot of a priority topic not been empty; None:
+    not looked at."""
     max_dead: int | None = None
     """Dead messages of a topic; None: not looked at."""
     needs_workers: bool = True

@@ -69,6 +69,8 @@ class Depth:
     dead: int
     oldest_due_ms: int | None
     """Time topics: since when (ms) the most overdue message is due."""
+    undrained_since_ms: int | None = None
+    """Priority topics: since when (ms) the slot has not been empty that was so for the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +237,10 @@ _ALSO_COUNTED = ("expired", "rejected", "released", "stale", "fenced", "replayed
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What is kept of one minute: ``ms slots asked store due prepare claimed retry dead oldest sent … replayed|bucket:n …``.
+    """What is kept of one minute:
+    ``ms slots asked store due prepare claimed retry dead oldest sent … replayed undrained|bucket:n …``.
 
-    Records of earlier versions end with ``died``.
+    Records of earlier versions end with ``died`` or ``replayed``.
     """
 
     sampled_ms: int
@@ -259,7 +262,11 @@ class _Record:
             now_ms,
             sample.slots,
             topic.slots,
-            Depth(store, due, prepare, round(claimed * scale), retry, dead, sample.oldest_due_ms),
+            Depth(
+                *(store, due, prepare, round(claimed * scale), retry, dead),
+                sample.oldest_due_ms,
+                sample.undrained_since_ms,
+            ),
             tuple(round(value * scale) for value in counters),
         )
 
@@ -267,7 +274,13 @@ class _Record:
         depth = self.depth
         numbers = (
             *(self.sampled_ms, self.slots, self.asked, depth.store, depth.due, depth.prepare, depth.claimed),
-            *(depth.retry, depth.dead, depth.oldest_due_ms or 0, *self.counters),
+            *(
+                depth.retry,
+                depth.dead,
+                depth.oldest_due_ms or 0,
+                *self.counters,
+                depth.undrained_since_ms or 0,
+            ),
         )
         return " ".join(map(str, numbers))
 
@@ -285,9 +298,11 @@ class _Record:
                 late[int(bucket)] = int(count)
         except (ValueError, IndexError):
             return None
-        if len(counters) not in (len(_COUNTED), len(_COUNTED) + len(_ALSO_COUNTED)):
+        whole = len(_COUNTED) + len(_ALSO_COUNTED)
+        undrained = counters.pop() if len(counters) == whole + 1 else 0
+        if len(counters) not in (len(_COUNTED), whole):
             return None
-        depth = Depth(store, due, prepare, claimed, retry, dead, oldest or None)
+        depth = Depth(store, due, prepare, claimed, retry, dead, oldest or None, undrained or None)
         return cls(ms, slots, asked, depth, tuple(counters), tuple(late))
 
 

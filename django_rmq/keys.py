@@ -8,15 +8,17 @@ key                  type    member -> score, or field -> value
 ===================  ======  ====================================================================
 ``K``                zset    Store: member -> due ms, or priority; or a retry score
 ``prepare_{K}``      zset    member -> seconds * 1000 + retries left
-``inflight_{K}``     hash    member -> "receipt original_score [mark]"
+``inflight_{K}``     hash    member -> "receipt original_score [mark [outlived]]"
 ``retry_{K}``        zset    member -> ms when back-off ends + retries / 1024
 ``dead_{K}``         zset    member -> ms of death
 ``deaths_{K}``       hash    member -> what a person wants to know of the death
 ``failures_{K}``     hash    live members that failed: kind, times, score, last error
-``body_{K}``         hash    keyed topics: member -> envelope (body and what travels with it)
+``body_{K}``         hash    keyed topics: member that waits or rests -> envelope (body and what travels with it)
+``prepare_body_{K}`` hash    keyed topics: member in flight -> envelope that it was handed out with
 ``stats_{K}``        hash    the ledger: counter -> n
 ``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
-                             sleeping_until, slots; reslot, moving, tickets (see ``reslotting``)
+                             sleeping_until, slots; undrained_since: ms since when Store of a priority topic has not
+                             been empty; reslot, moving, tickets (see ``reslotting``)
 ``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
 ``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
 ``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim
@@ -79,6 +81,7 @@ class SlotKeys(NamedTuple):
     claim_body: bytes
     leaving: bytes
     arrived: bytes
+    prepare_body: bytes
 
 
 class WorkerKeys(NamedTuple):

@@ -47,6 +47,7 @@ from django_rmq.messages import (
     MAX_PRIORITY,
     MAX_RETRIES_LIMIT,
     NEVER,
+    RECORDS,
     SAMPLED,
     Acquired,
     Allowance,
@@ -148,16 +149,17 @@ _SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim"})
 _SENDING = ("store", "retry", "body", "stats", "control")
 _ENDING = (
     "store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "stats", "control",
+    "prepare_body",
 )  # fmt: skip
 _CLAIMING = ("claimants", "claim", "claims", "claim_body")
 _STATES = {
-    "store": ("store", "failures"),
-    "prepare": ("prepare", "inflight"),
-    "retry": ("retry", "failures"),
-    "dead": ("dead", "deaths"),
-    "claim": ("claim", "failures"),
+    "store": ("store", "failures", "body"),
+    "prepare": ("prepare", "inflight", "prepare_body"),
+    "retry": ("retry", "failures", "body"),
+    "dead": ("dead", "deaths", "body"),
+    "claim": ("claim", "failures", "claim_body"),
 }
-_IN_FLIGHT = re.compile(rb"(\d+) (\S+) ?(\S*)")
+_IN_FLIGHT = re.compile(rb"(\d+) (\S+) ?(\S*) ?(\S*)")
 _RECORD = re.compile(rb"[^\s]+ \d+ \d+ \d+ [^\s]+[^\n]*\n")
 _DEATH_HEAD = re.compile(rb"[^\s]+ \d+ \d+ \d+ [^\s]+ (\d+) [01]\n")
 _CLASS = re.compile(rb"\s*([A-Za-z_][A-Za-z0-9_.<>]*)\s*")
@@ -189,18 +191,19 @@ class _InFlight(NamedTuple):
 
     receipt: int
     score: float
-    mark: str
+    mark: str = ""
+    outlived: str = ""
+    """``outlived``, where a newer copy of it was buried."""
 
     @classmethod
     def parse(cls, raw: bytes | None) -> _InFlight:
         match = _IN_FLIGHT.match(raw or b"")
         if match is None:
-            return cls(0, 0.0, "")
-        return cls(int(match[1]), float(match[2]), match[3].decode())
+            return cls(0, 0.0)
+        return cls(int(match[1]), float(match[2]), match[3].decode(), match[4].decode())
 
     def encode(self) -> bytes:
-        text = f"{self.receipt} {score_text(self.score)}"
-        return f"{text} {self.mark}".encode() if self.mark else text.encode()
+        return f"{self.receipt} {score_text(self.score)} {self.mark} {self.outlived}".rstrip().encode()
 
 
 # --- the rules of one slot ------------------------------------------------------------------------
@@ -228,6 +231,7 @@ class _Slot:
     control: Hash
     leaving: Hash
     arrived: Hash
+    prepare_body: Hash
 
     def __init__(self, topic: Topic, index: int, micros: int, publish: Callable[[], None]) -> None:
         self.topic = topic
@@ -333,11 +337,18 @@ class _Slot:
         head = f"{kind} {times} {first_ms} {self.now_ms} {score_text(score)}\n"
         self.failures[member] = head.encode() + error
 
+    def land(self, member: bytes) -> bytes | None:
+        """Let what a delivery was handed out with go where the message goes, unless a newer body is there; return it."""
+        delivered = self.prepare_body.pop(member, None)
+        if delivered is not None:
+            self.body.setdefault(member, delivered)
+        return delivered
+
     def forget(self, member: bytes) -> None:
-        """Delete body and diagnosis of a member, unless it lives on elsewhere; a claimed one has its own body."""
-        if not (member in self.store or member in self.retry or member in self.prepare):
+        """Delete body and diagnosis of a member, unless it lives on; one that runs or is claimed has its own body."""
+        if not (member in self.store or member in self.retry):
             self.body.pop(member, None)
-            if member not in self.claim:
+            if not self.runs(member):
                 self.failures.pop(member, None)
 
     def die(
@@ -348,13 +359,16 @@ class _Slot:
         score: float,
         failure: FailureRecord | None,
         failed: int,
+        kept: bytes | None,
     ) -> None:
-        """Put a member that its caller took from its place into Dead, with all a person wants to see."""
+        """Put a member that its caller took from its place into Dead, with all a person wants to see.
+
+        ``kept``: the body that it had there.
+        """
         if member in self.dead:
             self.count("dead_merged")
         self.dead[member] = float(self.now_ms)
         times, first_ms = (failure.times, failure.first_ms) if failure else (0, self.now_ms)
-        kept = self.body.get(member)
         head = (
             f"{reason} {times + failed} {first_ms} {self.now_ms} {score_text(score)}"
             f" {len(error)} {int(kept is not None)}\n"
@@ -368,7 +382,8 @@ class _Slot:
         del self.store[member]
         _supersede_resting(self, member)
         failure = self.failure_of(member)
-        self.die(member, "lapsed", b"", self.first_score(score, failure), failure, 0)
+        kept = self.body.get(member)
+        self.die(member, "lapsed", b"", self.first_score(score, failure), failure, 0, kept)
 
     def end_failed(
         self, member: bytes, left: int, what: str, error: bytes, delay_ms: int | None, index: int
@@ -379,6 +394,7 @@ class _Slot:
         """
         record = _InFlight.parse(self.inflight.pop(member, None))
         self.prepare.pop(member, None)
+        kept = self.land(member)
         failure = self.failure_of(member)
         origin = self.first_score(record.score, failure)
         if record.mark == "removed":
@@ -388,14 +404,19 @@ class _Slot:
             return None
         if record.mark == "buried":
             self.count("ended_marked")
-            self.die(member, "buried", error, origin, failure, 1)
+            if record.outlived and member in self.dead:
+                # The newer copy that was buried with it is the one that stays.
+                self.count("dropped")
+                self.forget(member)
+            else:
+                self.die(member, "buried", error, origin, failure, 1, kept)
             return None
         if what == "rejected":
             self.count("rejected")
-            self.die(member, "rejected", error, origin, failure, 1)
+            self.die(member, "rejected", error, origin, failure, 1, kept)
             return None
         self.count("expired" if what == "timed_out" else "failed")
-        return self.go_on(member, left, what, error, origin, failure, delay_ms, index)
+        return self.go_on(member, left, what, error, origin, failure, delay_ms, index, kept)
 
     def go_on(
         self,
@@ -407,6 +428,7 @@ class _Slot:
         failure: FailureRecord | None,
         delay_ms: int | None,
         index: int,
+        kept: bytes | None,
     ) -> float | None:
         """Give up for a newer copy what failed, or bring it to Dead, or make it a retry; as ``end_failed``."""
         if member in self.store or member in self.retry:
@@ -414,7 +436,7 @@ class _Slot:
             self.note_failure(member, what, error, origin, failure)
             return None
         if left <= 0:
-            self.die(member, what, error, origin, failure, 1)
+            self.die(member, what, error, origin, failure, 1, kept)
             return None
         if delay_ms is None:
             delay_ms = self.backoff_ms(self.max_retries - left, index)
@@ -486,14 +508,14 @@ class _Slot:
             self.count("claim_returned")
             waiting = self.store.get(member)
             newer = waiting is not None or member in self.retry
-            if kept is not None and not newer:
-                self.body[member] = kept
+            if kept is not None:
+                self.body.setdefault(member, kept)
             due: float | None = None
             if spent:
                 failure = self.failure_of(member)
                 origin = self.first_score(score, failure)
                 due = self.go_on(
-                    member, self.budget(score), "timed_out", b"", origin, failure, None, 2 * index + 1
+                    member, self.budget(score), "timed_out", b"", origin, failure, None, 2 * index + 1, kept
                 )
             else:
                 merges = self.topic.type is TopicType.RANGE_MERGE and not self.is_retry(score)
@@ -542,6 +564,15 @@ class _Slot:
             if since < self.now_ms - TOMBSTONE_MS and other not in self.claimants:
                 del self.claims[other]
         return len(self.claims) < CONSUMERS
+
+    def note_undrained(self) -> None:
+        """Note since when Store of a priority topic has not been empty: priorities hold no time."""
+        if not self.topic.is_priority:
+            return
+        if self.store:
+            self.control.setdefault(b"undrained_since", b"%d" % self.now_ms)
+        else:
+            self.control.pop(b"undrained_since", None)
 
     # --- sleeping and waking
 
@@ -634,6 +665,7 @@ class _Slot:
         self.control.setdefault(b"slots", b"%d" % self.topic.slots)
         if self.topic.is_priority:
             self.control.setdefault(b"max_retries", b"%d" % self.max_retries)
+        self.note_undrained()
         if earliest < math.inf:
             self.wake(0 if self.topic.is_priority else earliest)
         return sent
@@ -791,14 +823,14 @@ class InMemoryBroker:
         self, topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000
     ) -> list[Held] | None:
         """Return what Prepare holds for ``owner``; None: another owner holds it."""
-        with self._slot(topic, slot, "prepare", "inflight", "body", "control") as s:
+        with self._slot(topic, slot, "prepare", "inflight", "prepare_body", "control") as s:
             holder = s.control.get(b"owner")
             if holder != owner.encode():
                 return None if holder is not None and s.prepare else []
             found = []
             for member, score in s.prepare.rows()[offset : offset + min(limit, BATCH)]:
                 record = _InFlight.parse(s.inflight.get(member))
-                delivery = Delivery(member, record.score, int(score) % 1000, s.body.get(member))
+                delivery = Delivery(member, record.score, int(score) % 1000, s.prepare_body.get(member))
                 found.append(Held(delivery, record.receipt, bool(record.mark)))
             return found
 
@@ -828,6 +860,7 @@ class InMemoryBroker:
             def idle(word: str, sleep: int | None, *, more: bool = False) -> Prepared:
                 if sleep is not None:
                     s.sleep_until(sleep)
+                s.note_undrained()
                 return Prepared(word, s.next_due(at_once=behind or more))
 
             # The gate.
@@ -881,11 +914,15 @@ class InMemoryBroker:
                 del s.store[member]
                 _supersede_resting(s, member)
                 s.prepare[member] = float(s.now_s * 1000 + left)
-                s.inflight[member] = _InFlight(receipt, score, "").encode()
+                s.inflight[member] = _InFlight(receipt, score).encode()
+                if member in s.body:
+                    # A delivery has its body for itself: a newer one may come while it runs.
+                    s.prepare_body[member] = s.body.pop(member)
             if taken:
                 s.control[b"owner"] = owner.encode()
                 s.control[b"deliveries"] = b"%d" % receipt
                 s.count("prepared", len(taken))
+                s.note_undrained()
                 due = s.next_due(at_once=behind or more)
                 is_suspect = suspicious(taken[0].member)
                 return Prepared("ok", due, receipt, taken, is_suspect=is_suspect)
@@ -894,6 +931,7 @@ class InMemoryBroker:
             if lapsed:
                 return idle("empty", None, more=True)
             if last is not None and not complete:
+                s.note_undrained()
                 return Prepared("more", s.now_ms, cursor=(score_text(last[1]), last[0]))
             if last is not None:
                 return idle("busy", GATE)
@@ -912,6 +950,7 @@ class InMemoryBroker:
                 else:
                     del s.inflight[member]
                     s.count("committed", int(s.prepare.pop(member, None) is not None))
+                    s.land(member)
                     s.forget(member)
             s.wake_at_gate(math.inf, ended=bool(ending))
             return words
@@ -933,6 +972,8 @@ class InMemoryBroker:
                 else:
                     words.append("stale")
                     s.count("stale")
+            if "ok" in words:
+                s.note_undrained()
             s.wake_at_gate(earliest, ended="ok" in words)
             return words
 
@@ -953,6 +994,7 @@ class InMemoryBroker:
                     s.end_failed(member, 0, "failed", b"", None, i)
                     continue
                 del s.prepare[member], s.inflight[member]
+                s.land(member)
                 s.count("released")
                 waiting = s.store.get(member)
                 if waiting is None and member not in s.retry:
@@ -964,6 +1006,8 @@ class InMemoryBroker:
                 if comes_back:
                     s.store[member] = record.score
                     earliest = min(earliest, 0 if topic.is_priority else record.score)
+            if "ok" in words:
+                s.note_undrained()
             s.wake_at_gate(earliest, ended="ok" in words)
             return words
 
@@ -985,6 +1029,8 @@ class InMemoryBroker:
         """Time out deliveries whose heartbeat stopped; return how many."""
         with self._slot(topic, slot, *_ENDING, *_CLAIMING) as s:
             expired, earliest = s.expire_due(min(limit, BATCH))
+            if expired:
+                s.note_undrained()
             s.wake_at_gate(math.inf if earliest is None else earliest, ended=expired > 0)
             return expired
 
@@ -993,6 +1039,7 @@ class InMemoryBroker:
         with self._slot(topic, slot, "store", "retry", "failures", "stats", "control") as s:
             promoted = s.promote_due(min(limit, BATCH))
             if promoted:
+                s.note_undrained()
                 s.wake(s.now_ms)
             return promoted
 
@@ -1021,6 +1068,7 @@ class InMemoryBroker:
             if s.promote_due(share):
                 earliest = s.now_ms
             s.wake_at_gate(math.inf if earliest is None else earliest, ended=expired > 0)
+            s.note_undrained()
             if not s.make_room_for(consumer):
                 return Claimed("full")
             newest, state = s.newest_claim(consumer)
@@ -1081,6 +1129,7 @@ class InMemoryBroker:
                 s.claimants[consumer.encode()] = float(s.now_ms + lease_ms)
                 s.control[b"owner"] = consumer.encode()
                 s.count("claimed", len(taken))
+            s.note_undrained()
             return Claimed("ok", len(taken), len(s.claim), more)
 
     def renew(
@@ -1134,6 +1183,7 @@ class InMemoryBroker:
                 s.note_claim(consumer, number, state)
             _, earliest = s.return_claimed(min(limit, BATCH), spent=state == "lost")
             left = s.close_claim(consumer)
+            s.note_undrained()
             s.wake_at_gate(math.inf if earliest is None else earliest, ended=left == 0)
             return "ok", left
 
@@ -1158,7 +1208,7 @@ class InMemoryBroker:
         self, topic: Topic, slot: int, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
     ) -> list[str]:
         """Send dead messages again with their full budget. Answers replayed, merged or not_found."""
-        with self._slot(topic, slot, *_ENDING) as s:
+        with self._slot(topic, slot, *_ENDING, "claim") as s:
             _check_batch(members)
             _raise_if_moved(s)
             words: list[str] = []
@@ -1170,7 +1220,10 @@ class InMemoryBroker:
                 del s.dead[member]
                 raw = s.deaths.pop(member, None)
                 death = None if raw is None else Death.parse(raw)
-                if member in s.store or member in s.retry:
+                # What runs has a newer body than the dead copy, and keeps it unless a person has marked its end.
+                runs = s.runs(member) and not _InFlight.parse(s.inflight.get(member)).mark
+                is_older = not envelope and death is not None and death.envelope is not None
+                if member in s.store or member in s.retry or (runs and is_older):
                     words.append("merged")
                     s.count("replay_merged")
                 else:
@@ -1187,6 +1240,7 @@ class InMemoryBroker:
                         envelope = death.envelope or b""
                 if envelope:
                     s.body[member] = envelope
+            s.note_undrained()
             s.wake(earliest)
             return words
 
@@ -1197,16 +1251,25 @@ class InMemoryBroker:
             words: list[str] = []
             for member in members:
                 word = "dead" if member in s.dead else "not_found"
-                waiting, rested = s.store.pop(member, None), s.retry.pop(member, None)
+                waiting, rested = s.store.get(member), s.retry.get(member)
                 if waiting is not None or rested is not None:
                     word = "retry" if waiting is None else "waiting"
+                kept = s.body.get(member)
+                # What Spark holds cannot be marked. With a body of its own the newer copy stays: it would be dead
+                # before the older one ends.
+                stays = member in s.claim and kept is not None
+                if word in ("waiting", "retry") and not stays:
+                    s.store.pop(member, None)
+                    s.retry.pop(member, None)
                     failure = s.failure_of(member)
                     if waiting is None:
                         waiting = float(failure.score) if failure else 0.0
                     elif rested is not None:
                         s.count("dropped")
-                    s.die(member, "buried", cut_error(why), s.first_score(waiting, failure), failure, 0)
+                    score = s.first_score(waiting, failure)
+                    s.die(member, "buried", cut_error(why), score, failure, 0, kept)
                 words.append(_mark(s, member, "buried", word))
+            s.note_undrained()
             return words
 
     def remove(self, topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> list[str]:
@@ -1229,6 +1292,7 @@ class InMemoryBroker:
                     s.count("removed_dead")
                     word = "dead"
                 words.append(word)
+            s.note_undrained()
             return words
 
     def discard(
@@ -1302,7 +1366,18 @@ class InMemoryBroker:
         """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
         if state not in ("store", "retry", "dead"):
             raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
-        names = ["store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats", "claim"]
+        names = (
+            "store",
+            "retry",
+            "dead",
+            "prepare",
+            "deaths",
+            "failures",
+            "body",
+            "stats",
+            "claim",
+            "control",
+        )
         with self._slot(topic, slot, *names) as s:
             emptied: SortedSet = getattr(s, state)
             found = [member for member, score in emptied.rows() if min_score <= score <= up_to]
@@ -1314,6 +1389,8 @@ class InMemoryBroker:
                 else:
                     s.forget(member)
             s.count("purged_dead" if state == "dead" else "purged", len(gone))
+            if gone:
+                s.note_undrained()
             return len(gone)
 
     def pause(self, topic: Topic, slot: int, paused: bool = True) -> str:
@@ -1366,23 +1443,12 @@ class InMemoryBroker:
         homes = {
             "inflight": ("prepare",),
             "deaths": ("dead",),
-            "body": ("store", "retry", "prepare"),
+            "body": ("store", "retry"),
             "failures": ("store", "retry", "prepare", "claim"),
             "claim_body": ("claim",),
+            "prepare_body": ("prepare",),
         }[kind]
-        names = [
-            "store",
-            "prepare",
-            "retry",
-            "dead",
-            "inflight",
-            "deaths",
-            "failures",
-            "body",
-            "claim",
-            "claim_body",
-        ]
-        with self._slot(topic, slot, *names) as s:
+        with self._slot(topic, slot, "store", "prepare", "retry", "dead", "claim", *RECORDS) as s:
             records: Hash = getattr(s, kind)
             scanned = len(records)
             found = [member for member in records if not any(member in getattr(s, home) for home in homes)]
@@ -1509,6 +1575,7 @@ class InMemoryBroker:
                 else:
                     s.forget(row.member)
                 s.count("moved_dead_out" if row.state == "dead" else "moved_out")
+            s.note_undrained()
             return Handover("moved", ticket, target, rows)
 
     def move_in(
@@ -1547,6 +1614,8 @@ class InMemoryBroker:
                     if waiting is not None:
                         s.count("dropped")
                     (s.retry if state == "retry" else s.store)[member] = score
+                    if rest:
+                        s.body[member] = rest
                 else:
                     s.count("dropped")
                 if failure:
@@ -1555,6 +1624,7 @@ class InMemoryBroker:
                     s.body.setdefault(member, rest)
                 s.count("moved_in")
             s.arrived[b"%d" % source] = b"%d" % ticket
+            s.note_undrained()
             return "in"
 
     # --- looking, changing nothing
@@ -1626,8 +1696,7 @@ class InMemoryBroker:
         max_score: float,
     ) -> list[Entry]:
         """Return all entries of a state behind ``after`` with scores in bounds, in order."""
-        members, records = _STATES[state]
-        bodies = "claim_body" if state == "claim" else "body"
+        members, records, bodies = _STATES[state]
         with self._slot(topic, slot, members, records, bodies) as s:
             rows: SortedSet = getattr(s, members)
             details: Hash = getattr(s, records)
@@ -1647,6 +1716,7 @@ class InMemoryBroker:
                     (int(score) for score in s.store.values() if 999 < score <= s.now_ms), default=None
                 )
             owner = s.control.get(b"owner", b"").decode(errors="backslashreplace")
+            since = s.control.get(b"undrained_since") if topic.is_priority and s.store else None
             return Counts(
                 len(s.store),
                 due,
@@ -1657,6 +1727,7 @@ class InMemoryBroker:
                 oldest,
                 owner,
                 b"paused" in s.control,
+                None if since is None else int(since),
             )
 
     def between(
@@ -1677,10 +1748,7 @@ class InMemoryBroker:
         """Return what the slot knows of up to 100 members, in whatever states they are."""
         if len(members) > 100:
             raise ServerRefused("ERR too many members")
-        names = (
-            *("store", "prepare", "retry", "dead", "claim"),
-            *("inflight", "deaths", "failures", "body", "claim_body"),
-        )
+        names = ("store", "prepare", "retry", "dead", "claim", *RECORDS)
         with self._slot(topic, slot, *names) as s:
             return [Looked(*(getattr(s, name).get(member) for name in names)) for member in members]
 
@@ -2070,6 +2138,9 @@ class InMemoryBroker:
             except WrongType:
                 continue
         oldest = [counts.oldest_due_ms for counts, _ in found if counts.oldest_due_ms is not None]
+        undrained = [
+            counts.undrained_since_ms for counts, _ in found if counts.undrained_since_ms is not None
+        ]
         return Sample(
             len(found),
             sum(counts.store for counts, _ in found),
@@ -2079,6 +2150,7 @@ class InMemoryBroker:
             sum(counts.dead for counts, _ in found),
             min(oldest, default=None),
             {name: sum(ledger[name] for _, ledger in found) for name in SAMPLED},
+            min(undrained, default=None),
         )
 
     def claim_minute(self, topic: Topic, minute: int) -> bool:
@@ -2269,7 +2341,8 @@ def _mark(s: _Slot, member: bytes, mark: str, word: str) -> str:
     if member not in s.prepare:
         return word
     record = _InFlight.parse(s.inflight.get(member))
-    s.inflight[member] = record._replace(mark=mark).encode()
+    outlived = "outlived" if waits and mark == "buried" else record.outlived
+    s.inflight[member] = record._replace(mark=mark, outlived=outlived).encode()
     return "in_flight_and_waiting" if waits else "in_flight"
 
 

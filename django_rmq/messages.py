@@ -792,6 +792,8 @@ class Counts(NamedTuple):
     owner: str = ""
     """Who took from the slot last."""
     paused: bool = False
+    undrained_since_ms: int | None = None
+    """Priority topics: since when Store has not been empty; None: it is, or only strangers have sent."""
 
 
 class Looked(NamedTuple):
@@ -807,6 +809,12 @@ class Looked(NamedTuple):
     failure: bytes | None = None
     envelope: bytes | None = None
     claimed_envelope: bytes | None = None
+    delivered_envelope: bytes | None = None
+    """Of the copy in flight."""
+
+
+RECORDS = ("inflight", "deaths", "failures", "body", "claim_body", "prepare_body")
+"""The hashes of a slot that say something of its messages."""
 
 
 class Loose(NamedTuple):
@@ -948,10 +956,13 @@ class Sample(NamedTuple):
     """Time topics: the earliest due time in Store that has passed."""
     counters: dict[str, int]
     """Those of ``SAMPLED``."""
+    undrained_since_ms: int | None = None
+    """Priority topics: since when the Store has not been empty that was so for the longest."""
 
     def plus(self, other: Sample) -> Sample:
         """Return the sums of both."""
         oldest = [one.oldest_due_ms for one in (self, other) if one.oldest_due_ms is not None]
+        undrained = [one.undrained_since_ms for one in (self, other) if one.undrained_since_ms is not None]
         return Sample(
             self.slots + other.slots,
             self.store + other.store,
@@ -961,6 +972,7 @@ class Sample(NamedTuple):
             self.dead + other.dead,
             min(oldest, default=None),
             {name: value + other.counters[name] for name, value in self.counters.items()},
+            min(undrained, default=None),
         )
 
 

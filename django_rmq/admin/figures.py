@@ -25,6 +25,8 @@ class Row:
     dead: int
     claims: int
     oldest_seconds: float | None
+    undrained_seconds: float | None
+    """Priority topics: how long a slot has not been empty, of all the longest."""
     paused: str
     """all, part, or empty."""
     workers: int
@@ -68,11 +70,9 @@ class Row:
 def row_of(figures: TopicFigures, recent: Recent, url: str) -> Row:
     """Return the row of a topic."""
     depth: Any = figures
-    oldest, sampled_ms, partial = figures.oldest_due_ms, None, figures.is_partial
-    claimed = figures.claimed
+    sampled_ms, partial = None, figures.is_partial
     if figures.is_partial and recent.sample is not None and recent.sample.depth is not None:
         depth, sampled_ms, partial = recent.sample.depth, recent.sample.sampled_ms, False
-        oldest, claimed = recent.sample.depth.oldest_due_ms, recent.sample.depth.claimed
     return Row(
         figures.topic,
         url,
@@ -81,8 +81,9 @@ def row_of(figures: TopicFigures, recent: Recent, url: str) -> Row:
         depth.prepare,
         depth.retry,
         depth.dead,
-        claimed,
-        None if oldest is None else max(0.0, (figures.now_ms - oldest) / 1000),
+        depth.claimed,
+        _seconds_since(depth.oldest_due_ms, figures.now_ms),
+        _seconds_since(depth.undrained_since_ms, figures.now_ms),
         "all" if figures.is_paused else "part" if figures.is_partly_paused else "",
         figures.consumers,
         sampled_ms,
@@ -94,6 +95,10 @@ def row_of(figures: TopicFigures, recent: Recent, url: str) -> Row:
         recent.done,
         recent.failed,
     )
+
+
+def _seconds_since(at_ms: int | None, now_ms: int) -> float | None:
+    return None if at_ms is None else max(0.0, (now_ms - at_ms) / 1000)
 
 
 @dataclass(slots=True)

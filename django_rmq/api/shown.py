@@ -94,6 +94,8 @@ class TopicAnswer(Answer):
     claimed = serializers.IntegerField()
     oldest_due_ms = maybe()
     age_ms = maybe(help_text="How long the oldest message has been due")
+    undrained_since_ms = maybe()
+    undrained_ms = maybe(help_text="Priority topics: how long a slot has not been empty, of all the longest")
     paused_slots = serializers.IntegerField()
     consumers = serializers.IntegerField(help_text="Live workers")
     looked_at = serializers.IntegerField()
@@ -135,6 +137,8 @@ _FIGURES = (
     "claimed",
     "oldest_due_ms",
     "age_ms",
+    "undrained_since_ms",
+    "undrained_ms",
     "paused_slots",
     "consumers",
     "looked_at",
@@ -165,6 +169,7 @@ class SlotAnswer(Answer):
     dead = serializers.IntegerField()
     claimed = serializers.IntegerField()
     oldest_due_ms = maybe()
+    undrained_since_ms = maybe(help_text="Priority topics: since when it has not been empty")
     paused = serializers.BooleanField()
     holder = serializers.CharField(allow_blank=True, help_text="Who took from it last")
     worker = serializers.CharField(allow_blank=True, help_text="The worker that it is assigned to")
@@ -195,6 +200,7 @@ def slots(found: SlotsFigures, first: int) -> dict[str, Any]:
             "dead": row.counts.dead,
             "claimed": row.counts.claimed,
             "oldest_due_ms": row.counts.oldest_due_ms,
+            "undrained_since_ms": row.counts.undrained_since_ms,
             "paused": row.counts.paused,
             "holder": row.counts.owner,
             "worker": row.worker,

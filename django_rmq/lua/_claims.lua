@@ -1,12 +1,13 @@
--- The body goes where the message goes, unless a newer one is there.
-local function unclaim(member, newer)
+-- The body goes where the message goes, unless a newer one is there. Returns it.
+local function unclaim(member)
   local kept = redis.call('HGET', claim_body, member)
   redis.call('ZREM', claim, member)
   if kept then
-    if not newer then redis.call('HSET', body, member, kept) end
     redis.call('HDEL', claim_body, member)
+    redis.call('HSETNX', body, member, kept)
   end
   count('claim_returned')
+  return kept
 end
 
 -- At most `limit` messages of the claim go back: `spent`, as after a time-out and at most 400; else as if never claimed.
@@ -19,10 +20,10 @@ local function return_claimed(limit, spent)
     local member, score, due = rows[i], rows[i + 1], nil
     local number, waiting = tonumber(score), redis.call('ZSCORE', store, member)
     local newer = waiting or redis.call('ZSCORE', retry, member)
-    unclaim(member, newer)
+    local kept = unclaim(member)
     if spent then
       local failure = parse_failure(redis.call('HGET', failures, member))
-      due = go_on(member, budget(number), 'timed_out', '', first_score(score, failure), failure, nil, i)
+      due = go_on(member, budget(number), 'timed_out', '', first_score(score, failure), failure, nil, i, kept)
     else
       if newer then count('dropped') end
       local merges = waiting and kind == 'range_merge' and not is_retry(number) and number < tonumber(waiting)

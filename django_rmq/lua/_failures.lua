@@ -32,18 +32,27 @@ local function waits(member)
   return redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member)
 end
 
--- Another copy of the member that waits, rests or runs keeps body and diagnosis; a claimed one has its own body.
+-- What a delivery was handed out with goes where the message goes, unless a newer body is there. Returns it.
+local function land(member)
+  local delivered = redis.call('HGET', prepare_body, member)
+  if delivered then
+    redis.call('HDEL', prepare_body, member)
+    redis.call('HSETNX', body, member, delivered)
+  end
+  return delivered
+end
+
+-- Another copy of the member keeps its diagnosis, and its body if it waits or rests; one that runs or is claimed has its own.
 local function forget(member)
-  if waits(member) or redis.call('ZSCORE', prepare, member) then return end
+  if waits(member) then return end
   redis.call('HDEL', body, member)
-  if claim and redis.call('ZSCORE', claim, member) then return end
+  if redis.call('ZSCORE', prepare, member) or (claim and redis.call('ZSCORE', claim, member)) then return end
   redis.call('HDEL', failures, member)
 end
 
--- The caller has taken the copy that dies out of its place.
-local function die(member, reason, text, score, failure, failed)
+-- The caller has taken the copy that dies out of its place. `kept`: the body that it had there.
+local function die(member, reason, text, score, failure, failed, kept)
   if redis.call('ZADD', dead, text_of(now_ms), member) == 0 then count('dead_merged') end
-  local kept = redis.call('HGET', body, member)
   text = string.sub(text, 1, 1024)
   redis.call('HSET', deaths, member, string.format('%s %d %s %.0f %s %d %d\n', reason,
     (failure and failure.times or 0) + failed, failure and failure.first or string.format('%.0f', now_ms),
@@ -52,15 +61,15 @@ local function die(member, reason, text, score, failure, failed)
   count(reason == 'lapsed' and 'lapsed' or 'died')
 end
 
--- What failed goes on: given up for a newer copy, dead, or a retry. `delay` nil: the topic's exponential back-off.
--- Returns when the message can be taken again, or nil.
-local function go_on(member, left, what, text, origin, failure, delay, index)
+-- What failed with the body `kept` goes on: given up for a newer copy, dead, or a retry. `delay` nil: the topic's
+-- exponential back-off. Returns when the message can be taken again, or nil.
+local function go_on(member, left, what, text, origin, failure, delay, index, kept)
   if waits(member) then
     count('dropped')
     note_failure(member, what, text, origin, failure)
     return nil
   elseif left <= 0 then
-    die(member, what, text, origin, failure, 1)
+    die(member, what, text, origin, failure, 1, kept)
     return nil
   end
   delay = delay or backoff(max_retries - left, index)
@@ -76,11 +85,12 @@ local function go_on(member, left, what, text, origin, failure, delay, index)
 end
 
 local function end_failed(member, left, record, what, text, delay, index)
-  local score, mark = string.match(record, '^%d+ (%S+) ?(%S*)')
+  local score, mark, outlived = string.match(record, '^%d+ (%S+) ?(%S*) ?(%S*)')
   score, mark = score or '0', mark or ''
   local failure, due = parse_failure(redis.call('HGET', failures, member)), nil
   local origin = first_score(score, failure)
   redis.call('ZREM', prepare, member)
+  local kept = land(member)
   if mark == 'removed' then
     count('ended_marked')
     count('removed')
@@ -90,13 +100,19 @@ local function end_failed(member, left, record, what, text, delay, index)
   end
   if mark == 'buried' then
     count('ended_marked')
-    die(member, 'buried', text, origin, failure, 1)
+    if outlived ~= '' and redis.call('ZSCORE', dead, member) then
+      -- The newer copy that was buried with it is the one that stays.
+      count('dropped')
+      forget(member)
+    else
+      die(member, 'buried', text, origin, failure, 1, kept)
+    end
   elseif what == 'rejected' then
     count('rejected')
-    die(member, 'rejected', text, origin, failure, 1)
+    die(member, 'rejected', text, origin, failure, 1, kept)
   else
     count(what == 'timed_out' and 'expired' or 'failed')
-    due = go_on(member, left, what, text, origin, failure, delay, index)
+    due = go_on(member, left, what, text, origin, failure, delay, index, kept)
   end
   redis.call('HDEL', inflight, member)
   return due

@@ -10,6 +10,7 @@ local function bury_lapsed(lapsed)
     local failure = parse_failure(redis.call('HGET', failures, member))
     redis.call('ZREM', store, member)
     count('dropped', redis.call('ZREM', retry, member))
-    die(member, 'lapsed', '', first_score(lapsed[i + 1], failure), failure, 0)
+    local score = first_score(lapsed[i + 1], failure)
+    die(member, 'lapsed', '', score, failure, 0, redis.call('HGET', body, member))
   end
 end

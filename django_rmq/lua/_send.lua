@@ -74,6 +74,7 @@ local function place(members, rows, envelope, met, overwrite, taken)
   if not known_slots then redis.pcall('HSET', control, 'slots', slots) end
   -- Which scores are retries here is settled by the first priority that waits.
   if not settled_retries then redis.pcall('HSET', control, 'max_retries', text_of(max_retries)) end
+  note_undrained()
   if earliest < math.huge then wake(kind == 'priority' and 0 or earliest) end
   keep_counts()
   if clean then return { 'stored' } end

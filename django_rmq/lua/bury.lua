@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -22,17 +22,19 @@
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry, claim = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local kind, why, first, last, now = ARGV[1], ARGV[3], 4, #ARGV - 1, ARGV[#ARGV]
-local channel, retry_priority, backoff_base, backoff_cap = '', '', 0, 0
+local channel, retry_priority, backoff_base, backoff_cap, prepare_body = '', '', 0, 0, nil
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry, claim)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
-local max_retries = tonumber(redis.call('HGET', control, 'max_retries') or ARGV[2])
+local known = redis.call('HMGET', control, 'max_retries', 'undrained_since')
+local max_retries, undrained_since = tonumber(known[1] or ARGV[2]), known[2]
 -- include: _now
 -- include: _retries
 -- include: _ledger
 -- include: _failures
+-- include: _undrained
 redis.call('HDEL', control, '')
 local words = {}
 for i = first, last do
@@ -43,21 +45,25 @@ for i = first, last do
   if redis.call('ZSCORE', dead, member) then word = 'dead' end
   if resting then word = 'retry' end
   if waiting then word = 'waiting' end
-  if waiting or resting then
+  local kept, claimed = redis.call('HGET', body, member), redis.call('ZSCORE', claim, member)
+  -- What Spark holds cannot be marked. With a body of its own the newer copy stays: it would be dead before the older one ends.
+  if (waiting or resting) and not (claimed and kept) then
     local failure = parse_failure(redis.call('HGET', failures, member))
     if waiting then redis.call('ZREM', store, member) end
     if resting then redis.call('ZREM', retry, member) end
-    die(member, 'buried', why, first_score(waiting or failure and failure.score or '0', failure), failure, 0)
+    die(member, 'buried', why, first_score(waiting or failure and failure.score or '0', failure), failure, 0, kept)
     if waiting and resting then count('dropped') end
   end
   if running then
     word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
     local receipt_and_score = string.match(record or '', '^%d+ %S+') or '0 0'
-    redis.call('HSET', inflight, member, receipt_and_score .. ' buried')
-  elseif redis.call('ZSCORE', claim, member) then
+    local outlived = (waiting or resting or string.find(record or '', ' outlived', 1, true)) and ' outlived' or ''
+    redis.call('HSET', inflight, member, receipt_and_score .. ' buried' .. outlived)
+  elseif claimed then
     word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
   end
   words[#words + 1] = word
 end
+note_undrained()
 keep_counts()
 return words

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store        ZSET  member -> due ms, or priority
 -- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight     HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight     HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead         ZSET  member -> ms of death
 -- KEYS[5] deaths       HASH  member -> death
 -- KEYS[6] failures     HASH  member -> last failure
@@ -14,6 +14,7 @@
 -- KEYS[12] claim       ZSET  member -> score it was taken with
 -- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
 -- KEYS[14] claim_body  HASH  member -> envelope
+-- KEYS[15] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
 -- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
@@ -38,20 +39,21 @@
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local prepare_body = KEYS[15]
 local channel, room, kind, slots, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local backoff_base, backoff_cap, serial = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[10] == '1'
 local consumer, number, lease = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
 local limit, max_bytes, now = tonumber(ARGV[14]), tonumber(ARGV[15]), ARGV[16]
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry, claimants, claim)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control, claims, claim_body)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control, claims, claim_body, prepare_body)
 if wrong then return wrong end
 if not (number >= 1 and number < 9007199254740992 and lease >= 1 and lease <= 86400000) then
   return redis.error_reply('ERR number or lease is out of bounds')
 end
 local known = redis.call('HMGET', control, 'slots', 'paused', 'timeout', 'max_retries', 'sleeping_until',
-  'moving')
-local known_slots, paused, sleeping_until = known[1], known[2], known[5]
+  'moving', 'undrained_since')
+local known_slots, paused, sleeping_until, undrained_since = known[1], known[2], known[5], known[7]
 local timeout, max_retries = tonumber(known[3] or ARGV[8]), tonumber(known[4] or ARGV[9])
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 limit = math.max(1, limit)
@@ -68,6 +70,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _claims
 -- include: _expire
 -- include: _promote
+-- include: _undrained
 -- A write of nothing first, so that a full server lets the rest pass: taking drains.
 redis.call('HDEL', control, '')
 if not (known_slots and known[3] and known[4]) then
@@ -80,6 +83,7 @@ if promote_due(share) > 0 then earliest = now_ms end
 if expired > 0 and tonumber(sleeping_until) == GATE and in_flight < room then earliest = 0 end
 local function answer(...)
   if earliest then wake(earliest) end
+  note_undrained()
   keep_counts()
   return { ... }
 end

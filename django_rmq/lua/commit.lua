@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -10,6 +10,7 @@
 -- KEYS[8] stats     HASH  counter -> n
 -- KEYS[9] control   HASH  field -> value
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
 -- ARGV[2] room     others may take while Prepare holds fewer than this; 1 on serial topics
@@ -21,12 +22,13 @@
 -- Returns {'ok'} if every receipt was good, else a word for each member: ok | stale
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local prepare_body = KEYS[11]
 local channel, room, kind, receipt = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local first, last, now = 5, #ARGV - 1, ARGV[#ARGV]
 local retry_priority, backoff_base, backoff_cap, claim = '', 0, 0, nil
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control, prepare_body)
 if wrong then return wrong end
 if last < first then return {} end
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
@@ -59,16 +61,19 @@ end
 if #done > 0 then
   count('committed', redis.call('ZREM', prepare, unpack(done)))
   redis.call('HDEL', inflight, unpack(done))
-  if redis.call('HLEN', failures) > 0 or redis.call('HLEN', body) > 0 then
+  local keyed = redis.call('HLEN', prepare_body) > 0
+  if keyed or redis.call('HLEN', failures) > 0 then
     local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}
     if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(done)) end
     for i, member in ipairs(done) do
-      if not (waiting[i] or resting[i]) then gone[#gone + 1] = member end
+      if not (waiting[i] or resting[i]) then
+        gone[#gone + 1] = member
+      elseif keyed then
+        land(member)
+      end
     end
-    if #gone > 0 then
-      redis.call('HDEL', failures, unpack(gone))
-      redis.call('HDEL', body, unpack(gone))
-    end
+    if #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end
+    if keyed then redis.call('HDEL', prepare_body, unpack(done)) end
   end
 end
 for _, i in ipairs(marked) do

@@ -11,7 +11,7 @@
 -- ARGV[2] now
 --
 -- Returns {store, of these due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused,
---          claimed}
+--          claimed, ms since when Store of a priority topic has not been empty or empty}
 local store, prepare, retry, dead, control, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local kind, now = ARGV[1], ARGV[2]
 -- include: _types
@@ -26,6 +26,7 @@ if kind ~= 'priority' then
   local head = redis.call('ZRANGEBYSCORE', store, '(999', at, 'WITHSCORES', 'LIMIT', 0, 1)
   oldest = head[2] or ''
 end
-local known = redis.call('HMGET', control, 'owner', 'paused')
+local known = redis.call('HMGET', control, 'owner', 'paused', 'undrained_since')
+local undrained_since = kind == 'priority' and waiting > 0 and known[3] or ''
 return { waiting, due, redis.call('ZCARD', prepare), redis.call('ZCARD', retry), redis.call('ZCARD', dead), oldest,
-  known[1] or '', known[2] and 1 or 0, redis.call('ZCARD', claim) }
+  known[1] or '', known[2] and 1 or 0, redis.call('ZCARD', claim), undrained_since }

@@ -27,14 +27,15 @@ local retry_priority = ''
 local wrong = mistyped('zset', store, retry, prepare, claim) or mistyped('hash', body, stats, control)
 if wrong then return wrong end
 if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
-local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries')
-local known_slots, sleeping_until = known[1], known[2]
+local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
+local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]
 local max_retries, settled_retries = tonumber(known[3] or ARGV[5]), known[3] or kind ~= 'priority'
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
 -- include: _retries
 -- include: _ledger
 -- include: _wake
+-- include: _undrained
 -- include: _send
 local members, rows = {}, {}
 for i = 1, n do

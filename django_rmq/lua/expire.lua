@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -14,6 +14,7 @@
 -- KEYS[12] claim      ZSET  member -> score it was taken with
 -- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
 -- KEYS[14] claim_body HASH  claimed member -> envelope
+-- KEYS[15] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
 -- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
@@ -30,15 +31,17 @@
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local prepare_body = KEYS[15]
 local channel, room, kind, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local backoff_base, backoff_cap = tonumber(ARGV[5]), tonumber(ARGV[6])
 local limit, now = math.min(tonumber(ARGV[9]), 1000), ARGV[10]
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry, claimants, claim)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control, claims, claim_body)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control, claims, claim_body, prepare_body)
 if wrong then return wrong end
-local known = redis.call('HMGET', control, 'sleeping_until', 'timeout', 'max_retries')
+local known = redis.call('HMGET', control, 'sleeping_until', 'timeout', 'max_retries', 'undrained_since')
 local sleeping_until, timeout, max_retries = known[1], tonumber(known[2] or ARGV[7]), tonumber(known[3] or ARGV[8])
+local undrained_since = known[4]
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _retries
@@ -48,10 +51,12 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _tidy
 -- include: _claims
 -- include: _expire
+-- include: _undrained
 -- A write of nothing first, so that a full server lets the rest pass.
 redis.call('HDEL', control, '')
 local expired, earliest = expire_due(limit)
 if expired > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if expired > 0 then note_undrained() end
 if earliest then wake(earliest) end
 keep_counts()
 return expired

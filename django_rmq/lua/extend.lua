@@ -1,7 +1,7 @@
 -- Heartbeat: the time-out of these deliveries begins anew; their receipt stays good.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[3] stats     HASH  counter -> n
 -- KEYS[4] control   HASH  field -> value
 --

@@ -1,8 +1,8 @@
 -- What Prepare holds for an owner: how a worker goes on after a lost reply of prepare.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[2] inflight  HASH  member -> "receipt original_score [mark]"
--- KEYS[3] body      HASH  member -> envelope
+-- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[3] prepare_body HASH  member in flight -> envelope
 -- KEYS[4] control   HASH  field -> value
 --
 -- ARGV[1] owner
@@ -11,10 +11,10 @@
 -- ARGV[4] now
 --
 -- Returns {'busy'} | {'ok', {member, score in Prepare, record, envelope or nil, ...}}
-local prepare, inflight, body, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local prepare, inflight, prepare_body, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, offset, limit, now = ARGV[1], tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), 1000), ARGV[4]
 -- include: _types
-local wrong = mistyped('zset', prepare) or mistyped('hash', inflight, body, control)
+local wrong = mistyped('zset', prepare) or mistyped('hash', inflight, prepare_body, control)
 if wrong then return wrong end
 local holding = redis.call('HGET', control, 'owner')
 if holding and holding ~= owner and redis.call('ZCARD', prepare) > 0 then return { 'busy' } end
@@ -26,6 +26,6 @@ for i = 1, #rows, 2 do
   found[#found + 1] = member
   found[#found + 1] = rows[i + 1]
   found[#found + 1] = redis.call('HGET', inflight, member)
-  found[#found + 1] = redis.call('HGET', body, member)
+  found[#found + 1] = redis.call('HGET', prepare_body, member)
 end
 return { 'ok', found }

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] retry     ZSET  member -> ms + retries/1024
 -- KEYS[5] dead      ZSET  member -> ms of death
 -- KEYS[6] deaths    HASH  member -> death
@@ -10,18 +10,20 @@
 -- KEYS[8] body      HASH  member -> envelope
 -- KEYS[9] claim     ZSET  claimed member -> score it was taken with
 -- KEYS[10] claim_body HASH  claimed member -> envelope
+-- KEYS[11] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1...] members
 -- ARGV[#ARGV] now
 --
 -- Returns for each member {scores in store, prepare, retry, dead and claim, in-flight record, death, last failure,
---         envelope, envelope of the claimed copy}, nil for what there is not
+--         envelope, envelopes of the claimed copy and of the one in flight}, nil for what there is not
 local store, prepare, inflight, retry, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local deaths, failures, body, claim, claim_body = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local prepare_body = KEYS[11]
 local first, last, now = 1, #ARGV - 1, ARGV[#ARGV]
 -- include: _types
 local wrong = mistyped('zset', store, prepare, retry, dead, claim)
-  or mistyped('hash', inflight, deaths, failures, body, claim_body)
+  or mistyped('hash', inflight, deaths, failures, body, claim_body, prepare_body)
 if wrong then return wrong end
 if last - first >= 100 then return redis.error_reply('ERR too many members') end
 local found = {}
@@ -32,6 +34,7 @@ for i = first, last do
     redis.call('ZSCORE', retry, member), redis.call('ZSCORE', dead, member), redis.call('ZSCORE', claim, member),
     redis.call('HGET', inflight, member), redis.call('HGET', deaths, member),
     redis.call('HGET', failures, member), redis.call('HGET', body, member), redis.call('HGET', claim_body, member),
+    redis.call('HGET', prepare_body, member),
   }
 end
 return found

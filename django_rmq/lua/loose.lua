@@ -4,14 +4,15 @@
 -- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
 -- KEYS[3] retry      ZSET  member -> ms + retries/1024
 -- KEYS[4] dead       ZSET  member -> ms of death
--- KEYS[5] inflight   HASH  member -> "receipt original_score [mark]"
+-- KEYS[5] inflight   HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[6] deaths     HASH  member -> death
 -- KEYS[7] failures   HASH  member -> last failure
 -- KEYS[8] body       HASH  member -> envelope
 -- KEYS[9] claim       ZSET  claimed member -> score it was taken with
 -- KEYS[10] claim_body HASH  claimed member -> envelope
+-- KEYS[11] prepare_body HASH  member in flight -> envelope
 --
--- ARGV[1] kind    inflight, deaths, failures, body or claim_body
+-- ARGV[1] kind    inflight, deaths, failures, body, claim_body or prepare_body
 -- ARGV[2] cursor  0: from the beginning
 -- ARGV[3] repair  1: delete them
 -- ARGV[4] now
@@ -19,20 +20,23 @@
 -- Returns {cursor to go on with (0: all were looked at), how many were looked at, {member, ...}}
 local store, prepare, retry, dead, inflight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local deaths, failures, body, claim, claim_body = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local prepare_body = KEYS[11]
 local kind, cursor, repair, now = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
 -- include: _types
 local wrong = mistyped('zset', store, prepare, retry, dead, claim)
-  or mistyped('hash', inflight, deaths, failures, body, claim_body)
+  or mistyped('hash', inflight, deaths, failures, body, claim_body, prepare_body)
 if wrong then return wrong end
 local records, homes = inflight, { prepare }
 if kind == 'deaths' then
   records, homes = deaths, { dead }
 elseif kind == 'body' then
-  records, homes = body, { store, retry, prepare }
+  records, homes = body, { store, retry }
 elseif kind == 'failures' then
   records, homes = failures, { store, retry, prepare, claim }
 elseif kind == 'claim_body' then
   records, homes = claim_body, { claim }
+elseif kind == 'prepare_body' then
+  records, homes = prepare_body, { prepare }
 end
 local scanned = redis.call('HSCAN', records, cursor, 'COUNT', 100)
 local loose = {}

@@ -29,12 +29,14 @@ local wrong = mistyped('zset', store, retry, dead)
   or mistyped('hash', deaths, failures, body, stats, control, arrived)
 if wrong then return wrong end
 if (last - first + 1) / 5 > 250 then return redis.error_reply('ERR too many members') end
-local known = redis.call('HMGET', control, 'reslot', 'moving', 'max_retries')
-local max_retries = tonumber(known[3] or ARGV[5])
+local known = redis.call('HMGET', control, 'reslot', 'moving', 'max_retries', 'undrained_since')
+local max_retries, undrained_since = tonumber(known[3] or ARGV[5]), known[4]
 if known[1] ~= reslot or not known[2] then return 'stale' end
 if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then return 'known' end
+-- include: _now
 -- include: _retries
 -- include: _ledger
+-- include: _undrained
 redis.call('HDEL', control, '')
 for i = first, last, 5 do
   local state, member, score, failure, rest = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
@@ -57,16 +59,18 @@ for i = first, last, 5 do
       if resting then count('dropped', redis.call('ZREM', retry, member)) end
       if waiting then count('dropped') end
       redis.call('ZADD', state == 'retry' and retry or store, score, member)
+      if rest ~= '' then redis.call('HSET', body, member, rest) end
     else
       count('dropped')
     end
     if failure ~= '' and redis.call('HEXISTS', failures, member) == 0 then
       redis.call('HSET', failures, member, failure)
     end
-    if rest ~= '' and redis.call('HEXISTS', body, member) == 0 then redis.call('HSET', body, member, rest) end
+    if rest ~= '' then redis.call('HSETNX', body, member, rest) end
     count('moved_in')
   end
 end
 redis.call('HSET', arrived, source, ticket)
+note_undrained()
 keep_counts()
 return 'in'

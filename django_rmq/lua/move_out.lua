@@ -16,7 +16,8 @@
 -- ARGV[2] arrived    the ticket that is known to have arrived; empty: none
 -- ARGV[3] target     the other slot
 -- ARGV[4] max_bytes  of one hand-over; one message goes whatever its size
--- ARGV[5...] pairs   store, retry or dead; member
+-- ARGV[5] kind
+-- ARGV[6...] pairs   store, retry or dead; member
 -- ARGV[#ARGV] now
 --
 -- Returns {stale} (not shut by this re-slotting) | {busy} (something is in flight) | {nothing}
@@ -25,16 +26,19 @@
 local store, prepare, retry, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, claimants, leaving = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local reslot, arrived, target, max_bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local first, last, now = 5, #ARGV - 1, ARGV[#ARGV]
-local kind, max_retries, retry_priority = '', 0, ''
+local kind, first, last, now = ARGV[5], 6, #ARGV - 1, ARGV[#ARGV]
+local max_retries, retry_priority = 0, ''
 -- include: _types
 local wrong = mistyped('zset', store, prepare, retry, dead, claimants)
   or mistyped('hash', deaths, failures, body, stats, control, leaving)
 if wrong then return wrong end
 if (last - first + 1) / 2 > 250 then return redis.error_reply('ERR too many members') end
+local known = redis.call('HMGET', control, 'reslot', 'moving', 'tickets', 'undrained_since')
+local undrained_since = known[4]
+-- include: _now
 -- include: _retries
 -- include: _ledger
-local known = redis.call('HMGET', control, 'reslot', 'moving', 'tickets')
+-- include: _undrained
 if known[1] ~= reslot or not known[2] then return { 'stale' } end
 local staged = redis.call('HMGET', leaving, 'ticket', 'target', 'rows')
 if staged[1] and staged[1] ~= arrived then
@@ -85,5 +89,6 @@ for i = 1, #rows, 5 do
 end
 count('moved_out', n - moved_dead)
 count('moved_dead_out', moved_dead)
+note_undrained()
 keep_counts()
 return { 'moved', ticket, target, rows }

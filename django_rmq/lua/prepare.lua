@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store       ZSET  member -> due ms, or priority
 -- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight    HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight    HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead        ZSET  member -> ms of death
 -- KEYS[5] deaths      HASH  member -> death
 -- KEYS[6] failures    HASH  member -> last failure
@@ -14,6 +14,7 @@
 -- KEYS[12] claim      ZSET  member -> score it was taken with
 -- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
 -- KEYS[14] claim_body HASH  claimed member -> envelope
+-- KEYS[15] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
 -- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
@@ -40,23 +41,25 @@
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local prepare_body = KEYS[15]
 local channel, room, kind, slots, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local backoff_base, backoff_cap, serial = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[10] == '1'
 local owner, epoch, limit, max_bytes = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
 local after_score, after_member, now = ARGV[15], ARGV[16], ARGV[17]
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry, claimants)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control, prepare_body)
 if wrong then return wrong end
 -- The other keys of claims are touched only while something is claimed.
 local claimed = redis.call('ZCARD', claimants) > 0
 if claimed then wrong = mistyped('zset', claim) or mistyped('hash', claims, claim_body) end
 if wrong then return wrong end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
-  'max_retries', 'sleeping_until', 'moving')
+  'max_retries', 'sleeping_until', 'moving', 'undrained_since')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
 local receipt = (tonumber(known[5]) or 0) + 1
 local timeout, max_retries, sleeping_until = tonumber(known[6] or ARGV[8]), tonumber(known[7] or ARGV[9]), known[8]
+local undrained_since = known[10]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 if epoch and known_epoch and epoch < known_epoch then
   redis.pcall('HINCRBY', stats, 'fenced', 1)
@@ -73,6 +76,7 @@ limit = math.max(1, math.min(limit, 1000))
 -- include: _claims
 -- include: _expire
 -- include: _promote
+-- include: _undrained
 -- include: _after
 -- A write of nothing first, so that a full server lets the rest pass: taking drains.
 redis.call('HDEL', control, '')
@@ -111,6 +115,7 @@ end
 -- Leave the caller idle: until `due` it hears of nothing but a wake-up.
 local function idle(word, due, sleep)
   if sleep then redis.call('HSET', control, 'sleeping_until', text_of(sleep)) end
+  note_undrained()
   keep_counts()
   return { word, due < math.huge and text_of(due) or '' }
 end
@@ -241,6 +246,7 @@ end
 local expected = tonumber(ARGV[9])
 local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, false, nil
 local members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}
+local bodies = {}
 local ticket, last_text, flight = receipt .. ' '
 for i = 1, total do
   local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
@@ -260,6 +266,7 @@ for i = 1, total do
     local at = taken * 2 + 1
     taken = taken + 1
     members[taken], lefts[taken], envelopes[taken] = member, left, envelope or ''
+    if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
     free[at], free[at + 1] = member, score
     prepared[at], prepared[at + 1] = dates[left], member
     if score ~= last_text then last_text, flight = score, ticket .. plain_score(score) end
@@ -287,10 +294,17 @@ if taken > 0 then
   if large then redis.call('ZREM', prepare, LONG) end
   if taken > 32 then redis.call('HSET', inflight, members[1], LONG) end
   redis.call('HSET', inflight, unpack(flights))
+  if #bodies > 0 then
+    -- A delivery has its body for itself: a newer one may come while it runs.
+    if taken > 32 then redis.call('HSET', prepare_body, bodies[1], LONG) end
+    redis.call('HSET', prepare_body, unpack(bodies))
+    redis.call('HDEL', body, unpack(members))
+  end
   -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
   if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end
   redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt))
   count('prepared', taken)
+  note_undrained()
   keep_counts()
   local due = next_due(more)
   for i = #free, taken * 2 + 1, -1 do
@@ -302,6 +316,7 @@ end
 if refused then return idle('busy', next_due(false), GATE) end
 if #lapsed > 0 then return idle('empty', next_due(true), nil) end
 if #seen > 0 and not complete then
+  note_undrained()
   keep_counts()
   return { 'more', text_of(now_ms), last_score, last_member }
 end

@@ -20,15 +20,19 @@ local limit, now = math.min(tonumber(ARGV[5]), 1000), ARGV[6]
 -- include: _types
 local wrong = mistyped('zset', store, retry) or mistyped('hash', failures, stats, control)
 if wrong then return wrong end
-local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
-local sleeping_until, max_retries = known[1], tonumber(known[2] or ARGV[4])
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
+local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or ARGV[4]), known[3]
 -- include: _now
 -- include: _retries
 -- include: _ledger
 -- include: _wake
 -- include: _promote
+-- include: _undrained
 redis.call('HDEL', control, '')
 local promoted = promote_due(limit)
-if promoted > 0 then wake(now_ms) end
+if promoted > 0 then
+  note_undrained()
+  wake(now_ms)
+end
 keep_counts()
 return promoted

@@ -9,21 +9,30 @@
 -- KEYS[7] body      HASH  member -> envelope
 -- KEYS[8] stats     HASH  counter -> n
 -- KEYS[9] claim     ZSET  claimed member -> score it was taken with
+-- KEYS[10] control  HASH  field -> value
 --
--- ARGV[1] state   store, retry or dead
--- ARGV[2] lowest  only scores from this, up to highest
--- ARGV[3] highest
--- ARGV[4] limit
--- ARGV[5] now
+-- ARGV[1] kind
+-- ARGV[2] state   store, retry or dead
+-- ARGV[3] lowest  only scores from this, up to highest
+-- ARGV[4] highest
+-- ARGV[5] limit
+-- ARGV[6] now
 --
 -- Returns how many are gone
 local store, retry, dead, prepare = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local deaths, failures, body, stats, claim = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local state, lowest, highest, limit, now = ARGV[1], ARGV[2], ARGV[3], math.min(tonumber(ARGV[4]), 1000), ARGV[5]
+local deaths, failures, body, stats, claim, control = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local kind, state, lowest, highest = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local limit, now = math.min(tonumber(ARGV[5]), 1000), ARGV[6]
+local max_retries, retry_priority = 0, ''
 -- include: _types
-local wrong = mistyped('zset', store, retry, dead, prepare, claim) or mistyped('hash', deaths, failures, body, stats)
+local wrong = mistyped('zset', store, retry, dead, prepare, claim)
+  or mistyped('hash', deaths, failures, body, stats, control)
 if wrong then return wrong end
+local undrained_since = redis.call('HGET', control, 'undrained_since')
+-- include: _now
+-- include: _retries
 -- include: _ledger
+-- include: _undrained
 local set = state == 'dead' and dead or state == 'retry' and retry or store
 local members = redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit)
 if #members == 0 then return 0 end
@@ -32,19 +41,20 @@ if state == 'dead' then
   redis.call('HDEL', deaths, unpack(members))
   count('purged_dead', #members)
 else
-  -- A copy that runs, or waits in the other set, keeps body and diagnosis; a claimed one has its own body.
+  -- A copy in the other set keeps body and diagnosis; one that runs or is claimed has a body of its own.
   local running = redis.call('ZMSCORE', prepare, unpack(members))
   local claimed = redis.call('ZMSCORE', claim, unpack(members))
   local other, gone, well = redis.call('ZMSCORE', state == 'store' and retry or store, unpack(members)), {}, {}
   for i, member in ipairs(members) do
-    if not (running[i] or other[i]) then
+    if not other[i] then
       gone[#gone + 1] = member
-      if not claimed[i] then well[#well + 1] = member end
+      if not (running[i] or claimed[i]) then well[#well + 1] = member end
     end
   end
   if #gone > 0 then redis.call('HDEL', body, unpack(gone)) end
   if #well > 0 then redis.call('HDEL', failures, unpack(well)) end
   count('purged', #members)
 end
+note_undrained()
 keep_counts()
 return #members

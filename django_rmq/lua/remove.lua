@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -12,20 +12,26 @@
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
 -- KEYS[11] claim    ZSET  claimed member -> score it was taken with
 --
--- ARGV[1] which  live, dead, or any: the live copies, else the dead one
--- ARGV[2...] members
+-- ARGV[1] kind
+-- ARGV[2] which  live, dead, or any: the live copies, else the dead one
+-- ARGV[3...] members
 -- ARGV[#ARGV] now
 --
 -- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry, claim = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local which, first, last, now = ARGV[1], 2, #ARGV - 1, ARGV[#ARGV]
+local kind, which, first, last, now = ARGV[1], ARGV[2], 3, #ARGV - 1, ARGV[#ARGV]
+local max_retries, retry_priority = 0, ''
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry, claim)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
+local undrained_since = redis.call('HGET', control, 'undrained_since')
+-- include: _now
+-- include: _retries
 -- include: _ledger
+-- include: _undrained
 redis.call('HDEL', control, '')
 local words = {}
 for i = first, last do
@@ -39,16 +45,18 @@ for i = first, last do
     if gone > 0 then word = 'waiting' end
     if running then
       word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
-      local receipt_and_score = string.match(redis.call('HGET', inflight, member) or '', '^%d+ %S+') or '0 0'
-      redis.call('HSET', inflight, member, receipt_and_score .. ' removed')
+      local record = redis.call('HGET', inflight, member) or ''
+      local receipt_and_score = string.match(record, '^%d+ %S+') or '0 0'
+      local outlived = string.find(record, ' outlived', 1, true) and ' outlived' or ''
+      redis.call('HSET', inflight, member, receipt_and_score .. ' removed' .. outlived)
     elseif redis.call('ZSCORE', claim, member) then
-      -- Spark goes on with what it has claimed, under a body and a failure record of its own.
+      -- Spark goes on with what it has claimed.
       word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
-      redis.call('HDEL', body, member)
     elseif gone + rested > 0 then
       redis.call('HDEL', failures, member)
-      redis.call('HDEL', body, member)
     end
+    -- What runs or is claimed has a body of its own.
+    if gone + rested > 0 then redis.call('HDEL', body, member) end
   end
   if word == 'not_found' and which ~= 'live' and redis.call('ZREM', dead, member) > 0 then
     redis.call('HDEL', deaths, member)
@@ -57,5 +65,6 @@ for i = first, last do
   end
   words[#words + 1] = word
 end
+note_undrained()
 keep_counts()
 return words

@@ -1,8 +1,8 @@
--- Send dead messages again with their full budget; one that lives already keeps its live copy.
+-- Send dead messages again with their full budget; one that lives already keeps its live copy, and its newer body.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -10,6 +10,7 @@
 -- KEYS[8] stats     HASH  counter -> n
 -- KEYS[9] control   HASH  field -> value
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] channel
 -- ARGV[2] slots        the caller's slot count
@@ -20,28 +21,35 @@
 --
 -- Returns {'moved', slots} | a word for each member: replayed | merged | not_found
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local failures, body, stats, control, retry, claim = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local channel, slots, kind, first, last, now = ARGV[1], ARGV[2], ARGV[3], 5, #ARGV - 1, ARGV[#ARGV]
-local retry_priority, backoff_base, backoff_cap, claim = '', 0, 0, nil
+local retry_priority = ''
 -- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry)
+local wrong = mistyped('zset', store, prepare, dead, retry, claim)
   or mistyped('hash', inflight, deaths, failures, body, stats, control)
 if wrong then return wrong end
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
-local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'slots')
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'slots', 'undrained_since')
 local sleeping_until, max_retries, known_slots = known[1], tonumber(known[2] or ARGV[4]), known[3]
+local undrained_since = known[4]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
 -- include: _retries
 -- include: _ledger
 -- include: _wake
--- include: _failures
+-- include: _undrained
 -- A new body must find room; without one, a write of nothing first lets a full server pass the rest.
 local edited = false
 for i = first, last, 2 do
   edited = edited or ARGV[i + 1] ~= ''
 end
 if not edited then redis.call('HDEL', control, '') end
+-- Whether the body that is handed out now is newer than that of the dead copy, and will not end by a person's mark.
+local function is_newer(member)
+  if redis.call('ZSCORE', claim, member) then return true end
+  return redis.call('ZSCORE', prepare, member)
+    and not string.find(redis.call('HGET', inflight, member) or '', '^%d+ %S+ %S')
+end
 local words, earliest = {}, math.huge
 for i = first, last, 2 do
   local member, envelope, word = ARGV[i], ARGV[i + 1], 'not_found'
@@ -49,7 +57,9 @@ for i = first, last, 2 do
     local head, rest = string.match(redis.call('HGET', deaths, member) or '', '^([^\n]*)\n(.*)$')
     local score, length, has_body = string.match(head or '', '^%S+ %d+ %d+ %d+ (%S+) (%d+) ([01])$')
     word = 'merged'
-    if not (redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member)) then
+    local lives = redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member)
+    if not lives and envelope == '' and has_body == '1' then lives = is_newer(member) end
+    if not lives then
       word = 'replayed'
       local again = now_ms
       if kind == 'priority' then
@@ -67,6 +77,7 @@ for i = first, last, 2 do
   end
   words[#words + 1] = word
 end
+note_undrained()
 wake(earliest)
 keep_counts()
 return words

@@ -10,24 +10,27 @@
 -- KEYS[8] deaths      HASH  member -> death
 -- KEYS[9] failures    HASH  member -> last failure
 -- KEYS[10] body       HASH  member -> envelope
--- KEYS[11] claims     HASH  Spark's open claims, and those that ended
--- KEYS[12] claim      ZSET  member -> score
--- KEYS[13] claim_body HASH  member -> envelope
--- KEYS[14] arrived    HASH  slot -> last ticket
--- KEYS[15] stats      HASH  counter -> n
--- KEYS[16] control    HASH  field -> value
+-- KEYS[11] prepare_body HASH member -> envelope
+-- KEYS[12] claims     HASH  Spark's open claims, and those that ended
+-- KEYS[13] claim      ZSET  member -> score
+-- KEYS[14] claim_body HASH  member -> envelope
+-- KEYS[15] arrived    HASH  slot -> last ticket
+-- KEYS[16] stats      HASH  counter -> n
+-- KEYS[17] control    HASH  field -> value
 --
 -- ARGV[1] now
 --
 -- Returns retired | holds (messages: nothing is changed)
 local store, prepare, retry, dead, claimants, leaving = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local inflight, deaths, failures, body, claims = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local claim, claim_body, arrived, stats, control = KEYS[12], KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+local inflight, deaths, failures, body, prepare_body = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local claims, claim, claim_body, arrived = KEYS[12], KEYS[13], KEYS[14], KEYS[15]
+local stats, control = KEYS[16], KEYS[17]
 local now = ARGV[1]
 -- include: _types
 local wrong = mistyped('zset', store, prepare, retry, dead, claimants, claim)
-  or mistyped('hash', leaving, inflight, deaths, failures, body, claims, claim_body, arrived, stats, control)
+  or mistyped('hash', leaving, inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived)
+  or mistyped('hash', stats, control)
 if wrong then return wrong end
 if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim) > 0 then return 'holds' end
-redis.call('UNLINK', inflight, deaths, failures, body, claims, claim_body, arrived, stats, control)
+redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived, stats, control)
 return 'retired'

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
--- KEYS[3] inflight  HASH  member -> "receipt original_score [mark]"
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
 -- KEYS[4] dead      ZSET  member -> ms of death
 -- KEYS[5] deaths    HASH  member -> death
 -- KEYS[6] failures  HASH  member -> last failure
@@ -10,6 +10,7 @@
 -- KEYS[8] stats     HASH  counter -> n
 -- KEYS[9] control   HASH  field -> value
 -- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
 -- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
@@ -24,22 +25,24 @@
 -- Returns a word for each member: ok | stale
 local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local prepare_body = KEYS[11]
 local channel, room, kind, receipt, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local backoff_base, backoff_cap = tonumber(ARGV[6]), tonumber(ARGV[7])
 local first, last, now = 8, #ARGV - 1, ARGV[#ARGV]
 local claim = nil
 -- include: _types
 local wrong = mistyped('zset', store, prepare, dead, retry)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control)
+  or mistyped('hash', inflight, deaths, failures, body, stats, control, prepare_body)
 if wrong then return wrong end
 if (last - first + 1) / 4 > 1000 then return redis.error_reply('ERR too many members') end
-local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
-local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
+local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or 16), known[3]
 -- include: _now
 -- include: _retries
 -- include: _ledger
 -- include: _wake
 -- include: _failures
+-- include: _undrained
 local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last, 4 do
   local member, what, delay, text = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
@@ -56,6 +59,7 @@ for i = first, last, 4 do
   end
 end
 if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if ended then note_undrained() end
 wake(earliest)
 keep_counts()
 return words

@@ -18,7 +18,7 @@
 local store, retry, body, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local channel, slots, limit, range_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local n, first, now = tonumber(ARGV[5]), 6, ARGV[#ARGV]
-local kind, max_retries, retry_priority, settled_retries = 'range_merge', 0, '', true
+local kind, max_retries, retry_priority, settled_retries, undrained_since = 'range_merge', 0, '', true, nil
 local envelope = #ARGV > first + n and first + n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until')
 -- include: _now
@@ -38,6 +38,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _retries
 -- include: _ledger
 -- include: _wake
+-- include: _undrained
 -- include: _send
 due = text_of(due)
 local members, rows = {}, {}

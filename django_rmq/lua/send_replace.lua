@@ -21,12 +21,14 @@ local channel, slots, limit, kind = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local n, first, now = tonumber(ARGV[6]), 7, ARGV[#ARGV]
 local retry_priority = ''
 local envelope = #ARGV > first + 2 * n and first + 2 * n
-local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries')
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
 local max_retries, settled_retries = tonumber(known[3] or ARGV[5]), known[3] or kind ~= 'priority'
 -- include: _retries
 local at, answer = ARGV[first], { 'stored' }
 local met, floor = 'replaced', kind == 'priority' and floor_priority() or 999
-local alone = n == 1 and settled_retries and is_fresh(tonumber(at)) and ARGV[first + 1]
+-- The first priority that waits takes the long way, which notes since when.
+local is_noted = kind ~= 'priority' or known[4]
+local alone = n == 1 and settled_retries and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1]
 local due = kind == 'priority' and 0 or tonumber(at)
 -- include: _alone
 -- include: _types
@@ -34,10 +36,12 @@ local wrong = mistyped('zset', store, retry) or mistyped('hash', body, stats, co
 if wrong then return wrong end
 if known.err then return known end
 if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
-local known_slots, sleeping_until = known[1], known[2]
+local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+-- include: _now
 -- include: _ledger
 -- include: _wake
+-- include: _undrained
 -- include: _send
 local members, rows, fresh = {}, {}, nil
 for i = 1, n do

@@ -134,6 +134,11 @@ def _gauges(found: list[Measured]) -> Iterable[Metric]:
         (((one.figures.topic.name,), _age(one)) for one in found if not one.figures.topic.is_priority),
     )
     yield _gauge(
+        "undrained_seconds",
+        "For how long a slot of a priority topic has not been empty, of all the longest; 0: nothing waits.",
+        (((one.figures.topic.name,), _undrained(one)) for one in found if one.figures.topic.is_priority),
+    )
+    yield _gauge(
         "measured_age_seconds",
         "How old depths and counters are: 0, but for topics of very many slots, which workers sample every minute.",
         (
@@ -182,8 +187,17 @@ def _gauges(found: list[Measured]) -> Iterable[Metric]:
 def _age(one: Measured) -> float:
     if one.depth is None:
         return (one.figures.age_ms or 0) / 1000
-    oldest = one.depth.oldest_due_ms
-    return 0.0 if oldest is None else max(0, one.sampled_ms - oldest) / 1000
+    return _seconds_since(one.depth.oldest_due_ms, one.sampled_ms)
+
+
+def _undrained(one: Measured) -> float:
+    if one.depth is None:
+        return (one.figures.undrained_ms or 0) / 1000
+    return _seconds_since(one.depth.undrained_since_ms, one.sampled_ms)
+
+
+def _seconds_since(at_ms: int | None, now_ms: int) -> float:
+    return 0.0 if at_ms is None else max(0, now_ms - at_ms) / 1000
 
 
 def _counters(found: list[Measured]) -> Iterable[Metric]:

@@ -138,8 +138,8 @@ def from_look(
     for state, record in records.items():
         score = getattr(looked, state)
         if score is not None:
-            envelope = looked.claimed_envelope if state == "claim" else looked.envelope
-            entry = Entry(member, score, envelope, record)
+            envelopes = {"claim": looked.claimed_envelope, "prepare": looked.delivered_envelope}
+            entry = Entry(member, score, envelopes.get(state, looked.envelope), record)
             yield from_entry(topic, slot, state, entry, name, hidden=hidden)
 
 

@@ -48,6 +48,10 @@ class TopicFigures:
     """The earliest due time in Store that has passed; None: nothing is overdue, or the topic orders by priority."""
     age_ms: int | None = None
     """How long that one has been due."""
+    undrained_since_ms: int | None = None
+    """Priority topics: since when the slot has not been empty that was so for the longest; None: nothing waits."""
+    undrained_ms: int | None = None
+    """For how long: what was sent since and still waits has waited no longer."""
     paused_slots: int = 0
     consumers: int = 0
     """Live workers that serve the topic."""
@@ -334,6 +338,9 @@ def _summed(
         else:
             counted.append(answer)
     oldest = min((one.oldest_due_ms for one in counted if one.oldest_due_ms is not None), default=None)
+    undrained = min(
+        (one.undrained_since_ms for one in counted if one.undrained_since_ms is not None), default=None
+    )
     serving = [
         member.worker
         for member in crew.members
@@ -349,6 +356,8 @@ def _summed(
         claimed=sum(one.claimed for one in counted),
         oldest_due_ms=oldest,
         age_ms=None if oldest is None else max(0, now_ms - oldest),
+        undrained_since_ms=undrained,
+        undrained_ms=None if undrained is None else max(0, now_ms - undrained),
         paused_slots=sum(one.paused for one in counted),
         consumers=len(serving),
         threads=sum(worker.threads for worker in serving),

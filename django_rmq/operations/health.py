@@ -29,7 +29,7 @@ class Limits:
     """What is still well; None: not looked at."""
 
     max_age: float | None = None
-    """Seconds that the oldest message of a topic may have been due."""
+    """Seconds that the oldest message of a topic may have been due, or a slot of a priority topic not been empty."""
     max_dead: int | None = None
     """Dead messages of a topic."""
     needs_workers: bool = True
@@ -160,11 +160,10 @@ def _topic(one: figures.TopicFigures, limits: Limits) -> list[Finding]:
         else:
             findings.append(Finding("workers", name, False, "no live worker serves it"))
     if limits.max_age is not None:
-        age = 0.0 if one.age_ms is None else one.age_ms / 1000
+        age = (one.age_ms or one.undrained_ms or 0) / 1000
         paused = ", and it is paused" if one.paused_slots else ""
-        text = (
-            f"the oldest message has been due for {age:.0f} s{part}{paused}" if age else "nothing is overdue"
-        )
+        told = "a slot has not been drained" if one.topic.is_priority else "the oldest message has been due"
+        text = f"{told} for {age:.0f} s{part}{paused}" if age else "nothing is overdue"
         findings.append(Finding("age", name, age <= limits.max_age, text))
     if limits.max_dead is not None:
         findings.append(

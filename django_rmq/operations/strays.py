@@ -14,10 +14,9 @@ from typing import Any
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.keys import slot_of
-from django_rmq.messages import Entry, Topic, TopicType, stored_basis
+from django_rmq.messages import RECORDS, Entry, Topic, TopicType, stored_basis
 from django_rmq.operations.sweeps import STEP_BYTES
 
-RECORDS = ("inflight", "deaths", "failures", "body", "claim_body")
 SLOTS_AT_ONCE = 200
 GRACE_SECONDS = 5
 """How much later than its time-out a delivery may be swept."""
@@ -30,6 +29,9 @@ class Overdue:
     oldest_due_seconds: float | None = None
     """How long the oldest waiting message has been due; None: none is, or the topic orders by priority."""
     oldest_slot: int | None = None
+    undrained_seconds: float | None = None
+    """Priority topics: how long the slot has not been empty that was so for the longest."""
+    undrained_slot: int | None = None
     deliveries: int = 0
     """Deliveries that nobody extended and nobody timed out: their slots are looked after by no worker."""
 
@@ -73,6 +75,10 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
                 seconds = max(0, now_ms - counts.oldest_due_ms) / 1000
                 if found.oldest_due_seconds is None or seconds > found.oldest_due_seconds:
                     found.oldest_due_seconds, found.oldest_slot = seconds, slot
+            if counts.undrained_since_ms is not None:
+                seconds = max(0, now_ms - counts.undrained_since_ms) / 1000
+                if found.undrained_seconds is None or seconds > found.undrained_seconds:
+                    found.undrained_seconds, found.undrained_slot = seconds, slot
     return found
 
 

@@ -69,7 +69,8 @@ def make_slot(broker: Any, keyspace: Keyspace, clock: Clock) -> Iterator[Callabl
         assert set(slot.hash("deaths")) == set(slot.zset("dead"))
         alive = set(slot.zset("store")) | set(slot.zset("retry")) | set(slot.zset("prepare"))
         assert set(slot.hash("failures")) <= alive | set(slot.zset("claim"))
-        assert set(slot.hash("body")) <= alive
+        assert set(slot.hash("body")) <= set(slot.zset("store")) | set(slot.zset("retry"))
+        assert set(slot.hash("prepare_body")) <= set(slot.zset("prepare"))
         assert set(slot.hash("claim_body")) <= set(slot.zset("claim"))
 
 

@@ -58,6 +58,12 @@ class Slot:
     def zset(self, state: str) -> dict[bytes, float]:
         return self.keyspace.zset(getattr(self.keys, state))
 
+    def bodies(self) -> dict[str, bytes]:
+        """Return the bodies of a keyed slot that holds one member: the key each lies in, and the body without its head."""
+        found = {name: self.hash(name).values() for name in ("body", "prepare_body", "claim_body")}
+        found["deaths"] = self.hash("deaths").values()
+        return {name: one.rpartition(b"\n")[2] for name, values in found.items() for one in values}
+
     def hash(self, name: str) -> dict[bytes, bytes]:
         return self.keyspace.hash(getattr(self.keys, name))
 

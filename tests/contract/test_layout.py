@@ -23,6 +23,7 @@ def test_every_key_of_a_slot_has_the_documented_name(make_slot: MakeSlot) -> Non
     prefix = slot.broker.prefix
     assert slot.keys.store == f"{prefix}price_3".encode()
     names = [
+        "prepare_body",
         "prepare",
         "inflight",
         "retry",
@@ -77,12 +78,14 @@ def test_the_keys_and_values_of_a_whole_life(
     assert envelope in (None, b"0 {}\nthe body")
     clock.advance(ms=1_500)
     control = {b"slots": b"1", b"timeout": b"30", b"max_retries": b"1"}
+    since = {b"undrained_since": b"1800000000000"} if kind is TopicType.PRIORITY else {}
+    assert slot.hash("control").items() >= since.items()
 
     slot.take_one("owner-1")
     taken = {**control, b"owner": b"owner-1", b"deliveries": b"1"}
     stats = {b"sent": b"1", b"stored": b"1", b"prepared": b"1"}
     assert slot.snapshot() == {
-        **body,
+        **({slot.keys.prepare_body: {b"m": envelope}} if envelope else {}),
         key(slot, "prepare_{K}"): {b"m": 1_800_000_001_001},
         key(slot, "inflight_{K}"): {b"m": b"1 " + text},
         key(slot, "control_{K}"): taken,

@@ -10,7 +10,7 @@ import pytest
 
 from django_rmq.exceptions import ServerRefused
 from django_rmq.messages import Counts, Entry, Looked, TopicType
-from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
+from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TIME_TYPES, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
 
@@ -125,10 +125,13 @@ def test_every_state_shows_what_belongs_to_it(make_slot: MakeSlot, kind: TopicTy
     [dead] = slot.peek("dead").entries
     assert dead.record.startswith(b"rejected 1 ") and dead.envelope is None
     oldest = None if kind is TopicType.PRIORITY else int(waits.score)
-    assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A")
+    since = START_MS if kind is TopicType.PRIORITY else None
+    assert slot.count() == Counts(1, 1, 1, 1, 1, 0, oldest, "A", undrained_since_ms=since)
     looked = slot.look([b"wait", b"run", b"rest", b"dead", b"nobody"])
     assert looked[0] == Looked(waits.score, None, None, None, envelope=waits.envelope)
-    assert looked[1] == Looked(None, runs.score, None, None, in_flight=runs.record, envelope=runs.envelope)
+    assert looked[1] == Looked(
+        None, runs.score, None, None, in_flight=runs.record, delivered_envelope=runs.envelope
+    )
     assert looked[2] == Looked(None, None, rests.score, None, failure=rests.record, envelope=rests.envelope)
     assert looked[3] == Looked(None, None, None, dead.score, death=dead.record)
     assert looked[4] == Looked(None, None, None, None)

@@ -319,9 +319,34 @@ def test_rmqstats(broker: Broker, run: Run) -> None:
     assert (rows["orders"]["store"], rows["orders"]["due"], rows["orders"]["dead"]) == (3, 0, 2)
     text = run("rmqstats", "orders")
     assert text.splitlines()[0].split() == list(COLUMNS)
-    assert text.splitlines()[1].split() == ["orders", "fixed_time", "3", "0", "0", "0", "2", "-", "0"]
+    assert text.splitlines()[1].split() == ["orders", "fixed_time", "3", "0", "0", "0", "2", "-", "-", "0"]
     lines = run("rmqstats", "orders", "--json", "--interval", "0.1", "--count", "2").splitlines()
     assert [json.loads(line)[0]["per_second"]["sent"] for line in lines] == [0.0, 0.0]
+
+
+def waits_for_three_hours(broker: Broker) -> None:
+    """Let a message of priority wait, and the one that was sent before all others have waited for long."""
+    broker.send_replace(get_config().topic("renders"), 1, [50], [b"1"])
+    since = int(time.time() * 1000) - 10_800_000
+    assert broker.client.hset(slot_keys(broker.prefix, "renders", 1).control, "undrained_since", since) == 0
+
+
+def test_a_topic_of_priorities_shows_for_how_long_it_has_not_been_drained(broker: Broker, run: Run) -> None:
+    waits_for_three_hours(broker)
+    [row] = json.loads(run("rmqstats", "renders", "--json"))
+    assert row["oldest_due_seconds"] is None and 10_800 <= row["undrained_seconds"] < 10_900
+    assert " 3 h " in run("rmqstats", "renders")
+    [row] = json.loads(run("rmqslots", "renders", "--json"))
+    assert [slot["undrained_since"] is None for slot in row["slots"]] == [True, False]
+    assert "3 h" in run("rmqslots", "renders")
+    assert "slot 1 has not been drained for 3 h" in run("rmqaudit", "renders")
+    [row] = json.loads(run("rmqaudit", "renders", "--json"))
+    assert row["undrained_slot"] == 1 and row["undrained_seconds"] >= 10_800
+    text = run("rmqhealth", "renders", "--no-workers", "--max-age", "2h", code=1)
+    assert "BAD  age          renders: a slot has not been drained for 108" in text
+    run("rmqhealth", "renders", "--no-workers", "--max-age", "4h")
+    broker.prepare(get_config().topic("renders"), 1, "W", None, 1)
+    assert "nothing is overdue" in run("rmqhealth", "renders", "--no-workers", "--max-age", "2h")
 
 
 def test_rates_are_those_of_the_ledger(broker: Broker, run: Run) -> None:

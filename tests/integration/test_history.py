@@ -105,13 +105,16 @@ def test_what_is_not_due_yet_is_no_backlog(broker: Any, clock: Clock) -> None:
     assert depth.oldest_due_ms == START_MS
 
 
-def test_priorities_have_no_oldest_due_time(broker: Any, clock: Clock) -> None:
+def test_priorities_have_no_oldest_due_time_but_it_is_known_since_when_something_waits(
+    broker: Any, clock: Clock
+) -> None:
     topic = Topic("renders", TopicType.PRIORITY, slots=2)
     broker.send_replace(topic, 0, [50], [b"a"])
     Sampler(broker, topic, clock).minute()
     depth = last(broker, topic).depth
     assert depth is not None
     assert (depth.store, depth.due, depth.oldest_due_ms) == (1, 1, None)
+    assert depth.undrained_since_ms == START_MS
 
 
 def test_a_slot_of_another_type_is_left_out_and_the_others_are_told(broker: Any, clock: Clock) -> None:

@@ -137,6 +137,8 @@ def test_counters_are_those_of_the_ledger(broker: Any) -> None:
     assert found["rmq_sent_total", "ranked"] == 0
     assert ("rmq_oldest_due_age_seconds", "ranked") not in found
     assert found["rmq_oldest_due_age_seconds", "work"] >= 0
+    assert found["rmq_undrained_seconds", "ranked"] == 0
+    assert ("rmq_undrained_seconds", "work") not in found
 
 
 def test_time_outs_have_a_reason_of_their_own() -> None:
@@ -151,6 +153,28 @@ def test_time_outs_have_a_reason_of_their_own() -> None:
             found = scraped()
     assert found["rmq_failed_total", "timeout", "work"] == 1
     assert found["rmq_failed_total", "error", "work"] == 0
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_it_is_told_how_long_a_slot_of_priorities_has_not_been_drained(
+    sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
+        clock = Clock(1_800_000_000_000)
+        broker: Any = InMemoryBroker("m:", clock)
+        with connections.replaced_broker(broker):
+            broker.send_replace(topic("ranked"), 0, [50], [b"1"])
+            clock.advance(seconds=10_800)
+            broker.send_replace(topic("ranked"), 0, [60], [b"2"])
+            if sampled:
+                monkeypatch.setattr(figures, "LIVE_SLOTS", 0)
+                (duty,) = history.sampling(broker, [topic("ranked")], 1, lambda _: True)
+                for pause in duty():
+                    clock.advance(seconds=pause)
+                    if history.latest(broker, topic("ranked")) is not None:
+                        break
+            found = scraped()
+    assert 10_800 <= found["rmq_undrained_seconds", "ranked"] < 10_920
 
 
 @pytest.mark.parametrize("where", ["redis", "memory"])

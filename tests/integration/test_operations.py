@@ -127,9 +127,22 @@ def test_the_overview_counts_every_state_of_every_topic(broker: Any, operations:
     assert (timed.store, timed.due, timed.not_due, timed.dead) == (4, 3, 1, 0)
     assert timed.age_ms is not None and 59_000 < timed.age_ms < 120_000
     assert figures["ranked"].dead == 1 and figures["ranked"].age_ms is None
+    assert figures["ranked"].undrained_ms is None and timed.undrained_ms is None
     assert not timed.is_partial and timed.looked_at == 4
     assert figures["wide"].is_partial and figures["wide"].looked_at < 1_000
     assert not any(one.is_paused or one.consumers for one in figures.values())
+
+
+def test_the_overview_tells_how_long_a_slot_of_priorities_has_not_been_drained(
+    broker: Any, operations: Operations
+) -> None:
+    slot, *_ = put(broker, "ranked", b"1", b"2")
+    figures = operations.overview(["ranked"])[0]
+    assert figures.undrained_since_ms is not None and figures.undrained_ms is not None
+    assert abs(figures.undrained_since_ms - time.time() * 1000) < 60_000
+    assert figures.undrained_ms == figures.now_ms - figures.undrained_since_ms
+    [row] = [row for row in operations.slots("ranked", 0, 64).rows if row.slot == slot]
+    assert row.counts.undrained_since_ms == figures.undrained_since_ms
 
 
 @on_a_server

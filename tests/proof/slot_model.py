@@ -44,7 +44,7 @@ STUCK      a state with work left that no sequence of fault-free steps can finis
 FRESH = 100  # Store score of a fresh copy: FRESH + "due in"; below it the score is a retry's, as on the wire
 NOBODY, THE_DEAD = 3, 2  # in `Slot.owner` and `Slot.newest`, where 0 and 1 are the two workers
 WAITING, PARTING, RUNNING, SUCCEEDED, FAILED, REJECTED = range(6)  # phases of a delivery in a worker's hands
-REMOVED, BURIED = 1, 2  # marks
+REMOVED, BURIED, OUTLIVED = 1, 2, 3  # marks; outlived: buried, and a newer copy before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,8 @@ class Transitions:
         """By a person: what waits goes to Dead, what is in flight is marked."""
         if not (m.store or m.retry or m.record):
             return None
-        m, counters = self._mark(m._replace(unwanted=True), BURIED)
+        outlived = m.store or m.retry or (m.record and m.record.mark == OUTLIVED)
+        m, counters = self._mark(m._replace(unwanted=True), OUTLIVED if outlived else BURIED)
         if m.store or m.retry:
             second = ["dropped"] if m.store and m.retry else []
             m, more = self._die(m, covers=True)
@@ -402,6 +403,9 @@ class Transitions:
         m = m._replace(record=None)
         if record.mark == REMOVED:
             return m, ["ended_marked", "removed"], None
+        if record.mark == OUTLIVED and m.dead:
+            # The newer copy, which was buried with it, is the one that stays.
+            return m, ["ended_marked", "dropped"], None
         m, counters = self._die(m, covers=record.covers)
         return m, ["ended_marked", *counters], None
 

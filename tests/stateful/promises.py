@@ -11,12 +11,17 @@ from dataclasses import dataclass, field
 FULL = 1 << 30
 """All retries of the slot, however many it has when the message is taken."""
 
+ANY = b"any"
+"""Whatever body there was: a stranger sent it."""
+
 
 @dataclass(frozen=True)
 class Promise:
     not_before_ms: float = 0
     left: int | None = FULL
     """None: a stranger chose the score, so nothing was promised."""
+    body: bytes | None = ANY
+    """The envelope that it comes with; None: the member is its own body."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Promises:
         flight = self.flying.pop(member)
         left = min(flight.left, max_retries)
         if left > 0 and not flight.marked and member not in self.waiting:
-            self.waiting[member] = Promise(not_before_ms, left - 1)
+            self.waiting[member] = Promise(not_before_ms, left - 1, flight.promise.body)
 
     def released(self, member: bytes, *, earlier_counts: bool) -> None:
         """End a flight as if it had never been."""
@@ -52,7 +57,7 @@ class Promises:
         elif earlier_counts:
             earliest = min(newer.not_before_ms, flight.promise.not_before_ms)
             left = newer.left if newer.left == flight.promise.left else None
-            self.waiting[member] = Promise(earliest, left)
+            self.waiting[member] = Promise(earliest, left, newer.body)
 
     def lost(self, member: bytes, not_before_ms: float, max_retries: int, *, lives: bool) -> None:
         """End a claim whose lease ran out: its promise lives on with a retry less, unless a newer one waits."""
@@ -61,9 +66,9 @@ class Promises:
             return
         if promise.left is None:
             if lives:
-                self.waiting[member] = Promise(not_before_ms, None)
+                self.waiting[member] = Promise(not_before_ms, None, promise.body)
         elif (left := min(promise.left, max_retries)) > 0:
-            self.waiting[member] = Promise(not_before_ms, left - 1)
+            self.waiting[member] = Promise(not_before_ms, left - 1, promise.body)
 
     def returned(self, member: bytes, *, earlier_counts: bool) -> None:
         """End a claim as if it had never been."""

@@ -6,7 +6,7 @@ The invariants are those of ``docs/state_machine.md``, by the same names.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha1
 from typing import Any
@@ -31,6 +31,8 @@ from django_rmq.messages import (
     MAX_PRIORITY,
     Area,
     BackOff,
+    Death,
+    Delivery,
     Envelope,
     Failure,
     Page,
@@ -40,7 +42,7 @@ from django_rmq.messages import (
     encode_envelope,
 )
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace
-from tests.stateful.promises import Flight, Promise, Promises
+from tests.stateful.promises import ANY, Flight, Promise, Promises
 
 START_MS = 1_800_000_000_123
 OWNERS = ["A", "B"]
@@ -106,11 +108,14 @@ class Lockstep(RuleBasedStateMachine):
         self.epochs = dict.fromkeys(OWNERS, 0)
         self.highest_epoch = 0
         self.last_receipt = 0
+        self.bodies = self.ordered = 0
         self.handed: list[tuple[int, bytes]] = [(99, b"a")]
         self.cursor: tuple[str, bytes] | None = None
         self.before: Dump = {}
         self.after: Dump = {}
         self.kept_by_strangers: set[bytes] = set()
+        self.order: dict[tuple[bytes, bytes], int] = {}
+        """Member and envelope -> the how manyth send or replay has brought it last."""
         self.sealed: tuple[str, int, list[bytes]] | None = None
         """The claim that was read last, and its rows."""
 
@@ -205,26 +210,46 @@ class Lockstep(RuleBasedStateMachine):
         return scores
 
     def envelopes(self, data: st.DataObject, count: int) -> list[bytes]:
+        """Draw envelopes, none of which there was before."""
         if not self.topic.keyed:
             return []
-        body = st.builds(
-            lambda text, expires: encode_envelope(Envelope(text, expires)),
-            st.sampled_from([b"1", b"2", b"\0\xff"]),
-            st.sampled_from([0, 0, self.now_ms + 700]),
+        expires = data.draw(
+            st.lists(st.sampled_from([0, 0, self.now_ms + 700]), min_size=count, max_size=count)
         )
-        return data.draw(st.lists(body, min_size=count, max_size=count))
+        self.bodies += count
+        return [
+            encode_envelope(Envelope(b"\0\xff\n%d.%d" % (self.bodies, n), ends))
+            for n, ends in enumerate(expires)
+        ]
 
-    def note_sent(self, names: list[bytes], scores: list[float], answer: Any) -> None:
+    def note_order(self, member: bytes, envelope: bytes | None) -> None:
+        if envelope is not None:
+            self.ordered += 1
+            self.order[member, envelope] = self.ordered
+
+    def envelope_of(self, name: str, member: bytes, dump: Dump | None = None) -> bytes | None:
+        found: bytes | None = (
+            (self.after if dump is None else dump).get(getattr(self.keys, name), {}).get(member)
+        )
+        if name == "deaths":
+            return None if found is None else Death.parse(found).envelope
+        return found
+
+    def note_sent(self, names: list[bytes], scores: list[float], envelopes: list[bytes], answer: Any) -> None:
         if isinstance(answer, RmqError):
             self.require("INV-13", self.before == self.after, answer)
             return
-        for member, score, sent in zip(names, scores, answer, strict=True):
+        bodies: Sequence[bytes | None] = envelopes or [None] * len(names)
+        for member, score, envelope, sent in zip(names, scores, bodies, answer, strict=True):
             not_before = 0 if self.topic.is_priority else score
             if sent.status in ("stored", "superseded", "replaced"):
-                self.promises.waiting[member] = Promise(not_before)
+                self.promises.waiting[member] = Promise(not_before, body=envelope)
                 self.kept_by_strangers.discard(member)
+                self.note_order(member, envelope)
             elif sent.status == "merged":
                 self.require("INV-11", member in self.promises.waiting, member)
+                self.promises.waiting[member] = replace(self.promises.waiting[member], body=envelope)
+                self.note_order(member, envelope)
             elif sent.status == "present":
                 promises = self.promises
                 present = member in {*promises.waiting, *promises.flying, *promises.claimed}
@@ -235,14 +260,18 @@ class Lockstep(RuleBasedStateMachine):
         if topic.type is TopicType.RANGE_MERGE:
             [range_ms] = self.scores(data, 1)
             answer = self.both(lambda b: b.send_merge(topic, 0, range_ms, names, envelopes))
-            self.note_sent(names, [self.now_ms + range_ms] * len(names), answer)
+            self.note_sent(names, [self.now_ms + range_ms] * len(names), envelopes, answer)
         else:
             scores = self.scores(data, len(names))
             answer = self.both(lambda b: b.send_replace(topic, 0, scores, names, envelopes))
-            self.note_sent(names, list(scores), answer)
+            self.note_sent(names, list(scores), envelopes, answer)
 
     def draw_outgoing(self, data: st.DataObject) -> tuple[list[bytes], list[bytes], Topic]:
         names = data.draw(some_members)
+        running = sorted({*self.promises.flying, *self.promises.claimed})
+        if running and data.draw(st.sampled_from([True, False])):
+            # A newer copy behind what runs: where bodies can be mistaken for each other.
+            names[0] = data.draw(st.sampled_from(running))
         envelopes = self.envelopes(data, len(names))
         moved = data.draw(st.sampled_from([False] * 30 + [True]))
         return names, envelopes, self.elsewhere() if moved else self.topic
@@ -261,7 +290,8 @@ class Lockstep(RuleBasedStateMachine):
         scores = self.scores(data, len(names))
         answer = self.both(lambda b: b.ensure(topic, 0, scores, names, envelopes))
         merge = topic.type is TopicType.RANGE_MERGE
-        self.note_sent(names, [self.now_ms + score if merge else score for score in scores], answer)
+        dues: list[float] = [self.now_ms + score if merge else score for score in scores]
+        self.note_sent(names, dues, envelopes, answer)
 
     @rule(member=members, score=st.sampled_from(FOREIGN_SCORES), due=st.booleans())
     def a_stranger_sends_by_zadd(self, member: bytes, score: float, due: bool) -> None:
@@ -270,7 +300,7 @@ class Lockstep(RuleBasedStateMachine):
         new = self.redis_keys.zadd(self.keys.store, member, score)
         self.memory_keys.zadd(self.keys.store, member, score)
         self.strangers += new
-        self.promises.waiting[member] = Promise(-math.inf, None)
+        self.promises.waiting[member] = Promise(-math.inf, None, ANY)
         self.kept_by_strangers.add(member)
         self.look()
 
@@ -303,7 +333,7 @@ class Lockstep(RuleBasedStateMachine):
             self.require("INV-8", answer.receipt > self.last_receipt, answer.receipt, self.last_receipt)
             self.last_receipt = answer.receipt
         for delivery in answer.deliveries:
-            self.note_taken(owner, answer.receipt, delivery.member, delivery.retries_left)
+            self.note_taken(owner, answer.receipt, delivery)
         self.note_lapsed()
 
     def note_lapsed(self) -> None:
@@ -320,10 +350,12 @@ class Lockstep(RuleBasedStateMachine):
     def prepare_again(self, data: st.DataObject) -> None:
         self.prepare(data)
 
-    def note_taken(self, owner: str, receipt: int, member: bytes, left: int) -> None:
+    def note_taken(self, owner: str, receipt: int, delivery: Delivery) -> None:
+        member, left = delivery.member, delivery.retries_left
         promise = self.promises.waiting.pop(member, None)
         self.require("INV-11", promise is not None, member)
         assert promise is not None
+        self.require("INV-17", promise.body in (ANY, delivery.envelope), delivery, promise)
         # A clock that was set back may take again what it has promoted before.
         self.require("INV-10", self.latest_ms >= promise.not_before_ms, member, promise, self.latest_ms)
         if promise.left is not None:
@@ -382,7 +414,9 @@ class Lockstep(RuleBasedStateMachine):
         words = self.both(lambda b: b.rollback(self.topic, 0, receipt, failures))
         for member in self.ours(receipt, names, words):
             if kind == "rejected":
-                del self.promises.flying[member]
+                flight = self.promises.flying.pop(member)
+                body = self.envelope_of("deaths", member)
+                self.require("INV-17", flight.marked or flight.promise.body in (ANY, body), member, body)
             else:
                 rest = self.least_rest(self.promises.flying[member].left) if delay_ms is None else delay_ms
                 self.promises.failed(member, self.now_ms + rest, self.max_retries)
@@ -487,6 +521,8 @@ class Lockstep(RuleBasedStateMachine):
             self.require("INV-11", promise is not None, member)
             assert promise is not None
             self.require("INV-10", self.latest_ms >= promise.not_before_ms, member, promise)
+            body = self.envelope_of("claim_body", member)
+            self.require("INV-17", promise.body in (ANY, body), member, promise, body)
             self.promises.claimed[member] = promise
         self.note_lapsed()
 
@@ -555,13 +591,31 @@ class Lockstep(RuleBasedStateMachine):
         names = data.draw(st.lists(st.sampled_from(dead + MEMBERS[:1]), min_size=1, max_size=3))
         envelopes = self.envelopes(data, len(names)) if data.draw(st.booleans()) else []
         words = self.both(lambda b: b.replay(self.topic, 0, names, envelopes))
-        for member, word in zip(names, words, strict=True):
+        given: Sequence[bytes | None] = envelopes or [None] * len(names)
+        for member, envelope, word in zip(names, given, words, strict=True):
+            died = self.envelope_of("deaths", member, self.before)
             if word == "replayed":
-                self.promises.waiting[member] = Promise(0 if self.topic.is_priority else self.now_ms)
+                body = envelope or died
+                older = member in self.promises.claimed or (
+                    member in self.promises.flying and not self.promises.flying[member].marked
+                )
+                self.require("INV-17", envelope is not None or died is None or not older, member)
+                self.promises.waiting[member] = Promise(
+                    0 if self.topic.is_priority else self.now_ms, body=body
+                )
+                self.note_order(member, body)
+            elif word == "merged" and envelope:
+                self.promises.waiting[member] = replace(self.promises.waiting[member], body=envelope)
+                self.note_order(member, envelope)
+            elif word == "merged" and died and member not in self.kept_by_strangers:
+                lives = [self.envelope_of(name, member) for name in ("body", "prepare_body", "claim_body")]
+                newest = max((self.order[member, one] for one in lives if one is not None), default=0)
+                self.require("INV-17", newest > self.order[member, died], member, died, lives)
 
     def note_marked(self, names: list[bytes]) -> None:
         for member in names:
-            self.promises.waiting.pop(member, None)
+            if member not in {*self.zset("store"), *self.zset("retry")}:
+                self.promises.waiting.pop(member, None)
             if member in self.promises.flying:
                 self.promises.flying[member] = replace(self.promises.flying[member], marked=True)
 
@@ -594,7 +648,7 @@ class Lockstep(RuleBasedStateMachine):
                 promise = self.promises.waiting[member]
                 if promise.left is not None:
                     not_before = 0 if self.topic.is_priority else score
-                    self.promises.waiting[member] = Promise(not_before, promise.left)
+                    self.promises.waiting[member] = Promise(not_before, promise.left, promise.body)
 
     def purge(self, data: st.DataObject) -> None:
         state = data.draw(st.sampled_from(["store", "retry", "dead"]))
@@ -728,9 +782,10 @@ class Lockstep(RuleBasedStateMachine):
         store, prepare, retry, dead = map(self.zset, ("store", "prepare", "retry", "dead"))
         hashes = {
             name: self.after.get(getattr(self.keys, name), {})
-            for name in ("inflight", "deaths", "failures", "body", "claim_body")
+            for name in ("inflight", "deaths", "failures", "body", "claim_body", "prepare_body")
         }
-        live = store.keys() | prepare.keys() | retry.keys()
+        waits = store.keys() | retry.keys()
+        live = waits | prepare.keys()
         self.require("INV-3", ledger.live_drift == self.strangers, ledger, self.strangers)
         drifts = (ledger.dead_drift, ledger.delivery_drift, ledger.claim_drift, ledger.send_drift)
         self.require("INV-4", not any(drifts), ledger)
@@ -741,7 +796,19 @@ class Lockstep(RuleBasedStateMachine):
         self.require("INV-5", hashes["deaths"].keys() == dead.keys(), hashes["deaths"], dead)
         known = live | claim.keys()
         self.require("INV-5", hashes["failures"].keys() <= known, hashes["failures"], known)
-        self.require("INV-5", hashes["body"].keys() <= live, hashes["body"], live)
+        self.require("INV-5", hashes["body"].keys() <= waits, hashes["body"], waits)
+        flying_bodies = hashes["prepare_body"]
+        self.require("INV-5", flying_bodies.keys() <= prepare.keys(), flying_bodies, prepare)
+        for member, waiting_body in hashes["body"].items():
+            older = flying_bodies.get(member) or hashes["claim_body"].get(member)
+            marked = member in self.promises.flying and self.promises.flying[member].marked
+            if older is not None and not marked:
+                newer = self.order[member, waiting_body] > self.order[member, older]
+                self.require("INV-17", newer, member, waiting_body, older)
+        for member in dead:
+            body, before = self.envelope_of("deaths", member), self.envelope_of("deaths", member, self.before)
+            if body and before:
+                self.require("INV-17", self.order[member, body] >= self.order[member, before], member, body)
         twice = store.keys() & retry.keys()
         self.require("INV-12", twice <= self.kept_by_strangers, twice)
         if self.topic.serial:

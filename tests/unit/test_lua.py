@@ -40,7 +40,7 @@ OF_MANY_SLOTS = {"heads", "acquire_all"}
 READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "TIME", "TYPE"} | {
     "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }  # fmt: skip
-WRITES = {"HDEL", "HINCRBY", "HSET", "PUBLISH", "RENAME", "UNLINK"} | {
+WRITES = {"HDEL", "HINCRBY", "HSET", "HSETNX", "PUBLISH", "RENAME", "UNLINK"} | {
     "ZADD", "ZRANGESTORE", "ZREM", "ZREMRANGEBYRANK",
 }  # fmt: skip
 
@@ -50,6 +50,7 @@ TEXTS = {
     "",
     "receipt",
     "ticket",
+    "outlived",
     "receipt_and_score",
     "score",
     "highest",

@@ -1,18 +1,19 @@
 -- What many slots of one topic hold, by state, and what their ledgers have counted, in sums: the history, read only.
 --
--- KEYS[1...] store, prepare, retry, dead, stats of each slot
+-- KEYS[1...] store, prepare, retry, dead, stats, control of each slot
 --
 -- ARGV[1] kind
 -- ARGV[2] now
 --
--- Returns {slots read, store, due, prepare, retry, dead, oldest due ms or empty, {sums of the counters named below}}
+-- Returns {slots read, store, due, prepare, retry, dead, oldest due ms or empty, {sums of the counters named below},
+--          earliest ms since when Store of a priority topic has not been empty or empty}
 local slots_keys = KEYS
 local kind, now = ARGV[1], ARGV[2]
-if #slots_keys > 1280 then return redis.error_reply('ERR too many slots') end
+if #slots_keys > 1536 then return redis.error_reply('ERR too many slots') end
 -- include: _now
-local read, oldest = 0, nil
+local read, oldest, undrained = 0, nil, nil
 local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-for i = 1, #slots_keys, 5 do
+for i = 1, #slots_keys, 6 do
   local store = slots_keys[i]
   -- A slot with a foreign type is left out: the others are told all the same.
   local waiting, running = redis.pcall('ZCARD', store), redis.pcall('ZCARD', slots_keys[i + 1])
@@ -27,10 +28,16 @@ for i = 1, #slots_keys, 5 do
       due = redis.call('ZCOUNT', store, '-inf', now_ms)
       local head = due > 0 and tonumber(redis.call('ZRANGEBYSCORE', store, '(999', now_ms, 'WITHSCORES', 'LIMIT', 0, 1)[2])
       if head and (not oldest or head < oldest) then oldest = head end
+    elseif waiting > 0 then
+      -- pcall: of a foreign type only this is unknown.
+      local since = redis.pcall('HGET', slots_keys[i + 5], 'undrained_since')
+      since = type(since) == 'string' and tonumber(since)
+      if since and (not undrained or since < undrained) then undrained = since end
     end
     read = read + 1
     for j, value in ipairs({ waiting, due, running, resting, dead }) do depths[j] = depths[j] + value end
     for j = 1, #sums do sums[j] = sums[j] + (tonumber(counters[j] or 0) or 0) end
   end
 end
-return { read, depths[1], depths[2], depths[3], depths[4], depths[5], oldest and string.format('%.0f', oldest) or '', sums }
+return { read, depths[1], depths[2], depths[3], depths[4], depths[5], oldest and string.format('%.0f', oldest) or '', sums,
+  undrained and string.format('%.0f', undrained) or '' }

@@ -94,6 +94,8 @@ class Command(RmqCommand):
         late = overdue(broker, topic)
         row["oldest_due_seconds"] = late.oldest_due_seconds
         row["oldest_due_slot"] = late.oldest_slot
+        row["undrained_seconds"] = late.undrained_seconds
+        row["undrained_slot"] = late.undrained_slot
         row["overdue_deliveries"] = late.deliveries
         if not options["strays"]:
             return 0
@@ -152,6 +154,10 @@ class Command(RmqCommand):
             if row["oldest_due_seconds"] is not None:
                 self.stdout.write(
                     f"  overdue: the oldest for {ago(row['oldest_due_seconds'])}, in slot {row['oldest_due_slot']}"
+                )
+            if row["undrained_seconds"] is not None:
+                self.stdout.write(
+                    f"  slot {row['undrained_slot']} has not been drained for {ago(row['undrained_seconds'])}"
                 )
             if row["overdue_deliveries"]:
                 self.stdout.write(

@@ -26,7 +26,8 @@ class Command(RmqCommand):
             "--max-age",
             type=duration,
             metavar="AGE",
-            help="unwell if a topic's oldest message has been due for longer: 90, 15m, 2h or 7d",
+            help="unwell if a topic's oldest message has been due for longer, or a slot of a priority topic has not been "
+            "empty for longer: 90, 15m, 2h or 7d",
         )
         parser.add_argument(
             "--max-dead", type=at_least(0), metavar="N", help="unwell if more messages of a topic are dead"

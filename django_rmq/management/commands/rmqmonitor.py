@@ -147,7 +147,7 @@ def _table(figures: list[TopicFigures], rates: Rates) -> Any:
         if one.dead:
             cells[6].stylize("red")
         if not one.consumers:
-            cells[8].stylize("yellow")
+            cells[COLUMNS.index("workers")].stylize("yellow")
         told = [Text(f"{flow[name]:.1f}" if name in flow else "-") for name in Flow.RATES]
         table.add_row(*cells, *told, Text(remarks_of(one), style="yellow"))
     return table

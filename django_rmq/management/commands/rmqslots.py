@@ -63,11 +63,14 @@ class Command(RmqCommand):
         )
         shown_rows = sorted(rows, key=lambda row: (-row.depth, row.slot))[:limit]
         lines: list[tuple[object, ...]] = [
-            ("  slot", "store", "due", "prepare", "retry", "dead", "oldest", "worker", "for", "")
+            ("  slot", "store", "due", "prepare", "retry", "dead", "oldest", "undrained", "worker", "for", "")
         ]
         for row in shown_rows:
             counts = row.counts
-            oldest = None if counts.oldest_due_ms is None else (now_ms - counts.oldest_due_ms) / 1000
+            oldest, undrained = (
+                None if at_ms is None else (now_ms - at_ms) / 1000
+                for at_ms in (counts.oldest_due_ms, counts.undrained_since_ms)
+            )
             since = None if row.since_ms is None else max(0, now_ms - row.since_ms) / 1000
             lines.append(
                 (
@@ -78,12 +81,13 @@ class Command(RmqCommand):
                     counts.retry,
                     counts.dead,
                     ago(oldest),
+                    ago(undrained),
                     shown(row.worker)[:8] or "-",
                     ago(since),
                     shown(row.problem) or ("paused" if counts.paused else ""),
                 )
             )
-        for line in table(lines, right=(1, 2, 3, 4, 5, 6)):
+        for line in table(lines, right=(1, 2, 3, 4, 5, 6, 7)):
             self.stdout.write(line)
         if len(rows) > limit:
             self.stdout.write(f"  … and {len(rows) - limit} more")
@@ -113,6 +117,7 @@ def _row(row: SlotFigures) -> dict[str, Any]:
         "dead": counts.dead,
         "claimed": counts.claimed,
         "oldest_due": None if counts.oldest_due_ms is None else _instant(counts.oldest_due_ms),
+        "undrained_since": None if counts.undrained_since_ms is None else _instant(counts.undrained_since_ms),
         "paused": counts.paused,
         "problem": row.problem or None,
     }

@@ -15,8 +15,9 @@ class Command(RmqCommand):
     """Show figures of topics."""
 
     help = (
-        "Show for every topic what waits, is due, in flight, resting and dead, how long the oldest has been due, and "
-        "the live workers. --interval repeats it, with rates from the ledgers; JSON is then one line each time."
+        "Show for every topic what waits, is due, in flight, resting and dead, how long the oldest has been due (priority "
+        "topics: how long a slot has not been empty), and the live workers. "
+        "--interval repeats it, with rates from the ledgers; JSON is then one line each time."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -73,6 +74,7 @@ def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
         "dead": one.dead,
         "claimed": one.claimed,
         "oldest_due_seconds": None if one.age_ms is None else one.age_ms / 1000,
+        "undrained_seconds": None if one.undrained_ms is None else one.undrained_ms / 1000,
         "paused_slots": one.paused_slots,
         "workers": None if one.workers_problem else one.consumers,
         "threads": one.threads,
@@ -82,7 +84,7 @@ def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
     }
 
 
-COLUMNS = ("topic", "type", "store", "due", "prepare", "retry", "dead", "oldest", "workers")
+COLUMNS = ("topic", "type", "store", "due", "prepare", "retry", "dead", "oldest", "undrained", "workers")
 
 
 def cells_of(one: TopicFigures) -> tuple[str, ...]:
@@ -96,6 +98,7 @@ def cells_of(one: TopicFigures) -> tuple[str, ...]:
         str(one.retry),
         str(one.dead),
         ago(None if one.age_ms is None else one.age_ms / 1000),
+        ago(None if one.undrained_ms is None else one.undrained_ms / 1000),
         "?" if one.workers_problem else str(one.consumers),
     )
 

@@ -1,0 +1,10 @@
+-- Priorities hold no time, so the slot notes since when its Store has not been empty. Where time orders, its scores tell.
+local function note_undrained()
+  if kind ~= 'priority' then return end
+  local waits = redis.call('EXISTS', store) == 1
+  if waits and not undrained_since then
+    redis.pcall('HSET', control, 'undrained_since', text_of(now_ms))
+  elseif undrained_since and not waits then
+    redis.pcall('HDEL', control, 'undrained_since')
+  end
+end

@@ -12,9 +12,8 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import count
 from typing import Any, Self
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, ref
 
 from django.db import transaction
 
@@ -33,48 +32,30 @@ The ledger in Redis cannot know of them. Read it, do not write it.
 _counting = threading.Lock()
 
 
-class _Awaiting:
-    """The status of a result that may wait for a commit."""
-
-    __slots__ = ()
-
-    _told: str
-    _call: ref[_Call] | None
-
-    @property
-    def status(self) -> str:
-        """What became of it by now."""
-        if self._told == "pending" and self._call is not None and self._call() is None:
-            return "discarded"
-        return self._told
-
-    @status.setter
-    def status(self, status: str) -> None:
-        self._told = status  # type: ignore[misc] # whoever derives from this has the slot: two bases cannot
-
-
-class DeferredResult(_Awaiting, SendResult):
+class DeferredResult(SendResult):
     """The result of a send that waits for a commit; its status is up to date whenever it is asked for."""
 
-    __slots__ = ("_call", "_told")
+    __slots__ = ("_call",)
 
-    def __init__(self, topic: str, slot: int, member: bytes, wanted: Durability) -> None:
-        self._call = None
-        super().__init__(topic, slot, member, wanted=wanted)
+    def __init__(self, out: Outgoing, wanted: Durability, call: ref[_Call]) -> None:
+        self.topic = out.topic.name
+        self.slot = out.slot
+        self.member = out.member
+        self.score = math.nan
+        self.replicas = self.fsynced = None
+        self.wanted = wanted
+        self._call = call
 
-    def complete(self, outcome: SendResult) -> None:
-        """Take over what became of the send."""
-        self.slot, self.score, self.status = outcome.slot, outcome.score, outcome.status
-        self.replicas = outcome.replicas if self.wanted.replicas else None
-        self.fsynced = outcome.fsynced if self.wanted.fsync else None
+    def __getattr__(self, name: str) -> Any:
+        return _status_by_now(self, name, self._call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is copied to another process can learn nothing more.
+        # A copy in another process learns nothing more.
         told = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
         return SendResult, (*told, self.wanted)
 
 
-class RemoveResult(_Awaiting, str):
+class RemoveResult(str):
     """What ``remove_message`` returns: the word that it returned, whose ``status`` goes on to say what became of it.
 
     ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: what the message was found as.
@@ -82,26 +63,34 @@ class RemoveResult(_Awaiting, str):
     ``failed`` (the server was unavailable). After a rollback ``status`` is ``discarded``: nothing was removed.
     """
 
-    __slots__ = ("_call", "_told", "member", "topic")
+    __slots__ = ("_call", "member", "status", "topic")
 
     topic: str
     member: bytes
     """What Redis holds: the encoded body, or the key."""
+    status: str
 
-    def __new__(cls, word: str, topic: str, member: bytes) -> Self:
-        """Return ``word`` as the result of removing ``member``."""
+    def __new__(cls, word: str, topic: str, member: bytes, call: ref[_Call] | None = None) -> Self:
+        """Return ``word`` as the result of removing ``member``, which waits for ``call`` if there is one."""
         result = super().__new__(cls, word)
-        result.topic, result.member = topic, member
-        result._told, result._call = word, None
+        result.topic, result.member, result._call = topic, member, call
+        if call is None:
+            result.status = word
         return result
 
-    def complete(self, outcome: SendResult) -> None:
-        """Take over what the message was found as."""
-        self.status = outcome.status
+    def __getattr__(self, name: str) -> Any:
+        return _status_by_now(self, name, self._call)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As above.
         return RemoveResult, (self.status, self.topic, self.member)
+
+
+def _status_by_now(result: object, name: str, call: ref[_Call] | None) -> str:
+    """Return the status of a result that has none yet: it is set as soon as it cannot change any more."""
+    if name != "status":
+        raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}")
+    return "discarded" if call is None or call() is None else "pending"
 
 
 class _Call:
@@ -109,87 +98,100 @@ class _Call:
 
     __slots__ = (
         "__weakref__",
-        "_connection",
-        "_number",
-        "_others",
+        "connection",
         "is_done",
         "messages",
+        "others",
         "producer",
         "results",
         "topic",
+        "wanted",
     )
+
+    connection: ref[Any]
+    """Weak: the connection keeps the callback, which keeps this."""
+    others: list[ref[_Call]]
+    """All calls of the connection that may wait, in order, this one among them."""
+    results: Sequence[DeferredResult] | Sequence[RemoveResult]
 
     def __init__(
         self,
         producer: Producer | None,
         topic: Topic,
         messages: Sequence[Outgoing],
-        results: Sequence[DeferredResult | RemoveResult],
-        connection: Any,
+        wanted: Durability = STORED,
     ) -> None:
         self.producer = producer
         self.topic = topic
         self.messages = messages
-        self.results = results
+        self.wanted = wanted
         self.is_done = False
-        # Weak: the connection keeps the callback, which keeps this.
-        self._connection = ref(connection)
-        self._number = next(_numbers)
-        others = _waiting.get(connection)
-        if others is None:
-            others = _waiting[connection] = WeakValueDictionary()
-        self._others = others
-        others[self._number] = self
 
     def flush(self) -> None:
         """Send, unless an earlier callback has done so; the first of a commit takes along all that come after it."""
         if self.is_done:
             return
         together = [self]
-        connection = self._connection()
+        connection = self.connection()
         # In an atomic block this is no commit: a test runs some of the callbacks, and only it knows which.
         if connection is not None and not connection.in_atomic_block:
-            together += [
-                call for number, call in self._others.items() if number > self._number and not call.is_done
-            ]
+            later = [other() for other in self.others[self.others.index(ref(self)) + 1 :]]
+            together += [call for call in later if call is not None and not call.is_done]
+        for call in together:
+            call.is_done = True
         try:
-            for call in together:
-                call.is_done = True
             _flush(together)
+        except BaseException:
+            for result in (result for call in together for result in call.results):
+                if result.status == "pending":
+                    result.status = "failed"
+            raise
         finally:
             for call in together:
-                for result in call.results:
-                    if result.status == "pending":
-                        result.status = "failed"
                 call.messages = call.results = ()
 
 
-_numbers = count()
-_waiting: WeakKeyDictionary[Any, WeakValueDictionary[int, _Call]] = WeakKeyDictionary()
-"""Per connection the calls whose callbacks Django has by now, in order."""
+_waiting: WeakKeyDictionary[Any, list[ref[_Call]]] = WeakKeyDictionary()
+"""Per connection the calls whose callbacks Django may have, in order."""
 
 
 def defer(
-    producer: Producer | None,
-    topic: Topic,
-    messages: Sequence[Outgoing],
-    results: Sequence[DeferredResult | RemoveResult],
-    connection: Any,
-) -> None:
-    """Let ``messages`` go to Redis when ``connection`` commits; ``results`` are completed then.
+    producer: Producer | None, topic: Topic, messages: Sequence[Outgoing], wanted: Durability, connection: Any
+) -> list[DeferredResult]:
+    """Let ``messages`` go to Redis when ``connection`` commits; return their results, which are completed then.
 
     Without a producer they go nowhere, and the results say what they would of an empty queue.
     """
-    if producer is not None and not connections.is_agreed(topic):
+    call, here = _register(_Call(producer, topic, messages, wanted), connection)
+    call.results = results = [DeferredResult(out, wanted, here) for out in messages]
+    return results
+
+
+def defer_removal(producer: Producer | None, topic: Topic, out: Outgoing, connection: Any) -> RemoveResult:
+    """Let ``out`` be removed when ``connection`` commits, in order with what is sent; see ``defer``."""
+    call, here = _register(_Call(producer, topic, [out]), connection)
+    result = RemoveResult("pending", topic.name, out.member, here)
+    call.results = [result]
+    return result
+
+
+def _register(call: _Call, connection: Any) -> tuple[_Call, ref[_Call]]:
+    if call.producer is not None and not connections.is_agreed(call.topic):
         try:
-            connections.agree(topic)
+            connections.agree(call.topic)
         except ServerTrouble:
             pass  # Redis has until the commit to come back
-    call = _Call(producer, topic, messages, results, connection)
     transaction.on_commit(call.flush, using=connection.alias, robust=True)
+    others = _waiting.get(connection)
+    if others is None:
+        others = _waiting[connection] = []
+    # What a rollback has ended is the end of the list.
+    while others and others[-1]() is None:
+        others.pop()
     here = ref(call)
-    for result in results:
-        result._call = here  # noqa: SLF001 - a result and its call know each other
+    others.append(here)
+    call.others, call.connection = others, ref(connection)
+    return call, here
 
 
 def _flush(together: Iterable[_Call]) -> None:
@@ -199,45 +201,58 @@ def _flush(together: Iterable[_Call]) -> None:
     for call in together:
         if call.producer is None:
             for out, result in zip(call.messages, call.results, strict=True):
-                wanted = result.wanted if isinstance(result, DeferredResult) else STORED
-                result.complete(went_nowhere(out, wanted))
+                _complete(result, went_nowhere(out, call.wanted))
             continue
-        producer = call.producer
         try:
             connections.agree(call.topic)
         except RmqError as error:
             _fail(call.topic.name, call.results, error)
         else:
+            producer = call.producer
             sendable.append(call)
-    if producer is None or not sendable:
+    if producer is None:
         return
     messages = [out for call in sendable for out in call.messages]
-    results = [result for call in sendable for result in call.results]
-    asked = [result.wanted for result in results if isinstance(result, DeferredResult)]
-    wanted = Durability(max((each.replicas for each in asked), default=0), any(each.fsync for each in asked))
-    removes = len(asked) < len(results)
-    found, errors = producer.attempt(messages, wanted, removes=removes)
+    wanted = Durability(
+        max(call.wanted.replicas for call in sendable), any(call.wanted.fsync for call in sendable)
+    )
+    removes = any(call.messages and call.messages[0].act == "remove" for call in sendable)
+    outcomes, errors = producer.attempt(messages, wanted, removes=removes)
+    numbered = enumerate(outcomes)
     topics = {call.topic.name: call.topic for call in sendable}
-    sent: dict[str, list[SendResult]] = {}
+    sent: dict[str, list[SendResult]] = {name: [] for name in topics}
     failed: dict[str, list[tuple[DeferredResult | RemoveResult, RmqError]]] = {}
-    for index, (result, outcome) in enumerate(zip(results, found, strict=True)):
-        result.complete(outcome)
-        failure = errors.get(index)
-        if isinstance(result, DeferredResult):
-            sent.setdefault(result.topic, [])
-            if result.status == "refused":
-                failure = too_full(topics[result.topic], result)
-            if failure is None:
-                sent[result.topic].append(result)
-        if failure is not None:
-            failed.setdefault(result.topic, []).append((result, failure))
+    for call in sendable:
+        name = call.topic.name
+        for result, (index, outcome) in zip(call.results, numbered):  # noqa: B905 - the latter goes on with the next call
+            _complete(result, outcome)
+            failure = errors.get(index)
+            if isinstance(result, DeferredResult):
+                if outcome.status == "refused":
+                    failure = too_full(call.topic, result)
+                if failure is None:
+                    sent[name].append(result)
+            if failure is not None:
+                failed.setdefault(name, []).append((result, failure))
     for name, topic in topics.items():
-        announcing.sent(name, sent.get(name, ()))
+        announcing.sent(name, sent[name])
         if name in failed:
             _fail(name, [result for result, _ in failed[name]], explained(topic, failed[name][0][1]))
 
 
-def _fail(topic: str, results: Sequence[DeferredResult | RemoveResult], error: RmqError) -> None:
+def _complete(result: DeferredResult | RemoveResult, outcome: SendResult) -> None:
+    result.status = outcome.status
+    if isinstance(result, DeferredResult):
+        result.slot, result.score = outcome.slot, outcome.score
+        result.replicas = outcome.replicas if result.wanted.replicas else None
+        result.fsynced = outcome.fsynced if result.wanted.fsync else None
+
+
+def _fail(
+    topic: str,
+    results: Sequence[DeferredResult] | Sequence[RemoveResult] | Sequence[DeferredResult | RemoveResult],
+    error: RmqError,
+) -> None:
     for result in results:
         if result.status != "refused":
             result.status = "failed"
@@ -307,6 +322,7 @@ __all__ = [
     "DeferredResult",
     "RemoveResult",
     "defer",
+    "defer_removal",
     "explained",
     "failed_sends",
     "too_full",

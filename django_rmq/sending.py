@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_rmq import announcing, connections, tracing
-from django_rmq.committing import DeferredResult, RemoveResult, defer, explained, too_full, went_nowhere
+from django_rmq.committing import RemoveResult, defer, defer_removal, explained, too_full, went_nowhere
 from django_rmq.conf import get_config
 from django_rmq.exceptions import CallerError, SlotMoved
 from django_rmq.messages import STORED, Durability, SendResult, SendResults, Topic
@@ -241,9 +241,7 @@ def remove_message(
     connection = _transaction(on_commit, using)
     delivers = all(observer.delivers for observer in observers)
     if connection is not None:
-        result = RemoveResult("pending", topic, out.member)
-        defer(producer if delivers else None, declared, [out], [result], connection)
-        return result
+        return defer_removal(producer if delivers else None, declared, out, connection)
     if not delivers:
         return RemoveResult(went_nowhere(out).status, topic, out.member)
     connections.agree(declared)
@@ -297,7 +295,7 @@ def _send_one(
         connection = _transaction(on_commit, using)
         (result,) = results = _dispatch(producer, topic, [outgoing], seen, wanted, connection)
         span.note(results)
-        if result.status == "refused":
+        if connection is None and result.status == "refused":
             raise too_full(topic, result)
     return result
 
@@ -324,11 +322,10 @@ def _dispatch(
     connection: Any,
 ) -> list[SendResult]:
     watching = list(observers)
-    delivers = all(observer.delivers for observer in watching)
+    delivers = not watching or all(observer.delivers for observer in watching)
     if connection is not None:
-        deferred = [DeferredResult(out.topic.name, out.slot, out.member, wanted) for out in built]
-        defer(producer if delivers else None, topic, built, deferred, connection)
-        results: list[SendResult] = [*deferred]
+        to = producer if delivers else None
+        results: list[SendResult] = [*defer(to, topic, built, wanted, connection)]
     elif not delivers:
         results = [went_nowhere(out, wanted) for out in built]
     else:

@@ -69,6 +69,7 @@ class RemoveResult(str):
     member: bytes
     """What Redis holds: the encoded body, or the key."""
     status: str
+    _call: ref[_Call] | None
 
     def __new__(cls, word: str, topic: str, member: bytes, call: ref[_Call] | None = None) -> Self:
         """Return ``word`` as the result of removing ``member``, which waits for ``call`` if there is one."""
@@ -112,7 +113,7 @@ class _Call:
     """Weak: the connection keeps the callback, which keeps this."""
     others: list[ref[_Call]]
     """All calls of the connection that may wait, in order, this one among them."""
-    results: Sequence[DeferredResult] | Sequence[RemoveResult]
+    results: Sequence[DeferredResult | RemoveResult]
 
     def __init__(
         self,
@@ -248,11 +249,7 @@ def _complete(result: DeferredResult | RemoveResult, outcome: SendResult) -> Non
         result.fsynced = outcome.fsynced if result.wanted.fsync else None
 
 
-def _fail(
-    topic: str,
-    results: Sequence[DeferredResult] | Sequence[RemoveResult] | Sequence[DeferredResult | RemoveResult],
-    error: RmqError,
-) -> None:
+def _fail(topic: str, results: Sequence[DeferredResult | RemoveResult], error: RmqError) -> None:
     for result in results:
         if result.status != "refused":
             result.status = "failed"

@@ -270,9 +270,16 @@ def test_the_order_holds_over_several_round_trips(monkeypatch: pytest.MonkeyPatc
 
     def pipeline(self: Broker) -> Any:
         made = build(self)
-        send, receive = made.send, made.receive
-        made.send = lambda: halves.append("send") or send()  # type: ignore[method-assign,func-returns-value]
-        made.receive = lambda: halves.append("receive") or receive()  # type: ignore[method-assign,func-returns-value]
+
+        def noted(half: str, run: Callable[[], Any]) -> Callable[[], Any]:
+            def noting() -> Any:
+                halves.append(half)
+                return run()
+
+            return noting
+
+        made.send = noted("send", made.send)  # type: ignore[method-assign]
+        made.receive = noted("receive", made.receive)  # type: ignore[method-assign]
         return made
 
     connections.agree(get_config().topic("prices"))

@@ -585,8 +585,8 @@ def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str) ->
 
 
 def test_with_testing_the_broker_is_in_memory_and_redis_is_not_read() -> None:
-    for rest in ({}, {"REDIS": "no such alias"}, {"REDIS": "redis://h", "BROKER": "redis"}):
-        found = config(**{"BROKER": "redis", **rest}, TESTING=True)
+    for given in ({"BROKER": "redis"}, {"REDIS": "no such alias"}, {"REDIS": "redis://h", "BROKER": "redis"}):
+        found = config(None, **given, TESTING=True)
         assert (found.testing, found.broker, found.redis) == (True, "memory", None)
     assert config().testing is False
     assert config(REDIS="redis://h", TESTING=False).broker == "redis"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from django_rmq.committing import RemoveResult
     from django_rmq.exceptions import (
         CallerError,
         ConfigurationError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from django_rmq.sending import (
         Send,
         aensure_message,
+        aremove_message,
         asend_message,
         asend_messages,
         ensure_message,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     )
 else:
     _HOMES = {
+        "committing": ("RemoveResult",),
         "exceptions": (
             "CallerError",
             "ConfigurationError",
@@ -78,6 +81,7 @@ else:
         "sending": (
             "Send",
             "aensure_message",
+            "aremove_message",
             "asend_message",
             "asend_messages",
             "ensure_message",
@@ -115,6 +119,7 @@ __all__ = [
     "NotPermitted",
     "OperationRefused",
     "Reject",
+    "RemoveResult",
     "Retry",
     "RmqError",
     "Send",
@@ -132,6 +137,7 @@ __all__ = [
     "WrongType",
     "__version__",
     "aensure_message",
+    "aremove_message",
     "asend_message",
     "asend_messages",
     "ensure_message",

@@ -81,6 +81,11 @@ def send_failed(topic: str, results: Sequence[SendResult], error: Exception) -> 
     _note("send_failed", topic, results)
 
 
+def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
+    """Tell of removals that a commit could not bring to Redis."""
+    _send(signals.remove_failed, topic=topic, results=results, error=error)
+
+
 # --- consuming
 
 

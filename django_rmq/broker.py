@@ -2067,12 +2067,17 @@ class Pipeline(Transitions):
         self._calls: list[Call] = []
         self._connection: Any = None
         self._wanted: Durability | None = None
+        self._in_order = False
         self.confirmed: Confirmed | None = None
         """After ``receive``: what ``confirm`` has come to."""
 
     def confirm(self, wanted: Durability) -> None:
         """Wait, behind what is collected, until it is as safe as ``wanted``, or for two fifths of the socket time-out each."""
         self._wanted = wanted
+
+    def keep_order(self) -> None:
+        """Run again whatever stands behind a call that has to be repeated; all calls must be of a kind that may run twice."""
+        self._in_order = True
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -2151,15 +2156,14 @@ class Pipeline(Transitions):
             # These run below, behind what was waited for.
             self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            self._reread(calls, replies)
+            self._repeat_behind(calls, replies)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
-    @staticmethod
-    def _reread(calls: list[Call], replies: list[Any]) -> None:
-        """Let what only reads run again behind a call that has to: it was collected behind it."""
+    def _repeat_behind(self, calls: list[Call], replies: list[Any]) -> None:
+        """Let what only reads run again behind a call that has to: it was collected behind it. In order: everything."""
         first = next(i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError))
         for i in range(first + 1, len(calls)):
-            if calls[i].script in READS:
+            if self._in_order or calls[i].script in READS:
                 replies[i] = NoScriptError()
 
     def execute(self) -> list[Any]:

@@ -1,6 +1,6 @@
 """System checks: what is wrong in the settings and with the listeners, before anything runs.
 
-No server is asked but with `check --deploy`, and there only ZooKeeper.
+No server is asked but with `check --deploy`.
 
 =========  ====================================================================================
 id         what it says
@@ -15,8 +15,9 @@ rmq.E007   ZOOKEEPER is missing, or lacks what it needs
 rmq.E008   a dotted path that cannot be imported, or that names something else than is needed
 rmq.E009   REDIS is missing or names no CACHES alias
 rmq.E010   the CACHES alias is not one of django-redis
-rmq.E011   the Redis database is that of another cache, whose ``clear()`` is FLUSHDB
+rmq.E011   the Redis database is also that of a cache, whose ``clear()`` is FLUSHDB
 rmq.E012   a Redis URL that cannot be used
+rmq.E013   RMQ["TESTING"] is True (with ``--deploy``)
 rmq.E020   a module of listeners cannot be imported
 rmq.E021   two listeners for one topic
 rmq.E022   a function that cannot be a listener
@@ -132,6 +133,16 @@ _FLAWS = {
     "version": "rmq.W043",
     "rights": "rmq.W044",
 }
+
+
+@register("rmq", deploy=True)
+def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Report settings that are meant for tests."""
+    config, _ = read_settings()
+    if config is None or not config.testing:
+        return []
+    message = 'RMQ["TESTING"] is True: messages stay in the memory of the process that sends them.'
+    return [Error(message, hint="Set it in the settings of your tests only.", id="rmq.E013")]
 
 
 @register("rmq", deploy=True)

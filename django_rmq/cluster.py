@@ -300,7 +300,7 @@ class Cluster:
 class Errand:
     """One command on its way to the node of its hash slot, and what came back."""
 
-    __slots__ = ("asking", "command", "hash_slot", "node", "only_reads", "repeat", "reply")
+    __slots__ = ("asking", "command", "follows", "hash_slot", "node", "repeat", "reply")
 
     def __init__(
         self,
@@ -308,13 +308,14 @@ class Errand:
         command: Sequence[Any],
         node: Node | None = None,
         *,
-        only_reads: bool = False,
+        follows: bool = False,
     ) -> None:
         self.hash_slot = hash_slot
         self.command = command
         self.node = node
         """Who is asked, whoever serves the hash slot."""
-        self.only_reads = only_reads
+        self.follows = follows
+        """It runs again behind a command of its hash slot that did not run: it reads, or the order is to be kept."""
         self.asking = False
         """The node has the hash slot only in part as yet, and is asked all the same."""
         self.reply: Any = None
@@ -379,8 +380,8 @@ class Trip:
         for errand in self._errands:
             if errand.repeat:
                 concerned.add(errand.hash_slot)
-            # What was read behind a change that did not run has to be read after it.
-            elif not (errand.only_reads and errand.hash_slot in concerned):
+            # What was read, or done in order, behind a change that did not run has to come after it.
+            elif not (errand.follows and errand.hash_slot in concerned):
                 continue
             again.append(errand)
         return again
@@ -611,8 +612,8 @@ class ClusterBroker(Broker):
 class ClusterPipeline(Pipeline):
     """Collects calls and runs them on all nodes concerned at once; see ``Pipeline``.
 
-    While a hash slot moves, calls of one slot may run in another order than they were collected in; what only reads
-    still comes after what stood before it.
+    While a hash slot moves, calls of one slot may run in another order than they were collected in, unless
+    ``keep_order`` says otherwise; what only reads still comes after what stood before it.
     """
 
     _broker: ClusterBroker
@@ -633,13 +634,13 @@ class ClusterPipeline(Pipeline):
         return [self._told(call, errands) for call, errands in zip(calls, self._errands, strict=True)]
 
     def _errands_of(self, call: Call) -> list[Errand]:
-        reads = call.script in READS
+        follows = self._in_order or call.script in READS
         if call.script not in KEYS_OF_SLOT:
-            return [Errand(key_slot(call.keys[0]), self._broker._command(call), only_reads=reads)]  # noqa: SLF001 - a pipeline is its broker's other half
+            return [Errand(key_slot(call.keys[0]), self._broker._command(call), follows=follows)]  # noqa: SLF001 - a pipeline is its broker's other half
         count = KEYS_OF_SLOT[call.script]
         parts = [call.keys[at : at + count] for at in range(0, len(call.keys), count)]
         return [
-            Errand(key_slot(keys[0]), self._broker._command(call._replace(keys=keys)), only_reads=reads)  # noqa: SLF001 - as above
+            Errand(key_slot(keys[0]), self._broker._command(call._replace(keys=keys)), follows=follows)  # noqa: SLF001 - as above
             for keys in parts
         ]
 

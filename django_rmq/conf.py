@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from django.conf import settings
+from django.core.cache import DEFAULT_CACHE_ALIAS
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
@@ -151,6 +152,8 @@ class Config:
     key_prefix: str = ""
     coordinator: str = "redis"
     """``redis``, ``zookeeper``, or a dotted path."""
+    testing: bool = False
+    """Whether this is a test run: BROKER is "memory" then, and REDIS is not read."""
     zookeeper: ZooKeeper | None = None
     on_commit: bool = True
     autodiscover: str | None = "listeners"
@@ -475,6 +478,7 @@ PLAIN_KEYS: _Keys = {
     "AUTODISCOVER": ("autodiscover", _optional(_module_name)),
     "DURABILITY": ("durability", _one_of("relaxed", "strict")),
     "EVENTS": ("events", _boolean),
+    "TESTING": ("testing", _boolean),
     "TRACING": ("tracing", _tracing),
 }
 SECTIONS: Mapping[str, tuple[str, type, _Keys]] = {
@@ -544,7 +548,9 @@ class _Reader:
         values["topics"] = self.topics(root)
         values["zookeeper"] = self.zookeeper(root)
         values["coordinator"] = self.coordinator(root)
-        if "REDIS" in root:
+        if values.get("testing"):
+            values["broker"] = "memory"
+        elif "REDIS" in root:
             values["redis"] = self.redis(root["REDIS"])
         elif root.get("BROKER") != "memory":
             self.report(
@@ -718,6 +724,14 @@ class _Reader:
         sentinels = tuple((str(host), int(port)) for host, port in options.get("SENTINELS", ()))
         if self.url(f'CACHES["{alias}"]["LOCATION"]', primary) is None:
             return None
+        if alias in (uses := _aliases_of_django()):
+            self.report(
+                "E011",
+                f"{place} is {alias!r}, which is also {uses[alias]}.",
+                f"cache.clear() of {alias!r} is FLUSHDB: it would delete every message. Give RMQ an alias of its own, "
+                'on a database of its own: CACHES = {"rmq": {"BACKEND": '
+                f'"{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
+            )
         self.alone(f'CACHES["{alias}"]', primary, alias)
         return RedisServer(
             primary,
@@ -823,6 +837,16 @@ def same_database(url: str, cache: Mapping[str, Any]) -> str:
     return f"{'localhost' if host in ('127.0.0.1', '::1') else host}:{parts.port or 6379}/{database}"
 
 
+def _aliases_of_django() -> dict[str, str]:
+    """Return the aliases that Django itself puts things into, and what it uses them for."""
+    return {
+        settings.SESSION_CACHE_ALIAS: "the cache of sessions (SESSION_CACHE_ALIAS)",
+        settings.CACHE_MIDDLEWARE_ALIAS: "the cache of whole pages (CACHE_MIDDLEWARE_ALIAS)",
+        "template_fragments": "the cache of template fragments",
+        DEFAULT_CACHE_ALIAS: "the project's own cache (django.core.cache.cache)",
+    }
+
+
 def _redis_caches() -> Iterator[tuple[str, list[str]]]:
     """Yield every alias that lies in Redis, with the databases of its locations."""
     for alias, cache in getattr(settings, "CACHES", {}).items():
@@ -882,7 +906,7 @@ def get_config() -> Config:
 
 def _forget(*, setting: str, **_: object) -> None:
     global _config  # noqa: PLW0603
-    if setting in ("RMQ", "CACHES"):
+    if setting in ("RMQ", "CACHES", "SESSION_CACHE_ALIAS", "CACHE_MIDDLEWARE_ALIAS"):
         _config = None
 
 

@@ -30,6 +30,7 @@ from django_rmq.definitions import as_registered, register_topics
 from django_rmq.durability import Flaw, flaws
 from django_rmq.events import EventStream
 from django_rmq.exceptions import ConfigurationError, ServerTrouble
+from django_rmq.isolating import running_test
 from django_rmq.messages import Topic, message_id, slot_counts
 from django_rmq.pool import Pool
 from django_rmq.producer import Producer
@@ -61,6 +62,8 @@ class _Built:
     config: Config
     pid: int
     replacement: Broker | None
+    test: object | None = None
+    """With a broker in memory: the test case that runs."""
     brokers: dict[str, Broker] = field(default_factory=dict)
     producers: dict[str, Producer] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
@@ -83,20 +86,23 @@ def _current() -> _Built:
     """Return what was built from the present settings by this very process, or begin anew."""
     global _built  # noqa: PLW0603 - one per process
     config, built, pid = get_config(), _built, os.getpid()
+    test = running_test() if config.broker == "memory" and _replacement is None else None
     if (
         built is None
         or built.config is not config
         or built.pid != pid
         or built.replacement is not _replacement
+        or built.test is not test
     ):
-        built = _built = _Built(config, pid, _replacement)
+        built = _built = _Built(config, pid, _replacement, test)
     return built
 
 
 def get_broker(purpose: Purpose = "web") -> Broker:
     """Return this process's broker for ``purpose``. Nothing is connected before its first call.
 
-    With ``BROKER`` "memory" there is one broker for all purposes, which lives as long as the settings do.
+    With ``BROKER`` "memory" there is one broker for all purposes, which lives as long as the settings do, or as the
+    test that is running.
     """
     built = _current()
     if built.config.broker == "memory":
@@ -144,6 +150,13 @@ def close() -> None:
     for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
         if isinstance(broker, Broker):
             broker.close()
+
+
+def begin_test() -> None:
+    """Forget what the settings' broker in memory holds, if there is one: a test begins with nothing."""
+    global _built  # noqa: PLW0603 - one per process
+    if _built is not None and _built.config.broker == "memory":
+        _built = None
 
 
 def in_memory() -> bool:
@@ -403,6 +416,7 @@ def forget(topic: Topic) -> None:
 __all__ = [
     "Purpose",
     "agree",
+    "begin_test",
     "build_client",
     "build_cluster",
     "build_ensemble",

@@ -2488,6 +2488,9 @@ class Pipeline:
         """Say afterwards that all that was wanted is reached: nothing here is less safe than that."""
         self._wanted = wanted
 
+    def keep_order(self) -> None:
+        """Do nothing: the order is kept in any case."""
+
     def __len__(self) -> int:
         return len(self._calls)
 

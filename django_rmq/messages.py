@@ -524,14 +524,18 @@ class Confirmed(NamedTuple):
 
 @dataclass(slots=True)
 class SendResult:
-    """What a send did. Inside a database transaction it says ``pending`` until the commit completes it."""
+    """What a send did. Inside a database transaction it says ``pending`` until the commit completes it.
+
+    It says ``discarded`` as soon as the transaction, or the savepoint that the send belongs to, is rolled back.
+    """
 
     topic: str
     slot: int
     member: bytes
     status: str = "pending"
     """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
-    (the server was away at commit) or discarded (the transaction rolled back)."""
+    (the server was unavailable at the commit) or discarded (rolled back, or a callback that ran earlier in the commit
+    raised: Django then runs no more of them)."""
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
     replicas: int | None = None

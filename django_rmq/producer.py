@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 from zlib import crc32
 
@@ -66,8 +66,8 @@ class Outgoing(NamedTuple):
     score: int
     """range_merge: ms to wait; priority: the priority; fixed_time: the due time in ms."""
     envelope: bytes | None = None
-    ensure: bool = False
-    """Leave the message alone where it already waits, rests or runs."""
+    act: Literal["send", "ensure", "remove"] = "send"
+    """``ensure``: leave the message alone where it already waits, rests or runs. ``remove``: take it back."""
     crc: int | None = None
     """Of its slot basis: with another slot count it has another slot. None: nobody knows it."""
 
@@ -236,7 +236,7 @@ class Producer:
     ) -> Outgoing:
         present = self._present(topic)
         crc = crc32(basis)
-        return Outgoing(present, crc & (present.slots - 1), member, score, envelope, False, crc)
+        return Outgoing(present, crc & (present.slots - 1), member, score, envelope, "send", crc)
 
     def _present(self, topic: Topic, attempt: int = 0) -> Topic:
         """Return ``topic`` with the slot count to be tried: the first, or the next one where a slot refused that."""
@@ -387,36 +387,54 @@ class Producer:
         ``wanted`` beyond being stored is waited for; the results say what was reached, and nothing is raised for it.
         """
         if ensure:
-            messages = [out._replace(ensure=True) for out in messages]
+            messages = [out._replace(act="ensure") for out in messages]
         results, errors = self.attempt(messages, wanted)
         for error in errors.values():
             raise error
         return results
 
     def attempt(
-        self, messages: Sequence[Outgoing], wanted: Durability = STORED
+        self, messages: Sequence[Outgoing], wanted: Durability = STORED, *, removes: bool = False
     ) -> tuple[list[SendResult], dict[int, RmqError]]:
         """Send as ``send`` does, but return errors: by index, for the messages that have no outcome.
 
         The results of those have the status ``failed``; whether a message whose reply was lost arrived is
         not known. A message whose topic is re-slotted follows it.
+
+        ``removes``: some of ``messages`` are to be removed. What is done to one message is then done in order, and
+        the status of a removal says what it found.
         """
         latest = [self._renewed(out) for out in messages] if self._counts else list(messages)
-        results, errors = self._attempt(latest, wanted)
+        attempt = self._attempt_removing if removes else self._attempt
+        results, errors = attempt(latest, wanted)
         for _ in range(REDIRECTS if errors else 0):
             moved = [index for index, error in errors.items() if isinstance(error, SlotMoved)]
             if not moved:
                 break
+            if removes:
+                moved = self._with_removals(latest, moved)
             again = self._replaced([latest[index] for index in moved])
             if again is None:
                 break
-            found, failed = self._attempt(again, wanted)
+            found, failed = attempt(again, wanted)
             for at, index in enumerate(moved):
                 results[index], latest[index] = found[at], again[at]
-                del errors[index]
+                errors.pop(index, None)
                 if at in failed:
                     errors[index] = failed[at]
         return results, errors
+
+    @staticmethod
+    def _with_removals(messages: Sequence[Outgoing], moved: Iterable[int]) -> list[int]:
+        """Return the indexes of sends that a slot refused, and of the removals that have to come after them."""
+        refused, late, again = set(moved), set(), []
+        for index, out in enumerate(messages):
+            if index in refused:
+                late.add((out.topic.name, out.member))
+            elif out.act != "remove" or (out.topic.name, out.member) not in late:
+                continue
+            again.append(index)
+        return again
 
     def _renewed(self, out: Outgoing) -> Outgoing:
         """Return a message as it is placed first by what is known now: it may have been built long ago."""
@@ -442,8 +460,30 @@ class Producer:
             present[name, slots] = self._present(topic, attempt)
         return [out.placed(present[out.topic.name, out.topic.slots]) for out in messages]
 
-    def _attempt(
+    def _attempt_removing(
         self, messages: Sequence[Outgoing], wanted: Durability
+    ) -> tuple[list[SendResult], dict[int, RmqError]]:
+        """Attempt as ``_attempt`` does, in order, and remove from every slot that may hold the message."""
+        placed: list[Outgoing] = []
+        owners: list[int] = []
+        for index, out in enumerate(messages):
+            slots = self.slots(out) if out.act == "remove" else (out.slot,)
+            placed += [out._replace(slot=slot) for slot in slots]
+            owners += [index] * len(slots)
+        found, failed = self._attempt(placed, wanted, in_order=True)
+        results: list[SendResult] = []
+        errors: dict[int, RmqError] = {}
+        for at, (index, result) in enumerate(zip(owners, found, strict=True)):
+            if index == len(results):
+                results.append(result)
+            elif result.status != "not_found":
+                results[index] = result
+            if at in failed:
+                errors[index] = failed[at]
+        return results, errors
+
+    def _attempt(
+        self, messages: Sequence[Outgoing], wanted: Durability, *, in_order: bool = False
     ) -> tuple[list[SendResult], dict[int, RmqError]]:
         if len(messages) == 1 and wanted == STORED:
             return self._attempt_one(messages)
@@ -458,9 +498,11 @@ class Producer:
                     self._queue(pipeline, [messages[i] for i in indexes])
                 if wanted != STORED:
                     pipeline.confirm(wanted)
+                if in_order:
+                    pipeline.keep_order()
                 in_flight.append((pipeline.send(), groups))
-                # Redis works on this trip while the next one is packed.
-                if len(in_flight) > 1:
+                # Redis works on this trip while the next one is packed; two trips may overtake each other.
+                if in_order or len(in_flight) > 1:
                     self._collect(*in_flight.popleft(), results, errors)
         except RmqError as error:
             trouble: RmqError | None = error
@@ -486,7 +528,10 @@ class Producer:
         except RmqError as error:
             result.status = "failed"
             return [result], {0: error}
-        result.status, result.score = sent
+        if out.act == "remove":
+            result.status = sent
+        else:
+            result.status, result.score = sent
         return [result], {}
 
     def send_bodies(
@@ -617,10 +662,10 @@ class Producer:
         """
         for start in range(0, len(messages), ROUND_TRIP):
             groups: list[list[int]] = []
-            latest: dict[tuple[str, int], tuple[tuple[int, bool], list[int]]] = {}
+            latest: dict[tuple[str, int], tuple[tuple[int, str], list[int]]] = {}
             for i in range(start, min(start + ROUND_TRIP, len(messages))):
-                topic, slot, _, score, _, ensure, _ = messages[i]
-                manner = (score if topic.type is TopicType.RANGE_MERGE and not ensure else 0, ensure)
+                topic, slot, _, score, _, act, _ = messages[i]
+                manner = (score if topic.type is TopicType.RANGE_MERGE and act == "send" else 0, act)
                 found = latest.get((topic.name, slot))
                 if found is not None and found[0] == manner and len(found[1]) < BATCH:
                     found[1].append(i)
@@ -632,11 +677,13 @@ class Producer:
 
     @staticmethod
     def _queue(broker: Any, batch: Sequence[Outgoing]) -> Any:
-        """Call the transition that sends ``batch`` on a broker (which answers) or a pipeline."""
-        topic, slot, _, score, _, ensure, _ = batch[0]
+        """Call the transition that sends or removes ``batch`` on a broker (which answers) or a pipeline."""
+        topic, slot, _, score, _, act, _ = batch[0]
         members = [out.member for out in batch]
+        if act == "remove":
+            return broker.remove(topic, slot, members, "live")
         envelopes = [out.envelope or b"" for out in batch] if topic.keyed else ()
-        if ensure:
+        if act == "ensure":
             return broker.ensure(topic, slot, [out.score for out in batch], members, envelopes)
         if topic.type is TopicType.RANGE_MERGE:
             return broker.send_merge(topic, slot, score, members, envelopes)
@@ -653,6 +700,9 @@ class Producer:
         for indexes, reply in zip(groups, replies, strict=True):
             if isinstance(reply, RmqError):
                 errors.update(dict.fromkeys(indexes, reply))
+            elif isinstance(reply[0], str):
+                for i, word in zip(indexes, reply, strict=True):
+                    results[i].status = word
             else:
                 for i, sent in zip(indexes, reply, strict=True):
                     results[i].status, results[i].score = sent

@@ -1,5 +1,7 @@
 """Fixtures for pytest, found by themselves where the package is installed.
 
+Each test begins with nothing in the broker of ``RMQ["TESTING"]`` and ``RMQ["BROKER"] = "memory"``.
+
 ``rmq``           a broker in memory and a clock that stands, for this test
 ``rmq_captured``  the list of all that the test sends; none of it goes anywhere, unless ``rmq`` is used too
 ``rmq_drain``     runs listeners on what is due in ``rmq``'s broker
@@ -7,6 +9,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +36,14 @@ class Rmq:
         from django_rmq.testing import drain
 
         return drain(topic, **options)
+
+
+@pytest.fixture(autouse=True)
+def _rmq_begin() -> None:
+    # What was never imported holds nothing; importing it would need Django's settings.
+    connections = sys.modules.get("django_rmq.connections")
+    if connections is not None:
+        connections.begin_test()
 
 
 @pytest.fixture

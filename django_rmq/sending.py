@@ -1,15 +1,12 @@
 """Sending from Django: the one way that every message takes, be it from a view, the admin, REST or a command.
 
 A message is validated at the call. Inside a database transaction it then waits for the commit (unless
-``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False), and all that the transaction sent goes to Redis in
-one pipeline. Outside, it goes at once.
+``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False), and so does what is removed; ``committing`` has the rest.
+Outside, it goes at once.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,19 +16,11 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_rmq import announcing, connections, tracing
+from django_rmq.committing import RemoveResult, defer, defer_removal, explained, too_full, went_nowhere
 from django_rmq.conf import get_config
-from django_rmq.exceptions import CallerError, RmqError, ServerTrouble, SlotMoved, TopicFull
+from django_rmq.exceptions import CallerError, SlotMoved
 from django_rmq.messages import STORED, Durability, SendResult, SendResults, Topic
 from django_rmq.producer import ROUND_TRIP, Outgoing, Producer, batched, check_durability
-
-logger = logging.getLogger("django_rmq.sending")
-
-failed_sends: Counter[str] = Counter()
-"""Per topic, how many messages of this process were lost because Redis was away when a commit sent them.
-
-The ledger in Redis cannot know of them. Read it, do not write it.
-"""
-_counting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,28 +209,46 @@ def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
     topic = outgoing.topic
     (result,) = _dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], STORED, None)
     if result.status == "refused":
-        raise _full(topic, result)
+        raise too_full(topic, result)
     return result
 
 
-def remove_message(topic: str, body: Any = None, *, key: str | None = None, slot_basis: object = None) -> str:
-    """Take a message back, at once: it is named by its body, or by its ``key`` where the topic is keyed.
+def remove_message(
+    topic: str,
+    body: Any = None,
+    *,
+    key: str | None = None,
+    slot_basis: object = None,
+    on_commit: bool | None = None,
+    using: str | None = None,
+) -> RemoveResult:
+    """Take a message back: it is named by its body, or by its ``key`` where the topic is keyed.
 
-    Returns what it was found as: ``waiting`` and ``retry`` are gone; ``in_flight`` ends with the delivery that
-    runs and is not tried again; ``in_flight_and_waiting`` both; ``not_found``. What is dead stays there. In a
-    transaction, call it by ``transaction.on_commit``. Raises ``ServerTrouble`` where Redis is away.
+    Returns a word, what the message was found as: ``waiting`` and ``retry`` are gone; ``in_flight`` ends with the
+    delivery that runs and is not tried again; ``in_flight_and_waiting`` both; ``not_found``. What is dead stays there.
+
+    Inside a transaction it returns ``pending``, and the message is removed at the commit, in order with what the
+    transaction sends; the ``status`` of the result then says what it was found as. ``on_commit`` and ``using`` are
+    those of ``send_message``.
+
+    Raises ``InvalidMessage`` or ``UnknownTopic`` always at the call. What is removed at once also raises
+    ``ServerTrouble``; what fails after a commit is logged and raised as the signal ``remove_failed``, and the result's
+    ``status`` is ``failed``.
     """
     declared = get_config().topic(topic)
     producer = connections.get_producer()
-    # What is wrong with the call is told before a server is asked.
-    producer.address(declared, body, key=key, slot_basis=slot_basis)
+    out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)._replace(act="remove")
+    connection = _transaction(on_commit, using)
+    delivers = all(observer.delivers for observer in observers)
+    if connection is not None:
+        return defer_removal(producer if delivers else None, declared, out, connection)
+    if not delivers:
+        return RemoveResult(went_nowhere(out).status, topic, out.member)
     connections.agree(declared)
-    found = "not_found"
-    out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)
-    for slot in producer.slots(out):
-        (word,) = producer.broker.remove(declared, slot, [out.member], "live")
-        found = found if word == "not_found" else word
-    return found
+    (found,), errors = producer.attempt([out], removes=True)
+    for error in errors.values():
+        raise explained(declared, error)
+    return RemoveResult(found.status, topic, out.member)
 
 
 async def asend_message(topic: str, body: Any, **options: Any) -> SendResult:
@@ -257,6 +264,11 @@ async def asend_messages(topic: str, bodies: Iterable[Any], **options: Any) -> S
 async def aensure_message(topic: str, body: Any, **options: Any) -> SendResult:
     """Send as ``ensure_message`` does, from a coroutine."""
     return await sync_to_async(ensure_message)(topic, body, **options)
+
+
+async def aremove_message(topic: str, body: Any = None, **options: Any) -> RemoveResult:
+    """Remove as ``remove_message`` does, from a coroutine."""
+    return await sync_to_async(remove_message)(topic, body, **options)
 
 
 # --- at once, or after the commit -------------------------------------------------------------------
@@ -276,23 +288,16 @@ def _send_one(
     with tracing.sending(topic) as span:
         outgoing = producer.build(topic, body, **span.options(options))
         if ensure:
-            outgoing = outgoing._replace(ensure=True)
+            outgoing = outgoing._replace(act="ensure")
         seen = []
         if observers:
             seen = [(body, {name: value for name, value in options.items() if value is not None})]
         connection = _transaction(on_commit, using)
         (result,) = results = _dispatch(producer, topic, [outgoing], seen, wanted, connection)
         span.note(results)
-        if result.status == "refused":
-            raise _full(topic, result)
+        if connection is None and result.status == "refused":
+            raise too_full(topic, result)
     return result
-
-
-def _full(topic: Topic, result: SendResult) -> TopicFull:
-    return TopicFull(
-        f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of "
-        f"MAX_BACKLOG = {topic.max_backlog}"
-    )
 
 
 def _transaction(on_commit: bool | None, using: str | None) -> Any:
@@ -317,20 +322,18 @@ def _dispatch(
     connection: Any,
 ) -> list[SendResult]:
     watching = list(observers)
-    if watching and not all(observer.delivers for observer in watching):
-        status = "stored" if connection is None else "pending"
-        results = [SendResult(out.topic.name, out.slot, out.member, status, wanted=wanted) for out in built]
-        for result in results:
-            result.replicas, result.fsynced = wanted.replicas or None, wanted.fsync or None
-    elif connection is None:
+    delivers = not watching or all(observer.delivers for observer in watching)
+    if connection is not None:
+        to = producer if delivers else None
+        results: list[SendResult] = [*defer(to, topic, built, wanted, connection)]
+    elif not delivers:
+        results = [went_nowhere(out, wanted) for out in built]
+    else:
         connections.agree(topic)
         results, errors = producer.attempt(built, wanted)
         for error in errors.values():
-            raise _explained(topic, error)
+            raise explained(topic, error)
         announcing.sent(topic.name, results)
-    else:
-        results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in built]
-        _defer(producer, topic, built, results, connection)
     for observer in watching:
         for out, (body, options), result in zip(built, seen, results, strict=True):
             observer.see(out, body, options, result)
@@ -348,156 +351,10 @@ def _send_plain(
     except CallerError as error:
         raise type(error)(f"{error}{_so_far(results)}") from None
     except SlotMoved as error:
-        raise _explained(topic, error) from error
+        raise explained(topic, error) from error
     if announcing.are_sends_watched():
         announcing.sent(topic.name, results[before:])
 
 
 def _so_far(results: SendResults) -> str:
     return f"; the {len(results)} before it have been sent" if results else ""
-
-
-def _explained(topic: Topic, error: RmqError) -> RmqError:
-    """Return ``error``; where the topic was re-slotted, with both counts and what to do."""
-    if not isinstance(error, SlotMoved):
-        return error
-    connections.forget(topic)
-    try:
-        registered = connections.get_broker().definitions().get(topic.name, {}).get("slots")
-    except ServerTrouble:
-        registered = None
-    now = f"{registered} slots" if registered not in (None, topic.slots) else "another number of slots"
-    explained = SlotMoved(
-        f"topic {topic.name} has {now} by now and {topic.slots} in the settings of this process: nothing was "
-        "sent. Correct SLOTS and restart the process"
-    )
-    explained.__cause__ = error
-    return explained
-
-
-class _Waiting:
-    """The messages of one call; ``flush`` is their on_commit callback. The first to run takes along those after it."""
-
-    __slots__ = ("built", "connection", "done", "hooks", "producer", "results", "topic")
-
-    def __init__(
-        self,
-        producer: Producer,
-        topic: Topic,
-        built: list[Outgoing],
-        results: list[SendResult],
-        connection: Any,
-    ) -> None:
-        self.producer = producer
-        self.topic = topic
-        self.built = built
-        self.results = results
-        self.connection = connection
-        self.hooks: list[Any] = []
-        self.done = False
-
-    def flush(self) -> None:
-        """Send, unless an earlier callback has done so."""
-        if self.done:
-            return
-        together = [self, *self._later()]
-        for waiting in together:
-            waiting.done = True
-        _flush(together)
-
-    def _later(self) -> list[_Waiting]:
-        """Return those of our callbacks that Django will certainly run after this one.
-
-        Django pops each callback off its list before it calls it. If this one is gone from the list it was
-        put on, what is left there are the callbacks still to come. If not, a savepoint's rollback has
-        replaced the list since, and nobody can tell: each then sends for itself.
-        """
-        hooks = self.connection.run_on_commit if self.connection.in_atomic_block else self.hooks
-        callbacks = [self._owner(hook) for hook in hooks]
-        if self.connection.in_atomic_block:
-            # Run by captureOnCommitCallbacks(execute=True), in order and from a list that stays.
-            if self not in callbacks:
-                return []
-            callbacks = callbacks[callbacks.index(self) + 1 :]
-        elif self in callbacks:
-            return []
-        return [later for later in callbacks if later is not None and not later.done]
-
-    @staticmethod
-    def _owner(hook: tuple[Any, ...]) -> _Waiting | None:
-        """Return what a hook of Django's belongs to; the callback is somewhere in the tuple."""
-        owners = (getattr(part, "__self__", None) for part in hook)
-        return next((owner for owner in owners if isinstance(owner, _Waiting)), None)
-
-    def __del__(self) -> None:
-        # Django forgets the callbacks of what is rolled back; so this is noticed as soon as Python does.
-        if not self.done:
-            for result in self.results:
-                if result.status == "pending":
-                    result.status = "discarded"
-
-
-def _defer(
-    producer: Producer, topic: Topic, built: list[Outgoing], results: list[SendResult], connection: Any
-) -> None:
-    if not connections.is_agreed(topic):
-        try:
-            connections.agree(topic)
-        except ServerTrouble:
-            pass  # Redis has until the commit to come back
-    waiting = _Waiting(producer, topic, built, results, connection)
-    transaction.on_commit(waiting.flush, using=connection.alias, robust=True)
-    waiting.hooks = connection.run_on_commit
-
-
-def _flush(together: list[_Waiting]) -> None:
-    """Send what waited for a commit, in one go; whatever fails is told, never raised."""
-    by_topic: dict[str, list[tuple[SendResult, RmqError | None]]] = {}
-    sendable: list[_Waiting] = []
-    for waiting in together:
-        try:
-            connections.agree(waiting.topic)
-        except RmqError as error:
-            _fail(waiting.topic.name, waiting.results, error)
-        else:
-            sendable.append(waiting)
-    if not sendable:
-        return
-    built = [out for waiting in sendable for out in waiting.built]
-    results = [result for waiting in sendable for result in waiting.results]
-    wanted = Durability(
-        max(result.wanted.replicas for result in results), any(result.wanted.fsync for result in results)
-    )
-    found, errors = sendable[0].producer.attempt(built, wanted)
-    topics = {waiting.topic.name: waiting.topic for waiting in sendable}
-    for index, (result, outcome) in enumerate(zip(results, found, strict=True)):
-        result.slot, result.status, result.score = outcome.slot, outcome.status, outcome.score
-        result.replicas = outcome.replicas if result.wanted.replicas else None
-        result.fsynced = outcome.fsynced if result.wanted.fsync else None
-        failure = errors.get(index)
-        if result.status == "refused":
-            failure = _full(topics[result.topic], result)
-        by_topic.setdefault(result.topic, []).append((result, failure))
-    for name, outcomes in by_topic.items():
-        announcing.sent(name, [result for result, failure in outcomes if failure is None])
-        failures = [failure for _, failure in outcomes if failure is not None]
-        if failures:
-            lost = [result for result, failure in outcomes if failure is not None]
-            _fail(name, lost, _explained(topics[name], failures[0]))
-
-
-def _fail(topic: str, results: list[SendResult], error: RmqError) -> None:
-    for result in results:
-        if result.status != "refused":
-            result.status = "failed"
-    with _counting:
-        failed_sends[topic] += len(results)
-    logger.error(
-        "%d message(s) of topic %s could not be sent after the database commit: %s",
-        len(results),
-        topic,
-        error,
-        exc_info=error,
-        extra={"rmq_event": "send_failed", "rmq_topic": topic, "rmq_count": len(results)},
-    )
-    announcing.send_failed(topic, results, error)

@@ -11,6 +11,8 @@ signal                 arguments, beside ``topic``
                        transaction
 ``send_failed``        ``results``, ``error``: sends that were waiting for a database commit and did
                        not reach Redis then
+``remove_failed``      ``results``: a list of ``RemoveResult``, ``error``: removals that were waiting for a
+                       database commit and did not reach Redis then
 ``message_merged``     ``results``: those of ``message_sent`` that met a waiting message
 ``message_started``    ``messages``: a list of ``Message``, one or what a batch listener gets; just before
                        the listener is called, in its process and thread
@@ -38,6 +40,7 @@ from django.dispatch import Signal
 
 message_sent = Signal()
 send_failed = Signal()
+remove_failed = Signal()
 message_merged = Signal()
 message_started = Signal()
 message_committed = Signal()

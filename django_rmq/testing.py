@@ -45,7 +45,7 @@ class CapturedMessage:
     """What Redis would hold: the encoded body, or the key."""
     ensure: bool
     result: SendResult
-    """Says ``pending`` until the commit, ``discarded`` after a rollback (as soon as Python notices)."""
+    """Says ``pending`` until the commit, ``discarded`` after a rollback."""
 
     @property
     def key(self) -> str | None:
@@ -71,7 +71,13 @@ class _Recorder:
 
     def see(self, outgoing: Any, body: Any, options: Mapping[str, Any], result: SendResult) -> None:
         message = CapturedMessage(
-            outgoing.topic.name, body, options, outgoing.slot, outgoing.member, outgoing.ensure, result
+            outgoing.topic.name,
+            body,
+            options,
+            outgoing.slot,
+            outgoing.member,
+            outgoing.act == "ensure",
+            result,
         )
         with self._lock:
             self.messages.append(message)
@@ -84,7 +90,8 @@ _recorders: list[_Recorder] = []
 def captured_messages(*, deliver: bool = False) -> Iterator[CapturedMessages]:
     """Gather what the process sends in this block, at the call, also what waits for a commit.
 
-    Messages are validated as ever. Nothing reaches a server unless ``deliver`` is True.
+    Messages are validated as ever. Unless ``deliver`` is True nothing reaches a server: sends say ``stored``, removals
+    ``not_found``, after the commit where there is a transaction.
     """
     from django_rmq import sending
 
@@ -213,7 +220,7 @@ def drain(
     if not live and not isinstance(broker, InMemoryBroker):
         raise ConfigurationError(
             "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
-            'RMQ["BROKER"] = "memory"; or say drain(live=True)'
+            'RMQ["TESTING"] = True; or say drain(live=True)'
         )
     total = 0
     while True:

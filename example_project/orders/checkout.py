@@ -46,8 +46,8 @@ def pay_order(order: Order) -> bool:
         if Order.objects.filter(pk=order.pk, state=State.OPEN).update(
             state=State.PAID, paid_at=timezone.now()
         ):
-            # It would find the order paid and do nothing: taking it back only saves the way.
-            transaction.on_commit(lambda: _take_back(order), robust=True)
+            # It would find the order paid and do nothing; removing it only saves the work.
+            remove_message("order-timeouts", {"order": order.pk})
     order.refresh_from_db()
     return order.state == State.PAID
 
@@ -61,7 +61,3 @@ def close_order(pk: int) -> bool:
         order = Order.objects.only("product_id", "quantity").get(pk=pk)
         Product.objects.filter(sku=order.product_id).update(stock=F("stock") + order.quantity)
     return True
-
-
-def _take_back(order: Order) -> None:
-    remove_message("order-timeouts", {"order": order.pk})

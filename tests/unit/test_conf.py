@@ -520,6 +520,42 @@ def test_a_cache_on_the_same_database_is_an_error_for_clearing_it_is_flushdb(
     assert "FLUSHDB" in problem.hint
 
 
+@pytest.mark.parametrize(
+    ("alias", "given", "use"),
+    [
+        ("default", {}, "the project's own cache"),
+        ("template_fragments", {}, "template fragments"),
+        ("logins", {"SESSION_CACHE_ALIAS": "logins"}, "SESSION_CACHE_ALIAS"),
+        ("pages", {"CACHE_MIDDLEWARE_ALIAS": "pages"}, "CACHE_MIDDLEWARE_ALIAS"),
+        ("default", {"SESSION_CACHE_ALIAS": "default"}, "the project's own cache"),
+    ],
+)
+def test_an_alias_that_django_itself_uses_is_an_error_for_clearing_it_is_flushdb(
+    alias: str, given: dict[str, Any], use: str
+) -> None:
+    with override_settings(**given):
+        (problem,) = problems({alias: redis_cache("redis://h/1")}, REDIS=alias)
+        assert problem.id == "rmq.E011"
+        assert f"'{alias}', which is also" in problem.message
+        assert use in problem.message
+        assert "FLUSHDB" in problem.hint and 'CACHES = {"rmq": ' in problem.hint
+        # With an alias of its own on the same database nothing is won.
+        caches = {alias: redis_cache("redis://h/1"), "rmq": redis_cache("redis://h/1")}
+        assert [problem.id for problem in problems(caches, REDIS="rmq")] == ["rmq.E011"]
+        caches["rmq"] = redis_cache("redis://h/2")
+        assert config(caches, REDIS="rmq").redis is not None
+
+
+def test_an_alias_that_django_no_longer_uses_may_be_ours() -> None:
+    with override_settings(
+        SESSION_CACHE_ALIAS="rmq", RMQ={"REDIS": "rmq"}, CACHES={"rmq": redis_cache("redis://h")}
+    ):
+        with pytest.raises(ConfigurationError, match="E011"):
+            get_config()
+        with override_settings(SESSION_CACHE_ALIAS="default"):
+            assert get_config().redis is not None
+
+
 def test_djangos_own_redis_cache_counts_as_well() -> None:
     cache = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://h:6379/0"}
     (problem,) = problems({"pages": cache}, REDIS="redis://h")
@@ -546,6 +582,16 @@ def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str) ->
     assert problem.id == "rmq.E012"
     assert "redis://host:6379/1" in problem.message
     assert "secret" not in problem.message
+
+
+def test_with_testing_the_broker_is_in_memory_and_redis_is_not_read() -> None:
+    for given in ({"BROKER": "redis"}, {"REDIS": "no such alias"}, {"REDIS": "redis://h", "BROKER": "redis"}):
+        found = config(None, **given, TESTING=True)
+        assert (found.testing, found.broker, found.redis) == (True, "memory", None)
+    assert config().testing is False
+    assert config(REDIS="redis://h", TESTING=False).broker == "redis"
+    (problem,) = problems(TESTING=1)
+    assert problem == ("rmq.E003", 'RMQ["TESTING"] is 1: it must be True or False.', "")
 
 
 def test_a_cluster_is_a_dict_with_one_url_or_several() -> None:

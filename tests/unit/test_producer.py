@@ -300,7 +300,7 @@ def test_topics_and_manners_may_be_mixed(producer: Producer) -> None:
         producer.build(PRIORITY, 1, priority=50),
         producer.build(FIXED, 1, fixed_time=TOMORROW),
         producer.build(PRIORITY, 1, priority=60),
-        producer.build(PRIORITY, 1, priority=70)._replace(ensure=True),
+        producer.build(PRIORITY, 1, priority=70)._replace(act="ensure"),
         producer.build(KEYED, 1, key="k"),
     ]
     results = producer.send(messages)

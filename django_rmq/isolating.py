@@ -1,0 +1,31 @@
+"""Isolating tests: which test case runs now, so that a broker in memory does not outlive the test that filled it.
+
+pytest says so through our plugin, which calls ``connections.begin_test``. The runners of unittest and of Django have no
+such hook; but while a test case runs, its method ``run`` is on the stack.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+
+
+def running_test() -> object | None:
+    """Return the ``unittest.TestCase`` that runs in this thread, else the one in the main thread; None: there is none."""
+    if "unittest" not in sys.modules:
+        return None
+    from unittest import TestCase
+
+    stacks = [inspect.currentframe()]
+    if threading.current_thread() is not threading.main_thread():
+        stacks.append(sys._current_frames().get(threading.main_thread().ident or 0))
+    for frame in stacks:
+        while frame is not None:
+            if frame.f_code.co_name == "run" and isinstance(case := frame.f_locals.get("self"), TestCase):
+                return case
+            frame = frame.f_back
+    return None
+
+
+__all__ = ["running_test"]

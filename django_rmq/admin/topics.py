@@ -833,20 +833,23 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def trouble(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Return a page that says what is wrong, in the place of one that cannot be shown."""
+        text = str(error)
         if isinstance(error, ServerTrouble):
             title, status = _("Redis is away."), 503
             logger.warning("A page of the admin could not be shown: %s", error)
         elif isinstance(error, LostRace):
             title, status = _("Somebody else was first."), 409
         elif isinstance(error, ConfigurationError):
+            # They hold more than who may see topics may see.
             title, status = _("The settings of RMQ are wrong."), 503
+            text = _("The log of this server says how.")
             logger.error("A page of the admin could not be shown: %s", error)
         else:
             title, status = _("This cannot be done."), 400
         response = self.render(
             request,
             "trouble.html",
-            {"trouble": Trouble(title, str(error)), "urls": Places(), "again": request.get_full_path()},
+            {"trouble": Trouble(title, text), "urls": Places(), "again": request.get_full_path()},
             status=status,
         )
         if status == 503:

@@ -20,6 +20,7 @@ CONNECTION = {
     "prefix",
     "socketTimeout",
     "connectionOptions",
+    "secretConnectionOptions",
     "topic",
 }
 TASKS = ("minPartitions", "messagesPerTask")

@@ -717,6 +717,25 @@ def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[.
             assert client.post(url(name, "timed"), data).status_code == 503
 
 
+@pytest.mark.parametrize(
+    "redis",
+    ["redis://h/1?password=S3CRET&max_connections=abc", "redis://u:S3CRET/x@h/1", "redis://h/1?x=S3CRET"],
+)
+def test_settings_that_are_wrong_are_told_to_the_log_and_to_no_reader(
+    log_in: Callable[..., Client], redis: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = log_in("view_topic")
+    with override_settings(RMQ={"REDIS": redis, "TOPICS": TOPICS}):
+        answer = client.get(url("changelist"))
+    page = text(answer)
+    assert answer.status_code == 503
+    assert "The settings of RMQ are wrong." in page
+    assert "The log of this server says how." in page
+    assert "redis://" not in page
+    assert "redis://" in caplog.text
+    assert "S3CRET" not in page + caplog.text
+
+
 def test_a_redis_that_hangs_is_away_too(log_in: Callable[..., Client]) -> None:
     import os
     import signal

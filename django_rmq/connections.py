@@ -31,7 +31,7 @@ from django_rmq.coordination.redis import RedisCoordinator
 from django_rmq.definitions import as_registered, register_topics
 from django_rmq.durability import Flaw, flaws
 from django_rmq.events import EventStream
-from django_rmq.exceptions import ConfigurationError, ServerTrouble
+from django_rmq.exceptions import ConfigurationError, ServerTrouble, WrongType
 from django_rmq.messages import Topic, slot_counts
 from django_rmq.pool import Pool, RenewingPool
 from django_rmq.producer import Producer
@@ -68,6 +68,8 @@ class _Built:
     """Topics whose registered definition has been compared with the settings."""
     next_look: float = 0.0
     """When to look for re-slotted topics again (monotonic)."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Topics whose registered definition could not be read at the last look, and why."""
     slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of topics that were re-slotted: by which counts their messages are placed, whatever the settings say."""
     events: EventStream | None = None
@@ -387,13 +389,22 @@ def present(topic: Topic, broker: Broker | None = None) -> Topic:
     if now >= built.next_look:
         try:
             definitions = get_broker().definitions()
+        except WrongType as error:
+            built.unreadable = dict.fromkeys(built.config.topics, str(error))
         except ServerTrouble:
-            definitions = {}
+            pass
+        else:
+            built.unreadable = {name: definitions.problem(name) for name in definitions.unreadable}
+            built.slot_counts.update(
+                {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
+            )
         built.next_look = now + LOOK_SECONDS
-        built.slot_counts.update(
-            {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
-        )
     return replace(topic, slots=max(built.slot_counts.get(topic.name, (topic.slots,))))
+
+
+def unreadable(topic: Topic) -> str:
+    """Return why the registered definition of ``topic`` could not be read at the last look; empty: it could."""
+    return _current().unreadable.get(topic.name, "")
 
 
 def is_agreed(topic: Topic) -> bool:
@@ -427,4 +438,5 @@ __all__ = [
     "replaced_broker",
     "server_flaws",
     "survey_zookeeper",
+    "unreadable",
 ]

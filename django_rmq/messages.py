@@ -943,6 +943,23 @@ class Times(NamedTuple):
     took_us: int
     """Their sum, in microseconds."""
 
+    @classmethod
+    def of(cls, counted: Mapping[str, int]) -> Times:
+        """Return what the fields ``TIMES`` count."""
+        late, took = (
+            tuple(counted[f"{name}{bucket}"] for bucket in range(LATENESS_BUCKETS))
+            for name in ("late", "took")
+        )
+        return cls(late, counted["late"], took, counted["took"])
+
+
+TIMES = tuple(
+    name.encode()
+    for kind in ("late", "took")
+    for name in (kind, *(f"{kind}{bucket}" for bucket in range(LATENESS_BUCKETS)))
+)
+"""The fields that count durations."""
+
 
 class Beat(NamedTuple):
     """What a worker hears when it renews its session."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -31,7 +30,8 @@ from django_rmq import operations as ops
 from django_rmq.admin import trends
 from django_rmq.admin.acts import ACTS, Act, Chosen, named_acts, sweeping_acts
 from django_rmq.admin.bodies import show_body, summary, visible
-from django_rmq.admin.figures import Places, Row, Tab, Totals, Trouble, row_of
+from django_rmq.admin.dashboard import dashboard
+from django_rmq.admin.figures import Places, Row, Tab, Trouble, row_of
 from django_rmq.admin.filters import PARAMETERS, FilterForm
 from django_rmq.admin.forms import BodyForm, SendForm
 from django_rmq.admin.words import (
@@ -55,6 +55,7 @@ from django_rmq.exceptions import (
     RmqError,
     ServerTrouble,
     UnknownTopic,
+    WrongType,
 )
 from django_rmq.messages import Topic
 from django_rmq.operations import Actor, Copy, Limits, Operations, Permission, Progress
@@ -191,21 +192,12 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return self.fragment(request, "topic/_dashboard.html", self._dashboard(request))
 
     def _dashboard(self, request: HttpRequest) -> dict[str, Any]:
-        operations = self.operations(request)
-        figures = operations.overview()
-        rows = [
-            row_of(
-                one, trends.recent(operations.broker, one.topic), self.url("change", quote(one.topic.name))
-            )
-            for one in figures
-        ]
-        return {
-            "overview": True,
-            "rows": rows,
-            "totals": Totals.of(rows, len(operations.workers())),
-            "now_ms": figures[0].now_ms if figures else time.time() * 1000,
-            "urls": Places(live=self.url("dashboard_live")),
-        }
+        return dashboard(
+            self.operations(request),
+            request.GET,
+            self.url("dashboard_live"),
+            lambda name: self.url("change", quote(name)),
+        )
 
     # --- a topic
 
@@ -238,7 +230,9 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def _topic(self, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
         figures = operations.topic(topic.name)
         places = self.places(topic.name)
-        row = row_of(figures, trends.recent(operations.broker, topic), places.topic)
+        row = row_of(
+            figures, trends.recent(operations.broker, [figures], {figures.topic})[figures.topic], places.topic
+        )
         wanted = request.GET.get("tab", "")
         tab = wanted if wanted in (*STATES, "slots", "history") else "store"
         query = {"tab": tab} | {
@@ -257,7 +251,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "send": operations.actor.may(Permission.SEND),
                 "pause": operations.actor.may(Permission.PAUSE),
             },
-            "notes": list(row.problems)
+            "notes": [*row.problems, *([figures.workers_problem] if figures.workers_problem else [])]
             + (
                 [
                     _("Only %(looked)s of %(slots)s slots were looked at.")
@@ -362,7 +356,11 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         first = first if first < topic.slots else 0
         found = operations.slots(topic.name, first, SLOTS_SHOWN)
         workers = []
-        for one in operations.workers():
+        try:
+            everybody = operations.workers()
+        except RmqError:
+            everybody = []  # the head of the page says why
+        for one in everybody:
             worker = one.member.worker
             shared = topic.name in one.shared
             if shared or any(served.name == topic.name for served in worker.topics):
@@ -414,9 +412,14 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         offered = trends.spans(kept)
         wanted = _number(request.GET.get("hours"))
         hours = wanted if wanted in offered else min(6, offered[-1])
-        minutes = trends.read(operations.broker, topic, hours)
+        try:
+            minutes, problem = trends.read(operations.broker, topic, hours), ""
+        except WrongType as error:
+            minutes, problem = [], str(error)
         sampled = any(minute.depth for minute in minutes)
-        if not kept:
+        if problem:
+            note = problem
+        elif not kept:
             note = _('No history is kept: RMQ["HISTORY"]["HOURS"] is 0.')
         elif not sampled:
             note = _("Nothing was sampled in this time. Workers sample once a minute.")

@@ -123,7 +123,7 @@ def topic(one: TopicFigures) -> dict[str, Any]:
         "max_retries": declared.max_retries,
         **{name: getattr(one, name) for name in _FIGURES},
         "partial": one.is_partial,
-        "problems": [*one.problems, *([one.workers_problem] if one.workers_problem else [])],
+        "problems": one.troubles,
     }
 
 
@@ -148,11 +148,12 @@ class StatsAnswer(Answer):
 
     now_ms = serializers.IntegerField()
     topics = serializers.DictField(child=serializers.DictField(child=serializers.IntegerField()))
+    problems = serializers.ListField(child=serializers.CharField())
 
 
 def stats(flow: Flow) -> dict[str, Any]:
     """Return counters of topics."""
-    return {"now_ms": flow.now_ms, "topics": flow.counted}
+    return {"now_ms": flow.now_ms, "topics": flow.counted, "problems": list(flow.problems)}
 
 
 class SlotAnswer(Answer):

@@ -48,6 +48,8 @@ from django_rmq.operations.deliveries import Deliveries
 from django_rmq.operations.figures import (
     Flow,
     Measured,
+    Measurement,
+    Overview,
     SlotFigures,
     SlotsFigures,
     TopicFigures,
@@ -118,9 +120,12 @@ class Operations:
 
     def overview(self, names: Iterable[str] | None = None) -> list[TopicFigures]:
         """Return the figures of all topics (or those named), in the order of the settings, in one round trip."""
+        return self.survey(names).topics
+
+    def survey(self, names: Iterable[str] | None = None) -> Overview:
+        """Return what ``overview`` does, and how many workers there are."""
         self.actor.require(Permission.VIEW)
-        topics = self._topics(names)
-        return figures.overview(self.broker, topics)
+        return figures.survey(self.broker, self._topics(names))
 
     def topic(self, name: str) -> TopicFigures:
         """Return the figures of one topic."""
@@ -139,7 +144,7 @@ class Operations:
         self.actor.require(Permission.VIEW)
         return figures.flow(self.broker, self._topics(names))
 
-    def measured(self, names: Iterable[str] | None = None) -> list[Measured]:
+    def measured(self, names: Iterable[str] | None = None) -> Measurement:
         """Return what monitoring systems want to know of topics: depths, counts since the first message, durations."""
         self.actor.require(Permission.VIEW)
         return figures.measured(self.broker, self._topics(names))
@@ -720,7 +725,9 @@ __all__ = [
     "Limits",
     "Listing",
     "Measured",
+    "Measurement",
     "Operations",
+    "Overview",
     "Permission",
     "Progress",
     "Run",

@@ -93,9 +93,14 @@ def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topi
         raise UnknownTopic(
             f"topic {name} is not registered in Redis: has the project that declares it ever run?"
         )
-    base_ms, cap_ms = definition["backoff"]
     # What a later version has registered besides is none of ours.
     known = {field.name for field in fields(Topic)}
     parts = {name: value for name, value in definition.items() if name in known}
-    parts |= {"type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}
-    return Topic(name, **parts, **local)
+    try:
+        base_ms, cap_ms = definition["backoff"]
+        parts |= {"type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}
+        return Topic(name, **parts, **local)
+    except (KeyError, TypeError, ValueError):
+        raise ConfigurationError(
+            f"topic {name} is not registered in Redis as this version knows topics: see `manage.py rmqtopics`"
+        ) from None

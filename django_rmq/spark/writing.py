@@ -71,7 +71,7 @@ class _Sending:
             local["max_backlog"] = options.whole("maxBacklog", 0, low=1)
         broker = broker_of(options)
         name = options.topic()
-        self._topic = topic_of(name, broker.definitions().get(name), **local)
+        self._topic = topic_of(name, broker.definitions().of(name), **local)
         self._canonical = options.flag("canonical", default=True)
         self._body_columns = options.names("bodyColumns")
         columns = set(schema.fieldNames())

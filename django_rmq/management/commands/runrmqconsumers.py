@@ -104,7 +104,7 @@ class Command(RmqCommand):
             max_memory=options["max_memory"] or config.max_memory,
             max_idle_time=_given(options["max_idle_time"], config.max_idle_time),
         )
-        consuming.check_start(topics)
+        topics = consuming.check_start(topics)
         processes = options["processes"] or config.processes
         if connections.in_memory():
             code, settled = self._run_here(topics, how, options["verbosity"])

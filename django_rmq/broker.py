@@ -57,6 +57,7 @@ from django_rmq.messages import (
     TIMES,
     Acquired,
     Allowance,
+    Area,
     Beat,
     Claimed,
     ClaimRead,
@@ -78,6 +79,7 @@ from django_rmq.messages import (
     Sample,
     Sent,
     Session,
+    Sought,
     Survey,
     Times,
     Topic,
@@ -105,7 +107,9 @@ READS = frozenset(
         "history/sample",
         "look",
         "peek",
+        "ranks",
         "read_claim",
+        "seek",
         "survey",
         "HMGET",
         "ZRANGE",
@@ -356,6 +360,17 @@ def _looked(reply: list[Any]) -> list[Looked]:
         store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
         found.append(Looked(store, prepare, retry, dead, claim, *row[5:]))
     return found
+
+
+def _sought(areas: Sequence[Area]) -> Callable[[list[Any]], Sought]:
+    def parse(reply: list[Any]) -> Sought:
+        members, looked = reply
+        left = [
+            None if far < 0 else area._replace(looked=far) for area, far in zip(areas, looked, strict=True)
+        ]
+        return Sought(members, left)
+
+    return parse
 
 
 def _loose(reply: list[Any]) -> Loose:
@@ -1242,8 +1257,12 @@ class Transitions(ABC):
         min_score: float = float("-inf"),
         max_score: float = float("inf"),
         max_bytes: int = 4_194_304,
+        where: str = "anywhere",
     ) -> Page:
-        """Look for ``text`` in member, envelope or record among the next ``scan`` entries."""
+        """Look for ``text`` in member, envelope or record among the next ``scan`` entries.
+
+        ``where`` ``error``: only for the class of the last error, whole or its last part.
+        """
         keys = self._keys(topic, slot)
         members, records = (getattr(keys, name) for name in _STATES[state])
         return self._run(
@@ -1259,6 +1278,7 @@ class Transitions(ABC):
                     max_bytes,
                     scan,
                     text,
+                    where,
                 ),
                 _page,
             )
@@ -1308,6 +1328,41 @@ class Transitions(ABC):
                 ),
                 tuple(members),
                 _looked,
+            )
+        )
+
+    def ranks(self, topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> list[int | None]:
+        """Return where up to 1,000 members of a state stand among those of their score; None: not there."""
+        key = getattr(self._keys(topic, slot), _STATES[state][0])
+        return self._run(Call("ranks", (key,), tuple(members), _same))
+
+    def seek(
+        self,
+        topic: Topic,
+        slot: int,
+        digests: Sequence[bytes],
+        areas: Sequence[Area],
+        *,
+        scan: int = 2_000,
+        max_bytes: int = 4_194_304,
+    ) -> Sought:
+        """Find members by their SHA-1 in up to 100 areas, looking at about ``scan`` entries; all areas grow in turns."""
+        keys = self._keys(topic, slot)
+        told = [
+            (area.state, "" if area.score is None else _number(area.score), area.rank, area.looked)
+            for area in areas
+        ]
+        return self._run(
+            Call(
+                "seek",
+                (keys.store, keys.prepare, keys.retry, keys.dead, keys.claim),
+                (
+                    scan,
+                    max_bytes,
+                    b"".join(digests).hex(),
+                    *(part for one in told for part in one),
+                ),
+                _sought(areas),
             )
         )
 

@@ -112,6 +112,10 @@ class Admin:
     """A dotted path for all topics, or topic -> dotted path."""
     page_size: int = 50
 
+    def formatter_of(self, topic: str) -> str | None:
+        """Return the path of the function that redacts a topic's bodies; None: they are shown as they are."""
+        return self.formatter.get(topic) if isinstance(self.formatter, Mapping) else self.formatter
+
 
 @dataclass(frozen=True, slots=True)
 class Api:

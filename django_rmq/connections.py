@@ -32,9 +32,10 @@ from django_rmq.definitions import as_registered, register_topics
 from django_rmq.durability import Flaw, flaws
 from django_rmq.events import EventStream
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, WrongType
-from django_rmq.messages import Topic, slot_counts
+from django_rmq.messages import Topic, message_id, slot_counts
 from django_rmq.pool import Pool, RenewingPool
 from django_rmq.producer import Producer
+from django_rmq.sealing import LONGEST_PLAIN, sealed_id
 
 if TYPE_CHECKING:
     from django_rmq.coordination.zookeeper import Ensemble, Survey
@@ -126,8 +127,16 @@ def events() -> EventStream | None:
     built = _current()
     with _building:
         if built.events is None:
-            built.events = EventStream(get_broker("coordinator"))
+            built.events = EventStream(get_broker("coordinator"), _told_id)
         return built.events
+
+
+def _told_id(topic: str, slot: int, member: bytes) -> str:
+    """Return the id that events tell: one that holds the message only where people may see it as it is."""
+    is_redacted = get_config().admin.formatter_of(topic) is not None
+    if is_redacted or len(member) > LONGEST_PLAIN:
+        return sealed_id(topic, slot, member)
+    return message_id(slot, member)
 
 
 def close() -> None:

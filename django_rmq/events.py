@@ -7,8 +7,8 @@ of JSON, one event a line:
      "errors": ["ValueError: no such order"], "host": "web1", "pid": 4711}
 
 ``event``: sent, merged, send_failed, started, committed, failed, dead, replayed or dropped. ``at``: ms since the epoch
-by the clock of the process that tells. ``ids`` are those of up to 100 messages; they hold what is stored, so whoever
-may listen may read bodies (longer than 512 bytes: the slot, two dots and 16 digits of the SHA-256). ``count``: how many
+by the clock of the process that tells. ``ids`` are those of up to 100 messages, as the process names them: plain ids
+hold what is stored, so whoever may listen may read bodies. ``count``: how many
 messages; of what a person did there are no ids, but ``outcomes`` and ``actor``. ``dropped``: so many messages' events of
 this process are missing, since it had more to tell than it may.
 
@@ -25,13 +25,11 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from django_rmq.broker import Broker
 from django_rmq.exceptions import RmqError
-from django_rmq.messages import message_id
 
 logger = logging.getLogger("django_rmq.events")
 
@@ -59,8 +57,10 @@ class _Noted(NamedTuple):
 class EventStream:
     """Publishes what this process notes. It belongs to one process: make another one after a fork."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, name: Callable[[str, int, bytes], str]) -> None:
+        """Publish through ``broker``; ``name``: from topic, slot and member to the id that is told."""
         self._broker = broker
+        self._name = name
         self._pid = os.getpid()
         self._from = {"host": socket.gethostname(), "pid": self._pid}
         self._noted: deque[_Noted] = deque()
@@ -145,7 +145,9 @@ class EventStream:
             if not one.messages:
                 yield _line({**told, **one.more, **self._from})
             for start in range(0, len(one.messages), IDS):
-                ids = [_id(slot, member) for slot, member in one.messages[start : start + IDS]]
+                ids = [
+                    self._name(one.topic, slot, member) for slot, member in one.messages[start : start + IDS]
+                ]
                 more = {
                     name: value[start : start + IDS] if isinstance(value, list) else value
                     for name, value in one.more.items()
@@ -159,10 +161,6 @@ class EventStream:
         if now - self._complained_at >= COMPLAIN_SECONDS:
             self._complained_at = now
             logger.warning("Events of up to %d messages could not be published: %s", taken, error)
-
-
-def _id(slot: int, member: bytes) -> str:
-    return message_id(slot, member) if len(member) <= 512 else f"{slot}..{sha256(member).hexdigest()[:16]}"
 
 
 def _line(event: dict[str, Any]) -> bytes:

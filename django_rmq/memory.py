@@ -18,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha1
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from django_rmq import stored
@@ -50,6 +51,7 @@ from django_rmq.messages import (
     TIMES,
     Acquired,
     Allowance,
+    Area,
     Beat,
     Claimed,
     ClaimRead,
@@ -73,6 +75,7 @@ from django_rmq.messages import (
     Sample,
     Sent,
     Session,
+    Sought,
     Survey,
     Times,
     Topic,
@@ -157,6 +160,9 @@ _STATES = {
     "claim": ("claim", "failures"),
 }
 _IN_FLIGHT = re.compile(rb"(\d+) (\S+) ?(\S*)")
+_RECORD = re.compile(rb"[^\s]+ \d+ \d+ \d+ [^\s]+[^\n]*\n")
+_DEATH_HEAD = re.compile(rb"[^\s]+ \d+ \d+ \d+ [^\s]+ (\d+) [01]\n")
+_CLASS = re.compile(rb"\s*([A-Za-z_][A-Za-z0-9_.<>]*)\s*")
 _EXPIRES = re.compile(rb"(\d+) ")
 _PERMITS = re.compile(rb"(\d+) (\d+) (\d+)")
 _CLAIM = re.compile(rb"(\d+) ([a-z]+) (\d+)")
@@ -1576,14 +1582,19 @@ class InMemoryBroker:
         min_score: float = -math.inf,
         max_score: float = math.inf,
         max_bytes: int = 4_194_304,
+        where: str = "anywhere",
     ) -> Page:
-        """Look for ``text`` in member, envelope or record among the next ``scan`` entries."""
+        """Look for ``text`` in member, envelope or record among the next ``scan`` entries.
+
+        ``where`` ``error``: only for the class of the last error, whole or its last part.
+        """
         scan = min(scan, BATCH)
         rows = self._entries(topic, slot, state, after, descending, min_score, max_score)
         found: list[Entry] = []
         size = 0
         for i, entry in enumerate(rows[:scan], 1):
-            if text in entry.member or text in (entry.envelope or b"") or text in (entry.record or b""):
+            places = (entry.member, entry.envelope or b"", entry.record or b"")
+            if any(text in place for place in places) if where == "anywhere" else _is_of_class(entry, text):
                 found.append(entry)
             size += _size(entry)
             if i < len(rows) and (len(found) >= limit or size >= max_bytes or i == scan):
@@ -1658,6 +1669,55 @@ class InMemoryBroker:
         )
         with self._slot(topic, slot, *names) as s:
             return [Looked(*(getattr(s, name).get(member) for name in names)) for member in members]
+
+    def ranks(self, topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> list[int | None]:
+        """Return where up to 1,000 members of a state stand among those of their score; None: not there."""
+        if len(members) > 1000:
+            raise ServerRefused("ERR too many members")
+        name = _STATES[state][0]
+        with self._slot(topic, slot, name) as s:
+            scores: SortedSet = getattr(s, name)
+            alike = {
+                member: sorted(m for m in scores if scores[m] == scores[member])
+                for member in {*members} & {*scores}
+            }
+            return [alike[member].index(member) if member in alike else None for member in members]
+
+    def seek(
+        self,
+        topic: Topic,
+        slot: int,
+        digests: Sequence[bytes],
+        areas: Sequence[Area],
+        *,
+        scan: int = 2_000,
+        max_bytes: int = 4_194_304,
+    ) -> Sought:
+        """Find members by their SHA-1 in up to 100 areas, looking at about ``scan`` entries; all areas grow in turns."""
+        if len(areas) > 100:
+            raise ServerRefused("ERR too many areas")
+        scan = min(scan, 2_000)
+        found: dict[bytes, bytes] = {}
+        entries = size = 0
+        with self._slot(topic, slot, "store", "prepare", "retry", "dead", "claim") as s:
+            grown = [_Grown(area, getattr(s, area.state)) for area in areas]
+        step = 1
+        while True:
+            went_on = False
+            for area in grown:
+                if len(found) < len(digests) and entries < scan and size < max_bytes and area.is_left:
+                    for member in area.grow(step):
+                        entries, size = entries + 1, size + len(member)
+                        digest = sha1(member, usedforsecurity=False).digest()
+                        if digest in digests:
+                            found[digest] = member
+                    went_on = True
+            if not went_on:
+                break
+            room = (max_bytes - size) * entries // max(size, 1) // 2
+            step = max(1, min(step * 2, 64, room))
+        left = [area.asked._replace(looked=area.looked) if area.is_left else None for area in grown]
+        return Sought([found.get(digest) for digest in digests], left)
 
     def heads(self, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
         """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits)."""
@@ -2265,6 +2325,41 @@ def _is_behind(member: bytes, score: float, after: tuple[str, bytes] | None, des
         return True
     at = (float(after[0]), after[1])
     return (score, member) < at if descending else (score, member) > at
+
+
+def _is_of_class(entry: Entry, name: bytes) -> bool:
+    """Whether the last error of an entry is of a class, named whole or by its last part."""
+    match = _RECORD.match(entry.record or b"")
+    if not match:
+        return False
+    length = _DEATH_HEAD.fullmatch(match[0])
+    error = (entry.record or b"")[match.end() :][: int(length[1]) if length else 1024]
+    found = _CLASS.fullmatch(re.split(rb"[:\n]", error, maxsplit=1)[0])
+    return found is not None and len(found[1]) <= 200 and (found[1] == name or found[1].endswith(b"." + name))
+
+
+class _Grown:
+    """An area that ``seek`` looks at, from its place on."""
+
+    def __init__(self, asked: Area, scores: SortedSet) -> None:
+        self.asked, self.looked = asked, asked.looked
+        self._members = [
+            member for member, score in scores.rows() if asked.score is None or score == asked.score
+        ]
+        self._place = max(0, min(asked.rank, len(self._members) - 1))
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is something in it that was not looked at."""
+        place, looked, count = self._place, self.looked, len(self._members)
+        return count > 0 and (place - looked >= 0 or place + looked < count)
+
+    def grow(self, step: int) -> list[bytes]:
+        """Look so much farther in both directions, and return what is there."""
+        place, near, far = self._place, self.looked, self.looked + step
+        self.looked = far
+        below = self._members[max(0, place - far + 1) : max(0, place - max(near, 1) + 1)]
+        return self._members[place + near : place + far] + below
 
 
 def _size(entry: Entry) -> int:

@@ -689,6 +689,27 @@ class Page(NamedTuple):
     cursor: tuple[str, bytes] | None
 
 
+class Area(NamedTuple):
+    """Where ``seek`` looks in a state of a slot: from one place on, in both directions."""
+
+    state: str
+    score: float | None = None
+    """Only among entries of this score; None: all of them."""
+    rank: int = 1 << 53
+    """The place among these; without one, from the last on."""
+    looked: int = 0
+    """How far from the place was looked before."""
+
+
+class Sought(NamedTuple):
+    """What ``seek`` has found."""
+
+    members: list[bytes | None]
+    """One for each digest; None: it was not found."""
+    left: list[Area | None]
+    """Each area as it is to be asked for to go on; None: nothing of it is left."""
+
+
 class Row(NamedTuple):
     """One message on its way from slot to slot."""
 

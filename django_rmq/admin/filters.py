@@ -11,6 +11,9 @@ from django_rmq.exceptions import OperationRefused
 from django_rmq.messages import Topic
 from django_rmq.operations.listing import Filter, check_age
 
+LONGEST_TEXT = 200
+"""Bytes of the longest text that is looked for: a link to a message carries it, each byte as five characters at worst."""
+
 PARAMETERS = ("text", "error", "age", "slot")
 
 AGES = (
@@ -37,6 +40,15 @@ AGES = (
 )
 
 
+def check_length(text: str) -> None:
+    """Raise ``ValidationError`` for a text of too many bytes."""
+    size = len(text.encode("utf-8", "replace"))
+    if size > LONGEST_TEXT:
+        raise forms.ValidationError(
+            _("At most %(limit)d bytes, got %(size)d."), params={"limit": LONGEST_TEXT, "size": size}
+        )
+
+
 class FilterForm(forms.Form):
     """Fields that a list of this topic and state can be filtered by; the others are not there."""
 
@@ -44,13 +56,15 @@ class FilterForm(forms.Form):
         label=_("Text"),
         required=False,
         strip=False,
-        max_length=200,
+        max_length=LONGEST_TEXT,
+        validators=[check_length],
         widget=forms.TextInput(attrs={"type": "search", "placeholder": _("in body, key or error")}),
     )
     error = forms.CharField(
         label=_("Error class"),
         required=False,
-        max_length=200,
+        max_length=LONGEST_TEXT,
+        validators=[check_length],
         widget=forms.TextInput(attrs={"placeholder": "ValueError"}),
     )
     age = forms.ChoiceField(label=_("Age"), required=False, choices=AGES)

@@ -26,13 +26,12 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_rmq import operations as ops
 from django_rmq.admin import trends
 from django_rmq.admin.acts import ACTS, Act, Chosen, named_acts, sweeping_acts
 from django_rmq.admin.bodies import show_body, summary, visible
 from django_rmq.admin.dashboard import dashboard
 from django_rmq.admin.figures import Places, Row, Tab, Trouble, row_of
-from django_rmq.admin.filters import PARAMETERS, FilterForm
+from django_rmq.admin.filters import LONGEST_TEXT, PARAMETERS, FilterForm
 from django_rmq.admin.forms import BodyForm, SendForm
 from django_rmq.admin.words import (
     DID,
@@ -49,6 +48,7 @@ from django_rmq.exceptions import (
     CallerError,
     ConfigurationError,
     InvalidMessage,
+    InvalidRequest,
     LostRace,
     MessageGone,
     NotPermitted,
@@ -73,6 +73,11 @@ COUNT_SECONDS = 1.0
 """How long is counted for a question; then it says “at least”."""
 
 SLOTS_SHOWN = 256
+_LONGEST_BACK = {"tab": 20, "cursor": 512, "hours": 20, "first": 20} | {
+    name: LONGEST_TEXT if name in ("text", "error") else 20 for name in PARAMETERS
+}
+"""Bytes of the longest parameters of a list: with them a link to a message stays short enough for any web server."""
+
 LONGEST_ID = 1_200
 """Characters of the longest id: 512 bytes of member are 683 of them."""
 
@@ -246,7 +251,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "tab": tab,
             "tabs": self._tabs(row, tab),
             "urls": places,
-            "back": request.GET.urlencode(),
+            "back": _back(request.GET.urlencode()),
             "may": {
                 "send": operations.actor.may(Permission.SEND),
                 "pause": operations.actor.may(Permission.PAUSE),
@@ -325,9 +330,8 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return FilterForm(topic, state, may_search=may_search(operations.actor, topic), data=data)
 
     def _line(self, topic: Topic, copy: Copy, request: HttpRequest) -> dict[str, Any]:
-        shown_id = self._id(copy)
         if copy.raw is None:
-            line = _("%(size)s bytes, %(id)s") % {"size": copy.size, "id": shown_id.rpartition(".")[2]}
+            line = _("%(size)s bytes, %(id)s") % {"size": copy.size, "id": copy.id.rpartition("~")[2][:16]}
         elif copy.key is not None:
             line = f"{visible(copy.key)}  {summary(topic, copy.raw)}"
         else:
@@ -335,21 +339,14 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         error = copy.error.partition("\n")[0][:200] if not is_redacted(topic) else ""
         return {
             "copy": copy,
-            "id": shown_id,
+            "id": copy.id,
             "summary": line or _("(empty)"),
             "error": visible(error or copy.error_class),
             "reason": REASONS.get(copy.failed, copy.failed),
             "mark": MARKS.get(copy.mark, copy.mark),
-            "url": self.url("message", quote(topic.name), shown_id)
-            + f"?{urlencode({'back': request.GET.urlencode()})}",
+            "url": self.url("message", quote(topic.name), copy.id)
+            + f"?{urlencode({'back': _back(request.GET.urlencode())})}",
         }
-
-    @staticmethod
-    def _id(copy: Copy) -> str:
-        """Return the id to show: where bodies are redacted, one that does not hold the body."""
-        if copy.member is None or not is_redacted(copy.topic):
-            return copy.id
-        return ops.copy_id(copy.slot, copy.state, copy.score, copy.member, hidden=True)
 
     def _slots(self, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
         first = _number(request.GET.get("first")) // SLOTS_SHOWN * SLOTS_SHOWN
@@ -451,9 +448,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         status = 200
         try:
             copies = operations.get(topic.name, _short(message_id))
-        except (MessageGone, CallerError) as error:
-            if isinstance(error, NotPermitted):
-                raise
+        except (MessageGone, InvalidRequest):
             copies, status = [], 404
         back = _back(request.GET.get("back"))
         places = self.places(topic.name)
@@ -475,7 +470,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         )
 
     def _copy(self, operations: Operations, copy: Copy, back: str) -> dict[str, Any]:
-        topic, shown_id = copy.topic, self._id(copy)
+        topic = copy.topic
         redacted = is_redacted(topic)
         may_edit = all(
             operations.actor.may(one) for one in (Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
@@ -484,7 +479,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         error = visible(copy.error)
         return {
             "copy": copy,
-            "id": shown_id,
+            "id": copy.id,
             "state": copy.state,
             "state_name": STATES[copy.state],
             "state_note": STATE_NOTES[copy.state],
@@ -501,10 +496,10 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 {"name": act.name, "label": act.label, "first": act.name == "replay"}
                 for act in named_acts(operations, topic, copy.state)
             ],
-            "edit_url": f"{self.url('edit', quote(topic.name), shown_id)}?{query}"
+            "edit_url": f"{self.url('edit', quote(topic.name), copy.id)}?{query}"
             if copy.state == "dead" and may_edit
             else "",
-            "raw_url": f"{self.url('raw', quote(topic.name), shown_id)}?{query}"
+            "raw_url": f"{self.url('raw', quote(topic.name), copy.id)}?{query}"
             if copy.raw is not None and not redacted
             else "",
         }
@@ -517,7 +512,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied(f"the bodies of topic {topic.name} are redacted")
         try:
             copies = self.operations(request).get(topic.name, _short(message_id))
-        except (MessageGone, CallerError) as error:
+        except (MessageGone, InvalidRequest) as error:
             raise Http404(str(error)) from error
         wanted = [copy for copy in copies if copy.state == request.GET.get("state")] or copies
         response = HttpResponse(wanted[0].raw or b"", content_type="text/plain; charset=utf-8")
@@ -547,7 +542,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         else:
             try:
                 copies = operations.get(topic.name, _short(message_id))
-            except (MessageGone, CallerError):
+            except (MessageGone, InvalidRequest):
                 copies = []
             dead = next((copy for copy in copies if copy.state == "dead"), None)
             if dead is None:
@@ -705,7 +700,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         rate = chosen.answer("rate")
         # A search begins anew with each request: longer and longer ones come to an end.
         number = min(_number(request.POST.get("slice")), LONGEST_SLICE)
-        seconds = SLICE_SECONDS * (1 << number if chosen.wanted.needle else 1)
+        seconds = SLICE_SECONDS * (1 << number if chosen.wanted.search else 1)
         limits = Limits(messages=left, seconds=seconds, rate=rate)
         progress = act.sweep(operations, chosen, limits, False).result()
         outcomes = dict(before)
@@ -877,7 +872,11 @@ def _short(message_id: str) -> str:
 def _back(text: str | None) -> str:
     """Return the query string to go back to, with the parameters that a list has and no others."""
     given = QueryDict((text or "")[:4000])
-    known = {name: given[name] for name in ("tab", "cursor", "hours", "first", *PARAMETERS) if name in given}
+    known = {
+        name: given[name]
+        for name, longest in _LONGEST_BACK.items()
+        if name in given and len(given[name].encode("utf-8", "replace")) <= longest
+    }
     return urlencode(known)
 
 

@@ -61,6 +61,7 @@ OUTCOMES: Mapping[str, Text] = {
     "refused": gettext_lazy("refused"),
     "failed": gettext_lazy("failed"),
     "gone": gettext_lazy("not there any more"),
+    "not_found": gettext_lazy("not found near their place: load the list again"),
     "stored": gettext_lazy("stored"),
     "replaced": gettext_lazy("replaced"),
     "superseded": gettext_lazy("stored, in place of a retry"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rest_framework import serializers
@@ -26,7 +26,6 @@ from django_rmq.operations import (
     SlotsFigures,
     TopicFigures,
     WorkerFigures,
-    copy_id,
 )
 from django_rmq.operations.deliveries import Settled
 from django_rmq.operations.health import Health
@@ -294,19 +293,16 @@ class CopiesAnswer(Answer):
 def copy(one: Copy) -> dict[str, Any]:
     """Return one copy of a message, as far as it may be seen."""
     redacted = one.raw is not None and is_redacted(one.topic)
-    shown_id, error = one.id, one.error
+    error = one.error
     if one.raw is None:
         body, encoding = None, "hidden"
     elif redacted:
         body, encoding = _formatted(one.topic, one.raw)
         error = ""
-        if one.member is not None:
-            # A plain id holds the member, which may be the body.
-            shown_id = copy_id(one.slot, one.state, one.score, one.member, hidden=True)
     else:
         body, encoding = body_of(one.topic, one.raw)
     return {
-        "id": shown_id,
+        "id": one.id,
         "state": one.state,
         "slot": one.slot,
         "at_ms": one.at_ms,
@@ -360,12 +356,14 @@ class SendsAnswer(Answer):
     outcomes = serializers.DictField(child=serializers.IntegerField(), help_text="Status → how many")
 
 
-def sends(results: Sequence[SendResult], outcomes: Mapping[str, int]) -> dict[str, Any]:
-    """Return what became of a send."""
+def sends(
+    results: Sequence[SendResult], outcomes: Mapping[str, int], id_of: Callable[[SendResult], str]
+) -> dict[str, Any]:
+    """Return what became of a send; ``id_of``: the ids that the sender may use."""
     return {
         "results": [
             {
-                "id": one.id,
+                "id": id_of(one),
                 "slot": one.slot,
                 "status": one.status,
                 "score": int(one.score) if one.score == one.score else None,
@@ -449,7 +447,7 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
         body, encoding = body_of(one.topic, one.raw)
         found.append(
             {
-                "id": _delivered_id(one),
+                "id": deliveries.id(one),
                 "slot": one.slot,
                 "receipt": deliveries.receipt(one),
                 "delivery": one.receipt,
@@ -461,11 +459,6 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
             }
         )
     return {"messages": found, "timeout": declared.timeout, "next_slot": next_slot}
-
-
-def _delivered_id(message: Message) -> str:
-    # A long member is found by its digest among what is in flight, whatever its score is by then.
-    return copy_id(message.slot, "prepare", 0.0, message.delivery.member)
 
 
 class SettledAnswer(Answer):

@@ -62,7 +62,7 @@ class MessagesQuery(FilterFields):
     """Which page of which messages."""
 
     state = serializers.ChoiceField(STATES, default="store")
-    cursor = serializers.CharField(required=False, max_length=4_096)
+    cursor = serializers.CharField(required=False, max_length=512)
     page_size = serializers.IntegerField(required=False, min_value=1, max_value=LONGEST_PAGE)
     order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="By score")
 

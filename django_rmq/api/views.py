@@ -31,11 +31,12 @@ from django_rmq.exceptions import (
     InvalidMessage,
     MessageGone,
     NotPermitted,
+    OperationRefused,
     TopicFull,
     UnknownTopic,
 )
 from django_rmq.messages import Topic
-from django_rmq.operations import Actor, Done, Limits, Operations, Permission
+from django_rmq.operations import Actor, Done, Limits, Operations, Permission, not_found
 from django_rmq.operations.deliveries import Outcome, Settled
 from django_rmq.operations.health import Health
 from django_rmq.operations.health import Limits as HealthLimits
@@ -286,7 +287,7 @@ class MessagesView(RmqView):
         outcomes = results.counts()
         if outcomes["refused"] == len(results):
             raise TopicFull(f"topic {topic.name} is full: MAX_BACKLOG is reached where this was to go")
-        return shown.sends(results, outcomes)
+        return shown.sends(results, outcomes, operations.sent_id)
 
 
 def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
@@ -318,6 +319,8 @@ def _outcome(done: Done, message_id: str, good: Mapping[str, int]) -> Response:
     (word,) = done.found.values()
     if word == "gone":
         raise MessageGone(f"there is no message {message_id[:80]} (any more)")
+    if word == "not_found":
+        raise OperationRefused(not_found(message_id))
     if word not in good:
         raise errors.Conflict(f"The message is {word.replace('_', ' ')}: this is not for it.", word)
     return Response({"id": message_id, "outcome": word}, status=good[word])

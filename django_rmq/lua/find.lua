@@ -12,26 +12,42 @@
 -- ARGV[6] limit         matches at most
 -- ARGV[7] max_bytes     read at most about this much
 -- ARGV[8] scan          entries to look at, at most
--- ARGV[9] text          in the member, the envelope or the record
--- ARGV[10] now
+-- ARGV[9] text
+-- ARGV[10] where        anywhere: in the member, the envelope or the record; error: the class of the last error, or its last part
+-- ARGV[11] now
 --
 -- Returns {end, found} | {more, found, score, member}     found: {member, score, envelope or nil, record or nil, ...}
 local set, records, body = KEYS[1], KEYS[2], KEYS[3]
 local descending, lowest, highest = ARGV[1] == 'descending', ARGV[2], ARGV[3]
 local after_score, after_member, limit, max_bytes = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
-local scan, text, now = math.min(tonumber(ARGV[8]), 1000), ARGV[9], ARGV[10]
+local scan, text, anywhere, now = math.min(tonumber(ARGV[8]), 1000), ARGV[9], ARGV[10] == 'anywhere', ARGV[11]
 -- include: _types
 local wrong = mistyped('zset', set) or mistyped('hash', records, body)
 if wrong then return wrong end
 -- include: _after
 -- include: _rows
+-- Nothing else is compared: whoever may look for a class of errors may not search bodies, nor what errors say.
+local function is_of_class(record)
+  local head = string.match(record or '', '^%S+ %d+ %d+ %d+ %S+[^\n]*\n')
+  if not head then return false end
+  local length = string.match(head, '^%S+ %d+ %d+ %d+ %S+ (%d+) [01]\n$') or 1024
+  local line = string.match(string.sub(record, #head + 1, #head + tonumber(length)), '^[^:\n]*')
+  local class = string.match(line, '^%s*([A-Za-z_][A-Za-z0-9_.<>]*)%s*$')
+  return class and #class <= 200 and (class == text or string.sub(class, -#text - 1) == '.' .. text)
+end
+
+local function is_meant(member, envelope, record)
+  if not anywhere then return is_of_class(record) end
+  return string.find(member, text, 1, true) or (envelope and string.find(envelope, text, 1, true))
+    or (record and string.find(record, text, 1, true))
+end
+
 local rows = rows_from(set, descending, lowest, highest, after_score, after_member, scan + 1)
 local found, bytes, matches = {}, 0, 0
 for i = 1, math.min(#rows, scan * 2), 2 do
   local member = rows[i]
   local envelope, record = redis.call('HGET', body, member), redis.call('HGET', records, member)
-  if string.find(member, text, 1, true) or (envelope and string.find(envelope, text, 1, true))
-    or (record and string.find(record, text, 1, true)) then
+  if is_meant(member, envelope, record) then
     matches = matches + 1
     found[#found + 1], found[#found + 2] = member, rows[i + 1]
     found[#found + 1], found[#found + 2] = envelope, record

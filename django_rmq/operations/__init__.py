@@ -43,7 +43,7 @@ from django_rmq.messages import (
 )
 from django_rmq.operations import figures, health, quotas, sweeps
 from django_rmq.operations.actors import Actor, Permission, record
-from django_rmq.operations.copies import STATES, Copy, Identity, copy_id, digest, from_look, identify
+from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.deliveries import Deliveries
 from django_rmq.operations.figures import (
     Flow,
@@ -56,25 +56,31 @@ from django_rmq.operations.figures import (
     WorkerFigures,
 )
 from django_rmq.operations.health import Health
+from django_rmq.operations.ids import (
+    ALL_ROUNDS,
+    ROUNDS,
+    STATES,
+    Found,
+    Identity,
+    find_members,
+    id_of,
+    identify,
+)
 from django_rmq.operations.listing import (
     LONGEST_PAGE,
     Filter,
     Listing,
     Order,
+    Shown,
     first_page_order,
     read_page,
-    seal,
-    unseal,
 )
-from django_rmq.operations.redaction import require_search
+from django_rmq.operations.redaction import may_search, require_search
 from django_rmq.operations.sweeps import Limits, Progress, Run
 from django_rmq.producer import check_fixed_time, check_priority, score_at_once
 
 MAX_IDS = 1_000
 """Messages that may be named one by one in one call."""
-
-LOOKED_THROUGH = 50_000
-"""Entries of one score that are looked through for a member that an id names by its digest."""
 
 EVENTS_SECONDS = 0.5
 """How long one look for events waits for the first."""
@@ -180,28 +186,30 @@ class Operations:
         if descending is None:
             descending = first_page_order(topic, state)
         order = Order(topic, state, descending, wanted)
-        after = unseal(order, cursor) if cursor else None
-        broker = self.broker
-        copies, place, scanned, problems = read_page(
-            broker, order, after=after, limit=limit, now_ms=broker.now_ms(), hidden=self._hidden
-        )
-        return Listing(copies, "" if place is None else seal(order, place), scanned, problems)
+        broker, shown = self.broker, Shown(self._hidden, self._seals(topic))
+        return read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=shown)
 
     def get(self, name: str, message_id: str) -> list[Copy]:
         """Return all copies of a message: where it waits, runs, rests, is claimed or lies dead, in this order.
 
-        Raises ``MessageGone`` if there is none, and ``InvalidRequest`` for what is no id.
+        Their id is the one that was given. Raises ``MessageGone`` if there is none, ``OperationRefused`` if it was not
+        found though it may be there, and ``InvalidRequest`` for what is no id.
         """
         self.actor.require(Permission.VIEW)
         topic = self._topic(name)
-        identity = identify(topic, message_id)
-        member = self._member(topic, identity)
+        identity, member = self._find_one(topic, message_id)
         if member is not None:
             (looked,) = self.broker.look(topic, identity.slot, [member])
-            copies = list(from_look(topic, identity.slot, member, looked, hidden=self._hidden))
+            copies = list(from_look(topic, identity.slot, member, looked, message_id, hidden=self._hidden))
             if copies:
                 return copies
         raise MessageGone(f"topic {topic.name} has no message {message_id[:80]} (any more)")
+
+    def sent_id(self, result: SendResult) -> str:
+        """Return the id of a message that the actor has sent: one that ``get`` and the acts take from it."""
+        self.actor.require(Permission.SEND)
+        topic = self.config.topic(result.topic)
+        return id_of(topic, result.slot, result.member, "store", result.score, sealed=self._seals(topic))
 
     def health(
         self, limits: health.Limits, names: Iterable[str] | None = None, *, patience: float = 0.0
@@ -279,7 +287,8 @@ class Operations:
         """Send dead messages again, with their full budget of retries.
 
         Outcomes: ``replayed``; ``merged`` (it waits already, and the dead copy is gone); where it is not dead (any
-        more), what it is instead: ``waiting``, ``retry``, ``in_flight`` or ``gone``.
+        more), what it is instead: ``waiting``, ``retry``, ``in_flight`` or ``gone``. Of all acts on named messages:
+        ``not_found``, where it may be there, but was not found near the place that a sealed id says.
         """
         self.actor.require(Permission.REPLAY)
         topic = self._topic(name)
@@ -298,9 +307,8 @@ class Operations:
         """
         self.actor.require(Permission.REPLAY, Permission.EDIT)
         topic = self._topic(name)
-        identity = identify(topic, message_id)
         encode_body(topic, body)
-        member = self._member(topic, identity)
+        identity, member = self._find_one(topic, message_id)
         word = "gone"
         if member is not None:
             (looked,) = self.broker.look(topic, identity.slot, [member])
@@ -492,32 +500,29 @@ class Operations:
             require_search(self.actor, topic)
         return wanted
 
-    def _member(self, topic: Topic, identity: Identity) -> bytes | None:
-        """Return the member that an id means; None: it is not where the id says."""
-        if identity.member is not None:
-            return identity.member
-        after, seen = None, 0
-        while seen < LOOKED_THROUGH:
-            page = self.broker.peek(
-                topic,
-                identity.slot,
-                identity.state,
-                after=after,
-                limit=500,
-                min_score=identity.score,
-                max_score=identity.score,
-            )
-            for entry in page.entries:
-                if digest(entry.member) == identity.digest:
-                    return entry.member
-            seen += len(page.entries)
-            after = page.cursor
-            if after is None:
-                return None
-        raise OperationRefused(
-            f"more than {LOOKED_THROUGH} messages of slot {identity.slot} have the score {identity.score:.17g}: "
-            "the one that is meant cannot be found among them"
-        )
+    def _seals(self, topic: Topic) -> bool:
+        """Return whether the ids that the actor gets must not hold the message, as those that it gives must not."""
+        return not may_search(self.actor, topic)
+
+    def _identify(self, topic: Topic, text: str) -> Identity:
+        """Return what an id says. To whoever may not see what is stored, one that holds it names nothing."""
+        identity = identify(topic, text)
+        if identity.member is not None and self._seals(topic):
+            # Else a guess of a body could be made an id, and the answer would tell whether it is right.
+            return Identity(identity.slot, None)
+        return identity
+
+    def _find(self, topic: Topic, identities: Iterable[Identity]) -> Found:
+        rounds = ALL_ROUNDS if self.actor.permits is None else ROUNDS
+        return find_members(self.broker, topic, identities, rounds=rounds)
+
+    def _find_one(self, topic: Topic, message_id: str) -> tuple[Identity, bytes | None]:
+        """Return what one id says, and the member that it means. Raises ``OperationRefused`` if that was not found."""
+        identity = self._identify(topic, message_id)
+        found = self._find(topic, [identity])
+        if identity in found.unseen:
+            raise OperationRefused(not_found(message_id))
+        return identity, found.members.get(identity)
 
     def _act(
         self,
@@ -530,8 +535,9 @@ class Operations:
         """Do something to named messages, and record what came of it; nothing is done if one id is none."""
         if len(ids) > MAX_IDS:
             raise InvalidRequest(f"at most {MAX_IDS} messages can be named at once, got {len(ids)}")
-        identities = {one: identify(topic, one) for one in ids}
-        members = {one: self._member(topic, identity) for one, identity in identities.items()}
+        identities = {one: self._identify(topic, one) for one in ids}
+        sought = self._find(topic, identities.values())
+        members = {one: sought.members.get(identity) for one, identity in identities.items()}
         by_slot: defaultdict[int, dict[bytes, str]] = defaultdict(dict)
         found = dict.fromkeys(identities, "gone")
         for one, member in members.items():
@@ -549,11 +555,13 @@ class Operations:
             found |= words
         if error is None:
             self._say_where(topic, act, identities, members, found)
-        # Two ids, a short one and one by digest, may name one message: it was done once.
+        # Two ids may name one message: it was done once.
         for one, member in members.items():
             if member is not None:
                 found[one] = found[by_slot[identities[one].slot].get(member, one)]
-        if error is not None and not set(found.values()) - {"gone"}:
+            elif identities[one] in sought.unseen:
+                found[one] = "not_found"
+        if error is not None and not set(found.values()) - {"gone", "not_found"}:
             raise error
         self._record(act, topic.name, Counter(found.values()), f"{len(ids)} chosen")
         if error is not None:
@@ -702,6 +710,14 @@ def _edited(topic: Topic, looked: Looked, dead: Copy, body: Any, now_ms: int) ->
     return encode_envelope(envelope)
 
 
+def not_found(message_id: str) -> str:
+    """Say that a message was not found, though it may be there."""
+    return (
+        f"the message {message_id[:80]} was not found near its place, nor among the last of each state of its slot. "
+        "It may have moved: load the list again"
+    )
+
+
 def _new_score(topic: Topic, due: datetime | int | None, priority: int | None) -> int:
     if topic.is_priority:
         if due is not None or priority is None:
@@ -735,6 +751,6 @@ __all__ = [
     "SlotsFigures",
     "TopicFigures",
     "WorkerFigures",
-    "copy_id",
     "identify",
+    "not_found",
 ]

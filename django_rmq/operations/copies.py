@@ -1,21 +1,13 @@
-"""What people see of a message: one copy of it in one state, and the id by which they name it.
-
-An id is ``<slot>.<base64url(member)>``. Where the member has more than 512 bytes, or may not be seen, it is
-``<slot>.<state>.<score>.<sha256[:16]>``: such a message is looked for at that score only.
-"""
+"""What people see of a message: one copy of it in one state."""
 
 from __future__ import annotations
 
-import binascii
-import hashlib
 import math
 import re
-from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django_rmq.exceptions import InvalidRequest
 from django_rmq.messages import (
     Death,
     Entry,
@@ -24,67 +16,9 @@ from django_rmq.messages import (
     Topic,
     decode_body,
     decode_envelope,
-    message_id,
 )
 
-STATES = ("store", "prepare", "retry", "dead", "claim")
-LONGEST_MEMBER = 512
-"""A member of more bytes is named by its digest."""
-
-_DIGEST = re.compile(r"(store|prepare|retry|dead|claim)\.(.+)\.([0-9a-f]{16})", re.ASCII)
 _ERROR_CLASS = re.compile(r"[^\W\d][\w.<>]*", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What an id says: the slot, and the member or where to look for it."""
-
-    slot: int
-    member: bytes | None
-    """None: look for ``digest`` among the members of ``state`` at ``score``."""
-    state: str = ""
-    score: float = math.nan
-    digest: str = ""
-
-
-def digest(member: bytes) -> str:
-    """Return the part of an id that stands for a member that is not in it."""
-    return hashlib.sha256(member).hexdigest()[:16]
-
-
-def copy_id(slot: int, state: str, score: float, member: bytes, *, hidden: bool = False) -> str:
-    """Return the id of a copy. ``hidden``: without the member, which may be the body itself."""
-    if len(member) <= LONGEST_MEMBER and not hidden:
-        return message_id(slot, member)
-    return f"{slot}.{state}.{score:.17g}.{digest(member)}"
-
-
-def identify(topic: Topic, text: str) -> Identity:
-    """Return what an id says. Raises ``InvalidRequest`` for what is none of ``topic``."""
-    head, dot, rest = text.partition(".")
-    if not (dot and head.isdecimal() and head.isascii() and len(head) <= 7):
-        raise InvalidRequest(f"{_shown(text)} is no message id: it must begin with a slot and a dot")
-    slot = int(head)
-    if slot >= topic.slots:
-        raise InvalidRequest(
-            f"{_shown(text)} is no message id of topic {topic.name}: it has {topic.slots} slots"
-        )
-    by_digest = _DIGEST.fullmatch(rest)
-    if by_digest:
-        try:
-            score = float(by_digest[2])
-        except ValueError:
-            score = math.nan
-        if math.isnan(score):
-            raise InvalidRequest(f"{_shown(text)} is no message id: {by_digest[2][:40]!r} is no score")
-        return Identity(slot, None, by_digest[1], score, by_digest[3])
-    try:
-        member = urlsafe_b64decode(rest + "=" * (-len(rest) % 4))
-    except (binascii.Error, ValueError):
-        member = b""
-    if message_id(slot, member).partition(".")[2] != rest:
-        raise InvalidRequest(f"{_shown(text)} is no message id: what follows the slot is not base64url")
-    return Identity(slot, member)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +73,10 @@ class Copy:
         return self.state == "store" and _is_retry(self.topic, self.score)
 
 
-def from_entry(topic: Topic, slot: int, state: str, entry: Entry, *, hidden: bool = False) -> Copy:
-    """Return the copy that peek or find listed. ``hidden``: without anything of its content."""
+def from_entry(
+    topic: Topic, slot: int, state: str, entry: Entry, name: str = "", *, hidden: bool = False
+) -> Copy:
+    """Return the copy that peek or find listed, with ``name`` as its id. ``hidden``: without anything of its content."""
     member, score, envelope, record = entry
     death = _death(record) if state == "dead" else None
     failure = _failure(record) if state in ("store", "retry", "claim") else None
@@ -162,7 +98,7 @@ def from_entry(topic: Topic, slot: int, state: str, entry: Entry, *, hidden: boo
     error = "" if known is None else known.error.decode("utf-8", "replace")
     return Copy(
         topic=topic,
-        id=copy_id(slot, state, score, member, hidden=hidden),
+        id=name,
         slot=slot,
         state=state,
         score=score,
@@ -189,9 +125,9 @@ def from_entry(topic: Topic, slot: int, state: str, entry: Entry, *, hidden: boo
 
 
 def from_look(
-    topic: Topic, slot: int, member: bytes, looked: Looked, *, hidden: bool = False
+    topic: Topic, slot: int, member: bytes, looked: Looked, name: str = "", *, hidden: bool = False
 ) -> Iterator[Copy]:
-    """Yield the copies that there are of a member."""
+    """Yield the copies that there are of a member, with ``name`` as their id."""
     records = {
         "store": looked.failure,
         "prepare": looked.in_flight,
@@ -204,7 +140,7 @@ def from_look(
         if score is not None:
             envelope = looked.claimed_envelope if state == "claim" else looked.envelope
             entry = Entry(member, score, envelope, record)
-            yield from_entry(topic, slot, state, entry, hidden=hidden)
+            yield from_entry(topic, slot, state, entry, name, hidden=hidden)
 
 
 def error_class(error: str) -> str:
@@ -276,18 +212,4 @@ def _retries_left(topic: Topic, state: str, score: float) -> int | None:
     return None
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
-
-
-__all__ = [
-    "STATES",
-    "Copy",
-    "Identity",
-    "copy_id",
-    "digest",
-    "error_class",
-    "from_entry",
-    "from_look",
-    "identify",
-]
+__all__ = ["Copy", "error_class", "from_entry", "from_look"]

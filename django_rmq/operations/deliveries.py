@@ -10,7 +10,6 @@ A **receipt** stands for one delivery of one slot. Whoever has it may settle wha
 
 from __future__ import annotations
 
-import hmac
 import logging
 import random
 import time
@@ -21,14 +20,14 @@ from itertools import chain, islice
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from django.utils.crypto import salted_hmac
+from django.core.signing import BadSignature, Signer
 
 from django_rmq.broker import BATCH, Broker
 from django_rmq.consumer.executor import chosen_delay
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
 from django_rmq.messages import Delivery, Failure, Message, Topic
 from django_rmq.operations.actors import Actor
-from django_rmq.operations.copies import Identity, digest, identify
+from django_rmq.operations.ids import ALL_ROUNDS, Identity, find_members, id_of, identify
 
 logger = logging.getLogger("django_rmq.operations")
 
@@ -296,6 +295,10 @@ class Deliveries:
         """Return the receipt of a message that was taken."""
         return _sealed(message.topic.name, message.slot, message.receipt)
 
+    def id(self, message: Message) -> str:
+        """Return the id by which a message that was taken is settled; a consumer may know what it holds."""
+        return id_of(message.topic, message.slot, message.delivery.member, sealed=False)
+
     def commit(self, settled: Sequence[Settled]) -> list[str]:
         """End deliveries with success. Answers ok or stale (the delivery has ended already) for each."""
         return self._settle("commit", settled)
@@ -319,10 +322,16 @@ class Deliveries:
             raise InvalidRequest(f"at most {BATCH} deliveries can be settled at once, got {len(settled)}")
         topic, words = self._topic, ["stale"] * len(settled)
         groups: defaultdict[tuple[int, int], dict[bytes, int]] = defaultdict(dict)
-        for index, one in enumerate(settled):
-            identity = identify(topic, one.id)
-            receipt = _unsealed(topic.name, identity.slot, one.receipt)
-            member = None if receipt is None else self._member(identity, receipt)
+        identities = [replace(identify(topic, one.id), place=None) for one in settled]
+        receipts = [
+            _unsealed(topic.name, identity.slot, one.receipt)
+            for identity, one in zip(identities, settled, strict=True)
+        ]
+        named = self._members(
+            identity for identity, receipt in zip(identities, receipts, strict=True) if receipt is not None
+        )
+        for index, (identity, receipt) in enumerate(zip(identities, receipts, strict=True)):
+            member = named.get(identity)
             if receipt is not None and member is not None:
                 groups[identity.slot, receipt].setdefault(member, index)
         pipeline = self._broker.pipeline()
@@ -354,20 +363,10 @@ class Deliveries:
         except ServerTrouble:
             logger.warning("The limits of topic %s could not be told what has ended", topic.name)
 
-    def _member(self, identity: Identity, receipt: int) -> bytes | None:
-        """Return the member that an id means; a long one is looked for among what is in flight."""
-        if identity.member is not None:
-            return identity.member
-        after = None
-        while True:
-            page = self._broker.peek(self._topic, identity.slot, "prepare", after=after, limit=500)
-            for entry in page.entries:
-                is_ours = (entry.record or b"").startswith(b"%d " % receipt)
-                if is_ours and digest(entry.member) == identity.digest:
-                    return entry.member
-            after = page.cursor
-            if after is None:
-                return None
+    def _members(self, identities: Iterable[Identity]) -> dict[Identity, bytes]:
+        """Return the members that ids mean; long ones are looked for among what is in flight."""
+        found = find_members(self._broker, self._topic, identities, rounds=ALL_ROUNDS, states=("prepare",))
+        return found.members
 
     def _failures(self, slot: int, failed: dict[bytes, Outcome]) -> list[Failure]:
         topic, found = self._topic, []
@@ -412,22 +411,30 @@ def _lease_ms(topic: Topic) -> int:
     return topic.timeout * 1000 + 1000
 
 
+_SIGNER_SALT = "django_rmq.operations.deliveries"
+
+
 def _sealed(topic: str, slot: int, receipt: int) -> str:
-    return f"{receipt}.{_mark(topic, slot, receipt)}"
+    return f"{receipt}.{Signer(salt=_SIGNER_SALT).signature(_signed(topic, slot, receipt))}"
 
 
 def _unsealed(topic: str, slot: int, text: str) -> int | None:
-    """Return the number in a receipt; None: it is none of this slot. Raises ``InvalidRequest`` for what is no receipt."""
+    """Return the number in a receipt; None: it is none of this slot. Raises ``InvalidRequest`` for what is no receipt.
+
+    A receipt that was signed with a key of SECRET_KEY_FALLBACKS is good.
+    """
     number, dot, mark = text.partition(".")
     if not (dot and number.isdecimal() and number.isascii() and len(number) <= 16):
         raise InvalidRequest(f"{text[:60]!r} is no receipt")
-    known = hmac.compare_digest(mark.encode("utf-8", "replace"), _mark(topic, slot, int(number)).encode())
-    return int(number) if known else None
+    try:
+        Signer(salt=_SIGNER_SALT).unsign(f"{_signed(topic, slot, int(number))}:{mark}")
+    except BadSignature:
+        return None
+    return int(number)
 
 
-def _mark(topic: str, slot: int, receipt: int) -> str:
-    text = f"{topic} {slot} {receipt}"
-    return salted_hmac("django_rmq.operations.deliveries", text, algorithm="sha256").hexdigest()[:20]
+def _signed(topic: str, slot: int, receipt: int) -> str:
+    return f"{topic} {slot} {receipt}"
 
 
 __all__ = ["LONGEST_WAIT", "Deliveries", "Held", "Outcome", "Settled"]

@@ -7,22 +7,18 @@ not an entry, so it stays good while entries come and go: what is there througho
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import math
-import secrets
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from django.utils.crypto import salted_hmac
-
+from django_rmq import sealing
 from django_rmq.broker import Broker
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.messages import Entry, Topic, TopicType
-from django_rmq.operations.copies import STATES, Copy, from_entry
+from django_rmq.messages import Area, Entry, Topic, TopicType
+from django_rmq.operations.copies import Copy, from_entry
+from django_rmq.operations.ids import ROUNDS, STATES, Identity, find_members, id_of
 
 BLOCK = 1_024
 """Slots that are listed in one order."""
@@ -37,6 +33,12 @@ PAGE_BYTES = 8_388_608
 """What one page reads, about."""
 
 LONGEST_PAGE = 1_000
+
+LONGEST_IN_CURSOR = 256
+"""Bytes of the longest member that a cursor holds; of a longer one it holds the beginning and the digest."""
+
+RANKS_AT_ONCE = 500
+"""Members that one script ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,14 @@ class Filter:
         return self == Filter()
 
     @property
-    def needle(self) -> bytes:
-        """What to look for in Redis: a superset of what is meant."""
-        return (self.text or self.error).encode("utf-8", "surrogateescape")
+    def search(self) -> dict[str, Any]:
+        """What Redis is to look for, as arguments of ``find``: a superset of what is meant; empty: there is no search.
+
+        A class of errors is compared with that of the last error alone: who may look for one may not search bodies.
+        """
+        if self.text:
+            return {"text": self.text.encode("utf-8", "surrogateescape")}
+        return {"text": self.error.encode("utf-8", "surrogateescape"), "where": "error"} if self.error else {}
 
     def as_of(self, state: str, seconds: float) -> Filter:
         """Return what a sweep that began so many seconds ago still means of a state.
@@ -200,33 +207,87 @@ class _Feed:
             self.frontier = (sign * float(cursor[0]), self.slot)
 
 
-def read_page(
-    broker: Broker, order: Order, *, after: Place | None, limit: int, now_ms: int, hidden: bool
-) -> tuple[list[Copy], Place | None, int, list[str]]:
-    """Return up to ``limit`` copies behind ``after``, where the next page begins, what was scanned, and problems."""
+class Shown(NamedTuple):
+    """What whoever reads a list may see."""
+
+    hidden: bool
+    """Nothing of the content."""
+    sealed: bool
+    """Ids that do not hold it."""
+
+
+def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: int, shown: Shown) -> Listing:
+    """Return up to ``limit`` copies behind ``cursor``. Raises ``InvalidRequest`` for one of another list."""
+    after = resume(broker, order, unseal(order, cursor)) if cursor else None
+    rows, place, scanned, problems = _read_rows(broker, order, after, limit, now_ms)
+    named = [
+        (slot, entry.member)
+        for slot, entry in rows
+        if shown.sealed or len(entry.member) > sealing.LONGEST_PLAIN
+    ]
+    if place is not None and len(place.member) > LONGEST_IN_CURSOR:
+        named.append((place.slot, place.member))
+    ranks = _ranks(broker, order, named)
+    copies = []
+    for slot, entry in rows:
+        rank = ranks.get((slot, entry.member))
+        name = id_of(order.topic, slot, entry.member, order.state, entry.score, rank, sealed=shown.sealed)
+        copies.append(from_entry(order.topic, slot, order.state, entry, name, hidden=shown.hidden))
+    following = "" if place is None else seal(order, place, ranks.get((place.slot, place.member)))
+    return Listing(copies, following, scanned, problems)
+
+
+def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> dict[tuple[int, bytes], int]:
+    """Return where messages stand among those of the same score, by slot and member, as far as they are still there."""
+    by_slot: dict[int, list[bytes]] = {}
+    for slot, member in dict.fromkeys(named):
+        by_slot.setdefault(slot, []).append(member)
+    if not by_slot:
+        return {}
+    pipeline = broker.pipeline()
+    asked = [
+        (slot, members[first : first + RANKS_AT_ONCE])
+        for slot, members in by_slot.items()
+        for first in range(0, len(members), RANKS_AT_ONCE)
+    ]
+    for slot, members in asked:
+        pipeline.ranks(order.topic, slot, order.state, members)
+    found: dict[tuple[int, bytes], int] = {}
+    for (slot, members), ranks in zip(asked, pipeline.execute(), strict=True):
+        if not isinstance(ranks, RmqError):
+            # What cannot be ranked any more is listed without a rank.
+            pairs = zip(members, ranks, strict=True)
+            found |= {(slot, member): rank for member, rank in pairs if rank is not None}
+    return found
+
+
+def _read_rows(
+    broker: Broker, order: Order, after: Place | None, limit: int, now_ms: int
+) -> tuple[list[tuple[int, Entry]], Place | None, int, list[str]]:
+    """Return up to ``limit`` entries with their slots, where the next page begins, what was scanned, and problems."""
     topic, wanted = order.topic, order.wanted
     block = after.block if after is not None else 0 if wanted.slot is None else wanted.slot // BLOCK
     blocks = math.ceil(topic.slots / BLOCK)
-    copies: list[Copy] = []
+    rows: list[tuple[int, Entry]] = []
     problems: list[str] = []
     scanned = 0
     for _ in range(BLOCKS_PER_PAGE):
         slots: Iterable[int] = range(block * BLOCK, min((block + 1) * BLOCK, topic.slots))
         if wanted.slot is not None:
             slots = [wanted.slot]
-        reader = _Block(broker, order, block, slots, after, now_ms, hidden)
-        found, after = reader.read(limit - len(copies), SCANNED_PER_PAGE - scanned)
-        copies += found
+        reader = _Block(broker, order, block, slots, after, now_ms)
+        found, after = reader.read(limit - len(rows), SCANNED_PER_PAGE - scanned)
+        rows += found
         problems += reader.problems
         scanned += reader.scanned
         if after is None:
             block += 1
             if wanted.slot is not None or block >= blocks:
-                return copies, None, scanned, problems
+                return rows, None, scanned, problems
             after = Place(block, -math.inf, -1, b"")
-        if len(copies) >= limit or scanned >= SCANNED_PER_PAGE or reader.bytes >= PAGE_BYTES:
+        if len(rows) >= limit or scanned >= SCANNED_PER_PAGE or reader.bytes >= PAGE_BYTES:
             break
-    return copies, after, scanned, problems
+    return rows, after, scanned, problems
 
 
 class _Block:
@@ -240,12 +301,10 @@ class _Block:
         slots: Iterable[int],
         after: Place | None,
         now_ms: int,
-        hidden: bool,
     ) -> None:
         self.broker = broker
         self.order = order
         self.block = block
-        self.hidden = hidden
         self.sign = -1 if order.descending else 1
         self.scanned = 0
         self.bytes = 0
@@ -271,10 +330,10 @@ class _Block:
         else:
             feed.bounds = max(low, math.nextafter(score, math.inf) if feed.slot < after.slot else score), high
 
-    def read(self, limit: int, budget: int) -> tuple[list[Copy], Place | None]:
-        """Return copies in order, and the place behind which to go on; None: the block is done."""
+    def read(self, limit: int, budget: int) -> tuple[list[tuple[int, Entry]], Place | None]:
+        """Return entries in order with their slots, and the place behind which to go on; None: the block is done."""
         self._fetch(self.feeds, limit, budget)
-        copies: list[Copy] = []
+        rows: list[tuple[int, Entry]] = []
         last: Place | None = None
         while True:
             behind = [(feed.frontier, feed) for feed in self.feeds if feed.frontier is not None]
@@ -283,30 +342,28 @@ class _Block:
             self._waiting.sort(key=lambda row: row[0])
             taken = 0
             for key, entry in self._waiting:
-                if len(copies) >= limit or (safe is not None and key > safe):
+                if len(rows) >= limit or (safe is not None and key > safe):
                     break
                 taken += 1
-                copies.append(
-                    from_entry(self.order.topic, key[1], self.order.state, entry, hidden=self.hidden)
-                )
+                rows.append((key[1], entry))
                 last = Place(self.block, *key, entry.member)
             del self._waiting[:taken]
             if safe is None and not self._waiting:
-                return copies, None
-            if len(copies) >= limit:
-                return copies, last
+                return rows, None
+            if len(rows) >= limit:
+                return rows, last
             if self.scanned >= budget or self.bytes >= PAGE_BYTES:
                 feed = next(feed for frontier, feed in behind if frontier == safe)
                 assert safe is not None
                 assert feed.after is not None
                 # Nothing before the frontier is left out, and all behind it comes with the next page.
-                return copies, Place(self.block, *safe, feed.after[1])
-            nearest = sorted(behind, key=lambda pair: pair[0])[: 2 * (limit - len(copies))]
-            self._fetch([feed for _, feed in nearest], limit - len(copies), budget)
+                return rows, Place(self.block, *safe, feed.after[1])
+            nearest = sorted(behind, key=lambda pair: pair[0])[: 2 * (limit - len(rows))]
+            self._fetch([feed for _, feed in nearest], limit - len(rows), budget)
 
     def _fetch(self, asked: Sequence[_Feed], missing: int, budget: int) -> None:
         """Ask slots for more, all in one round trip."""
-        topic, state, wanted = self.order.topic, self.order.state, self.order.wanted
+        topic, state, search = self.order.topic, self.order.state, self.order.wanted.search
         scan = max(20, min(1_000, (budget - self.scanned) // len(asked)))
         room = max(1_024, (PAGE_BYTES - self.bytes) // len(asked))
         pipeline = self.broker.pipeline()
@@ -319,8 +376,8 @@ class _Block:
                 "limit": min(500, 2 * missing // len(asked) + 2),
                 "max_bytes": room,
             }
-            if wanted.needle:
-                pipeline.find(topic, feed.slot, state, wanted.needle, scan=scan, **options)
+            if search:
+                pipeline.find(topic, feed.slot, state, scan=scan, **search, **options)
             else:
                 pipeline.peek(topic, feed.slot, state, **options)
         for feed, answer in zip(asked, pipeline.execute(), strict=True):
@@ -328,10 +385,10 @@ class _Block:
                 feed.frontier = None
                 self.problems.append(f"slot {feed.slot}: {answer}")
                 continue
-            entries = [entry for entry in answer.entries if not wanted.needle or self._is_meant(feed, entry)]
+            entries = [entry for entry in answer.entries if not search or self._is_meant(feed, entry)]
             self._waiting += [((self.sign * entry.score, feed.slot), entry) for entry in entries]
             self.bytes += sum(map(_size, answer.entries))
-            if wanted.needle:
+            if search:
                 # How many entries a search that reached the end has looked at is not said.
                 self.scanned += scan if answer.cursor is not None else scan // 4
             else:
@@ -347,48 +404,64 @@ def _size(entry: Entry) -> int:
     return len(entry.member) + len(entry.envelope or b"") + len(entry.record or b"")
 
 
-# --- cursors: sealed, for they hold a member, which may be a body that the reader may not see ---------
+# --- cursors: sealed, for they hold the beginning of a member, which may be a body that the reader may not see
 
 
-def seal(order: Order, place: Place) -> str:
-    """Return ``place`` as text that only this project can read, and only for the same list."""
-    text = f"{place.block} {place.score:.17g} {place.slot}\n".encode() + place.member
-    nonce = secrets.token_bytes(12)
-    hidden = bytes(a ^ b for a, b in zip(text, _stream(nonce, len(text)), strict=True))
-    return urlsafe_b64encode(nonce + _mark(order, nonce + hidden) + hidden).rstrip(b"=").decode()
+class _Mark(NamedTuple):
+    """What a cursor says of the place behind which a list goes on."""
+
+    place: Place
+    """With the member, or its beginning where it is long."""
+    digest: bytes = b""
+    """Of a long member."""
+    rank: int | None = None
+    """That it had among those of the same score."""
 
 
-def unseal(order: Order, cursor: str) -> Place:
-    """Return the place that ``seal`` wrote. Raises ``InvalidRequest`` for anything else."""
-    try:
-        raw = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-    except ValueError:
-        raw = b""
-    nonce, mark, hidden = raw[:12], raw[12:28], raw[28:]
-    if not hmac.compare_digest(mark, _mark(order, nonce + hidden)):
+def seal(order: Order, place: Place, rank: int | None = None) -> str:
+    """Return ``place`` as text of less than 512 characters that only this deployment can read, for the same list only."""
+    member, digest = place.member, b""
+    if len(member) > LONGEST_IN_CURSOR:
+        member, digest = member[:LONGEST_IN_CURSOR], sealing.digest(member)
+    head = f"{place.block} {place.score:.17g} {place.slot} {'-' if rank is None else rank} {len(digest)}\n"
+    return sealing.seal("cursor", order.context, head.encode() + digest + member)
+
+
+def unseal(order: Order, cursor: str) -> _Mark:
+    """Return what ``seal`` wrote. Raises ``InvalidRequest`` for anything else."""
+    text = sealing.unseal("cursor", order.context, cursor)
+    if text is None:
         raise InvalidRequest("the cursor is not one of this list: begin with the first page")
-    text = bytes(a ^ b for a, b in zip(hidden, _stream(nonce, len(hidden)), strict=True))
-    head, _, member = text.partition(b"\n")
-    block, score, slot = head.split(b" ")
-    return Place(int(block), float(score), int(slot), member)
+    head, _, rest = text.partition(b"\n")
+    block, score, slot, rank, length = head.decode().split(" ")
+    digest, member = rest[: int(length)], rest[int(length) :]
+    place = Place(int(block), float(score), int(slot), member)
+    return _Mark(place, digest, None if rank == "-" else int(rank))
 
 
-def _secret(purpose: str) -> bytes:
-    return salted_hmac("django_rmq.operations.listing", purpose, algorithm="sha256").digest()
+def resume(broker: Broker, order: Order, mark: _Mark) -> Place:
+    """Return the place of a cursor, with its whole member.
+
+    Where a long member is gone, the list goes on with the first that begins as it did: what is alike in its first 256
+    bytes, and of the same score, may be listed again, and nothing is left out.
+    """
+    place = mark.place
+    if not mark.digest:
+        return place
+    score = -place.score if order.descending else place.score
+    area = Area(order.state, score) if mark.rank is None else Area(order.state, score, mark.rank)
+    identity = Identity(place.slot, None, mark.digest, area)
+    found = find_members(broker, order.topic, [identity], rounds=ROUNDS, states=())
+    member = found.members.get(identity)
+    if member is not None:
+        return place._replace(member=member)
+    return place._replace(member=_behind(place.member)) if order.descending else place
 
 
-def _mark(order: Order, sealed: bytes) -> bytes:
-    return hmac.digest(_secret("mark"), len(order.context).to_bytes(4) + order.context + sealed, "sha256")[
-        :16
-    ]
-
-
-def _stream(nonce: bytes, length: int) -> bytes:
-    """Return bytes that nobody without the secret can tell from random ones (a keyed hash of a counter)."""
-    key, blocks = _secret("stream"), range(math.ceil(length / 64))
-    return b"".join(hashlib.blake2b(nonce + counter.to_bytes(8), key=key).digest() for counter in blocks)[
-        :length
-    ]
+def _behind(beginning: bytes) -> bytes:
+    """Return the first text behind all that begin so."""
+    cut = beginning.rstrip(b"\xff")
+    return cut[:-1] + bytes([cut[-1] + 1]) if cut else beginning + b"\xff" * LONGEST_IN_CURSOR
 
 
 __all__ = [
@@ -396,6 +469,7 @@ __all__ = [
     "Listing",
     "Order",
     "Place",
+    "Shown",
     "check_age",
     "first_page_order",
     "read_page",

@@ -6,7 +6,7 @@ what was sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from django.utils.module_loading import import_string
@@ -58,8 +58,7 @@ def format_body(topic: Topic, raw: bytes) -> Any:
 
 
 def _path(topic: Topic) -> str | None:
-    named = get_config().admin.formatter
-    return named.get(topic.name) if isinstance(named, Mapping) else named
+    return get_config().admin.formatter_of(topic.name)
 
 
 __all__ = ["Formatter", "format_body", "formatter_of", "is_redacted", "may_search", "require_search"]

@@ -144,7 +144,7 @@ def sweep(
     total, done = sum(held.values()), 0
     outcomes: Counter[str] = Counter()
     problems: list[str] = []
-    if tell is None and not wanted.needle:
+    if tell is None and not wanted.search:
         yield Progress(total, total, {"matching": total}, True)
         return
     pace = _Pace(limits, sleep)
@@ -197,6 +197,7 @@ def _fetch(
     limit = max(1, min(PER_SLOT, step // len(turn)))
     # With fewer messages to take than slots, the others wait for the next step.
     now, later = turn[:step], turn[step:]
+    search = wanted.search
     pipeline = broker.pipeline()
     for one in now:
         options: dict[str, Any] = {
@@ -206,9 +207,9 @@ def _fetch(
             "max_score": bounds[1],
             "max_bytes": STEP_BYTES // len(now),
         }
-        if wanted.needle:
+        if search:
             scan = max(PER_SLOT // 5, STEP * 4 // len(now))
-            pipeline.find(topic, one.slot, state, wanted.needle, scan=scan, **options)
+            pipeline.find(topic, one.slot, state, scan=scan, **search, **options)
         else:
             pipeline.peek(topic, one.slot, state, **options)
     found, more = [], []
@@ -221,7 +222,7 @@ def _fetch(
         entries = [
             entry
             for entry in page.entries
-            if not wanted.needle or wanted.matches(from_entry(topic, one.slot, state, entry), entry)
+            if not search or wanted.matches(from_entry(topic, one.slot, state, entry), entry)
         ]
         found.append((one.slot, entries))
         if page.cursor is not None:

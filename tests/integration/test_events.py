@@ -25,6 +25,7 @@ from django_rmq.exceptions import NotPermitted, OperationRefused, ServerUnavaila
 from django_rmq.memory import InMemoryBroker
 from django_rmq.messages import message_id
 from django_rmq.operations import Actor, Operations, Permission
+from django_rmq.sealing import sealed_id
 from tests.workers import LONG, Worker, broker_on
 
 TOPICS = {
@@ -117,11 +118,27 @@ def test_many_messages_are_several_events_in_few_payloads(watched: Watched) -> N
     assert len(set(ids)) == 2_500
 
 
-def test_a_long_member_is_named_by_its_digest(watched: Watched) -> None:
+def test_a_long_member_is_named_by_its_sealed_digest(watched: Watched) -> None:
     result = send_message("later", "x" * 600)
     watched.until(len)
     (named,) = watched.events[0]["ids"]
-    assert named.startswith(f"{result.slot}..") and len(named) < 30
+    assert named == sealed_id("later", result.slot, result.member) and len(named) < 60
+
+
+def test_events_of_a_redacted_topic_hold_nothing_of_its_messages(broker: Any) -> None:
+    rmq = {
+        "BROKER": "memory",
+        "EVENTS": True,
+        "TOPICS": TOPICS,
+        "ADMIN": {"FORMATTER": {"later": "builtins.repr"}},
+    }
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        watching = Watched(broker)
+        result = send_message("later", {"card": 4111})
+        watching.until(len)
+        watching.subscription.close()
+        assert watching.events[0]["ids"] == [sealed_id("later", result.slot, result.member)]
+        connections.close()
 
 
 def test_nothing_is_published_where_events_are_off(broker: Any) -> None:
@@ -149,7 +166,7 @@ def test_what_cannot_wait_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
             heard.extend(events.read(payload))
             return 1
 
-    stream = EventStream(Slow())  # type: ignore[arg-type]
+    stream = EventStream(Slow(), sealed_id)  # type: ignore[arg-type]
     stream.note("sent", "t", [(0, b"first")])
     assert began.wait(LONG)
     for _ in range(4):
@@ -167,7 +184,7 @@ def test_what_cannot_wait_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stream_of_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = EventStream(InMemoryBroker("m:"))  # type: ignore[arg-type]
+    stream = EventStream(InMemoryBroker("m:"), sealed_id)  # type: ignore[arg-type]
     monkeypatch.setattr(os, "getpid", lambda: -1)
     stream.close(0)
     assert not stream._is_closed

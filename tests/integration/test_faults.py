@@ -21,12 +21,24 @@ from django_rmq.broker import Broker, Call, Transitions
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
 from django_rmq.keys import SlotKeys
 from django_rmq.memory import Clock
-from django_rmq.messages import Claimed, Loose, Row, Topic, TopicType
+from django_rmq.messages import Area, Claimed, Loose, Row, Topic, TopicType
 from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisServer, TcpProxy
 
-READ_ONLY = {"audit", "between", "count", "find", "heads", "held", "look", "peek", "read_claim", "survey"}
+READ_ONLY = {
+    "audit",
+    "between",
+    "count",
+    "find",
+    "heads",
+    "held",
+    "look",
+    "peek",
+    "ranks",
+    "read_claim",
+    "seek",
+} | {"survey"}
 SENDS = {"send_merge", "send_replace", "ensure"}
 ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim"}
 
@@ -141,6 +153,8 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "between": lambda slot, receipt: slot.between("store"),
     "loose": lambda slot, receipt: slot.loose("failures", repair=True),
     "look": lambda slot, receipt: slot.look([b"waiting", b"flying", b"dead"]),
+    "ranks": lambda slot, receipt: slot.ranks("store", [b"waiting"]),
+    "seek": lambda slot, receipt: slot.seek([b"d" * 20], [Area("store"), Area("dead")]),
 }
 
 REPEATED: dict[str, Any] = {

@@ -161,6 +161,7 @@ def test_each_page_costs_the_same_round_trips_whatever_the_number_of_topics(
         trips.append(1)
         return get(self, *args, **kwargs)
 
+    many.load_scripts()
     monkeypatch.setattr(pool, "get_connection", counted)
     page(boss)
     first = len(trips)

@@ -29,7 +29,7 @@ from django_rmq.exceptions import (
     UnknownTopic,
 )
 from django_rmq.keys import slot_keys, slot_of
-from django_rmq.messages import Envelope, Failure, Topic, encode_envelope
+from django_rmq.messages import Envelope, Failure, SendResult, Topic, encode_envelope
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.sending import Send
@@ -750,6 +750,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "send": ({Permission.SEND}, lambda o: o.send("merging", 1)),
     "send_many": ({Permission.SEND}, lambda o: o.send_many("merging", [1])),
     "send_each": ({Permission.SEND}, lambda o: o.send_each("merging", [Send(1)])),
+    "sent_id": ({Permission.SEND}, lambda o: o.sent_id(SendResult("timed", 0, b"1"))),
     "spend_sends": ({Permission.SEND}, lambda o: o.spend_sends(1, (10, 1.0))),
     "once": ({Permission.SEND}, send_once),
     "deliveries": ({Permission.CONSUME}, lambda o: o.deliveries("timed").take(uuid.uuid4(), 1)),

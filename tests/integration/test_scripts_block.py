@@ -22,6 +22,7 @@ from django_rmq.memory import MOVED, UPKEEP, Clock
 from django_rmq.messages import (
     BATCH,
     CLAIM_STEP,
+    Area,
     BackOff,
     Envelope,
     Failure,
@@ -198,10 +199,15 @@ def every_script(slot: Timed) -> Timed:
             slot.time("peek", partial(look, after=after))
             search = partial(slot.find, "store", b"nowhere", after=after, scan=BATCH, descending=descending)
             slot.time("find", search)
+            slot.time("find", partial(search, where="error"))
     move(slot)
     slot.time("count", slot.count)
     slot.time("between", lambda: slot.between("store"))
     slot.time("look", lambda: slot.look(waiting[:100]))
+    slot.time("ranks", lambda: slot.ranks("store", waiting[:100]))
+    nobody = [b"%020d" % n for n in range(100)]
+    for area in (Area("store"), Area("dead"), Area("store", 70, 500)):
+        slot.time("seek", partial(slot.seek, nobody, [area]))
     for records in ("inflight", "deaths", "failures", "body", "claim_body"):
         slot.time("loose", partial(slot.loose, records))
     slot.time("audit", slot.audit)

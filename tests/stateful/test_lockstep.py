@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha1
 from typing import Any
 
 import redis
@@ -28,6 +29,7 @@ from django_rmq.keys import slot_keys
 from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.messages import (
     MAX_PRIORITY,
+    Area,
     BackOff,
     Envelope,
     Failure,
@@ -48,7 +50,7 @@ MEMBERS = [b"a", b"a", b"b", b"b", b"c", b"", b"\0\xff"]
 
 members = st.sampled_from(MEMBERS)
 some_members = st.lists(members, min_size=1, max_size=3)
-errors = st.sampled_from(["", "boom", "nul \0 in it", "é" * 600])
+errors = st.sampled_from(["", "boom", "a.boom: so", "nul \0 in it", "é" * 600])
 limits = st.sampled_from([1, 2, 3, 10])
 topics = st.builds(
     Topic,
@@ -643,7 +645,7 @@ class Lockstep(RuleBasedStateMachine):
 
     # --- looking
 
-    @rule(data=st.data(), what=st.sampled_from(["page", "page", "depths", "held"]))
+    @rule(data=st.data(), what=st.sampled_from(["page", "page", "places", "depths", "held"]))
     def somebody_looks(self, data: st.DataObject, what: str) -> None:
         getattr(self, what)(data)
 
@@ -662,7 +664,27 @@ class Lockstep(RuleBasedStateMachine):
         if text is None:
             self.reading(lambda b: b.peek(self.topic, 0, state, **options))
         else:
-            self.reading(lambda b: b.find(self.topic, 0, state, text, scan=2, **options))
+            where = data.draw(st.sampled_from(["anywhere", "error"]))
+            self.reading(lambda b: b.find(self.topic, 0, state, text, scan=2, where=where, **options))
+
+    def places(self, data: st.DataObject) -> None:
+        """Look for members by their digests, near some place."""
+        state = data.draw(st.sampled_from(["store", "prepare", "retry", "dead", "claim"]))
+        members = [b"a", b"b", b"nobody", *self.zset(state)]
+        scores = [None, 50.0, *self.zset(state).values()]
+        areas = [
+            Area(
+                state,
+                data.draw(st.sampled_from(scores)),
+                data.draw(limits),
+                data.draw(st.sampled_from([0, 1, 5])),
+            )
+            for _ in range(data.draw(st.integers(0, 3)))
+        ]
+        digests = [sha1(member, usedforsecurity=False).digest() for member in dict.fromkeys(members)]
+        scan = data.draw(st.sampled_from([1, 2, 1_000]))
+        self.reading(lambda b: b.seek(self.topic, 0, digests, areas, scan=scan, max_bytes=scan))
+        self.reading(lambda b: b.ranks(self.topic, 0, state, members))
 
     def depths(self, data: st.DataObject) -> None:
         upkeep = data.draw(st.booleans())

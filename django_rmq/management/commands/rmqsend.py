@@ -90,11 +90,12 @@ class Command(RmqCommand):
             return
         raw = sys.stdin.buffer.read() if options["body"] == "-" else options["body"].encode()
         result = operations.send(name, _body(topic, raw), **shared)
+        sent_id = operations.sent_id(result)
         score = None if math.isnan(result.score) else result.score
         if options["json"]:
-            self.print_json({"id": result.id, "slot": result.slot, "status": result.status, "score": score})
+            self.print_json({"id": sent_id, "slot": result.slot, "status": result.status, "score": score})
         else:
-            self.stdout.write(f"{result.status} in slot {result.slot} as {result.id}")
+            self.stdout.write(f"{result.status} in slot {result.slot} as {sent_id}")
 
     def _send_lines(self, topic: Topic, shared: dict[str, Any], options: dict[str, Any]) -> None:
         operations, outcomes = self.operations(), Counter[str]()

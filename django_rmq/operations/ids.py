@@ -1,0 +1,215 @@
+"""The ids by which people name messages, and how the message that an id names is found.
+
+A **plain** id, ``<slot>.<base64url(member)>``, holds the member, which is the body or the key. A **sealed** id,
+``<slot>~<sealed digest>``, holds nothing of it; lists put the place before the tilde:
+``<slot>.<state>.<score>.<rank>~<sealed digest>``, where the rank is that among messages of the same score. A message with a
+sealed id is looked for at its place first, then among the last of every state of its slot.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+import re
+from base64 import urlsafe_b64decode
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from django_rmq.broker import Broker
+from django_rmq.exceptions import InvalidRequest, RmqError
+from django_rmq.messages import Area, Sought, Topic, message_id
+from django_rmq.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
+
+STATES = ("store", "prepare", "retry", "dead", "claim")
+ROUNDS = 2
+"""How often a message is looked for, with one script each time: with the look at it that makes three."""
+
+ALL_ROUNDS = 1_000
+"""The same for a command: the search goes through the whole slot, up to two million entries."""
+
+SOUGHT_AT_ONCE = 12
+"""Messages that one script looks for: with the longest bodies they are about what it may read."""
+
+_PLACE = re.compile(r"(store|prepare|retry|dead|claim)\.(.+)\.(\d{0,15})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an id says: the slot, and the member or its digest and where to look for it."""
+
+    slot: int
+    member: bytes | None
+    digest: bytes = b""
+    """Of an unknown member; empty: whatever the id names, this actor may not know whether it is there."""
+    place: Area | None = None
+
+
+def id_of(
+    topic: Topic,
+    slot: int,
+    member: bytes,
+    state: str = "",
+    score: float = math.nan,
+    rank: int | None = None,
+    *,
+    sealed: bool,
+) -> str:
+    """Return the id of a message: plain, unless the member is long or ``sealed`` says that it may not be in it.
+
+    ``state``, ``score`` and ``rank``: where a sealed id says to look first, as far as it is known.
+    """
+    if len(member) <= LONGEST_PLAIN and not sealed:
+        return message_id(slot, member)
+    plain, tilde, digest = sealed_id(topic.name, slot, member).partition("~")
+    place = "" if math.isnan(score) else f".{state}.{score:.17g}.{'' if rank is None else rank}"
+    return f"{plain}{place}{tilde}{digest}"
+
+
+def identify(topic: Topic, text: str) -> Identity:
+    """Return what an id says. Raises ``InvalidRequest`` for what is none of ``topic``."""
+    head, tilde, sealed = text.partition("~")
+    number, dot, rest = head.partition(".")
+    if not ((dot or tilde) and number.isdecimal() and number.isascii() and len(number) <= 7):
+        raise InvalidRequest(
+            f"{_shown(text)} is no message id: it must begin with a slot and a dot or a tilde"
+        )
+    slot = int(number)
+    if slot >= topic.slots:
+        raise InvalidRequest(
+            f"{_shown(text)} is no message id of topic {topic.name}: it has {topic.slots} slots"
+        )
+    if tilde:
+        digest = unsealed_digest(topic.name, sealed)
+        if digest is None:
+            raise InvalidRequest(
+                f"{_shown(text)} is no message id of topic {topic.name}: it was changed, or sealed with another key"
+            )
+        return Identity(slot, None, digest, _place(text, rest) if dot else None)
+    try:
+        member = urlsafe_b64decode(rest + "=" * (-len(rest) % 4))
+    except (binascii.Error, ValueError):
+        member = b""
+    if message_id(slot, member).partition(".")[2] != rest:
+        raise InvalidRequest(f"{_shown(text)} is no message id: what follows the slot is not base64url")
+    return Identity(slot, member)
+
+
+def _place(text: str, place: str) -> Area:
+    match = _PLACE.fullmatch(place)
+    try:
+        score = float(match[2]) if match else math.nan
+    except ValueError:
+        score = math.nan
+    if match is None or math.isnan(score):
+        raise InvalidRequest(f"{_shown(text)} is no message id: {place[:40]!r} is no state, score and rank")
+    return Area(match[1], score, int(match[3])) if match[3] else Area(match[1], score)
+
+
+@dataclass(slots=True)
+class Found:
+    """The members that ids name."""
+
+    members: dict[Identity, bytes] = field(default_factory=dict)
+    unseen: set[Identity] = field(default_factory=set)
+    """Not found, though not everything was looked at where they should be."""
+
+
+def find_members(
+    broker: Broker,
+    topic: Topic,
+    identities: Iterable[Identity],
+    *,
+    rounds: int = ROUNDS,
+    states: Sequence[str] = STATES,
+) -> Found:
+    """Find what ids name, in up to ``rounds`` round trips with a script for every 12 sealed ids of a slot."""
+    found = Found()
+    sealed: defaultdict[int, list[Identity]] = defaultdict(list)
+    for one in identities:
+        if one.member is not None:
+            found.members[one] = one.member
+        elif one.digest:
+            sealed[one.slot].append(one)
+    searches = [
+        _Search(slot, named[first : first + SOUGHT_AT_ONCE], states)
+        for slot, named in sealed.items()
+        for first in range(0, len(named), SOUGHT_AT_ONCE)
+    ]
+    for _ in range(rounds):
+        going = [search for search in searches if search.goes_on]
+        if not going:
+            break
+        pipeline = broker.pipeline()
+        for search in going:
+            pipeline.seek(topic, search.slot, search.digests, search.areas)
+        for search, answer in zip(going, pipeline.execute(), strict=True):
+            if isinstance(answer, RmqError):
+                raise answer
+            found.members |= search.take(answer)
+    for search in searches:
+        found.unseen.update(search.unseen)
+    return found
+
+
+class _Search:
+    """The look for a few members in one slot: at their places first, then in whole states."""
+
+    def __init__(self, slot: int, named: Sequence[Identity], states: Sequence[str]) -> None:
+        self.slot = slot
+        self._states = [Area(state) for state in states]
+        self._wanted: defaultdict[bytes, list[Identity]] = defaultdict(list)
+        self._left: dict[Area, Area | None] = {}
+        """Each area, and what of it was not looked at."""
+        for one in named:
+            self._wanted[one.digest].append(one)
+            areas = self._areas_of(one)
+            self._left |= dict(zip(areas, areas, strict=True))
+
+    @property
+    def digests(self) -> list[bytes]:
+        """What is still looked for."""
+        return list(self._wanted)
+
+    @property
+    def areas(self) -> list[Area]:
+        """Where it is still looked for."""
+        return [area for area in self._left.values() if area is not None]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to look for, and somewhere to look."""
+        return bool(self._wanted and self.areas)
+
+    @property
+    def unseen(self) -> list[Identity]:
+        """What was not found, and may be where nobody looked."""
+        return [
+            one
+            for named in self._wanted.values()
+            for one in named
+            if any(self._left[area] is not None for area in self._areas_of(one))
+        ]
+
+    def take(self, sought: Sought) -> dict[Identity, bytes]:
+        """Note what a script has found, and look for the others in all states from now on."""
+        found: dict[Identity, bytes] = {}
+        for digest, member in zip(self.digests, sought.members, strict=True):
+            if member is not None:
+                found |= dict.fromkeys(self._wanted.pop(digest), member)
+        asked = [area for area, left in self._left.items() if left is not None]
+        self._left |= dict(zip(asked, sought.left, strict=True))
+        for area in self._states:
+            self._left.setdefault(area, area)
+        return found
+
+    def _areas_of(self, one: Identity) -> list[Area]:
+        """Return where a message should be."""
+        return [one.place] if one.place is not None else self._states
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+__all__ = ["STATES", "Found", "Identity", "find_members", "id_of", "identify"]

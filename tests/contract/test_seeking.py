@@ -1,0 +1,197 @@
+"""seek, ranks and searches by class: a message is found from what an id may say of it, and by nothing else."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from hashlib import sha1
+
+import pytest
+
+from django_rmq.exceptions import ServerRefused
+from django_rmq.messages import Area, TopicType
+from tests.contract.slots import CONSTANT, Slot
+
+MakeSlot = Callable[..., Slot]
+
+
+def digest(member: bytes) -> bytes:
+    return sha1(member, usedforsecurity=False).digest()
+
+
+def fill(slot: Slot, members: dict[bytes, float]) -> None:
+    for member, score in members.items():
+        slot.zadd(member, score)
+
+
+def test_ranks_are_those_among_equal_scores(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    fill(slot, {b"a": 50, b"b": 50, b"c": 50, b"d": 60, b"e": 20.5, b"\xff": 60, b"": math.inf})
+    asked = [b"c", b"a", b"d", b"e", b"\xff", b"", b"nobody"]
+    assert slot.ranks("store", asked) == [2, 0, 0, 0, 1, 0, None]
+    assert slot.ranks("dead", [b"a"]) == [None] and slot.ranks("store", []) == []
+    with pytest.raises(ServerRefused):
+        slot.ranks("store", [b"m"] * 1_001)
+
+
+def test_a_member_is_found_at_its_place_by_its_digest_alone(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    members = [b"%03d" % n for n in range(300)]
+    fill(slot, dict.fromkeys(members, 50.0) | {b"other": 40.0})
+    before = slot.snapshot()
+    for rank in (0, 1, 150, 298, 299):
+        sought = slot.seek([digest(members[rank])], [Area("store", 50, rank)], scan=1)
+        assert sought.members == [members[rank]]
+    assert slot.seek([digest(b"other")], [Area("store", 50, 0)]).members == [None]
+    assert slot.seek([digest(b"other")], [Area("store", 40, 7)]).members == [b"other"]
+    assert slot.seek([digest(b"nobody")], []).members == [None]
+    assert slot.snapshot() == before
+
+
+def test_a_member_that_has_drifted_from_its_place_is_found_in_both_directions(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    members = [b"%04d" % n for n in range(1_000)]
+    fill(slot, dict.fromkeys(members, 50.0))
+    chance = random.Random(11)
+    for _ in range(40):
+        rank = chance.randrange(1_000)
+        place = max(0, rank + chance.randrange(-300, 300))
+        assert slot.seek([digest(members[rank])], [Area("store", 50, place)]).members == [members[rank]]
+
+
+def test_a_look_is_bounded_and_says_where_to_go_on(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    members = [b"%04d" % n for n in range(500)]
+    fill(slot, dict.fromkeys(members, 50.0))
+    area: Area | None = Area("store", 50, 250)
+    for _ in range(40):
+        assert area is not None
+        sought = slot.seek([digest(members[3])], [area], scan=20)
+        [area] = sought.left
+        if sought.members != [None]:
+            break
+        assert area is not None
+        assert area.looked > 0
+    else:
+        raise AssertionError("it never got there")
+    assert sought.members == [members[3]]
+    # Nobody is there: the area ends, and says so.
+    [left] = slot.seek([digest(b"nobody")], [Area("store", 50, 250)]).left
+    assert left is None
+    assert slot.seek([digest(b"nobody")], [Area("dead")]).left == [None]
+
+
+def test_a_look_reads_about_as_many_bytes_as_it_may(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    members = [b"%02d" % n + b"x" * 1_000 for n in range(60)]
+    fill(slot, dict.fromkeys(members, 50.0))
+    [left] = slot.seek([digest(b"nobody")], [Area("store", 50, 30)], max_bytes=10_000).left
+    assert left is not None
+    assert 4 <= left.looked <= 10
+    assert slot.seek([digest(members[30])], [Area("store", 50, 30)], max_bytes=1).members == [members[30]]
+
+
+def test_many_are_found_in_one_look_and_one_that_is_gone_takes_nothing_from_the_others(
+    make_slot: MakeSlot,
+) -> None:
+    slot = make_slot()
+    members = [b"%04d" % n for n in range(2_500)]
+    fill(slot, dict.fromkeys(members, 50.0))
+    asked = [0, 17, 900, 901, 902, 2_000, 2_499]
+    digests = [digest(b"gone"), *(digest(members[rank]) for rank in asked)]
+    areas = [Area("store", 50, 1_200), *(Area("store", 50, rank + 5) for rank in asked)]
+    sought = slot.seek(digests, areas, scan=300)
+    assert sought.members == [None, *(members[rank] for rank in asked)]
+
+
+def test_whole_states_are_looked_through_from_their_last_entry(make_slot: MakeSlot) -> None:
+    slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)
+    for state in (b"dead", b"resting", b"flying", b"waiting"):
+        slot.send(state)
+        if state == b"waiting":
+            continue
+        receipt, _ = slot.take_one()
+        if state != b"flying":
+            slot.fail(receipt, state, kind="rejected" if state == b"dead" else "failed")
+    for member, state in (
+        (b"dead", "dead"),
+        (b"resting", "retry"),
+        (b"flying", "prepare"),
+        (b"waiting", "store"),
+    ):
+        assert slot.seek([digest(member)], [Area(state)]).members == [member]
+        others = [Area(other) for other in ("store", "prepare", "retry", "dead", "claim") if other != state]
+        assert slot.seek([digest(member)], others).members == [None]
+    fill(slot, {b"%04d" % n: 2_000.0 + n for n in range(100)})
+    newest = max(slot.zset("store"), key=lambda member: slot.zset("store")[member])
+    assert slot.seek([digest(newest)], [Area("store")], scan=1).members == [newest]
+
+
+def test_a_look_takes_a_hundred_areas(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    assert len(slot.seek([digest(b"a")], [Area("store", 50, n) for n in range(100)]).left) == 100
+    with pytest.raises(ServerRefused):
+        slot.seek([digest(b"a")], [Area("store", 50, n) for n in range(101)])
+
+
+# --- searches by class
+
+
+def failed_with(slot: Slot, member: bytes, error: str, *, dead: bool) -> None:
+    slot.send(member, body=b"Boom: in the body")
+    receipt, delivery = slot.take_one()
+    assert delivery.member == member
+    slot.fail(receipt, member, kind="rejected" if dead else "failed", error=error)
+
+
+@pytest.mark.parametrize("dead", [True, False])
+@pytest.mark.parametrize(
+    ("error", "is_found"),
+    [
+        ("Boom: it broke", True),
+        ("shop.errors.Boom: it broke", True),
+        ("Boom", True),
+        ("Boom\nTraceback", True),
+        (" shop.Boom : x", True),
+        ("Boomer: it broke", False),
+        ("shop.Boomer: Boom: x", False),
+        ("KaBoom: it broke", False),
+        ("it broke: Boom: x", False),
+        ("Other\nBoom: x", False),
+        ("a card.Boom: x", False),
+        ("", False),
+    ],
+)
+def test_a_class_is_compared_whole_or_by_its_last_part(
+    make_slot: MakeSlot, error: str, is_found: bool, dead: bool
+) -> None:
+    slot = make_slot(identity="key", backoff=CONSTANT)
+    failed_with(slot, b"Boom", error, dead=dead)
+    found = slot.find("dead" if dead else "retry", b"Boom", where="error").entries
+    assert [entry.member for entry in found] == ([b"Boom"] if is_found else [])
+
+
+@pytest.mark.parametrize("identity", ["key", "body"])
+def test_a_search_by_class_goes_as_far_whatever_members_and_bodies_hold(
+    make_slot: MakeSlot, identity: str
+) -> None:
+    slot = make_slot(identity=identity, backoff=CONSTANT)
+    for n in range(30):
+        member = b"secret.Boom %02d" % n
+        failed_with(slot, member, "ValueError: Boom secret", dead=True)
+    for needle in (b"Boom", b"secret", b"ValueError: Boom", b"in the body", b"absent"):
+        page = slot.find("dead", needle, where="error", limit=2, scan=1_000)
+        assert page.entries == [] and page.cursor is None
+    page = slot.find("dead", b"ValueError", where="error", limit=2)
+    assert len(page.entries) == 2 and page.cursor is not None
+
+
+@pytest.mark.parametrize("record", [b"", b"\n", b"no record", b"failed 1 2 3 4", b"a b c d e f g\nBoom: x"])
+def test_a_search_by_class_passes_over_records_that_strangers_wrote(
+    make_slot: MakeSlot, record: bytes
+) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    slot.keyspace.hset(slot.keys.failures, b"a", record)
+    assert slot.find("store", b"Boom", where="error").entries == []

@@ -2334,7 +2334,8 @@ def _is_of_class(entry: Entry, name: bytes) -> bool:
         return False
     length = _DEATH_HEAD.fullmatch(match[0])
     error = (entry.record or b"")[match.end() :][: int(length[1]) if length else 1024]
-    found = _CLASS.fullmatch(re.split(rb"[:\n]", error, maxsplit=1)[0])
+    head, colon, _ = error.partition(b"\n")[0].partition(b":")
+    found = _CLASS.fullmatch(head) if colon else None
     return found is not None and len(found[1]) <= 200 and (found[1] == name or found[1].endswith(b"." + name))
 
 

@@ -336,7 +336,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             line = f"{visible(copy.key)}  {summary(topic, copy.raw)}"
         else:
             line = summary(topic, copy.raw)
-        error = copy.error.partition("\n")[0][:200] if not is_redacted(topic) else ""
+        error = copy.error.partition("\n")[0][:200]
         return {
             "copy": copy,
             "id": copy.id,
@@ -476,7 +476,6 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             operations.actor.may(one) for one in (Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
         )
         query = urlencode({"state": copy.state, "back": back})
-        error = visible(copy.error)
         return {
             "copy": copy,
             "id": copy.id,
@@ -489,7 +488,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "headers": [(visible(str(name)), visible(str(value))) for name, value in copy.headers.items()],
             "reason": REASONS.get(copy.failed, copy.failed),
             "mark": MARKS.get(copy.mark, copy.mark),
-            "error": "" if redacted else error,
+            "error": visible(copy.error),
             "error_class": visible(copy.error_class),
             "withheld": copy.raw is None or redacted,
             "acts": [

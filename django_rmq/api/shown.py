@@ -293,12 +293,10 @@ class CopiesAnswer(Answer):
 def copy(one: Copy) -> dict[str, Any]:
     """Return one copy of a message, as far as it may be seen."""
     redacted = one.raw is not None and is_redacted(one.topic)
-    error = one.error
     if one.raw is None:
         body, encoding = None, "hidden"
     elif redacted:
         body, encoding = _formatted(one.topic, one.raw)
-        error = ""
     else:
         body, encoding = body_of(one.topic, one.raw)
     return {
@@ -321,7 +319,7 @@ def copy(one: Copy) -> dict[str, Any]:
         "first_failed_ms": one.first_failed_ms,
         "last_failed_ms": one.last_failed_ms,
         "error_class": one.error_class,
-        "error": error,
+        "error": one.error,
         "mark": one.mark,
     }
 

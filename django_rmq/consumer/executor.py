@@ -18,9 +18,10 @@ from inspect import isasyncgen, isawaitable, isgenerator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+from django_rmq import discretion
 from django_rmq.consumer.notes import BEGUN, DONE, Notes
 from django_rmq.exceptions import Reject, Retry
-from django_rmq.messages import Failure, Message, Topic, cut_error
+from django_rmq.messages import Failure, Message, Topic, cut_error, error_class
 
 logger = logging.getLogger("django_rmq.consumer")
 
@@ -144,20 +145,27 @@ def _judged(message: Message, failure: Failure, error: BaseException | None = No
     else:
         rest = "" if failure.delay_ms is None else f" in {failure.delay_ms / 1000:g} s"
         then = f"tried again{rest}, retries left: {message.retries_left}"
+    what, frames = failure.error.partition("\n")[0][:200], ""
+    if hidden := discretion.hides(message.topic.name):
+        # An error quotes what it is about, and reporters of errors collect the variables of its frames.
+        what = error_class(what) or "its text is withheld"
+        if error is not None and not expected:
+            frames = "\n" + "".join(traceback.format_tb(error.__traceback__, limit=-8))
     logger.log(
         logging.WARNING if expected else logging.ERROR,
-        "Message %s of topic %s %s (%s); %s",
-        message.id[:60],
+        "Message %s of topic %s %s (%s); %s%s",
+        message.name,
         message.topic.name,
         failure.kind,
-        failure.error.partition("\n")[0][:200],
+        what,
         then,
-        exc_info=None if expected else error,
+        frames,
+        exc_info=None if expected or hidden else error,
         extra={
             "rmq_event": failure.kind,
             "rmq_topic": message.topic.name,
             "rmq_slot": message.slot,
-            "rmq_message": message.id,
+            "rmq_message": message.name,
             "rmq_retries_left": message.retries_left,
         },
     )

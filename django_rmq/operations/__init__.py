@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -75,7 +75,7 @@ from django_rmq.operations.listing import (
     first_page_order,
     read_page,
 )
-from django_rmq.operations.redaction import may_search, require_search
+from django_rmq.operations.redaction import is_redacted, may_search, redacted, require_search
 from django_rmq.operations.sweeps import Limits, Progress, Run
 from django_rmq.producer import check_fixed_time, check_priority, score_at_once
 
@@ -187,7 +187,8 @@ class Operations:
             descending = first_page_order(topic, state)
         order = Order(topic, state, descending, wanted)
         broker, shown = self.broker, Shown(self._hidden, self._seals(topic))
-        return read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=shown)
+        found = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=shown)
+        return replace(found, copies=self._as_shown(topic, found.copies))
 
     def get(self, name: str, message_id: str) -> list[Copy]:
         """Return all copies of a message: where it waits, runs, rests, is claimed or lies dead, in this order.
@@ -202,7 +203,7 @@ class Operations:
             (looked,) = self.broker.look(topic, identity.slot, [member])
             copies = list(from_look(topic, identity.slot, member, looked, message_id, hidden=self._hidden))
             if copies:
-                return copies
+                return self._as_shown(topic, copies)
         raise MessageGone(f"topic {topic.name} has no message {message_id[:80]} (any more)")
 
     def sent_id(self, result: SendResult) -> str:
@@ -485,6 +486,12 @@ class Operations:
     @property
     def _hidden(self) -> bool:
         return not self.actor.may(Permission.VIEW_BODIES)
+
+    def _as_shown(self, topic: Topic, copies: list[Copy]) -> list[Copy]:
+        """Return copies as the topic's formatter lets people see them; a shell sees what is stored."""
+        if self.actor.permits is None or not is_redacted(topic):
+            return copies
+        return [redacted(copy) for copy in copies]
 
     def _topic(self, name: str) -> Topic:
         """Return a topic with the slots that it has by now, whatever the settings say."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,8 @@ from django_rmq.messages import (
     Topic,
     decode_body,
     decode_envelope,
+    error_class,
 )
-
-_ERROR_CLASS = re.compile(r"[^\W\d][\w.<>]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,8 @@ def from_entry(
         failures=known.times if known else 0,
         first_failed_ms=known.first_ms if known else None,
         last_failed_ms=known.last_ms if known else None,
-        error_class=error_class(error),
+        # What a person says who buries a message is not an error, and has no class.
+        error_class="" if death is not None and death.reason == "buried" else error_class(error),
         error="" if hidden else error,
         receipt=receipt,
         mark=mark,
@@ -141,12 +140,6 @@ def from_look(
             envelope = looked.claimed_envelope if state == "claim" else looked.envelope
             entry = Entry(member, score, envelope, record)
             yield from_entry(topic, slot, state, entry, name, hidden=hidden)
-
-
-def error_class(error: str) -> str:
-    """Return the class of an error from its text, ``package.Error: what happened``; empty: it names none."""
-    head = error.partition("\n")[0].partition(":")[0].strip()
-    return head if _ERROR_CLASS.fullmatch(head) and len(head) <= 200 else ""
 
 
 def _death(record: bytes | None) -> Death | None:
@@ -212,4 +205,4 @@ def _retries_left(topic: Topic, state: str, score: float) -> int | None:
     return None
 
 
-__all__ = ["Copy", "error_class", "from_entry", "from_look"]
+__all__ = ["Copy", "from_entry", "from_look"]

@@ -341,7 +341,7 @@ class Operations:
         ends), ``dead`` (it was already), ``gone``."""
         self.actor.require(Permission.DELETE)
         topic = self._topic(name)
-        reason = cut_error(why or f"buried by {self.actor.name}").decode()
+        reason = self._reason(why)
 
         def tell(pipeline: Any, slot: int, members: list[bytes]) -> None:
             pipeline.bury(topic, slot, members, reason)
@@ -425,7 +425,7 @@ class Operations:
         topic = self._topic(name)
         if state == "dead":
             raise OperationRefused("what is dead is buried already")
-        reason = cut_error(why or f"buried by {self.actor.name}").decode()
+        reason = self._reason(why)
 
         def tell(pipeline: Any, slot: int, members: Sequence[bytes]) -> None:
             pipeline.bury(topic, slot, members, reason)
@@ -486,6 +486,10 @@ class Operations:
     @property
     def _hidden(self) -> bool:
         return not self.actor.may(Permission.VIEW_BODIES)
+
+    def _reason(self, why: str) -> str:
+        """Return what is kept of a burial: the words of a person, which are not to be taken for the class of an error."""
+        return cut_error(f"buried by {self.actor.name}{f': {why}' if why else ''}").decode()
 
     def _as_shown(self, topic: Topic, copies: list[Copy]) -> list[Copy]:
         """Return copies as the topic's formatter lets people see them; a shell sees what is stored."""

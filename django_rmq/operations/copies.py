@@ -114,8 +114,7 @@ def from_entry(
         failures=known.times if known else 0,
         first_failed_ms=known.first_ms if known else None,
         last_failed_ms=known.last_ms if known else None,
-        # What a person says who buries a message is not an error, and has no class.
-        error_class="" if death is not None and death.reason == "buried" else error_class(error),
+        error_class=error_class(error),
         error="" if hidden else error,
         receipt=receipt,
         mark=mark,

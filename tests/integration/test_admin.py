@@ -481,9 +481,18 @@ def test_what_is_no_class_of_an_error_is_shown_to_those_alone_who_may_see_texts(
 
 
 def test_the_reason_of_a_burial_has_no_class(log_in: Callable[..., Client], broker: Broker) -> None:
-    send(broker, "timed", b'{"a":1}')
-    slot = slot_of(b'{"a":1}', 4)
-    broker.bury(topic_of("timed"), slot, [b'{"a":1}'], "hunter2secret: said by somebody")
+    operations = Operations(Actor("alice", "test"))
+    for body, act in (
+        (
+            b'{"a":1}',
+            lambda: operations.bury("timed", [id_of(slot_of(b'{"a":1}', 4), b'{"a":1}')], "hunter2secret"),
+        ),
+        (b'{"b":1}', lambda: operations.bury_all("timed", "store", why="hunter2secret: x").result()),
+    ):
+        send(broker, "timed", body)
+        act()
+    page = text(log_in("view_topic", "view_bodies").get(url("change", "timed"), {"tab": "dead"}))
+    assert "buried by alice: hunter2secret" in page
     page = text(log_in("view_topic").get(url("change", "timed"), {"tab": "dead"}))
     assert "/message/" in page
     assert "hunter2secret" not in page

@@ -15,11 +15,11 @@ from django.db import close_old_connections
 from django.db import connections as databases
 from django.dispatch import Signal
 
-from django_rmq import connections, signals, tracing
+from django_rmq import connections, discretion, signals, tracing
 from django_rmq.complaints import Complaints
 from django_rmq.events import EventStream
 from django_rmq.logs import safe_logger
-from django_rmq.messages import Failure, Message, SendResult, Topic
+from django_rmq.messages import Failure, Message, SendResult, Topic, error_class
 
 logger = safe_logger("django_rmq.events")
 _complaints = Complaints(logger)
@@ -123,6 +123,8 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
             topic = some[0][0].topic.name
             _send(signal, topic=topic, failures=some)
             errors = [failure.error.partition("\n")[0][:200] for _, failure in some]
+            if discretion.hides(topic):
+                errors = [error_class(error) for error in errors]
             _note(event, topic, [message for message, _ in some], errors=errors)
 
 

@@ -1,4 +1,4 @@
-"""The app: it registers the system checks, and neither connects nor imports listeners."""
+"""The app: it registers the system checks, says what may be told of messages, and neither connects nor imports listeners."""
 
 from __future__ import annotations
 
@@ -15,4 +15,13 @@ class DjangoRmqConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_rmq import checks  # noqa: F401 - importing it registers the checks
+        from django_rmq import (
+            checks,  # noqa: F401 - importing it registers the checks
+            discretion,
+        )
+        from django_rmq.conf import get_config
+        from django_rmq.sealing import sealed_id
+
+        discretion.rules = discretion.Rules(
+            sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None
+        )

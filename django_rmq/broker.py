@@ -9,7 +9,6 @@ NOSCRIPT, which says that nothing ran.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 from abc import ABC, abstractmethod
@@ -24,7 +23,7 @@ import redis
 from hiredis import pack_command
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
-from django_rmq import lua
+from django_rmq import lua, stored
 from django_rmq.exceptions import (
     NodeUnavailable,
     RmqError,
@@ -56,9 +55,9 @@ from django_rmq.keys import (
 )
 from django_rmq.messages import (
     BATCH,
-    LATENESS_BUCKETS,
     RECORDS,
     SAMPLED,
+    TIMES,
     Acquired,
     Allowance,
     Area,
@@ -91,8 +90,7 @@ from django_rmq.messages import (
     cut_error,
     redefined,
 )
-
-logger = logging.getLogger("django_rmq")
+from django_rmq.stored import Definitions
 
 _STATES = {
     "store": ("store", "failures", "body"),
@@ -117,6 +115,7 @@ READS = frozenset(
         "read_claim",
         "seek",
         "survey",
+        "HMGET",
         "ZRANGE",
         "ZRANK",
     }
@@ -129,7 +128,6 @@ _LOOKED_AT = ("store", "retry", "prepare", "control", "claimants")
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("HSET", "field", 1),
-    ("HSETNX", "field", 1),
     ("HINCRBY", "field", 1),
     ("HGET", "field"),
     ("HMGET", "field"),
@@ -394,10 +392,13 @@ def _loose(reply: list[Any]) -> Loose:
     return Loose(reply[0].decode(), reply[1], reply[2])
 
 
-def _ledger(reply: list[Any]) -> Ledger:
-    store, prepare, retry, dead, flat, claimed = reply
-    counters = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
-    return Ledger(counters, store, prepare, retry, dead, claimed)
+def _ledger(stats: bytes) -> Callable[[list[Any]], Ledger]:
+    def parse(reply: list[Any]) -> Ledger:
+        store, prepare, retry, dead, flat, claimed = reply
+        counters = stored.counters(stats, zip(flat[::2], flat[1::2], strict=True))
+        return Ledger(counters, store, prepare, retry, dead, claimed)
+
+    return parse
 
 
 def _claimed(reply: list[Any]) -> Claimed:
@@ -504,17 +505,6 @@ class Server(NamedTuple):
     """What INFO answers."""
     config: Mapping[str, str]
     """``maxmemory-policy`` and ``save``, as far as we may see them."""
-
-
-def _definition(name: bytes, text: bytes) -> dict[str, Any]:
-    """Return a registered definition. Raises ``Unreadable`` for anything else."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise Unreadable(f"the definition of topic {name!r} in Redis is none: {text[:60]!r}")
-    return found
 
 
 def _info(raw: bytes) -> dict[str, str]:
@@ -1445,9 +1435,35 @@ class Transitions(ABC):
                 "audit",
                 (keys.store, keys.prepare, keys.retry, keys.dead, keys.stats, keys.claim),
                 (),
-                _ledger,
+                _ledger(keys.stats),
             )
         )
+
+
+class Readings(Transitions):
+    """What is read of a topic as a whole, at once or in a pipeline."""
+
+    def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
+        """Return what up to 256 slots hold and have counted, in sums."""
+        keys: list[bytes] = []
+        for slot in slots:
+            slot_ = self._keys(topic, slot)
+            keys += (slot_.store, slot_.prepare, slot_.retry, slot_.dead, slot_.stats, slot_.control)
+        return self._run(Call("history/sample", keys, (topic.type.value,), _sample))
+
+    def times(self, topic: Topic) -> Times:
+        """Return all that ``note_times`` was ever told of ``topic``. Raises ``WrongType`` for what are no numbers."""
+        key = times_key(self.prefix, topic.name)
+
+        def parse(values: list[Any]) -> Times:
+            return Times.of(stored.counters(key, zip(TIMES, values, strict=True)))
+
+        return self._run(Command("HMGET", (key,), TIMES, parse))
+
+    def minutes(self, topic: Topic, first: int, last: int) -> list[bytes | None]:
+        """Return the records of up to 1,000 minutes, ``first`` to ``last``; None: nobody sampled."""
+        key = history_keys(self.prefix, topic.name).minutes
+        return self._run(Command("HMGET", (key,), tuple(range(first, last + 1)), _same))
 
 
 _WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
@@ -1487,6 +1503,23 @@ def translate(error: RedisError) -> RmqError:
     if word in _UNAVAILABLE or isinstance(error, _UNAVAILABLE_ERRORS):
         return ServerUnavailable(f"Redis cannot answer now: {text}")
     return ServerRefused(f"Redis answered: {text}")
+
+
+def _named(key: bytes, error: RmqError) -> RmqError:
+    """Return ``error``; where a plain command met something that is not ours, with the name of the key.
+
+    Scripts name it themselves.
+    """
+    if not isinstance(error, WrongType):
+        return error
+    return WrongType(
+        f"the key {key.decode(errors='backslashreplace')!r} holds something else than RMQ keeps there: {error}"
+    )
+
+
+def explain(call: Call, error: RmqError) -> RmqError:
+    """Return the error of a call with the key that it is about, as far as there is one."""
+    return _named(call.keys[0], error) if isinstance(call, Command) else error
 
 
 _BLANK: Any = [object()]
@@ -1529,7 +1562,7 @@ def _calls(prefix: str) -> Any:
     return _Calls(prefix)
 
 
-class Broker(Transitions):
+class Broker(Readings):
     """Runs every transition on a Redis server, one round trip each.
 
     ``client`` is a redis-py client that does not retry and does not decode. ``clock`` is for tests.
@@ -1547,7 +1580,7 @@ class Broker(Transitions):
         if self._loaded:
             return
         try:
-            for name in lua.names():
+            for name in lua.all_names():
                 self.client.execute_command("SCRIPT LOAD", lua.load(name).text)
         except RedisError as error:
             raise translate(error) from error
@@ -1568,7 +1601,11 @@ class Broker(Transitions):
         return ("EVALSHA", lua.load(call.script).sha, len(call.keys), *call.keys, *call.args, now)
 
     def _run(self, call: Call) -> Any:
-        return call.read(self._answer(call.script, _packed(self._command(call))))
+        try:
+            reply = self._answer(call.script, _packed(self._command(call)))
+        except WrongType as error:
+            raise explain(call, error) from error
+        return call.read(reply)
 
     def _answer(self, script: str, packed: bytes) -> Any:
         try:
@@ -1653,20 +1690,18 @@ class Broker(Transitions):
 
     # --- what belongs to no slot
 
-    def definitions(self) -> dict[str, dict[str, Any]]:
-        """Return the registered definition of every topic."""
+    def definitions(self) -> Definitions:
+        """Return the registered definition of every topic.
+
+        Raises ``WrongType`` where there is something else in the place of all of them.
+        """
+        key = topics_key(self.prefix)
         try:
-            found = self.client.execute_command("HGETALL", topics_key(self.prefix))
+            found = self.client.execute_command("HGETALL", key)
         except RedisError as error:
-            raise translate(error) from error
+            raise _named(key, translate(error)) from error
         pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
-        definitions = {}
-        for name, text in pairs:
-            try:
-                definitions[name.decode()] = _definition(name, text)
-            except Unreadable as error:
-                logger.error("%s; it counts as not registered", error)  # noqa: TRY400 - one line says it
-        return definitions
+        return Definitions(key, pairs)
 
     def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
         """Register ``topic`` unless it is registered already; return what is registered then.
@@ -1681,15 +1716,15 @@ class Broker(Transitions):
     def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
         """Replace a definition by what ``change`` makes of it (nothing is known: of an empty one); return that.
 
-        Nobody else changes it between: then ``change`` is asked anew.
+        Nobody else changes it between: then ``change`` is asked anew. Raises ``WrongType`` where there is something else.
         """
         key = topics_key(self.prefix)
         while True:
             try:
                 before = self.client.execute_command("HGET", key, name) or b""
             except RedisError as error:
-                raise translate(error) from error
-            known = _definition(name.encode(), before) if before else {}
+                raise _named(key, translate(error)) from error
+            known = stored.definition(key, name, before)
             wanted = change(known)
             if wanted == known:
                 return known
@@ -1938,17 +1973,6 @@ class Broker(Transitions):
 
     # --- history
 
-    def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
-        """Return what up to 256 slots hold and have counted, in sums."""
-        return self._run(self._sample_call(topic, slots))
-
-    def _sample_call(self, topic: Topic, slots: Sequence[int]) -> Call:
-        keys: list[bytes] = []
-        for slot in slots:
-            slot_ = self._keys(topic, slot)
-            keys += (slot_.store, slot_.prepare, slot_.retry, slot_.dead, slot_.stats, slot_.control)
-        return Call("history/sample", keys, (topic.type.value,), _sample)
-
     def claim_minute(self, topic: Topic, minute: int) -> bool:
         """Return whether we are the one who samples ``topic`` in this minute (since the epoch)."""
         call = Call("history/claim", history_keys(self.prefix, topic.name), (minute,), _word)
@@ -1966,19 +1990,6 @@ class Broker(Transitions):
         args = (" ".join(map(str, late)), late_ms, " ".join(map(str, took)), took_us)
         return self._run(Call("history/times", (times_key(self.prefix, topic.name),), args, int))
 
-    def times(self, topic: Topic) -> Times:
-        """Return all that ``note_times`` was ever told of ``topic``."""
-        key, buckets = times_key(self.prefix, topic.name), range(LATENESS_BUCKETS)
-        names = [f"{name}{bucket}" for name in ("late", "took") for bucket in buckets]
-        try:
-            found = [
-                int(raw or 0) for raw in self.client.execute_command("HMGET", key, *names, "late", "took")
-            ]
-        except RedisError as error:
-            raise translate(error) from error
-        late, took = found[:LATENESS_BUCKETS], found[LATENESS_BUCKETS : 2 * LATENESS_BUCKETS]
-        return Times(tuple(late), found[-2], tuple(took), found[-1])
-
     def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
         """Keep the record of a minute, and so many minutes in all. Answers kept or present."""
         keys = history_keys(self.prefix, topic.name)
@@ -1986,13 +1997,9 @@ class Broker(Transitions):
 
     def minutes(self, topic: Topic, first: int, last: int) -> list[bytes | None]:
         """Return the records of the minutes ``first`` to ``last``; None: nobody sampled."""
-        key, found = history_keys(self.prefix, topic.name).minutes, []
-        try:
-            for start in range(first, last + 1, BATCH):
-                names = range(start, min(start + BATCH, last + 1))
-                found += self.client.execute_command("HMGET", key, *names)
-        except RedisError as error:
-            raise translate(error) from error
+        found: list[bytes | None] = []
+        for start in range(first, last + 1, BATCH):
+            found += super().minutes(topic, start, min(start + BATCH - 1, last))
         return found
 
     def worker_changes(self) -> Wakeups:
@@ -2054,7 +2061,7 @@ def _syncs_always(connection: Any) -> bool:
     return found == [b"yes", b"always"]
 
 
-class Pipeline(Transitions):
+class Pipeline(Readings):
     """Collects calls; each returns its index. ``execute`` returns results, errors in their places.
 
     ``send`` and ``receive`` are the halves of ``execute``: between them Redis works, and so can we.
@@ -2187,7 +2194,7 @@ class Pipeline(Transitions):
                     return again.execute()[0]
                 return self._broker._run(call)  # noqa: SLF001 - a pipeline is its broker's other half
             if isinstance(reply, RedisError):
-                return translate(reply)
+                return explain(call, translate(reply))
             return call.read(reply)
         except RmqError as error:
             return error
@@ -2255,4 +2262,14 @@ class Events(_Subscription):
         return found
 
 
-__all__ = ["BATCH", "Broker", "Events", "Pipeline", "ServerTrouble", "Transitions", "Wakeups", "translate"]
+__all__ = [
+    "BATCH",
+    "Broker",
+    "Events",
+    "Pipeline",
+    "ServerTrouble",
+    "Transitions",
+    "Wakeups",
+    "explain",
+    "translate",
+]

@@ -103,7 +103,7 @@ def _paths(config: Config) -> list[CheckMessage]:
             found.append(Error(f"{place} is {path!r}, which cannot be imported: {reason}.", id="rmq.E008"))
         else:
             if not callable(target):
-                message = f"{place} is {path!r}, which is {target!r}: it must be callable."
+                message = f"{place} is {path!r}, which is a {type(target).__name__}: it must be callable."
                 found.append(Error(message, id="rmq.E008"))
     return found
 

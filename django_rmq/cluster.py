@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from typing import Any, Self
 
 import redis
@@ -37,11 +38,12 @@ from django_rmq.broker import (
     Pipeline,
     Transitions,
     durability_commands,
+    explain,
     read_confirmed,
     translate,
 )
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
-from django_rmq.messages import Confirmed, Durability, Sample, Topic
+from django_rmq.messages import Confirmed, Durability, Sample
 from django_rmq.pool import Pool
 
 PATIENCE_SECONDS = 1.0
@@ -62,7 +64,7 @@ PROBE_SECONDS = 0.25
 REDIRECTIONS = 16
 """Times that a call follows MOVED and ASK without a pause in between."""
 
-KEYS_OF_SLOT = {"heads": 5, "acquire_all": 5}
+KEYS_OF_SLOT = {"heads": 5, "acquire_all": 5, "history/sample": 5}
 """Scripts that ask for many slots, and how many keys of each."""
 
 
@@ -575,18 +577,6 @@ class ClusterBroker(Broker):
         Trip(self.client, errands).send().receive()
         return [errand.reply for errand in errands]
 
-    def sample(self, topic: Topic, slots: Sequence[int]) -> Sample:
-        """Return what some slots hold and have counted, in sums; raise where a node is away."""
-        pipeline = self.pipeline()
-        for slot in slots:
-            pipeline._run(self._sample_call(topic, [slot]))  # noqa: SLF001 - a pipeline is its broker's other half
-        whole = None
-        for found in pipeline.execute():
-            if isinstance(found, RmqError):
-                raise found
-            whole = found if whole is None else whole.plus(found)
-        return whole or super().sample(topic, slots)
-
     def _everywhere(self, *command: Any) -> dict[Node, Any]:
         try:
             return self.client.everywhere(*command)
@@ -649,6 +639,9 @@ class ClusterPipeline(Pipeline):
             return self._answer(call, errands[0])
         answers = [self._answer(call, errand) for errand in errands]
         troubles = [answer for answer in answers if isinstance(answer, RmqError)]
+        if call.script == "history/sample":
+            # A sum without some of its parts would be none.
+            return troubles[0] if troubles else reduce(Sample.plus, answers)
         if answers and len(troubles) == len(answers):
             return troubles[0]
         if call.script != "heads":
@@ -660,7 +653,7 @@ class ClusterPipeline(Pipeline):
     def _answer(call: Call, errand: Errand) -> Any:
         try:
             if isinstance(errand.reply, RedisError):
-                return _trouble(errand)
+                return explain(call, _trouble(errand))
             return call.read(errand.reply)
         except RmqError as error:
             return error

@@ -15,13 +15,14 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from django.conf import settings
 from django.core.cache import DEFAULT_CACHE_ALIAS
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from django_rmq import addresses
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, UnknownTopic
 from django_rmq.keys import check_prefix, check_slots, check_topic_name
 from django_rmq.messages import BATCH, MAX_RETRIES_LIMIT, BackOff, Topic, TopicType
@@ -30,7 +31,6 @@ from django_rmq.producer import check_time_range
 MAX_TIMEOUT = 604_800
 """The longest TIMEOUT: a week, in seconds."""
 
-REDIS_SCHEMES = ("redis", "rediss", "unix")
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 
 
@@ -42,23 +42,26 @@ class Problem(NamedTuple):
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RedisServer:
-    """Where Redis is and how one logs in there; never shown with its password."""
+    """Where Redis is and how one logs in there. Its text is the address alone."""
 
-    url: str = field(repr=False)
-    cluster: tuple[str, ...] = field(default=(), repr=False)
+    url: str
+    cluster: tuple[str, ...] = ()
     """Given: the URLs of some nodes of a Redis Cluster, ``url`` among them."""
     username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    pool: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    password: str | None = None
+    pool: Mapping[str, Any] = field(default_factory=dict)
     """CONNECTION_POOL_KWARGS of the alias."""
     sentinels: tuple[tuple[str, int], ...] = ()
     """Given: ``url`` names the service, and these know its primary."""
-    sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    sentinel_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return hide_password(self.url)
+        return ", ".join(addresses.shown(url) for url in self.cluster or (self.url,))
+
+    def __repr__(self) -> str:
+        return f"<RedisServer {self}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +326,7 @@ def _back_off(value: object) -> BackOff:
                 "E008",
             ) from None
         if not callable(function):
-            what = f"the dotted path of a function (failures) -> seconds, and this one is {function!r}"
+            what = f"the dotted path of a function (failures) -> seconds, and this one is {_shown(function)}"
             raise Wanted(what, "E008")
         return BackOff(function=function)
     try:
@@ -339,7 +342,7 @@ def _hosts(value: object) -> str:
     if isinstance(value, (list, tuple)):
         value = ",".join(str(host) for host in value)
     if not isinstance(value, str) or not all(
-        re.fullmatch(r"\s*(\[[0-9a-fA-F:]+\]|[^\s:,/\[\]]+)(:\d{1,5})?\s*", host) for host in value.split(",")
+        re.fullmatch(r"\s*(\[[0-9a-fA-F:]+\]|[\w.-]+)(:\d{1,5})?\s*", host) for host in value.split(",")
     ):
         raise Wanted("'host:port,host:port' or a list of 'host:port'")
     return ",".join(host.strip() for host in value.split(","))
@@ -506,14 +509,14 @@ class _Reader:
     def section(self, place: str, given: object, keys: Iterable[str]) -> dict[str, Any]:
         """Return ``given`` without unknown keys; report them, and whatever is no dict."""
         if not isinstance(given, Mapping):
-            self.report("E001", f"{place} is {_shown(given)}: it must be a dict.")
+            self.report("E001", f"{place} is {_kind(given)}: it must be a dict.")
             return {}
         known = list(keys)
         for key in given:
             if key not in known:
                 self.report(
                     "E002",
-                    f"{place} has the unknown key {key!r}{did_you_mean(key, known)}",
+                    f"{place} has the unknown key {_shown(key)}{did_you_mean(key, known)}",
                     f"Allowed here: {', '.join(sorted(known))}.",
                 )
         return {key: value for key, value in given.items() if key in known}
@@ -526,8 +529,10 @@ class _Reader:
             try:
                 found[name] = parse(value)
             except Wanted as wanted:
-                shown = _shown(value, secret=key in _SECRET)
-                self.report(wanted.problem_id, f'{place}["{key}"] is {shown}: it must be {wanted}.')
+                shown = f"{_kind(value)} that cannot be used" if key in _SECRET else _shown(value)
+                self.report(
+                    wanted.problem_id, f'{place}["{key}"] is {shown}: it must be {_quoting(wanted, value)}.'
+                )
         return found
 
     def read(self) -> Config | None:
@@ -582,7 +587,7 @@ class _Reader:
             try:
                 check_topic_name(name)
             except ConfigurationError as error:
-                self.report("E004", f'RMQ["TOPICS"]: {error}.')
+                self.report("E004", f'RMQ["TOPICS"]: {_quoting(error, name)}.')
                 continue
             topic = self.topic(name, options, defaults)
             if topic is not None:
@@ -665,7 +670,7 @@ class _Reader:
         if isinstance(given, Mapping):
             return self.cluster(place, given)
         if not isinstance(given, str):
-            self.report("E003", f"{place} is {_shown(given)}: it must be a CACHES alias, a URL or a dict.")
+            self.report("E003", f"{place} is {_kind(given)}: it must be a CACHES alias, a URL or a dict.")
             return None
         if "://" in given:
             if self.url(place, given) is not None:
@@ -693,9 +698,12 @@ class _Reader:
             if parts is None:
                 continue
             if parts.scheme == "unix":
-                self.report("E012", f"{place} is {url!r}: the nodes of a cluster are found by host and port.")
-            elif _database(parts) not in ("0", None):
-                self.report("E012", f"{place} names database {_database(parts)}: a cluster has only 0.")
+                self.report(
+                    "E012",
+                    f"{place} is {addresses.shown(url)}: the nodes of a cluster are found by host and port.",
+                )
+            elif addresses.database(parts) not in ("0", None):
+                self.report("E012", f"{place} is {addresses.shown(url)}: a cluster has only database 0.")
             else:
                 self.alone(place, url, None)
         return RedisServer(urls[0], cluster=tuple(urls)) if len(self.problems) == before else None
@@ -706,23 +714,26 @@ class _Reader:
             meant = did_you_mean(alias, caches)
             self.report(
                 "E009",
-                f"{place} is {alias!r}, which is no alias in CACHES{meant}",
-                f'CACHES = {{"{alias}": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
+                f"{place} is {_shown(alias)}, which is no alias in CACHES{meant}",
+                f'CACHES = {{"rmq": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
             )
             return None
         cache = caches[alias]
         if not _is_django_redis(cache.get("BACKEND")):
             self.report(
                 "E010",
-                f'CACHES["{alias}"] has the backend {cache.get("BACKEND")!r}: RMQ needs {DJANGO_REDIS!r}.',
+                f'CACHES["{alias}"] has the backend {_shown(cache.get("BACKEND"))}: RMQ needs {DJANGO_REDIS!r}.',
             )
             return None
+        place, before = f'CACHES["{alias}"]', len(self.problems)
         location = cache.get("LOCATION", "")
-        locations = location if isinstance(location, (list, tuple)) else str(location).split(",")
+        locations = location if isinstance(location, (list, tuple)) else addresses.several(str(location))
         primary = str(locations[0]).strip() if locations else ""
-        options = cache.get("OPTIONS", {})
-        sentinels = tuple((str(host), int(port)) for host, port in options.get("SENTINELS", ()))
-        if self.url(f'CACHES["{alias}"]["LOCATION"]', primary) is None:
+        options = self.options(place, cache, "OPTIONS")
+        pool = self.options(f'{place}["OPTIONS"]', options, "CONNECTION_POOL_KWARGS")
+        sentinel_options = self.options(f'{place}["OPTIONS"]', options, "SENTINEL_KWARGS")
+        sentinels = self.sentinels(f'{place}["OPTIONS"]["SENTINELS"]', options.get("SENTINELS") or ())
+        if self.url(f'{place}["LOCATION"]', primary) is None or len(self.problems) > before:
             return None
         if alias in (uses := _aliases_of_django()):
             self.report(
@@ -732,36 +743,49 @@ class _Reader:
                 'on a database of its own: CACHES = {"rmq": {"BACKEND": '
                 f'"{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
             )
-        self.alone(f'CACHES["{alias}"]', primary, alias)
+        self.alone(place, primary, alias)
         return RedisServer(
             primary,
             username=options.get("USERNAME"),
             password=options.get("PASSWORD"),
-            pool=MappingProxyType(dict(options.get("CONNECTION_POOL_KWARGS", {}))),
+            pool=MappingProxyType(dict(pool)),
             sentinels=sentinels,
-            sentinel_options=MappingProxyType(dict(options.get("SENTINEL_KWARGS") or {})),
+            sentinel_options=MappingProxyType(dict(sentinel_options)),
         )
+
+    def options(self, place: str, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        """Return a dict of options, or report what stands in its place."""
+        found = given.get(key) or {}
+        if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
+            return found
+        self.report("E003", f'{place}["{key}"] is {_kind(found)}: it must be a dict of options by name.')
+        return {}
+
+    def sentinels(self, place: str, given: Any) -> tuple[tuple[str, int], ...]:
+        """Return where the sentinels are, or report what stands in their place."""
+        try:
+            return tuple((str(host), int(port)) for host, port in given)
+        except (TypeError, ValueError):
+            self.report("E012", f"{place} is {_kind(given)}: it must be a list of (host, port).")
+            return ()
 
     def url(self, place: str, url: str) -> SplitResult | None:
         """Return the parts of a Redis URL, or report what is wrong with it."""
-        wanted = "redis://host:6379/1, rediss://host:6379/1 or unix:///path?db=1"
+        wanted = "it must be redis://host:6379/1, rediss://host:6379/1 or unix:///path?db=1"
+        place = f"{place} is {addresses.shown(url)}"
         try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            self.report("E012", f"{place} is {hide_password(url)!r}: it must be {wanted} ({error}).")
-            return None
-        if parts.scheme not in REDIS_SCHEMES:
-            self.report("E012", f"{place} is {hide_password(url)!r}: it must be {wanted}.")
+            parts = addresses.parse(url)
+        except addresses.UnreadableAddress:
+            parts = None
+        if parts is None or parts.fragment:
+            self.report("E012", f"{place}, which cannot be read: {wanted}.", _QUOTING)
+        elif parts.scheme not in addresses.SCHEMES:
+            self.report("E012", f"{place}, with an unknown scheme: {wanted}.")
         elif not (parts.path if parts.scheme == "unix" else parts.hostname):
             missing = "path" if parts.scheme == "unix" else "host"
-            self.report(
-                "E012", f"{place} is {hide_password(url)!r}, without a {missing}: it must be {wanted}."
-            )
-        elif port == 0 or not (_database(parts) or "0").isdigit():
-            self.report(
-                "E012", f"{place} is {hide_password(url)!r}: port and database must be numbers; {wanted}."
-            )
+            self.report("E012", f"{place}, without a {missing}: {wanted}.")
+        elif parts.port == 0 or not (addresses.database(parts) or "0").isdigit():
+            self.report("E012", f"{place}: port and database must be numbers; {wanted}.", _QUOTING)
         else:
             return parts
         return None
@@ -779,24 +803,44 @@ class _Reader:
                 )
 
 
-_SECRET = ("AUTH", "TLS", "TOKEN")
+_QUOTING = "Write @ : / ? # and % in a user name or password as %40 %3A %2F %3F %23 and %25."
+_SECRET = ("ACL", "AUTH", "HOSTS", "TLS", "TOKEN")
+"""Keys whose values are not shown: credentials, and what credentials are written into by mistake."""
+
+_HARMLESS = (bool, int, float, timedelta, type(None))
 
 
-def _shown(value: object, *, secret: bool = False) -> str:
-    if secret:
-        return f"a {type(value).__name__} that cannot be used"
-    text = hide_password(repr(value))
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _shown(value: object) -> str:
+    """Return a value that cannot be used as it may be printed: a URL without its login, other objects by their type."""
+    text = _plain(value)
     return f"{text[:77]}..." if len(text) > 80 else text
+
+
+def _plain(value: object, depth: int = 0) -> str:
+    if isinstance(value, str):
+        if "://" in value:
+            return addresses.shown(value)
+        return "a str that may hold a password" if set("@?") & set(value) else repr(value)
+    if isinstance(value, _HARMLESS):
+        return repr(value)
+    if depth < 2 and isinstance(value, (list, tuple)):
+        return f"[{', '.join(_plain(one, depth + 1) for one in value[:20])}]"
+    return _kind(value)
+
+
+def _quoting(error: Exception, value: object) -> str:
+    """Return the text of an error that may quote ``value``, with the value as it may be printed."""
+    text = str(error)
+    return text.replace(repr(value), _plain(value)) if isinstance(value, str) else text
 
 
 def _shown_error(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{text[:157]}..." if len(text) > 160 else text
-
-
-def hide_password(text: str) -> str:
-    """Return ``text`` with the passwords of the URLs in it replaced by ``***``."""
-    return re.sub(r"(://[^/@:\s]*):[^@\s]*@", r"\1:***@", text)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -817,20 +861,12 @@ def _is_django_redis(backend: object) -> bool:
         return False
 
 
-def _database(parts: SplitResult) -> str | None:
-    """The database that a URL names, by its query or its path."""
-    named = parse_qs(parts.query).get("db")
-    if named:
-        return named[0]
-    return None if parts.scheme == "unix" else (parts.path.strip("/") or None)
-
-
 def same_database(url: str, cache: Mapping[str, Any]) -> str:
     """Return host:port/db (or path/db) of a URL, equal for equal databases."""
     options = cache.get("OPTIONS", {})
     parts = urlsplit(url)
     by_option = options.get("CONNECTION_POOL_KWARGS", {}).get("db", options.get("db", options.get("DB")))
-    database = _database(parts) or str(by_option or 0)
+    database = addresses.database(parts) or str(by_option or 0)
     if parts.scheme == "unix":
         return f"{unquote(parts.path)}/{database}"
     host = (parts.hostname or "localhost").lower()
@@ -855,7 +891,7 @@ def _redis_caches() -> Iterator[tuple[str, list[str]]]:
         found = []
         for url in urls:
             try:
-                if urlsplit(str(url).strip()).scheme in REDIS_SCHEMES:
+                if urlsplit(str(url).strip()).scheme in addresses.SCHEMES:
                     found.append(same_database(str(url).strip(), cache))
             except ValueError:
                 continue

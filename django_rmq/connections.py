@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import redis
 from django.utils.module_loading import import_string
+from django.views.decorators.debug import sensitive_variables
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from django_rmq import addresses
 from django_rmq.broker import Broker
 from django_rmq.cluster import Cluster, ClusterBroker, parse_seeds
 from django_rmq.conf import Config, RedisServer, get_config
@@ -29,10 +31,10 @@ from django_rmq.coordination.redis import RedisCoordinator
 from django_rmq.definitions import as_registered, register_topics
 from django_rmq.durability import Flaw, flaws
 from django_rmq.events import EventStream
-from django_rmq.exceptions import ConfigurationError, ServerTrouble
+from django_rmq.exceptions import ConfigurationError, ServerTrouble, WrongType
 from django_rmq.isolating import running_test
 from django_rmq.messages import Topic, message_id, slot_counts
-from django_rmq.pool import Pool
+from django_rmq.pool import Pool, RenewingPool
 from django_rmq.producer import Producer
 from django_rmq.sealing import LONGEST_PLAIN, sealed_id
 
@@ -70,6 +72,8 @@ class _Built:
     """Topics whose registered definition has been compared with the settings."""
     next_look: float = 0.0
     """When to look for re-slotted topics again (monotonic)."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Topics whose registered definition could not be read at the last look, and why."""
     slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of topics that were re-slotted: by which counts their messages are placed, whatever the settings say."""
     events: EventStream | None = None
@@ -204,38 +208,51 @@ def _own_options(socket_timeout: float) -> dict[str, Any]:
     }
 
 
+@sensitive_variables()
 def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
     """Return a client of a Redis Cluster, which repeats for ``patience`` seconds what no node has run."""
-    try:
-        seeds, options = parse_seeds(server.cluster)
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"the options for Redis at {server} cannot be used: {error}") from error
     # A node that is gone must not keep the others waiting.
     ours = {**_own_options(socket_timeout), "socket_connect_timeout": min(socket_timeout, 1.0)}
+    options: dict[str, Any] = {}
+    try:
+        seeds, options = parse_seeds(server.cluster)
+        _checked(Pool(**{**options, **ours}))
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise ConfigurationError(addresses.unusable(str(server), options, error)) from None
     return Cluster(seeds, {**options, **ours}, patience=patience)
 
 
+@sensitive_variables()
 def build_client(server: RedisServer, socket_timeout: float) -> redis.Redis:
     """Return a client of ``server`` that neither retries nor decodes."""
     ours = _own_options(socket_timeout)
     given = dict(server.pool)
-    for name in ("username", "password"):
+    for name in addresses.LOGIN:
         value = getattr(server, name)
         if value:
             given[name] = value
+    names = {*given, *server.sentinel_options}
     try:
+        names |= set(addresses.without_login(server.url).options)
         if server.sentinels:
             return _behind_sentinels(server, given, ours)
         # Credentials that change are renewed as redis-py's own pool takes a connection back.
-        kind = redis.ConnectionPool if "credential_provider" in given else Pool
+        kind = RenewingPool if "credential_provider" in given else Pool
         pool = kind.from_url(server.url, **given)
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"the options for Redis at {server} cannot be used: {error}") from error
-    # Not passed above: what the URL says would win over it.
-    pool.connection_kwargs.update(ours)
-    return redis.Redis(connection_pool=pool)
+        # Not passed above: what the URL says would win over it.
+        pool.connection_kwargs.update(ours)
+        return redis.Redis(connection_pool=_checked(pool))
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise ConfigurationError(addresses.unusable(str(server), names, error)) from None
 
 
+def _checked(pool: redis.ConnectionPool) -> redis.ConnectionPool:
+    """Return ``pool``, whose options make a connection; else raise what redis-py does. Connects nothing."""
+    pool.connection_class(**pool.connection_kwargs)
+    return pool
+
+
+@sensitive_variables()
 def _behind_sentinels(server: RedisServer, given: dict[str, Any], ours: dict[str, Any]) -> redis.Redis:
     from_url = redis.connection.parse_url(server.url)  # type: ignore[no-untyped-call]
     service, database = str(from_url.pop("host")), from_url.get("db", given.get("db", 0))
@@ -245,7 +262,7 @@ def _behind_sentinels(server: RedisServer, given: dict[str, Any], ours: dict[str
     )
     kwargs = {**given, **ours, "db": database}
     pool = SentinelConnectionPool(service, sentinel, **kwargs)  # type: ignore[no-untyped-call]
-    return redis.Redis(connection_pool=pool)
+    return redis.Redis(connection_pool=_checked(pool))
 
 
 # --- coordinators ---------------------------------------------------------------------------------
@@ -394,13 +411,22 @@ def present(topic: Topic, broker: Broker | None = None) -> Topic:
     if now >= built.next_look:
         try:
             definitions = get_broker().definitions()
+        except WrongType as error:
+            built.unreadable = dict.fromkeys(built.config.topics, str(error))
         except ServerTrouble:
-            definitions = {}
+            pass
+        else:
+            built.unreadable = {name: definitions.problem(name) for name in definitions.unreadable}
+            built.slot_counts.update(
+                {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
+            )
         built.next_look = now + LOOK_SECONDS
-        built.slot_counts.update(
-            {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
-        )
     return replace(topic, slots=max(built.slot_counts.get(topic.name, (topic.slots,))))
+
+
+def unreadable(topic: Topic) -> str:
+    """Return why the registered definition of ``topic`` could not be read at the last look; empty: it could."""
+    return _current().unreadable.get(topic.name, "")
 
 
 def is_agreed(topic: Topic) -> bool:
@@ -435,4 +461,5 @@ __all__ = [
     "replaced_broker",
     "server_flaws",
     "survey_zookeeper",
+    "unreadable",
 ]

@@ -100,8 +100,10 @@ class Options:
     max_idle_time: float | None = None
 
 
-def check_start(topics: Iterable[Topic]) -> None:
-    """Make sure, before any process is forked, that workers could start.
+def check_start(topics: Iterable[Topic]) -> list[Topic]:
+    """Make sure, before any process is forked, that workers could start; return the topics that they can consume.
+
+    A topic whose registered definition cannot be read is left out, with an error in the log.
 
     Raises ``ConfigurationError`` where workers could not come together or a strict DURABILITY is not met,
     ``TopicMismatch`` where Redis knows another definition, and ``ServerTrouble`` where it (or ZooKeeper) does
@@ -112,7 +114,20 @@ def check_start(topics: Iterable[Topic]) -> None:
     broker = connections.get_broker("worker")
     broker.ping()
     _look_at_server(chosen)
-    register_topics(broker, chosen)
+    known = broker.definitions()
+    for topic in chosen:
+        if topic.name in known.unreadable:
+            logger.error(
+                "Topic %s is not consumed: %s",
+                topic.name,
+                known.problem(topic.name),
+                extra={"rmq_event": "unreadable", "rmq_topic": topic.name},
+            )
+    readable = [topic for topic in chosen if topic.name not in known.unreadable]
+    if not readable:
+        raise ConfigurationError("no topic can be consumed: Redis holds no definition that can be read")
+    register_topics(broker, readable)
+    return readable
 
 
 def _look_at_server(topics: list[Topic]) -> None:

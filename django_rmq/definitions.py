@@ -51,12 +51,13 @@ def register_topics(broker: Broker, topics: Iterable[Topic]) -> dict[str, dict[s
 
     Settings that still say the slot count from before a re-slotting are warned of: the registered one counts,
     and while a re-slotting goes on both are good. Raises ``TopicMismatch`` with every difference, both values
-    each, if otherwise another definition of one is registered there. What was registered until then stays.
+    each, if otherwise another definition of one is registered there, and ``WrongType`` where one cannot be read. What was
+    registered until then stays.
     """
     known = broker.definitions()
     found, agreed = {}, {}
     for topic in topics:
-        registered = agreed[topic.name] = known.get(topic.name) or broker.define(topic)
+        registered = agreed[topic.name] = known.of(topic.name) or broker.define(topic)
         different = differences(topic, registered)
         if topic.slots in former_slot_counts(registered):
             logger.warning(
@@ -96,7 +97,7 @@ def obstacles(
     """
     found = []
     changed = {difference.setting: difference for difference in different}
-    registered = broker.definitions().get(topic.name, {})
+    registered = broker.definitions().of(topic.name) or {}
     if registered and len(slot_counts(registered)) > 1:
         return [
             f"the topic is being re-slotted to {slot_counts(registered)[1]} slots: let `manage.py rmqreslot` finish"

@@ -20,6 +20,33 @@ TOLD = 5
 """Refused commands that are named at most."""
 
 
+COMMANDS = (
+    *("exists", "expire", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget", "hscan"),
+    *("hset", "pexpire", "rename", "time", "type", "unlink", "zadd", "zcard", "zcount", "zmscore"),
+    *("zrange", "zrangebyscore", "zrangestore", "zrank", "zrem", "zremrangebyrank", "zrevrange"),
+    *("zrevrank", "zscore"),
+    *("auth", "client|setname", "config|get", "evalsha", "hello", "info", "ping", "publish"),
+    *("script|load", "select", "subscribe", "unsubscribe"),
+)
+"""All that RMQ asks of a server, in its scripts and beside them. ``replicas=`` needs ``wait`` too, ``fsync=`` ``waitaof``."""
+
+CLUSTER_COMMANDS = ("asking", "cluster|slots")
+"""What a Redis Cluster is asked besides."""
+
+
+def places(prefix: str) -> list[str]:
+    """Return the rules for the keys and channels of one project. No other prefix may begin with its own."""
+    plain = re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
+    return [f"~{plain}*", f"~*_{{{plain}*", f"&{plain}*"]
+
+
+def rights(prefix: str, *, is_cluster: bool = False) -> list[str]:
+    """Return the rules of an ACL that allow what RMQ needs, and no more."""
+    commands = (*COMMANDS, *CLUSTER_COMMANDS) if is_cluster else COMMANDS
+    # Redis 6.2 takes no channel pattern behind the &* that it begins with.
+    return ["resetkeys", "resetchannels", *places(prefix), "-@all", *(f"+{name}" for name in commands)]
+
+
 class Flaw(NamedTuple):
     """Something about a server that had better be otherwise."""
 
@@ -101,7 +128,6 @@ def _rights(broker: Broker, topics: Iterable[Topic]) -> list[Flaw]:
         Flaw(
             "rights",
             f"Redis refuses its user what RMQ needs: {'; '.join(refused[:TOLD])}{more}.",
-            'Allow the user all keys and channels that hold KEY_PREFIX anywhere in their names ("~*prefix*", "&*prefix*"), '
-            "and the commands of RMQ's scripts.",
+            f"Allow it {' '.join(places(broker.prefix))} and the commands in docs/security.md.",
         )
     ]

@@ -24,6 +24,8 @@ logger = logging.getLogger("django_rmq.health")
 FATAL = ("redis", "coordinator", "workers")
 """Checks without which nothing is delivered; the others are warnings."""
 
+_SHORT = {"redis": "some slots cannot be read", "definition": "its definition cannot be read"}
+
 
 @dataclasses.dataclass
 class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
@@ -61,8 +63,7 @@ def _shown(finding: Finding) -> str:
     """Return a finding as everybody may read it: what a server says of itself stays in the log."""
     if not finding.topic:
         return f"{finding.name} is not well"
-    text = "some slots cannot be read" if finding.name == "redis" else finding.text
-    return f"{finding.topic}: {text}"
+    return f"{finding.topic}: {_SHORT.get(finding.name, finding.text)}"
 
 
 __all__ = ["RmqHealthCheck"]

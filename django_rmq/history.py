@@ -18,14 +18,16 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import reduce
+from itertools import accumulate, islice
+from typing import Any
 from zlib import crc32
 
 from django_rmq.broker import Broker
 from django_rmq.complaints import Complaints
-from django_rmq.exceptions import RmqError
+from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.logs import safe_logger
-from django_rmq.messages import LATENESS_BUCKETS, Delivery, Sample, Topic
+from django_rmq.messages import LATENESS_BUCKETS, Delivery, Sample, Times, Topic
 
 logger = safe_logger("django_rmq.history")
 
@@ -44,6 +46,9 @@ SPREAD_SLOTS = 4_096
 SPREAD_SECONDS = 45.0
 MOST_SLOTS = 65_536
 """Of more slots only every second, fourth, … is read."""
+
+LARGEST = 1 << 53
+"""Numbers of a record: beyond it they could not be told apart when they are divided."""
 
 LONGEST_GAP_MINUTES = 5
 """A rate over a longer gap says nothing of any minute in it."""
@@ -143,7 +148,31 @@ def read(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> l
     count = max(1, round(hours * 60 / step)) * step
     # Steps begin at the same instants whenever one asks.
     first = (now // step + 1) * step - count
-    records = broker.minutes(topic, first - LONGEST_GAP_MINUTES, now)
+    return _read(broker.minutes(topic, first - LONGEST_GAP_MINUTES, now), first, count, now, step)
+
+
+def read_last(broker: Broker, topics: Mapping[Topic, int]) -> dict[Topic, list[Minute] | RmqError]:
+    """Return the last so many minutes of each topic, up to an hour, in two round trips; or why they cannot be read."""
+    now = broker.now_ms() // 60_000
+    pipeline = broker.pipeline()
+    for topic, count in topics.items():
+        pipeline.minutes(topic, now + 1 - count - LONGEST_GAP_MINUTES, now)
+    return {
+        topic: records if isinstance(records, RmqError) else _read(records, now + 1 - count, count, now, 1)
+        for (topic, count), records in zip(topics.items(), _answers(pipeline), strict=True)
+    }
+
+
+def _answers(pipeline: Any) -> list[Any]:
+    """Run a pipeline; return its answers, and errors of single topics in their places. Raises ``ServerTrouble``."""
+    found: list[Any] = pipeline.execute()
+    for one in found:
+        if isinstance(one, ServerTrouble):
+            raise one
+    return found
+
+
+def _read(records: Sequence[bytes | None], first: int, count: int, now: int, step: int) -> list[Minute]:
     before: _Record | None = None
     found: list[Minute] = []
     for minute, raw in enumerate(records, first - LONGEST_GAP_MINUTES):
@@ -193,20 +222,44 @@ class Latest:
     """Not all slots were read."""
 
 
-def totals(broker: Broker, topic: Topic) -> Totals:
-    """Read what all slots of ``topic`` have counted until now, in a script of 1 to 2 ms per 256 of them."""
-    whole: Sample | None = None
-    for start in range(0, topic.slots, SLOTS_AT_ONCE):
-        found = broker.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots)))
-        whole = found if whole is None else whole.plus(found)
-    assert whole is not None
-    return Totals(*_counted(whole.counters)[1])
+def totals(broker: Broker, topics: Sequence[Topic]) -> list[Totals | RmqError]:
+    """Read what all slots of each topic have counted until now, in a script of 1 to 2 ms per 256 of them; or why not."""
+    pipeline = broker.pipeline()
+    for topic in topics:
+        for start in range(0, topic.slots, SLOTS_AT_ONCE):
+            pipeline.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots)))
+    answers = iter(_answers(pipeline))
+    found: list[Totals | RmqError] = []
+    for topic in topics:
+        parts = list(islice(answers, -(-topic.slots // SLOTS_AT_ONCE)))
+        errors = [part for part in parts if isinstance(part, RmqError)]
+        found.append(errors[0] if errors else Totals(*_counted(reduce(Sample.plus, parts).counters)[1]))
+    return found
 
 
-def latest(broker: Broker, topic: Topic) -> Latest | None:
-    """Return the youngest record, of the last ``LONGEST_GAP_MINUTES``; None: there is none."""
+def times(broker: Broker, topics: Sequence[Topic]) -> list[Times | RmqError]:
+    """Return all durations that were ever counted of each topic; or why they cannot be read."""
+    pipeline = broker.pipeline()
+    for topic in topics:
+        pipeline.times(topic)
+    return _answers(pipeline)
+
+
+def latest(broker: Broker, topics: Sequence[Topic]) -> list[Latest | RmqError | None]:
+    """Return the youngest record of each topic, of the last ``LONGEST_GAP_MINUTES``; None: there is none."""
+    if not topics:
+        return []
     now = broker.now_ms() // 60_000
-    for raw in reversed(broker.minutes(topic, now - LONGEST_GAP_MINUTES, now)):
+    pipeline = broker.pipeline()
+    for topic in topics:
+        pipeline.minutes(topic, now - LONGEST_GAP_MINUTES, now)
+    return [
+        records if isinstance(records, RmqError) else _youngest(records) for records in _answers(pipeline)
+    ]
+
+
+def _youngest(records: Sequence[bytes | None]) -> Latest | None:
+    for raw in reversed(records):
         record = _Record.parse(raw)
         if record is not None:
             return Latest(
@@ -289,13 +342,14 @@ class _Record:
         """Read a record; what is none of ours is a gap."""
         try:
             head, _, tail = (raw or b"").decode().partition("|")
-            ms, slots, asked, store, due, prepare, claimed, retry, dead, oldest, *counters = map(
-                int, head.split(" ")
-            )
+            numbers = list(map(int, head.split(" ")))
+            ms, slots, asked, store, due, prepare, claimed, retry, dead, oldest, *counters = numbers
             late = [0] * LATENESS_BUCKETS
             for pair in tail.split():
                 bucket, _, count = pair.partition(":")
                 late[int(bucket)] = int(count)
+            if not 0 <= min(*numbers, *late) <= max(*numbers, *late) <= LARGEST:
+                return None
         except (ValueError, IndexError):
             return None
         whole = len(_COUNTED) + len(_ALSO_COUNTED)
@@ -511,6 +565,8 @@ __all__ = [
     "Totals",
     "latest",
     "read",
+    "read_last",
     "sampling",
+    "times",
     "totals",
 ]

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha1
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
+from django_rmq import stored
 from django_rmq.exceptions import RmqError, ServerRefused, SlotMoved, WrongType
 from django_rmq.keys import (
     SlotKeys,
@@ -49,6 +50,7 @@ from django_rmq.messages import (
     NEVER,
     RECORDS,
     SAMPLED,
+    TIMES,
     Acquired,
     Allowance,
     Area,
@@ -83,6 +85,7 @@ from django_rmq.messages import (
     cut_error,
     redefined,
 )
+from django_rmq.stored import Definitions
 
 LARGEST_WITH_RETRIES = (1 << 43) - 1
 """The largest score that ten bits of retries fit below in a double. At 2^43 they would be rounded."""
@@ -1839,16 +1842,16 @@ class InMemoryBroker:
     def audit(self, topic: Topic, slot: int) -> Ledger:
         """Return the slot's counters and depths, read in one instant."""
         with self._slot(topic, slot, "store", "prepare", "retry", "dead", "stats", "claim") as s:
-            counters = {name.decode(): int(value) for name, value in s.stats.items()}
+            counters = stored.counters(slot_keys(self.prefix, topic.name, slot).stats, s.stats.items())
             return Ledger(counters, len(s.store), len(s.prepare), len(s.retry), len(s.dead), len(s.claim))
 
     # --- what belongs to no slot
 
-    def definitions(self) -> dict[str, dict[str, Any]]:
+    def definitions(self) -> Definitions:
         """Return the registered definition of every topic."""
         with self._lock:
-            found = self._open(topics_key(self.prefix), Hash)
-            return {name.decode(): json.loads(text) for name, text in found.items()}
+            key = topics_key(self.prefix)
+            return Definitions(key, self._open(key, Hash).items())
 
     def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
         """Register ``topic`` unless it is registered already; return what is registered then.
@@ -1863,7 +1866,7 @@ class InMemoryBroker:
         """Replace a definition by what ``change`` makes of it (nothing is known: of an empty one); return that."""
         with self._lock:
             found = self._open(topics_key(self.prefix), Hash)
-            known = json.loads(found.get(name.encode(), b"{}"))
+            known = stored.definition(topics_key(self.prefix), name, found.get(name.encode(), b""))
             wanted = change(known)
             if wanted != known:
                 found[name.encode()] = json.dumps(wanted, sort_keys=True).encode()
@@ -2193,12 +2196,9 @@ class InMemoryBroker:
     def times(self, topic: Topic) -> Times:
         """Return all that ``note_times`` was ever told of ``topic``."""
         with self._lock:
-            times = self._open(times_key(self.prefix, topic.name), Hash)
-            late, took = (
-                tuple(int(times.get(b"%s%d" % (name, bucket), b"0")) for bucket in range(LATENESS_BUCKETS))
-                for name in (b"late", b"took")
-            )
-            return Times(late, int(times.get(b"late", b"0")), took, int(times.get(b"took", b"0")))
+            key = times_key(self.prefix, topic.name)
+            times = self._open(key, Hash)
+            return Times.of(stored.counters(key, ((name, times.get(name)) for name in TIMES)))
 
     def keep_minute(self, topic: Topic, minute: int, record: str, keep: int) -> str:
         """Keep the record of a minute, and so many minutes in all. Answers kept or present."""
@@ -2439,7 +2439,8 @@ def _is_of_class(entry: Entry, name: bytes) -> bool:
         return False
     length = _DEATH_HEAD.fullmatch(match[0])
     error = (entry.record or b"")[match.end() :][: int(length[1]) if length else 1024]
-    found = _CLASS.fullmatch(re.split(rb"[:\n]", error, maxsplit=1)[0])
+    head, colon, _ = error.partition(b"\n")[0].partition(b":")
+    found = _CLASS.fullmatch(head) if colon else None
     return found is not None and len(found[1]) <= 200 and (found[1] == name or found[1].endswith(b"." + name))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, overload
 from uuid import UUID
 
+from django_rmq import discretion
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge
 
 MAX_PRIORITY = 1 << 43
@@ -186,6 +188,20 @@ def redefined(topic: Topic, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the definition of ``topic`` with what is ``known`` of its re-slottings."""
     noted = {"reslot": known["reslot"]} if "reslot" in known else {}
     return {**topic.definition(), **noted}
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+_ERROR_CLASS = re.compile(r"[^\S\n]*([A-Za-z_][\w.<>]{0,199})[^\S\n]*:", re.ASCII)
+
+
+def error_class(error: str) -> str:
+    """Return the class of an error from its text, ``package.Error: what happened``; empty: it names none.
+
+    A single word without a colon is what somebody said, not a class.
+    """
+    found = _ERROR_CLASS.match(error)
+    return found[1] if found else ""
 
 
 # --- bodies -------------------------------------------------------------------------------------
@@ -420,12 +436,17 @@ class Message:
         self._envelope: Envelope | None = None
 
     def __repr__(self) -> str:
-        return f"<Message {self.topic.name} {self.id[:60]} receipt={self.receipt}>"
+        return f"<Message {self.topic.name} {self.name} receipt={self.receipt}>"
 
     @property
     def id(self) -> str:
         """The message's id: its slot and its member."""
         return message_id(self.slot, self.delivery.member)
+
+    @property
+    def name(self) -> str:
+        """An id for log lines: it holds nothing of the message, and leads to it in the admin."""
+        return discretion.name(self.topic.name, self.slot, self.delivery.member)
 
     @property
     def envelope(self) -> Envelope:
@@ -1001,6 +1022,23 @@ class Times(NamedTuple):
     """How long calls of the listener took."""
     took_us: int
     """Their sum, in microseconds."""
+
+    @classmethod
+    def of(cls, counted: Mapping[str, int]) -> Times:
+        """Return what the fields ``TIMES`` count."""
+        late, took = (
+            tuple(counted[f"{name}{bucket}"] for bucket in range(LATENESS_BUCKETS))
+            for name in ("late", "took")
+        )
+        return cls(late, counted["late"], took, counted["took"])
+
+
+TIMES = tuple(
+    name.encode()
+    for kind in ("late", "took")
+    for name in (kind, *(f"{kind}{bucket}" for bucket in range(LATENESS_BUCKETS)))
+)
+"""The fields that count durations."""
 
 
 class Beat(NamedTuple):

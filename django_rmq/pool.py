@@ -8,7 +8,16 @@ from typing import Any
 import redis
 
 
-class Pool(redis.ConnectionPool):
+class RenewingPool(redis.ConnectionPool):
+    """redis-py's own pool, whose text says where it leads and nothing of the options of its connections."""
+
+    def __repr__(self) -> str:
+        options = self.connection_kwargs
+        where = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+        return f"<{type(self).__name__} {where}/{options.get('db', 0)}>"
+
+
+class Pool(RenewingPool):
     """A pool whose connections rest here after use and are handed out again as they are, the last one first.
 
     redis-py counts them as in use (in its own metrics too) until ``disconnect``, and makes new ones only where none rests:

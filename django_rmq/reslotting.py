@@ -114,7 +114,7 @@ class Progress:
 
 def under_way(broker: Broker, topic: Topic) -> Reslotting | None:
     """Return the re-slotting of ``topic`` that was begun and has not ended."""
-    registered = broker.definitions().get(topic.name)
+    registered = broker.definitions().of(topic.name)
     if registered is None or len(slot_counts(registered)) == 1:
         return None
     return _registered(topic, registered)
@@ -131,7 +131,7 @@ def obstacle(broker: Broker, topic: Topic, slots: int) -> str:
     Raises ``ConfigurationError`` for a number that is no slot count.
     """
     check_slots(slots)
-    registered = broker.definitions().get(topic.name)
+    registered = broker.definitions().of(topic.name)
     if registered is None:
         return ""
     counts = slot_counts(registered)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from django_rmq import discretion
 from django_rmq.conf import get_config
 from django_rmq.messages import Message, SendResult, Topic
 from django_rmq.producer import MAX_HEADER_BYTES
@@ -102,7 +103,7 @@ class _TracedSending(Sending):
             self._span.set_attribute(SLOT, str(result.slot))
             if self._topic.keyed:
                 # An id of another topic holds its body.
-                self._span.set_attribute(MESSAGE_ID, result.member.decode("utf-8", "replace"))
+                self._span.set_attribute(MESSAGE_ID, _named(self._topic, result.slot, result.member))
         else:
             self._span.set_attribute(COUNT, len(results))
 
@@ -121,7 +122,11 @@ def _traced_sending(topic: Topic) -> Iterator[Sending]:
 
     attributes = {SYSTEM: "rmq", TOPIC: topic.name, OPERATION: "send", OPERATION_TYPE: "send"}
     with _tracer().start_as_current_span(
-        f"send {topic.name}", kind=SpanKind.PRODUCER, attributes=attributes
+        f"send {topic.name}",
+        kind=SpanKind.PRODUCER,
+        attributes=attributes,
+        record_exception=not discretion.hides(topic.name),
+        set_status_on_exception=not discretion.hides(topic.name),
     ) as span:
         yield _TracedSending(topic, span)
 
@@ -135,7 +140,7 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
         return function
     from opentelemetry.trace import SpanKind, Status, StatusCode
 
-    tracer = _tracer()
+    tracer, hidden = _tracer(), discretion.hides(topic.name)
 
     def traced(argument: Any) -> Any:
         messages: list[Message] = argument if isinstance(argument, list) else [argument]
@@ -144,8 +149,15 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
             kind=SpanKind.CONSUMER,
             attributes=_attributes(topic, messages, isinstance(argument, list)),
             links=_links(messages),
+            record_exception=not hidden,
+            set_status_on_exception=not hidden,
         ) as span:
-            returned = function(argument)
+            try:
+                returned = function(argument)
+            except BaseException as error:
+                if hidden:
+                    span.set_status(Status(StatusCode.ERROR, type(error).__qualname__))
+                raise
             failed = sum(message.outcome is not None for message in messages)
             if failed:
                 span.set_attribute(FAILED, failed)
@@ -154,6 +166,13 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
             return returned
 
     return traced
+
+
+def _named(topic: Topic, slot: int, member: bytes) -> str:
+    """Return how a span names a message of a keyed topic: by its key, where that may be told."""
+    if discretion.hides(topic.name):
+        return discretion.name(topic.name, slot, member)
+    return member.decode("utf-8", "replace")
 
 
 def _attributes(topic: Topic, messages: list[Message], is_batch: bool) -> dict[str, str | int]:
@@ -168,8 +187,8 @@ def _attributes(topic: Topic, messages: list[Message], is_batch: bool) -> dict[s
         attributes[COUNT] = len(messages)
     else:
         attributes[RETRIES_LEFT] = messages[0].retries_left
-        if messages[0].key is not None:
-            attributes[MESSAGE_ID] = messages[0].key
+        if topic.keyed:
+            attributes[MESSAGE_ID] = _named(topic, messages[0].slot, messages[0].delivery.member)
     return attributes
 
 

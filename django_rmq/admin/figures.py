@@ -88,7 +88,7 @@ def row_of(figures: TopicFigures, recent: Recent, url: str) -> Row:
         figures.consumers,
         sampled_ms,
         partial,
-        figures.problems,
+        [text for text in (figures.definition_problem, *figures.problems, recent.problem) if text],
         recent.spark,
         recent.sent,
         recent.merged,
@@ -113,10 +113,11 @@ class Totals:
     claims: int = 0
     done: float | None = None
     failed: float | None = None
-    workers: int = 0
+    workers: int | None = 0
+    """None: nobody can tell."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row], workers: int) -> Totals:
+    def of(cls, rows: Sequence[Row], workers: int | None) -> Totals:
         """Add up ``rows``; a rate that no topic tells stays unknown."""
         totals = cls(workers=workers)
         for row in rows:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -31,7 +30,8 @@ from django.utils.translation import ngettext
 from django_rmq.admin import traces, trends
 from django_rmq.admin.acts import ACTS, Act, Chosen, named_acts, sweeping_acts
 from django_rmq.admin.bodies import show_body, summary, visible
-from django_rmq.admin.figures import Places, Row, Tab, Totals, Trouble, row_of
+from django_rmq.admin.dashboard import dashboard
+from django_rmq.admin.figures import Places, Row, Tab, Trouble, row_of
 from django_rmq.admin.filters import LONGEST_TEXT, PARAMETERS, FilterForm
 from django_rmq.admin.forms import BodyForm, SendForm
 from django_rmq.admin.words import (
@@ -56,6 +56,7 @@ from django_rmq.exceptions import (
     RmqError,
     ServerTrouble,
     UnknownTopic,
+    WrongType,
 )
 from django_rmq.messages import Topic
 from django_rmq.operations import Actor, Copy, Limits, Operations, Permission, Progress
@@ -197,21 +198,12 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return self.fragment(request, "topic/_dashboard.html", self._dashboard(request))
 
     def _dashboard(self, request: HttpRequest) -> dict[str, Any]:
-        operations = self.operations(request)
-        figures = operations.overview()
-        rows = [
-            row_of(
-                one, trends.recent(operations.broker, one.topic), self.url("change", quote(one.topic.name))
-            )
-            for one in figures
-        ]
-        return {
-            "overview": True,
-            "rows": rows,
-            "totals": Totals.of(rows, len(operations.workers())),
-            "now_ms": figures[0].now_ms if figures else time.time() * 1000,
-            "urls": Places(live=self.url("dashboard_live")),
-        }
+        return dashboard(
+            self.operations(request),
+            request.GET,
+            self.url("dashboard_live"),
+            lambda name: self.url("change", quote(name)),
+        )
 
     # --- a topic
 
@@ -248,7 +240,9 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def _topic(self, request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
         figures = operations.topic(topic.name)
         places = self.places(topic.name)
-        row = row_of(figures, trends.recent(operations.broker, topic), places.topic)
+        row = row_of(
+            figures, trends.recent(operations.broker, [figures], {figures.topic})[figures.topic], places.topic
+        )
         wanted = request.GET.get("tab", "")
         tab = wanted if wanted in (*STATES, "slots", "history") else "store"
         query = {"tab": tab} | {
@@ -267,7 +261,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 "send": operations.actor.may(Permission.SEND),
                 "pause": operations.actor.may(Permission.PAUSE),
             },
-            "notes": list(row.problems)
+            "notes": [*row.problems, *([figures.workers_problem] if figures.workers_problem else [])]
             + (
                 [
                     _("Only %(looked)s of %(slots)s slots were looked at.")
@@ -347,7 +341,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             line = f"{visible(copy.key)}  {summary(topic, copy.raw)}"
         else:
             line = summary(topic, copy.raw)
-        error = copy.error.partition("\n")[0][:200] if not is_redacted(topic) else ""
+        error = copy.error.partition("\n")[0][:200]
         return {
             "copy": copy,
             "id": copy.id,
@@ -364,7 +358,11 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         first = first if first < topic.slots else 0
         found = operations.slots(topic.name, first, SLOTS_SHOWN)
         workers = []
-        for one in operations.workers():
+        try:
+            everybody = operations.workers()
+        except RmqError:
+            everybody = []  # the head of the page says why
+        for one in everybody:
             worker = one.member.worker
             shared = topic.name in one.shared
             if shared or any(served.name == topic.name for served in worker.topics):
@@ -416,9 +414,14 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         offered = trends.spans(kept)
         wanted = _number(request.GET.get("hours"))
         hours = wanted if wanted in offered else min(6, offered[-1])
-        minutes = trends.read(operations.broker, topic, hours)
+        try:
+            minutes, problem = trends.read(operations.broker, topic, hours), ""
+        except WrongType as error:
+            minutes, problem = [], str(error)
         sampled = any(minute.depth for minute in minutes)
-        if not kept:
+        if problem:
+            note = problem
+        elif not kept:
             note = _('No history is kept: RMQ["HISTORY"]["HOURS"] is 0.')
         elif not sampled:
             note = _("Nothing was sampled in this time. Workers sample once a minute.")
@@ -478,7 +481,6 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             operations.actor.may(one) for one in (Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
         )
         query = urlencode({"state": copy.state, "back": back})
-        error = visible(copy.error)
         return {
             "copy": copy,
             "id": copy.id,
@@ -491,7 +493,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "headers": [(visible(str(name)), visible(str(value))) for name, value in copy.headers.items()],
             "reason": REASONS.get(copy.failed, copy.failed),
             "mark": MARKS.get(copy.mark, copy.mark),
-            "error": "" if redacted else error,
+            "error": visible(copy.error),
             "error_class": visible(copy.error_class),
             "withheld": copy.raw is None or redacted,
             "acts": named_acts(operations, topic, copy.state),
@@ -837,20 +839,23 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def trouble(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Return a page that says what is wrong, in the place of one that cannot be shown."""
+        text = str(error)
         if isinstance(error, ServerTrouble):
             title, status = _("Redis is away."), 503
             logger.warning("A page of the admin could not be shown: %s", error)
         elif isinstance(error, LostRace):
             title, status = _("Somebody else was first."), 409
         elif isinstance(error, ConfigurationError):
+            # They hold more than who may see topics may see.
             title, status = _("The settings of RMQ are wrong."), 503
+            text = _("The log of this server says how.")
             logger.error("A page of the admin could not be shown: %s", error)
         else:
             title, status = _("This cannot be done."), 400
         response = self.render(
             request,
             "trouble.html",
-            {"trouble": Trouble(title, str(error)), "urls": Places(), "again": request.get_full_path()},
+            {"trouble": Trouble(title, text), "urls": Places(), "again": request.get_full_path()},
             status=status,
         )
         if status == 503:

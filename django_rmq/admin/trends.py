@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -14,14 +14,16 @@ from django.utils.translation import pgettext
 from django_rmq import history
 from django_rmq.admin.charts import Chart, Series, Sparkline, chart, sparkline
 from django_rmq.broker import Broker
-from django_rmq.exceptions import WrongType
+from django_rmq.exceptions import RmqError
 from django_rmq.history import Minute
 from django_rmq.messages import Topic
+from django_rmq.operations import TopicFigures
 from django_rmq.templatetags.rmq_times import duration, number
 
 SPANS = ((1, 1), (6, 2), (24, 10), (48, 20), (168, 60), (744, 360))
 """Hours that can be looked at, and the minutes that are one point then."""
 
+HOUR_MINUTES = 60
 RECENT_MINUTES = 3
 """Rates in tables are those of the last sampled minute; one that is older than this says nothing of now."""
 
@@ -37,6 +39,8 @@ class Recent:
     failed: float | None = None
     sample: Minute | None = None
     """The last sampled minute."""
+    problem: str = ""
+    """Why the history cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +53,28 @@ class Titled:
     note: str = ""
 
 
-def recent(broker: Broker, topic: Topic) -> Recent:
-    """Return what the last hour of ``topic`` tells; nothing where its history cannot be read."""
-    try:
-        minutes = history.read(broker, topic, 1)
-    except WrongType:
-        return Recent()
-    found = Recent(
-        sparkline([minute.rates.committed if minute.rates else None for minute in minutes]),
-        sample=next((minute for minute in reversed(minutes) if minute.depth), None),
-    )
+def recent(broker: Broker, figures: Sequence[TopicFigures], shown: Collection[Topic]) -> dict[Topic, Recent]:
+    """Return what the last hour of topics tells.
+
+    Of topics that are not ``shown`` only rates are looked for, where nothing else is needed: they count in totals.
+    """
+    wanted = {
+        one.topic: HOUR_MINUTES if one.topic in shown or one.is_partial else RECENT_MINUTES for one in figures
+    }
+    return {topic: _recent(minutes) for topic, minutes in history.read_last(broker, wanted).items()}
+
+
+def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
+    if isinstance(minutes, RmqError):
+        return Recent(problem=str(minutes))
     rates = next((minute.rates for minute in reversed(minutes[-RECENT_MINUTES:]) if minute.rates), None)
+    spark = None
+    if len(minutes) == HOUR_MINUTES:
+        spark = sparkline([minute.rates.committed if minute.rates else None for minute in minutes])
+    sample = next((minute for minute in reversed(minutes) if minute.depth), None)
     if rates is None:
-        return found
-    return Recent(found.spark, rates.sent, rates.merged, rates.committed, rates.failed, found.sample)
+        return Recent(spark, sample=sample)
+    return Recent(spark, rates.sent, rates.merged, rates.committed, rates.failed, sample)
 
 
 def spans(hours_kept: int) -> list[int]:

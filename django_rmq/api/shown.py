@@ -124,7 +124,7 @@ def topic(one: TopicFigures) -> dict[str, Any]:
         "max_retries": declared.max_retries,
         **{name: getattr(one, name) for name in _FIGURES},
         "partial": one.is_partial,
-        "problems": [*one.problems, *([one.workers_problem] if one.workers_problem else [])],
+        "problems": one.troubles,
     }
 
 
@@ -151,11 +151,12 @@ class StatsAnswer(Answer):
 
     now_ms = serializers.IntegerField()
     topics = serializers.DictField(child=serializers.DictField(child=serializers.IntegerField()))
+    problems = serializers.ListField(child=serializers.CharField())
 
 
 def stats(flow: Flow) -> dict[str, Any]:
     """Return counters of topics."""
-    return {"now_ms": flow.now_ms, "topics": flow.counted}
+    return {"now_ms": flow.now_ms, "topics": flow.counted, "problems": list(flow.problems)}
 
 
 class SlotAnswer(Answer):
@@ -298,12 +299,10 @@ class CopiesAnswer(Answer):
 def copy(one: Copy) -> dict[str, Any]:
     """Return one copy of a message, as far as it may be seen."""
     redacted = one.raw is not None and is_redacted(one.topic)
-    error = one.error
     if one.raw is None:
         body, encoding = None, "hidden"
     elif redacted:
         body, encoding = _formatted(one.topic, one.raw)
-        error = ""
     else:
         body, encoding = body_of(one.topic, one.raw)
     return {
@@ -326,7 +325,7 @@ def copy(one: Copy) -> dict[str, Any]:
         "first_failed_ms": one.first_failed_ms,
         "last_failed_ms": one.last_failed_ms,
         "error_class": one.error_class,
-        "error": error,
+        "error": one.error,
         "mark": one.mark,
     }
 

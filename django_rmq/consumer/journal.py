@@ -7,12 +7,14 @@ follows (another try, or Dead), and the place that raised. Each message is logge
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 
+from django_rmq import discretion
 from django_rmq.complaints import Complaints, counted
 from django_rmq.exceptions import Reject, Retry
 from django_rmq.logs import safe_logger
-from django_rmq.messages import Failure, Message, Topic, message_id
+from django_rmq.messages import Failure, Message, Topic, error_class
 
 logger = safe_logger("django_rmq.consumer")
 _repeated = Complaints(logger)
@@ -34,23 +36,33 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
     else:
         rest = "" if failure.delay_ms is None else f" in {failure.delay_ms / 1000:g} s"
         then = f"tried again{rest}, retries left: {message.retries_left}"
-    # A listener that raises Retry or Reject has decided; a traceback tells nothing more.
-    unexpected = error is not None and not isinstance(error, (Retry, Reject))
+    what, traced = failure.error.partition("\n")[0][:200], None
+    # A listener that raises Retry or Reject has decided: a traceback would say nothing more.
+    if error is not None and not isinstance(error, (Retry, Reject)) and left_out == 0:
+        traced = error
+    frames = ""
+    if discretion.hides(topic.name):
+        # An error quotes what it is about, and reporters of errors collect the variables of its frames.
+        what = error_class(what) or "its text is withheld"
+        if traced is not None:
+            frames = "\n" + "".join(traceback.format_tb(traced.__traceback__, limit=-8))
+            traced = None
     logger.log(
         level,
-        "Message %s of topic %s %s (%s); %s%s",
-        message.id[:60],
+        "Message %s of topic %s %s (%s); %s%s%s",
+        message.name,
         topic.name,
         failure.kind,
-        failure.error.partition("\n")[0][:200],
+        what,
         then,
         counted(left_out or 0),
-        exc_info=error if unexpected and left_out == 0 else None,
+        frames,
+        exc_info=traced,
         extra={
             "rmq_event": failure.kind,
             "rmq_topic": topic.name,
             "rmq_slot": message.slot,
-            "rmq_message": message.id,
+            "rmq_message": message.name,
             "rmq_retries_left": message.retries_left,
         },
     )
@@ -95,10 +107,10 @@ def done(topic: Topic, slot: int, members: Sequence[bytes]) -> None:
     if not logger.isEnabledFor(logging.DEBUG):
         return
     for member in members:
-        shown = message_id(slot, member)
+        shown = discretion.name(topic.name, slot, member)
         logger.debug(
             "Message %s of topic %s done",
-            shown[:60],
+            shown,
             topic.name,
             extra={
                 "rmq_event": "done",

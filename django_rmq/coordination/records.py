@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from django_rmq.coordination import TopicSlots, Worker
@@ -24,23 +25,34 @@ def write_record(token: str, worker: Worker) -> str:
 
 def read_record(worker: str, record: bytes) -> Worker:
     """Return the worker that says this. Raises ``ValueError`` for what is none."""
+    said, _, topics = record.partition(b" ")[2].rpartition(_TOPICS)
     try:
-        found = json.loads(record.partition(b" ")[2])
+        found = json.loads(said + b"}")
         return Worker(
             worker,
             str(found["host"]),
             int(found["pid"]),
             float(found["started"]),
             max(1, int(found["threads"])),
-            tuple(
-                sorted(
-                    TopicSlots(name, max(1, int(slots)), bool(serial))
-                    for name, (slots, serial) in found["topics"].items()
-                )
-            ),
+            _read_topics(topics),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"worker {worker} says {record[:100]!r}") from error
+
+
+_TOPICS = b',"topics":'
+"""What comes before the topics in a record: they are the last of what a worker says, and most of it."""
+
+
+@lru_cache(maxsize=64)
+def _read_topics(text: bytes) -> tuple[TopicSlots, ...]:
+    """Return the topics at the end of a record: the same object for the workers that say the same."""
+    return tuple(
+        sorted(
+            TopicSlots(name, max(1, int(slots)), bool(serial))
+            for name, (slots, serial) in json.loads(text.removesuffix(b"}")).items()
+        )
+    )
 
 
 def whose(record: bytes) -> str:

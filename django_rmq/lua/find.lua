@@ -31,8 +31,8 @@ local function is_of_class(record)
   local head = string.match(record or '', '^%S+ %d+ %d+ %d+ %S+[^\n]*\n')
   if not head then return false end
   local length = string.match(head, '^%S+ %d+ %d+ %d+ %S+ (%d+) [01]\n$') or 1024
-  local line = string.match(string.sub(record, #head + 1, #head + tonumber(length)), '^[^:\n]*')
-  local class = string.match(line, '^%s*([A-Za-z_][A-Za-z0-9_.<>]*)%s*$')
+  -- A single word without a colon behind it is what somebody said, not a class.
+  local class = string.match(string.sub(record, #head + 1, #head + tonumber(length)), '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:')
   return class and #class <= 200 and (class == text or string.sub(class, -#text - 1) == '.' .. text)
 end
 

@@ -83,18 +83,17 @@ class RmqCollector(Collector):
     @staticmethod
     def _look_again(config: Config) -> _Looked:
         began = time.monotonic()
-        operations = Operations(Actor("prometheus", "metrics"))
+        measured: list[Measured] | None = None
+        workers = None
         try:
-            measured: list[Measured] | None = operations.measured()
+            measured, workers, problem = Operations(Actor("prometheus", "metrics")).measured()
+            if problem:
+                logger.warning("Nobody knows how many workers there are: %s", problem)
+            for one in measured:
+                for problem in one.problems:
+                    logger.warning("Metrics of topic %s are missing: %s", one.figures.topic.name, problem)
         except RmqError as error:
             logger.warning("There are no metrics: %s", error)
-            measured = None
-        workers = None
-        if measured is not None:
-            try:
-                workers = len(operations.workers())
-            except RmqError as error:
-                logger.warning("Nobody knows how many workers there are: %s", error)
         now = time.monotonic()
         return _Looked(config, now + CACHE_SECONDS, measured, workers, now - began)
 
@@ -231,6 +230,8 @@ def _histograms(found: list[Measured]) -> Iterable[Metric]:
     )
     for one in found:
         topic, times = one.figures.topic, one.times
+        if times is None:
+            continue
         if not topic.is_priority:
             lateness.add_metric((topic.name,), _buckets(times.late), times.late_ms / 1000)
         listener.add_metric((topic.name,), _buckets(times.took), times.took_us / 1_000_000)

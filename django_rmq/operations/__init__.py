@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -48,6 +48,8 @@ from django_rmq.operations.deliveries import Deliveries
 from django_rmq.operations.figures import (
     Flow,
     Measured,
+    Measurement,
+    Overview,
     SlotFigures,
     SlotsFigures,
     TopicFigures,
@@ -73,7 +75,7 @@ from django_rmq.operations.listing import (
     first_page_order,
     read_page,
 )
-from django_rmq.operations.redaction import may_search, require_search
+from django_rmq.operations.redaction import is_redacted, may_search, redacted, require_search
 from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.sweeps import Limits, Progress, Run
 from django_rmq.producer import check_fixed_time, check_priority, score_at_once
@@ -134,9 +136,12 @@ class Operations:
 
     def overview(self, names: Iterable[str] | None = None) -> list[TopicFigures]:
         """Return the figures of all topics (or those named), in the order of the settings, in one round trip."""
+        return self.survey(names).topics
+
+    def survey(self, names: Iterable[str] | None = None) -> Overview:
+        """Return what ``overview`` does, and how many workers there are."""
         self.actor.require(Permission.VIEW)
-        topics = self._topics(names)
-        return figures.overview(self.broker, topics)
+        return figures.survey(self.broker, self._topics(names))
 
     def topic(self, name: str) -> TopicFigures:
         """Return the figures of one topic."""
@@ -155,7 +160,7 @@ class Operations:
         self.actor.require(Permission.VIEW)
         return figures.flow(self.broker, self._topics(names))
 
-    def measured(self, names: Iterable[str] | None = None) -> list[Measured]:
+    def measured(self, names: Iterable[str] | None = None) -> Measurement:
         """Return what monitoring systems want to know of topics: depths, counts since the first message, durations."""
         self.actor.require(Permission.VIEW)
         return figures.measured(self.broker, self._topics(names))
@@ -192,7 +197,8 @@ class Operations:
             descending = first_page_order(topic, state)
         order = Order(topic, state, descending, wanted)
         broker, shown = self.broker, Shown(self._hidden, self._seals(topic))
-        return read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=shown)
+        found = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=shown)
+        return replace(found, copies=self._as_shown(topic, found.copies))
 
     def get(self, name: str, message_id: str) -> list[Copy]:
         """Return all copies of a message: where it waits, runs, rests, is claimed or lies dead, in this order.
@@ -207,7 +213,7 @@ class Operations:
             (looked,) = self.broker.look(topic, identity.slot, [member])
             copies = list(from_look(topic, identity.slot, member, looked, message_id, hidden=self._hidden))
             if copies:
-                return copies
+                return self._as_shown(topic, copies)
         raise MessageGone(f"topic {topic.name} has no message {message_id[:80]} (any more)")
 
     def sent_id(self, result: SendResult) -> str:
@@ -368,7 +374,7 @@ class Operations:
         ends), ``dead`` (it was already), ``gone``."""
         self.actor.require(Permission.DELETE)
         topic = self._topic(name)
-        reason = cut_error(why or f"buried by {self.actor.name}").decode()
+        reason = self._reason(why)
 
         def tell(pipeline: Any, slot: int, members: list[bytes]) -> None:
             pipeline.bury(topic, slot, members, reason)
@@ -452,7 +458,7 @@ class Operations:
         topic = self._topic(name)
         if state == "dead":
             raise OperationRefused("what is dead is buried already")
-        reason = cut_error(why or f"buried by {self.actor.name}").decode()
+        reason = self._reason(why)
 
         def tell(pipeline: Any, slot: int, members: Sequence[bytes]) -> None:
             pipeline.bury(topic, slot, members, reason)
@@ -513,6 +519,16 @@ class Operations:
     @property
     def _hidden(self) -> bool:
         return not self.actor.may(Permission.VIEW_BODIES)
+
+    def _reason(self, why: str) -> str:
+        """Return what is kept of a burial: the words of a person, which are not to be taken for the class of an error."""
+        return cut_error(f"buried by {self.actor.name}{f': {why}' if why else ''}").decode()
+
+    def _as_shown(self, topic: Topic, copies: list[Copy]) -> list[Copy]:
+        """Return copies as the topic's formatter lets people see them; a shell sees what is stored."""
+        if self.actor.permits is None or not is_redacted(topic):
+            return copies
+        return [redacted(copy) for copy in copies]
 
     def _topic(self, name: str) -> Topic:
         """Return a topic with the slots that it has by now, whatever the settings say."""
@@ -769,7 +785,9 @@ __all__ = [
     "Limits",
     "Listing",
     "Measured",
+    "Measurement",
     "Operations",
+    "Overview",
     "Permission",
     "Progress",
     "Run",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,8 @@ from django_rmq.messages import (
     Topic,
     decode_body,
     decode_envelope,
+    error_class,
 )
-
-_ERROR_CLASS = re.compile(r"[^\W\d][\w.<>]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +141,6 @@ def from_look(
             yield from_entry(topic, slot, state, entry, name, hidden=hidden)
 
 
-def error_class(error: str) -> str:
-    """Return the class of an error from its text, ``package.Error: what happened``; empty: it names none."""
-    head = error.partition("\n")[0].partition(":")[0].strip()
-    return head if _ERROR_CLASS.fullmatch(head) and len(head) <= 200 else ""
-
-
 def _death(record: bytes | None) -> Death | None:
     try:
         return None if record is None else Death.parse(record)
@@ -212,4 +204,4 @@ def _retries_left(topic: Topic, state: str, score: float) -> int | None:
     return None
 
 
-__all__ = ["Copy", "error_class", "from_entry", "from_look"]
+__all__ = ["Copy", "from_entry", "from_look"]

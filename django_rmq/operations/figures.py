@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple
 
 from django_rmq import connections, history
 from django_rmq.broker import Broker
-from django_rmq.coordination import Holding, Member
+from django_rmq.coordination import Holding, Member, Worker
 from django_rmq.coordination.redis import describe_roster, members_of_roster
-from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
-from django_rmq.history import Depth, Totals
+from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable, WrongType
+from django_rmq.history import Depth, Latest, Totals
 from django_rmq.messages import Counts, Roster, Times, Topic, former_slot_counts
 
 
-@dataclass(frozen=True, slots=True)
-class Crew:
-    """The workers there are, and what is assigned to them."""
+@dataclass(slots=True)
+class Serving:
+    """What live workers do for one topic."""
 
-    members: list[Member]
-    holdings: list[Holding]
-    problem: str = ""
-    """Why nobody can tell; empty: all is known."""
+    workers: int = 0
+    threads: int = 0
+    owned_slots: list[Holding] = field(default_factory=list)
+    """Of serial topics, by slot; also those of workers that are gone."""
+
+
+class Crew:
+    """The workers there are, and what is assigned to them, by topic."""
+
+    def __init__(
+        self, members: Sequence[Member] = (), holdings: Sequence[Holding] = (), problem: str = ""
+    ) -> None:
+        self.members = members
+        self.holdings = holdings
+        self.problem = problem
+        """Why nobody can tell; empty: all is known."""
+        self._present = {member.worker.id for member in members}
+        self._serving: defaultdict[str, Serving] = defaultdict(Serving)
+        # Most workers say the same, which is read once.
+        groups: defaultdict[int, list[Worker]] = defaultdict(list)
+        for member in members:
+            groups[id(member.worker.topics)].append(member.worker)
+        for workers in groups.values():
+            threads = sum(worker.threads for worker in workers)
+            for name in {topic.name for topic in workers[0].topics}:
+                serving = self._serving[name]
+                serving.workers += len(workers)
+                serving.threads += threads
+        for one in holdings:
+            self._serving[one.topic].owned_slots.append(one)
+
+    def serving(self, topic: Topic) -> Serving:
+        """Return who serves a topic."""
+        return self._serving.get(topic.name) or Serving()
+
+    def owned(self, topic: Topic) -> int:
+        """Return how many slots of a topic live workers own."""
+        return sum(
+            max(0, min(one.stop, topic.slots) - one.start)
+            for one in self.serving(topic).owned_slots
+            if one.worker in self._present
+        )
 
 
 LIVE_SLOTS = 4_096
@@ -61,12 +101,19 @@ class TopicFigures:
     """Serial topics: slots that are assigned to live workers."""
     workers_problem: str = ""
     """Why nobody knows how many workers there are; empty: it is known."""
+    definition_problem: str = ""
+    """Why what Redis has registered of the topic cannot be read; empty: it can."""
     looked_at: int = 0
     """Slots that were looked at."""
     now_ms: int = 0
     """When, by Redis' clock."""
     problems: tuple[str, ...] = ()
     """Slots that cannot be read, and why."""
+
+    @property
+    def troubles(self) -> list[str]:
+        """All that cannot be read of the topic: its definition, slots, who serves it."""
+        return [text for text in (self.definition_problem, *self.problems, self.workers_problem) if text]
 
     @property
     def not_due(self) -> int:
@@ -149,12 +196,15 @@ class Measured:
     depth: Depth | None
     """Of large topics: what all slots together held at ``sampled_ms``."""
     totals: Totals | None
-    """None: large, and no worker has sampled it of late."""
-    times: Times
+    """None: large, and no worker has sampled it of late; or they cannot be read."""
+    times: Times | None
+    """None: they cannot be read."""
     sampled_ms: int
     """When, by Redis' clock, depth and totals were read."""
     is_scaled: bool = False
     """Not all slots were read; sums are scaled."""
+    problems: tuple[str, ...] = ()
+    """Why totals or times cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +217,8 @@ class Flow:
     now_ms: int
     counted: dict[str, dict[str, int]]
     """Topic → name of ``RATES`` → how many ever."""
+    problems: tuple[str, ...] = ()
+    """Slots whose counters cannot be read, and why: they are not in the sums."""
 
     def since(self, before: Flow) -> dict[str, dict[str, float]]:
         """Return topic → name → how many per second since then."""
@@ -189,8 +241,23 @@ _COUNTERS = {
 NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
 
 
+class Overview(NamedTuple):
+    """All topics and workers at one instant."""
+
+    topics: list[TopicFigures]
+    workers: int | None
+    """How many are alive; None: nobody can tell, see ``problem``."""
+    problem: str
+    now_ms: int
+
+
 def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
     """Return the figures of ``topics``, in one round trip whatever their backlog. Raises ``ServerTrouble``."""
+    return survey(broker, topics).topics
+
+
+def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
+    """Return the figures of ``topics`` and the number of workers, as ``overview`` does."""
     looked_at = _slots_to_look_at(topics)
     pipeline = broker.pipeline()
     pipeline.roster()
@@ -198,15 +265,14 @@ def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
         for slot in looked_at[topic.name]:
             pipeline.count(topic, slot)
     roster, *answers = pipeline.execute()
-    if isinstance(roster, RmqError):
-        raise roster
     crew = _crew(roster)
+    now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
     found, at = [], 0
     for topic in topics:
         slots = looked_at[topic.name]
         part, at = answers[at : at + len(slots)], at + len(slots)
-        found.append(_summed(topic, slots, part, crew, roster.now_ms))
-    return found
+        found.append(_summed(topic, slots, part, crew, now_ms))
+    return Overview(found, None if crew.problem else len(crew.members), crew.problem, now_ms)
 
 
 def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
@@ -216,10 +282,8 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
     for slot in wanted:
         pipeline.count(topic, slot)
     roster, *answers = pipeline.execute()
-    if isinstance(roster, RmqError):
-        raise roster
-    crew = _crew(roster)
-    owners = [holding for holding in crew.holdings if holding.topic == topic.name]
+    owners = _crew(roster).serving(topic).owned_slots
+    now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
         if isinstance(answer, ServerTrouble):
@@ -231,55 +295,77 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
         if holding is not None:
             row = replace(row, worker=holding.worker, since_ms=round(holding.since * 1000))
         rows.append(row)
-    return SlotsFigures(topic, rows, roster.now_ms)
+    return SlotsFigures(topic, rows, now_ms)
 
 
-def measured(broker: Broker, topics: Sequence[Topic]) -> list[Measured]:
+class Measurement(NamedTuple):
+    """All topics as a monitoring system wants to know them."""
+
+    topics: list[Measured]
+    workers: int | None
+    problem: str
+
+
+def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
     """Return what there is to measure of ``topics``: of up to 8,192 slots as it is, of more as workers sampled it.
 
-    Costs two looks at each of these slots, and one at the times of each topic. Raises ``ServerTrouble``.
+    Costs two looks at each of these slots, and one at the times of each topic, all in a few round trips. What
+    cannot be read is missing of its own topic. Raises ``ServerTrouble``.
     """
-    definitions = broker.definitions()
+    try:
+        definitions: Mapping[str, dict[str, Any]] = broker.definitions()
+    except WrongType:
+        definitions = {}
+    seen = survey(broker, topics)
+    large = [one.topic for one in seen.topics if one.looked_at + len(one.problems) < one.topic.slots]
+    latest = dict(zip(large, history.latest(broker, large), strict=True))
+    counted = {topic: _everywhere(topic, definitions) for topic in topics if topic not in latest}
+    totals = dict(zip(counted, history.totals(broker, list(counted.values())), strict=True))
     found = []
-    for one in overview(broker, topics):
-        topic, times = one.topic, broker.times(one.topic)
-        if one.looked_at + len(one.problems) < topic.slots:
-            latest = history.latest(broker, topic)
-            if latest is None:
-                found.append(Measured(one, None, None, times, one.now_ms))
-            else:
-                found.append(
-                    Measured(one, latest.depth, latest.totals, times, latest.sampled_ms, latest.is_scaled)
+    for one, times in zip(seen.topics, history.times(broker, topics), strict=True):
+        record, sums = latest.get(one.topic), totals.get(one.topic)
+        problems = tuple(str(each) for each in (record, sums, times) if isinstance(each, RmqError))
+        known = None if isinstance(times, RmqError) else times
+        if isinstance(record, Latest):
+            found.append(
+                Measured(
+                    one, record.depth, record.totals, known, record.sampled_ms, record.is_scaled, problems
                 )
-            continue
-        # Slots that the topic had before have counted, too.
-        former = former_slot_counts(definitions.get(topic.name, {}))
-        everywhere = replace(topic, slots=min(max(topic.slots, *former), LIVE_SLOTS)) if former else topic
-        found.append(Measured(one, None, history.totals(broker, everywhere), times, one.now_ms))
-    return found
+            )
+        else:
+            sums = None if isinstance(sums, RmqError) else sums
+            found.append(Measured(one, None, sums, known, one.now_ms, problems=problems))
+    return Measurement(found, seen.workers, seen.problem)
+
+
+def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, Any]]) -> Topic:
+    """Return ``topic`` with the slots that it had before, too: they have counted."""
+    former = former_slot_counts(definitions.get(topic.name, {}))
+    return replace(topic, slots=min(max(topic.slots, *former), LIVE_SLOTS)) if former else topic
 
 
 def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
     """Return what has passed through ``topics`` so far; those with very many slots are left out."""
     looked_at = _slots_to_look_at(topics)
-    counted = {}
+    small = [topic for topic in topics if len(looked_at[topic.name]) == topic.slots]
     now_ms = broker.now_ms()
-    for topic in topics:
-        slots = looked_at[topic.name]
-        if len(slots) < topic.slots:
-            continue
-        totals = dict.fromkeys(Flow.RATES, 0)
-        pipeline = broker.pipeline()
-        for slot in slots:
+    pipeline = broker.pipeline()
+    for topic in small:
+        for slot in looked_at[topic.name]:
             pipeline.audit(topic, slot)
-        for answer in pipeline.execute():
+    answers = iter(pipeline.execute())
+    counted, problems = {}, []
+    for topic in small:
+        totals = counted[topic.name] = dict.fromkeys(Flow.RATES, 0)
+        for slot, answer in enumerate(islice(answers, topic.slots)):
             if isinstance(answer, ServerTrouble):
                 raise answer
-            if not isinstance(answer, RmqError):
+            if isinstance(answer, RmqError):
+                problems.append(f"topic {topic.name}, slot {slot}: {answer}")
+            else:
                 for name, counters in _COUNTERS.items():
                     totals[name] += sum(answer[counter] for counter in counters)
-        counted[topic.name] = totals
-    return Flow(now_ms, counted)
+    return Flow(now_ms, counted, tuple(problems))
 
 
 def workers(broker: Broker) -> list[WorkerFigures]:
@@ -341,11 +427,7 @@ def _summed(
     undrained = min(
         (one.undrained_since_ms for one in counted if one.undrained_since_ms is not None), default=None
     )
-    serving = [
-        member.worker
-        for member in crew.members
-        if any(one.name == topic.name for one in member.worker.topics)
-    ]
+    serving = crew.serving(topic)
     return TopicFigures(
         topic,
         store=sum(one.store for one in counted),
@@ -359,37 +441,36 @@ def _summed(
         undrained_since_ms=undrained,
         undrained_ms=None if undrained is None else max(0, now_ms - undrained),
         paused_slots=sum(one.paused for one in counted),
-        consumers=len(serving),
-        threads=sum(worker.threads for worker in serving),
-        owned_slots=_owned(topic, crew),
+        consumers=serving.workers,
+        threads=serving.threads,
+        owned_slots=crew.owned(topic),
         workers_problem=crew.problem,
+        definition_problem=connections.unreadable(topic),
         looked_at=len(counted),
         now_ms=now_ms,
         problems=tuple(problems),
     )
 
 
-def _owned(topic: Topic, crew: Crew) -> int:
-    present = {member.worker.id for member in crew.members}
-    return sum(
-        max(0, min(one.stop, topic.slots) - one.start)
-        for one in crew.holdings
-        if one.topic == topic.name and one.worker in present
-    )
-
-
-def _crew(roster: Roster) -> Crew:
+def _crew(roster: Roster | RmqError) -> Crew:
     """Return who is there: in ZooKeeper where workers come together there, else by the roster.
 
-    While ZooKeeper is away, what is in Redis can be shown all the same.
+    While ZooKeeper is away, or the roster cannot be read, what is in Redis can be shown all the same.
     """
+    if isinstance(roster, ServerTrouble):
+        raise roster
+    if isinstance(roster, RmqError):
+        return _crew_in_zookeeper() or Crew(problem=str(roster))
+    return _crew_in_zookeeper() or Crew(members_of_roster(roster), describe_roster(roster))
+
+
+def _crew_in_zookeeper() -> Crew | None:
+    """Return who is there where workers come together in ZooKeeper; None: they do not."""
     try:
         found = connections.survey_zookeeper()
     except ServerTrouble as error:
-        return Crew([], [], str(error))
-    if found is None:
-        return Crew(members_of_roster(roster), describe_roster(roster))
-    return Crew(found.members, found.holdings)
+        return Crew(problem=str(error))
+    return None if found is None else Crew(found.members, found.holdings)
 
 
 def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
@@ -409,6 +490,8 @@ def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
 __all__ = [
     "Flow",
     "Measured",
+    "Measurement",
+    "Overview",
     "SlotFigures",
     "SlotsFigures",
     "TopicFigures",
@@ -417,5 +500,6 @@ __all__ = [
     "measured",
     "overview",
     "slots",
+    "survey",
     "workers",
 ]

@@ -15,7 +15,7 @@ from django_rmq import connections
 from django_rmq.broker import Broker
 from django_rmq.coordination.plan import Plan
 from django_rmq.coordination.redis import members_of_roster
-from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.exceptions import RmqError, ServerTrouble, WrongType
 from django_rmq.messages import Roster, Topic
 from django_rmq.operations import figures
 from django_rmq.operations.retiring import Stranded
@@ -41,7 +41,7 @@ class Finding:
     """One thing that was looked at."""
 
     name: str
-    """redis, coordinator, workers, age, dead or undeclared."""
+    """redis, coordinator, definition, workers, age, dead or undeclared."""
     topic: str
     """Empty: it is about no topic."""
     is_well: bool
@@ -125,7 +125,10 @@ def _coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Findin
 
 
 def _in_redis(broker: Broker) -> tuple[int, str]:
-    roster = broker.roster()
+    try:
+        roster = broker.roster()
+    except WrongType as error:
+        return 0, str(error)
     return len(members_of_roster(roster)), _flaw(roster)
 
 
@@ -153,6 +156,8 @@ def _flaw(roster: Roster) -> str:
 def _topic(one: figures.TopicFigures, limits: Limits) -> list[Finding]:
     name = one.topic.name
     findings = [Finding("redis", name, False, problem) for problem in one.problems]
+    if one.definition_problem:
+        findings.append(Finding("definition", name, False, one.definition_problem))
     part = f" in {one.looked_at} of {one.topic.slots} slots" if one.is_partial else ""
     if limits.needs_workers and one.topic.listener and not one.workers_problem:
         if one.consumers:

@@ -6,7 +6,9 @@ what was sent.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from django.utils.module_loading import import_string
@@ -15,6 +17,9 @@ from django_rmq.conf import get_config
 from django_rmq.exceptions import OperationRefused
 from django_rmq.messages import Topic, decode_body
 from django_rmq.operations.actors import Actor, Permission
+from django_rmq.operations.copies import Copy
+
+logger = logging.getLogger("django_rmq.operations")
 
 Formatter = Callable[[str, Any], Any]
 """From a topic's name and a decoded body (bytes where it cannot be decoded) to what is shown in its place."""
@@ -57,8 +62,50 @@ def format_body(topic: Topic, raw: bytes) -> Any:
     return formatter(topic.name, body)
 
 
+def redacted(copy: Copy) -> Copy:
+    """Return a copy of a redacted topic with what its formatter shows of key, headers, slot basis and error.
+
+    A formatter that is an object may have a method for each: ``key``, ``headers``, ``slot_basis``, ``error``, called with
+    the topic's name and what is stored. What it has no method for, or fails at, is withheld. The body stays as it is:
+    whoever shows it calls ``format_body``.
+    """
+    name = copy.topic.name
+    try:
+        formatter = formatter_of(copy.topic)
+    except Exception:
+        logger.exception("The formatter of topic %s cannot be imported; nothing is shown.", name)
+        formatter = None
+    shown: dict[str, Any] = {}
+    for part, (kind, nothing) in _PARTS.items():
+        shown[part], stored, method = nothing, getattr(copy, part), getattr(formatter, part, None)
+        if not stored or method is None:
+            continue
+        try:
+            shown[part] = kind(method(name, stored))
+        except Exception:
+            logger.exception("The formatter of topic %s failed; the %s is withheld.", name, part)
+    return replace(copy, **shown)
+
+
+_PARTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "key": (str, None),
+    "headers": (lambda headers: {str(name): str(value) for name, value in headers.items()}, {}),
+    "slot_basis": (str, None),
+    "error": (str, ""),
+}
+"""Part of a copy → its type, and what stands for one that is withheld."""
+
+
 def _path(topic: Topic) -> str | None:
     return get_config().admin.formatter_of(topic.name)
 
 
-__all__ = ["Formatter", "format_body", "formatter_of", "is_redacted", "may_search", "require_search"]
+__all__ = [
+    "Formatter",
+    "format_body",
+    "formatter_of",
+    "is_redacted",
+    "may_search",
+    "redacted",
+    "require_search",
+]

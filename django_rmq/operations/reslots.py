@@ -32,7 +32,7 @@ def plan(broker: Broker, topic: Topic, slots: int | None) -> Plan:
     Raises ``ConfigurationError`` for a number that is none or where none is known, and ``TopicMismatch`` where settings and
     Redis disagree about more than slots: where a message belongs is computed by that.
     """
-    known = broker.definitions().get(topic.name, {})
+    known = broker.definitions().of(topic.name) or {}
     _check_the_rest(topic, known)
     begun = reslotting.under_way(broker, topic)
     declared = None if topic.slots in (*former_slot_counts(known), known.get("slots")) else topic.slots

@@ -10,11 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
-from django_rmq import connections
+from django_rmq import addresses, connections
 from django_rmq.broker import Broker
-from django_rmq.conf import RedisServer, get_config
+from django_rmq.conf import get_config
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.messages import Topic
 from django_rmq.operations import Actor
@@ -268,35 +267,25 @@ def connection_options() -> dict[str, str]:
         raise ConfigurationError(
             "Spark cannot ask sentinels for the primary: give it an address that follows it, in a settings module for pipelines"
         )
-    found = {"prefix": config.key_prefix, **_login(server)}
+    told: dict[str, object] = {**server.pool}
+    told |= {name: getattr(server, name) for name in addresses.LOGIN if getattr(server, name)}
+    urls = []
+    for url in server.cluster or (server.url,):
+        address = addresses.without_login(url)
+        urls.append(address.url)
+        told |= address.options
+    found = {"prefix": config.key_prefix, "url": ",".join(urls)}
+    found |= {name: str(told.pop(name)) for name in addresses.LOGIN if told.get(name)}
     if server.cluster:
         found["cluster"] = "true"
-    if server.pool:
+    if told:
+        # Spark hides the values of options whose names say so, and nobody knows which of these are secret.
         try:
-            found["connectionOptions"] = json.dumps(dict(server.pool))
+            found["secretConnectionOptions"] = json.dumps(told)
         except TypeError as error:
             raise ConfigurationError(
                 f"CONNECTION_POOL_KWARGS cannot be told to Spark's tasks: {error}"
             ) from None
-    return found
-
-
-def _login(server: RedisServer) -> dict[str, str]:
-    """Return the address without a login, which goes apart: Spark hides an option that is called a password."""
-    found: dict[str, str] = {}
-    urls = []
-    for url in server.cluster or (server.url,):
-        parts = urlsplit(url)
-        if parts.username:
-            found["username"] = unquote(parts.username)
-        if parts.password:
-            found["password"] = unquote(parts.password)
-        urls.append(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
-    found["url"] = ",".join(urls)
-    for name in ("username", "password"):
-        given = getattr(server, name)
-        if given:
-            found.setdefault(name, given)
     return found
 
 

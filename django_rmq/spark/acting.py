@@ -91,7 +91,7 @@ def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:
     given = Options({key: value for key, value in options.items() if key in CONNECTION}, CONNECTION, "a task")
     broker = broker_of(given)
     name = given.topic()
-    return broker, topic_of(name, broker.definitions().get(name))
+    return broker, topic_of(name, broker.definitions().of(name))
 
 
 def _each_slot(

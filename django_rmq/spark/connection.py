@@ -12,10 +12,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from django_rmq import addresses
 from django_rmq.broker import Broker
 from django_rmq.cluster import Cluster, ClusterBroker, parse_seeds
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.messages import BackOff, Topic, TopicType
+from django_rmq.pool import RenewingPool
 from django_rmq.spark.options import Options
 
 URL_VARIABLE = "RMQ_URL"
@@ -38,6 +40,7 @@ def broker_of(options: Options) -> Broker:
         options.prefix,
         options.socket_timeout,
         options.text("connectionOptions") or "{}",
+        options.text("secretConnectionOptions") or "{}",
     )
 
 
@@ -50,10 +53,12 @@ def _broker(
     prefix: str,
     timeout: float,
     more: str,
+    secret: str,
 ) -> Broker:
     login = {"username": username, "password": password}
     ours: dict[str, Any] = {
-        **_connection_options(more),
+        **_connection_options("connectionOptions", more),
+        **_connection_options("secretConnectionOptions", secret),
         **{name: value for name, value in login.items() if value is not None},
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
@@ -61,22 +66,24 @@ def _broker(
         "socket_connect_timeout": timeout,
         "health_check_interval": 0,
     }
+    urls = addresses.several(url) if is_cluster else [url]
     try:
         if is_cluster:
-            seeds, told = parse_seeds(url.split(","))
+            seeds, told = parse_seeds(urls)
             return ClusterBroker(Cluster(seeds, {**told, **ours}, patience=CLUSTER_PATIENCE), prefix)
-        return Broker(redis.Redis.from_url(url, **ours), prefix)
+        return Broker(redis.Redis(connection_pool=RenewingPool.from_url(url, **ours)), prefix)
     except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"the options for Redis cannot be used: {error}") from None
+        where = ", ".join(map(addresses.shown, urls))
+        raise ConfigurationError(addresses.unusable(where, ours, error)) from None
 
 
-def _connection_options(text: str) -> dict[str, Any]:
+def _connection_options(name: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ConfigurationError("option connectionOptions must be a JSON object of redis-py's options")
+        raise ConfigurationError(f"option {name} must be a JSON object of redis-py's options")
     return found
 
 
@@ -86,9 +93,14 @@ def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topi
         raise UnknownTopic(
             f"topic {name} is not registered in Redis: has the project that declares it ever run?"
         )
-    base_ms, cap_ms = definition["backoff"]
     # What a later version has registered besides is none of ours.
     known = {field.name for field in fields(Topic)}
     parts = {name: value for name, value in definition.items() if name in known}
-    parts |= {"type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}
-    return Topic(name, **parts, **local)
+    try:
+        base_ms, cap_ms = definition["backoff"]
+        parts |= {"type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}
+        return Topic(name, **parts, **local)
+    except (KeyError, TypeError, ValueError):
+        raise ConfigurationError(
+            f"topic {name} is not registered in Redis as this version knows topics: see `manage.py rmqtopics`"
+        ) from None

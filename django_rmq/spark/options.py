@@ -22,6 +22,7 @@ CONNECTION = {
     "socketTimeout",
     "connectionOptions",
     "patience",
+    "secretConnectionOptions",
     "topic",
 }
 TASKS = ("minPartitions", "messagesPerTask")

@@ -78,7 +78,7 @@ class Reader(DataSourceReader):
         pieces: list[Piece] = []
         sizes: list[int] = []
         for name in self._topics:
-            topic = topic_of(name, definitions.get(name))
+            topic = topic_of(name, definitions.of(name))
             slots = self._options.slots(topic.slots)
             for first in range(0, len(slots), SLOTS_PER_TRIP):
                 part = slots[first : first + SLOTS_PER_TRIP]

@@ -122,7 +122,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: self.__dict__[name] for name in kept}
 
     def _look_up(self) -> Topic:
-        return topic_of(self._name, self._broker.definitions().get(self._name))
+        return topic_of(self._name, self._broker.definitions().of(self._name))
 
     @property
     def _broker(self) -> Broker:

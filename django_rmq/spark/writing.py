@@ -74,7 +74,7 @@ class _Sending:
         broker = broker_of(options)
         name = options.topic()
         self._patience = Patience(options.patience, f"topic {name}")
-        self._topic = topic_of(name, self._patience(broker.definitions).get(name), **local)
+        self._topic = topic_of(name, self._patience(broker.definitions).of(name), **local)
         self._canonical = options.flag("canonical", default=True)
         self._body_columns = options.names("bodyColumns")
         columns = set(schema.fieldNames())

@@ -151,8 +151,11 @@ def failed_with(slot: Slot, member: bytes, error: str, *, dead: bool) -> None:
     [
         ("Boom: it broke", True),
         ("shop.errors.Boom: it broke", True),
-        ("Boom", True),
-        ("Boom\nTraceback", True),
+        ("Boom", False),  # a single word is what somebody said, not a class
+        ("Boom\nTraceback", False),
+        ("Boom\n: it broke", False),
+        (f"{'x' * 195}.Boom: it broke", True),
+        (f"{'x' * 196}.Boom: it broke", False),
         (" shop.Boom : x", True),
         ("Boomer: it broke", False),
         ("shop.Boomer: Boom: x", False),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission as AuthPermission
@@ -27,7 +28,7 @@ from django_rmq.keys import slot_of
 from django_rmq.messages import Envelope, Failure, Topic, encode_envelope
 from django_rmq.messages import message_id as id_of
 from django_rmq.models import Topic as TopicModel
-from django_rmq.operations import Permission
+from django_rmq.operations import Actor, Operations, Permission
 from tests.servers import RedisServer
 
 pytestmark = pytest.mark.django_db
@@ -417,6 +418,86 @@ def test_redacted_bodies_are_in_no_page_and_no_address(boss: Client, broker: Bro
     assert depth(broker, "secret", "store") == 1
 
 
+class Cards:
+    """A formatter that shows more than the body."""
+
+    def __call__(self, topic: str, body: Any) -> str:
+        return "a card"
+
+    def key(self, topic: str, key: str) -> str:
+        return f"key {key[-2:]}"
+
+    def headers(self, topic: str, headers: dict[str, str]) -> dict[str, str]:
+        return dict.fromkeys(headers, "***")
+
+    def error(self, topic: str, error: str) -> str:
+        raise ValueError("it cannot read that")
+
+
+show_cards = Cards()
+
+
+@pytest.mark.parametrize("formatter", ["redact", "show_cards", "missing"])
+def test_keys_headers_and_slot_bases_of_a_redacted_topic_are_shown_by_its_formatter_alone(
+    boss: Client, broker: Broker, formatter: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = topic_of("keyed")
+    envelope = Envelope(b'{"card":"9999"}', 0, "4111 basis", {"sender": "4111 header"})
+    broker.send_replace(topic, 0, [1_000], [b"4111-77"], [encode_envelope(envelope)])
+    taken = broker.prepare(topic, 0, "W", None, 10)
+    failure = Failure(b"4111-77", "rejected", None, "shop.Boom: 4111 error")
+    broker.rollback(topic, 0, taken.receipt, [failure])
+    rmq = {**settings.RMQ, "ADMIN": {"FORMATTER": {"keyed": f"{__name__}.{formatter}"}}}
+    with override_settings(RMQ=rmq):
+        page = boss.get(url("change", "keyed"), {"tab": "dead"})
+        message_id = ids(text(page))[0]
+        rest = boss.get(f"/api/rmq/topics/keyed/messages/{message_id}/")
+        shown = [text(page), text(boss.get(url("message", "keyed", message_id))), text(rest)]
+        (copy,) = rest.json()["results"]
+        assert "4111" not in "".join(shown) + caplog.text
+        assert "shop.Boom" in shown[0] and copy["error_class"] == "shop.Boom"
+        if formatter == "show_cards":
+            assert all("key 77" in one for one in shown)
+            assert copy["headers"] == {"sender": "***"}
+            assert "the error is withheld" in caplog.text
+        else:
+            assert (copy["key"], copy["headers"]) == (None, {})
+        assert (copy["slot_basis"], copy["error"]) == (None, "")
+        # Who is trusted with everything sees what is stored.
+        (copy_,) = Operations(Actor("shell", "test")).get("keyed", message_id)
+        assert (copy_.key, copy_.slot_basis) == ("4111-77", "4111 basis")
+
+
+@pytest.mark.parametrize(
+    "error", ["hunter2secret", "hunter2secret\nmore", "two hunter2secret: x", ": hunter2secret"]
+)
+def test_what_is_no_class_of_an_error_is_shown_to_those_alone_who_may_see_texts(
+    log_in: Callable[..., Client], broker: Broker, error: str
+) -> None:
+    kill(broker, "timed", b'{"a":1}', error=error)
+    page = text(log_in("view_topic").get(url("change", "timed"), {"tab": "dead"}))
+    assert "/message/" in page
+    assert "hunter2secret" not in page
+
+
+def test_the_reason_of_a_burial_has_no_class(log_in: Callable[..., Client], broker: Broker) -> None:
+    operations = Operations(Actor("alice", "test"))
+    for body, act in (
+        (
+            b'{"a":1}',
+            lambda: operations.bury("timed", [id_of(slot_of(b'{"a":1}', 4), b'{"a":1}')], "hunter2secret"),
+        ),
+        (b'{"b":1}', lambda: operations.bury_all("timed", "store", why="hunter2secret: x").result()),
+    ):
+        send(broker, "timed", body)
+        act()
+    page = text(log_in("view_topic", "view_bodies").get(url("change", "timed"), {"tab": "dead"}))
+    assert "buried by alice: hunter2secret" in page
+    page = text(log_in("view_topic").get(url("change", "timed"), {"tab": "dead"}))
+    assert "/message/" in page
+    assert "hunter2secret" not in page
+
+
 def test_a_body_can_be_downloaded_as_it_is(boss: Client, broker: Broker) -> None:
     kill(broker, "timed", b"<script>alert(1)</script>\xff")
     answer = boss.get(url("raw", "timed", ids_of_dead(broker)), {"state": "dead"})
@@ -773,6 +854,25 @@ def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[.
         ]
         for name, data in given:
             assert client.post(url(name, "timed"), data).status_code == 503
+
+
+@pytest.mark.parametrize(
+    "redis",
+    ["redis://h/1?password=S3CRET&max_connections=abc", "redis://u:S3CRET/x@h/1", "redis://h/1?x=S3CRET"],
+)
+def test_settings_that_are_wrong_are_told_to_the_log_and_to_no_reader(
+    log_in: Callable[..., Client], redis: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = log_in("view_topic")
+    with override_settings(RMQ={"REDIS": redis, "TOPICS": TOPICS}):
+        answer = client.get(url("changelist"))
+    page = text(answer)
+    assert answer.status_code == 503
+    assert "The settings of RMQ are wrong." in page
+    assert "The log of this server says how." in page
+    assert "redis://" not in page
+    assert "redis://" in caplog.text
+    assert "S3CRET" not in page + caplog.text
 
 
 def test_a_redis_that_hangs_is_away_too(log_in: Callable[..., Client]) -> None:

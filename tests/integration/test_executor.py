@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq import complaints, registry
+from django_rmq import complaints, discretion, registry
 from django_rmq.consumer import journal
 from django_rmq.consumer.executor import (
     NO_HOOKS,
@@ -30,6 +30,7 @@ from django_rmq.consumer.executor import (
 )
 from django_rmq.exceptions import Reject, Retry
 from django_rmq.messages import BackOff, Delivery, Failure, Message, Topic, TopicType
+from django_rmq.sealing import sealed_id
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, max_retries=16)
 
@@ -237,7 +238,9 @@ def test_a_failure_is_logged_with_what_finds_the_message_again(caplog: pytest.Lo
     run(Listener(raising(error)), [given])
     [record] = caplog.records
     assert (record.levelno, record.exc_info and record.exc_info[1]) == (logging.WARNING, error)
-    assert vars(record)["rmq_message"] == given.id
+    assert vars(record)["rmq_message"] == sealed_id("prices", 3, b'{"sku":1}')
+    assert vars(record)["rmq_message"] in record.getMessage()
+    assert "eyJza3UiOjF9" not in str(vars(record)), "the body, as plain ids hold it"
     assert (vars(record)["rmq_topic"], vars(record)["rmq_slot"]) == ("prices", 3)
     assert vars(record)["rmq_retries_left"] == 4
 
@@ -303,6 +306,45 @@ def test_at_debug_each_message_that_is_done_or_fails_has_a_line(caplog: pytest.L
     caplog.clear()
     journal.done(TOPIC, 3, [b"a"])
     assert not caplog.records
+
+
+def test_of_a_redacted_topic_no_error_is_quoted_and_no_frame_is_held(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discretion, "rules", discretion.Rules(sealed_id, {"prices"}.__contains__))
+    cause = KeyError("S3CRET cause")
+    error = LookupError("S3CRET\nS3CRET")
+    error.__cause__ = cause
+    for raised in (error, Retry("S3CRET"), Reject("S3CRET"), Exception()):
+        run(Listener(raising(raised)), [message(b'"S3CRET"')])
+    run(Listener(lambda given: given.reject("S3CRET")), [message(b'"S3CRET"')])
+    first, *_ = caplog.records
+    assert "(LookupError)" in first.getMessage() and "raise error" in first.getMessage()
+    for record in caplog.records:
+        assert record.exc_info is None
+        assert "S3CRET" not in record.getMessage() + repr(vars(record))
+    assert len(caplog.records) == 5
+
+
+def test_the_text_of_a_message_holds_nothing_of_it() -> None:
+    shown = repr(message(b'{"sku":1}'))
+    assert sealed_id("prices", 3, b'{"sku":1}') in shown
+    assert "eyJza3UiOjF9" not in shown
+
+
+def test_a_failure_is_settled_where_messages_cannot_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_secret(*_: object) -> str:
+        raise ValueError("no secret key")
+
+    monkeypatch.setattr(discretion, "rules", discretion.Rules(no_secret))
+    assert message(b"1").name == "3~"
+    outcome(raising(ValueError()))
+
+
+def test_a_retry_or_reject_is_a_warning_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    outcome(raising(Retry()))
+    outcome(raising(Reject()))
+    assert [(record.levelno, record.exc_info) for record in caplog.records] == [(logging.WARNING, None)] * 2
 
 
 def test_describe_keeps_the_end_of_a_long_traceback() -> None:

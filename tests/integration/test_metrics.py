@@ -171,7 +171,7 @@ def test_it_is_told_how_long_a_slot_of_priorities_has_not_been_drained(
                 (duty,) = history.sampling(broker, [topic("ranked")], 1, lambda _: True)
                 for pause in duty():
                     clock.advance(seconds=pause)
-                    if history.latest(broker, topic("ranked")) is not None:
+                    if history.latest(broker, [topic("ranked")]) != [None]:
                         break
             found = scraped()
     assert 10_800 <= found["rmq_undrained_seconds", "ranked"] < 10_920
@@ -192,7 +192,7 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
         (duty,) = history.sampling(broker, [topic("large")], 1, lambda _: True)
         for pause in duty():
             clock.advance(seconds=pause)
-            if history.latest(broker, topic("large")) is not None:
+            if history.latest(broker, [topic("large")])[0] is not None:
                 break
         found = scraped()
         assert found["rmq_sent_total", "large"] == found["rmq_messages", "store", "large"] == 1
@@ -206,7 +206,8 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
 def test_records_of_an_earlier_version_tell_what_they_know(broker: Any) -> None:
     record = f"{broker.now_ms()} 8192 8192 3 2 1 0 0 4 1000 10 2 9 6 3 4"
     broker.keep_minute(topic("large"), broker.now_ms() // 60_000, record, 60)
-    found = history.latest(broker, topic("large"))
+    (found,) = history.latest(broker, [topic("large")])
+    assert isinstance(found, history.Latest)
     assert found is not None
     assert (found.totals.sent, found.totals.died, found.totals.fenced) == (10, 4, None)
     assert found.depth.dead == 4 and not found.is_scaled
@@ -360,7 +361,13 @@ def test_a_foreign_key_is_told_of(redis_url: str, prefix: str, caplog: pytest.Lo
         count.note_calls(topic("work"), [0.1])
         flushed(count)
         assert "could not be noted" in caplog.text
-        assert scraped() == {("rmq_up",): 0}
+        found = scraped()
+        assert found["rmq_up",] == 1
+        # The figures of this topic that lie elsewhere, and all figures of the others, are told.
+        assert found["rmq_sent_total", "work"] == 0
+        assert ("rmq_listener_seconds_count", "work") not in found
+        assert found["rmq_listener_seconds_count", "ranked"] == 0
+        assert f"'times_{{{prefix}rmq:history:work}}'" in caplog.text
         connections.close()
     client.close()
 

@@ -747,6 +747,7 @@ def send_once(operations: Operations) -> None:
 
 ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "overview": ({Permission.VIEW}, lambda o: o.overview()),
+    "survey": ({Permission.VIEW}, lambda o: o.survey()),
     "topic": ({Permission.VIEW}, lambda o: o.topic("timed")),
     "slots": ({Permission.VIEW}, lambda o: o.slots("timed")),
     "flow": ({Permission.VIEW}, lambda o: o.flow()),

@@ -13,7 +13,7 @@ import redis
 
 from django_rmq.conf import RedisServer
 from django_rmq.connections import build_client
-from django_rmq.pool import Pool
+from django_rmq.pool import Pool, RenewingPool
 
 
 @pytest.fixture
@@ -143,4 +143,4 @@ def test_credentials_that_are_renewed_are_left_to_the_drivers_own_pool(redis_url
 
     assert type(build_client(RedisServer(redis_url), 1.0).connection_pool) is Pool
     server = RedisServer(redis_url, pool={"credential_provider": Provider()})
-    assert type(build_client(server, 1.0).connection_pool) is redis.ConnectionPool
+    assert type(build_client(server, 1.0).connection_pool) is RenewingPool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -270,3 +271,33 @@ def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyP
         pytest.raises(ConfigurationError, match="extra otel"),
     ):
         conf.get_config()
+
+
+def hide(topic: str, body: Any) -> str:
+    return "hidden"
+
+
+@pytest.mark.parametrize("error", [ValueError("S3CRET"), Reject("S3CRET"), SystemExit("S3CRET")])
+def test_spans_of_a_redacted_topic_tell_the_class_of_an_error_alone(
+    broker: InMemoryBroker,
+    clock: Clock,
+    spans: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    def listen(message: Message) -> None:
+        raise error
+
+    with override_settings(RMQ={**RMQ, "ADMIN": {"FORMATTER": {"keyed": f"{__name__}.hide"}}}):
+        send_message("keyed", "S3CRET", key="S3CRET", on_commit=False)
+        with suppress(SystemExit):
+            consumed(clock, monkeypatch, "keyed", listen)
+        with pytest.raises(InvalidMessage):
+            send_message("keyed", {"S3CRET": object()}, key="x", on_commit=False)
+    assert len(spans.get_finished_spans()) == 3
+    told = "".join(span.to_json() for span in spans.get_finished_spans())
+    assert "S3CRET" not in told
+    (processed,) = (span for span in spans.get_finished_spans() if span.kind is SpanKind.CONSUMER)
+    assert processed.status.status_code is StatusCode.ERROR
+    assert processed.status.description == type(error).__name__
+    assert "messaging.message.id" in told

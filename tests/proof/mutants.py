@@ -1401,6 +1401,13 @@ MUTANTS: dict[str, Mutant] = {
         "People who may filter by error class cannot search error texts.",
         "seeking",
     ),
+    "words_are_classes": Mutant(
+        "find",
+        "[A-Za-z0-9_.<>]*)[^%S\\n]*:')",
+        "[A-Za-z0-9_.<>]*)')",
+        "A word that somebody said is not searched for as the class of an error.",
+        "seeking",
+    ),
     "keyed_bodies_are_errors": Mutant(
         "find",
         "string.sub(record, #head + 1, #head + tonumber(length))",

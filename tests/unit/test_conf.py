@@ -13,7 +13,7 @@ import pytest
 from django.test import override_settings
 
 from django_rmq import checks, conf
-from django_rmq.conf import Problem, get_config, hide_password, read_settings
+from django_rmq.conf import Problem, get_config, read_settings
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.messages import BackOff, TopicType
 
@@ -619,12 +619,6 @@ def test_a_cluster_is_a_dict_with_one_url_or_several() -> None:
 )
 def test_a_cluster_that_cannot_be_used_is_reported(given: dict[str, Any], wanted: str) -> None:
     assert [problem.id for problem in problems(REDIS=given)] == [wanted]
-
-
-def test_passwords_are_hidden_wherever_a_url_is_shown() -> None:
-    assert (
-        hide_password("redis://u:p%40ss@h:1/0 and rediss://:x@i") == "redis://u:***@h:1/0 and rediss://:***@i"
-    )
 
 
 # --- reading once

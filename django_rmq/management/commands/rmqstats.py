@@ -79,7 +79,7 @@ def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
         "workers": None if one.workers_problem else one.consumers,
         "threads": one.threads,
         "slots_looked_at": one.looked_at,
-        "problems": list(one.problems),
+        "problems": one.troubles,
         **({} if rates is None else {"per_second": rates}),
     }
 
@@ -112,6 +112,8 @@ def remarks_of(one: TopicFigures) -> str:
         found.append(f"{one.paused_slots} slots paused")
     if one.workers_problem:
         found.append("workers unknown")
+    if one.definition_problem:
+        found.append("its definition cannot be read")
     if one.problems:
         found.append(f"{len(one.problems)} slots cannot be read")
     if one.looked_at + len(one.problems) < one.topic.slots:

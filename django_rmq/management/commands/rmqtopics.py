@@ -44,8 +44,10 @@ class Command(RmqCommand):
         for topic in topics:
             known = registered.get(topic.name)
             different = [] if known is None else definitions.differences(topic, known)
-            obstacles: list[str] = []
-            state = "new" if known is None else "differs" if different else "same"
+            obstacles = [registered.problem(topic.name)] if topic.name in registered.unreadable else []
+            state = (
+                "unreadable" if obstacles else "new" if known is None else "differs" if different else "same"
+            )
             if options["apply"] and state == "new":
                 broker.define(topic)
                 state = "registered"
@@ -81,7 +83,7 @@ class Command(RmqCommand):
             self.stdout.write(json.dumps(rows, indent=2))
         else:
             self._print(rows)
-        open_ = [str(row["topic"]) for row in rows if row["state"] in ("new", "differs")]
+        open_ = [str(row["topic"]) for row in rows if row["state"] in ("new", "differs", "unreadable")]
         if open_:
             advice = "" if options["apply"] else "; --apply changes what may be changed"
             raise CommandError(f"not as registered: {', '.join(open_)}{advice}", returncode=1)
@@ -90,9 +92,8 @@ class Command(RmqCommand):
         width = max((len(row["topic"]) for row in rows), default=0)
         for row in rows:
             known = row["declared"] or row["registered"]
-            self.stdout.write(
-                f"{row['topic']:<{width}}  {row['state']:<10}  {known['type']}, {known['slots']} slots"
-            )
+            kind = known.get("type", "unknown type")
+            self.stdout.write(f"{row['topic']:<{width}}  {row['state']:<10}  {kind}, {known['slots']} slots")
             for difference in row["differences"]:
                 self.stdout.write(
                     f"  {difference['setting']}: {_shown(difference['declared'])} in the settings, "

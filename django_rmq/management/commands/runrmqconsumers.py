@@ -116,7 +116,7 @@ class Command(RmqCommand):
         if options["dry_run"]:
             self.stdout.write(consuming.ready_line(topics, how.threads or 1, processes))
             return
-        consuming.check_start(topics)
+        topics = consuming.check_start(topics)
         if connections.in_memory():
             code, settled = self._run_here(topics, how, options["verbosity"])
         else:

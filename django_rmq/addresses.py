@@ -1,0 +1,148 @@
+"""Redis URLs: what of one may be printed, and how a login is told apart from the address.
+
+A URL is taken apart, never searched for what looks like a password: what is printed is put together from the parts
+that cannot be secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+SCHEMES = ("redis", "rediss", "unix")
+
+LOGIN = ("username", "password")
+"""Options of a connection that say who connects, in the order in which a URL names them."""
+
+_TYPED = frozenset(
+    {
+        "db",
+        "health_check_interval",
+        "max_connections",
+        "retry_on_error",
+        "retry_on_timeout",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_timeout",
+        "ssl_check_hostname",
+        "timeout",
+    }
+)
+"""Parameters of a URL that redis-py reads as numbers and flags. All others are text, and may be secret."""
+
+_MAY_HOLD_AT = frozenset({*LOGIN, "ssl_password"})
+_HOST = re.compile(r"[\w.-]+")
+_IPV6 = re.compile(r"[0-9a-fA-F:.]+(%\w+)?", re.ASCII)
+_NEXT_URL = re.compile(rf"\s*[,;]\s*(?=(?:{'|'.join(SCHEMES)})://)")
+
+
+class UnreadableAddress(ValueError):
+    """A URL whose parts cannot be told apart; its text says nothing of them."""
+
+
+def parse(url: str) -> SplitResult:
+    """Return the parts of a URL. Raises ``UnreadableAddress`` where a login could be mistaken for something else."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        # The error quotes what it could not read.
+        raise UnreadableAddress("the URL cannot be read") from None
+    # A slash, a question mark or a number sign in a password ends the part of the URL that holds the login.
+    behind = [parts.path, parts.fragment]
+    for parameter in parts.query.split("&"):
+        name, _, value = parameter.partition("=")
+        behind += [name] if name in _MAY_HOLD_AT else [name, value]
+    if any("@" in part for part in behind):
+        raise UnreadableAddress("the URL cannot be read: a login is behind its host")
+    return parts
+
+
+def database(parts: SplitResult) -> str | None:
+    """Return the database that a URL names by its query or its path; None: it names none."""
+    named = dict(reversed(parse_qsl(parts.query))).get("db")
+    if named:
+        return named
+    return None if parts.scheme == "unix" else (parts.path.strip("/") or None)
+
+
+def shown(url: str) -> str:
+    """Return what may be printed of a URL: its scheme, host, port and database.
+
+    Of a URL that cannot be read, or whose scheme is not one of Redis, nothing else than the scheme is known to be harmless.
+    """
+    scheme = url.partition("://")[0].strip().lower()
+    if scheme not in SCHEMES:
+        return "..."
+    try:
+        parts = parse(url)
+    except UnreadableAddress:
+        return f"{scheme}://..."
+    number = database(parts) or ""
+    number = number if number.isdecimal() and number.isascii() else ""
+    if parts.scheme == "unix":
+        return f"unix://{unquote(parts.path)}{f'?db={number}' if number else ''}"
+    host = parts.hostname or ""
+    if _IPV6.fullmatch(host) and ":" in host:
+        host = f"[{host}]"
+    elif not _HOST.fullmatch(host):
+        return f"{scheme}://..."
+    port = "" if parts.port is None else f":{parts.port}"
+    return f"{scheme}://{host}{port}{f'/{number}' if number else ''}"
+
+
+def several(text: str) -> list[str]:
+    """Return the URLs of a list that is separated by commas or semicolons. A password may hold either."""
+    return [url for url in _NEXT_URL.split(text.strip()) if url]
+
+
+class Address(NamedTuple):
+    """A URL without a login, and what was in it besides."""
+
+    url: str
+    options: dict[str, str]
+    """Options of connections: the login, and other text of the query."""
+
+
+def without_login(url: str) -> Address:
+    """Return the URL with host, port, database, numbers and flags; and apart what may be secret.
+
+    As redis-py reads it, the login before the host wins over the one in the query. Raises ``UnreadableAddress``.
+    """
+    parts = parse(url)
+    query = dict(reversed(parse_qsl(parts.query)))
+    options = {name: value for name, value in query.items() if name not in _TYPED}
+    for name in LOGIN:
+        value = getattr(parts, name)
+        if value:
+            options[name] = unquote(value)
+    kept = urlencode({name: value for name, value in query.items() if name in _TYPED})
+    host = parts.netloc.rpartition("@")[2]
+    return Address(urlunsplit((parts.scheme, host, parts.path, kept, "")), options)
+
+
+def unusable(where: str, names: Iterable[str], error: Exception) -> str:
+    """Return a sentence about options of a connection that redis-py refuses: of the options only names.
+
+    The text of ``error`` may hold their values.
+    """
+    text = str(error)
+    blamed = sorted(name for name in names if f"'{name}'" in text)
+    about = f" (see {', '.join(blamed)})" if blamed else ""
+    return f"the options for Redis at {where} cannot be used{about}: redis-py answers {type(error).__name__}"
+
+
+__all__ = [
+    "LOGIN",
+    "SCHEMES",
+    "Address",
+    "UnreadableAddress",
+    "database",
+    "parse",
+    "several",
+    "shown",
+    "unusable",
+    "without_login",
+]

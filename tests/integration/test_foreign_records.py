@@ -1,0 +1,240 @@
+"""What others write into our hashes disables one topic or one figure, and every page, route and probe goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client, override_settings
+from django.urls import reverse
+
+from django_rmq import connections, consuming, history, send_message
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.exceptions import ConfigurationError, WrongType
+from django_rmq.keys import history_keys, limits_key, slot_keys, times_key, topics_key, worker_keys
+from django_rmq.operations import Actor, Operations
+from django_rmq.operations.health import Limits
+from tests.integration.test_definitions import run
+
+pytestmark = pytest.mark.django_db
+
+TOPICS = {
+    "spoilt": {"TYPE": "fixed_time", "SLOTS": 2, "MAX_RATE": 100, "MAX_IN_FLIGHT": 10},
+    "sound": {"TYPE": "fixed_time", "SLOTS": 2},
+    "ranked": {"TYPE": "priority", "SLOTS": 1},
+}
+NO_NUMBERS = [b"", b"x", b"1.5", b"nan", b"inf", b"\xff", b"9" * 400, b"-" + b"9" * 400, b"9" * 5_000]
+
+
+@pytest.fixture
+def broker(redis_url: str, redis_client: Any, prefix: str) -> Iterator[Broker]:
+    found = Broker(redis_client, prefix)
+    rmq = {"REDIS": redis_url, "TOPICS": TOPICS, "METRICS": {"TOKEN": "t" * 16}}
+    with override_settings(RMQ=rmq), connections.replaced_broker(found):
+        yield found
+
+
+@pytest.fixture
+def look(broker: Broker) -> Callable[[], dict[str, str]]:
+    """Ask for everything that can be asked for; return the texts. Each is answered, and none with an error of the server."""
+    client = Client()
+    client.force_login(User.objects.create_superuser("boss"))
+    stranger = Client()
+
+    def ask() -> dict[str, str]:
+        pages = {
+            "dashboard": reverse("admin:django_rmq_topic_changelist"),
+            "live": reverse("admin:django_rmq_topic_dashboard_live"),
+        }
+        for name in TOPICS:
+            change = reverse("admin:django_rmq_topic_change", args=[name])
+            tabs = ("store", "prepare", "retry", "dead", "claim", "slots", "history")
+            for tab in tabs if name == "spoilt" else tabs[:1]:
+                pages[f"{name} {tab}"] = f"{change}?tab={tab}&hours=48"
+        pages |= {
+            "send": reverse("admin:django_rmq_topic_send", args=["spoilt"]),
+            "topic": "/api/rmq/topics/spoilt/",
+            "messages": "/api/rmq/topics/spoilt/messages/?state=dead",
+            "of slots": "/api/rmq/slots/?topic=spoilt",
+        }
+        pages |= {"topics": "/api/rmq/topics/", "stats": "/api/rmq/stats/"}
+        found = {}
+        # What was known before may be a few seconds old.
+        connections.close()
+        for name, page in pages.items():
+            response = client.get(page)
+            assert response.status_code == 200, (name, response.content[:500])
+            found[name] = response.content.decode()
+        metrics = stranger.get("/api/rmq/metrics", headers={"Authorization": f"Bearer {'t' * 16}"})
+        found["metrics"] = metrics.content.decode()
+        assert metrics.status_code == 200 and "rmq_up 1.0" in found["metrics"]
+        assert stranger.get("/api/rmq/health/live").status_code == 200
+        assert client.get("/api/rmq/health/ready?workers=false").status_code in (200, 503)
+        assert client.get("/api/rmq/workers/").status_code in (200, 409)
+        mark = time.monotonic_ns()
+        assert send_message("sound", mark, on_commit=False, fixed_time=4 * 10**12).status == "stored"
+        assert send_message("ranked", mark, on_commit=False, priority=50).status == "stored"
+        return found
+
+    return ask
+
+
+def test_nothing_is_amiss_where_nothing_is(look: Callable[[], dict[str, str]]) -> None:
+    found = look()
+    assert json.loads(found["topics"])["results"][0]["problems"] == []
+    assert re.search(r'rmq_sent_total\{topic="spoilt"\} 0\.0', found["metrics"])
+
+
+@pytest.mark.parametrize("text", [b"{", b"null", b'{"slots": 4, "reslot": null}'])
+def test_a_definition_that_cannot_be_read_disables_its_topic_alone(
+    broker: Broker, look: Callable[[], dict[str, str]], prefix: str, text: bytes
+) -> None:
+    broker.client.hset(topics_key(prefix), "spoilt", text)
+    broker.client.hset(topics_key(prefix), b"\xff\x00", text)
+    found = look()
+    key = f"'{prefix}rmq:topics'"
+    (row, *others) = json.loads(found["topics"])["results"]
+    (problem,) = row["problems"]
+    assert key in problem and "spoilt" in problem
+    assert [other["problems"] for other in others] == [[], []]
+    assert "rmq:topics" in found["dashboard"] and "rmq:topics" in found["spoilt store"]
+    assert "rmq:topics" not in found["sound store"]
+    with pytest.raises(WrongType, match="rmq:topics"):
+        send_message("spoilt", 1, on_commit=False, fixed_time=4 * 10**12)
+    assert broker.client.hget(topics_key(prefix), "spoilt") == text, "nobody writes over it"
+
+
+def test_a_probe_of_everybody_is_well_while_one_definition_cannot_be_read(
+    broker: Broker, look: Callable[[], dict[str, str]], prefix: str
+) -> None:
+    broker.client.hset(topics_key(prefix), "spoilt", "{")
+    look()
+    assert Client().get("/api/rmq/health/ready").status_code == 200
+    health = Operations(Actor("me", "test")).health(Limits(needs_workers=False))
+    assert [(one.name, one.topic) for one in health.troubles] == [("definition", "spoilt")]
+
+
+def test_a_worker_leaves_out_what_cannot_be_read_and_says_so(
+    broker: Broker, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics = list(get_config().topics.values())
+    broker.client.hset(topics_key(prefix), "spoilt", "null")
+    assert [topic.name for topic in consuming.check_start(topics)] == ["sound", "ranked"]
+    (record,) = [one for one in caplog.records if getattr(one, "rmq_event", "") == "unreadable"]
+    assert record.levelno == logging.ERROR
+    assert "rmq:topics" in record.getMessage()
+    broker.client.hset(topics_key(prefix), mapping={"sound": "1", "ranked": "{"})
+    with pytest.raises(ConfigurationError, match="no topic can be consumed"):
+        consuming.check_start(topics)
+
+
+def test_rmqtopics_tells_of_what_cannot_be_read_and_applies_the_rest(broker: Broker, prefix: str) -> None:
+    broker.client.hset(topics_key(prefix), "spoilt", "null")
+    rows = run("rmqtopics", "--json", "--apply", returncode=1)
+    assert {row["topic"]: row["state"] for row in rows} == {
+        "spoilt": "unreadable",
+        "sound": "registered",
+        "ranked": "registered",
+    }
+    assert "rmq:topics" in rows[0]["obstacles"][0]
+    assert "rmq:topics" in run("rmqtopics", returncode=1)
+    assert broker.client.hget(topics_key(prefix), "spoilt") == b"null"
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"9" * 400])
+def test_counters_that_are_no_numbers_are_missing_of_their_topic_alone(
+    broker: Broker, look: Callable[[], dict[str, str]], prefix: str, value: bytes
+) -> None:
+    spoilt = broker.client
+    spoilt.hset(slot_keys(prefix, "spoilt", 0).stats, mapping={"sent": value, b"\xff": value})
+    spoilt.hset(times_key(prefix, "spoilt"), mapping={"late0": value, "took": value, "took3": value})
+    spoilt.hset(limits_key(prefix, "spoilt"), mapping={"empty": value, "worker:x": value})
+    found = look()
+    stats = json.loads(found["stats"])
+    assert stats["topics"]["sound"]["sent"] >= 0
+    key = f"stats_{{{prefix}spoilt_0}}"
+    assert [key in problem for problem in stats["problems"]] == ([] if value == b"" else [True])
+    assert ('rmq_listener_seconds_count{topic="spoilt"}' in found["metrics"]) == (value == b"")
+    assert 'rmq_listener_seconds_count{topic="sound"}' in found["metrics"]
+
+
+def test_a_history_that_is_none_is_a_gap(
+    broker: Broker, look: Callable[[], dict[str, str]], prefix: str
+) -> None:
+    now = broker.now_ms() // 60_000
+    keys = history_keys(prefix, "spoilt")
+    records = [
+        *NO_NUMBERS,
+        b" ".join([b"9" * 30] * 16),
+        b" ".join([b"9" * 400] * 16),
+        b" ".join([b"-1"] * 16),
+    ]
+    for at, value in enumerate(records):
+        broker.client.hset(keys.minutes, mapping={str(now + 1 - at): value, str(now - 30 - at): value})
+        broker.client.hset(keys.pending, mapping={"claimed": value, "first": value, f"late{at}": value})
+    look()
+    topic = get_config().topic("spoilt")
+    assert not [one for one in history.read(broker, topic, 1) if one.depth]
+
+
+@pytest.mark.parametrize(
+    "plan", [b"{", b"null", b"\xff", b'{"topics": 1}', b'{"workers":[],"times":[],"topics":{"sound":[1]}}']
+)
+def test_what_workers_say_may_be_anything(
+    broker: Broker, look: Callable[[], dict[str, str]], prefix: str, plan: bytes
+) -> None:
+    keys = worker_keys(prefix)
+    for at, value in enumerate([*NO_NUMBERS, b"{", b"t null", b't {"host": NaN}', b"t 1"]):
+        worker = b"\xff%d" % at
+        broker.client.zadd(keys.sessions, {worker: [4e15, float("inf"), float("-inf")][at % 3]})
+        broker.client.hset(keys.workers, worker, value)
+    broker.client.hset(
+        keys.assignment, mapping={"members": plan, "number": plan, "basis": plan, "plan": plan}
+    )
+    look()
+
+
+def foreign_keys(prefix: str) -> dict[str, bytes]:
+    slot = slot_keys(prefix, "spoilt", 0)
+    return {
+        "definitions": topics_key(prefix),
+        "times": times_key(prefix, "spoilt"),
+        "minutes": history_keys(prefix, "spoilt").minutes,
+        "pending": history_keys(prefix, "spoilt").pending,
+        "sessions": worker_keys(prefix).sessions,
+        "workers": worker_keys(prefix).workers,
+        "assignment": worker_keys(prefix).assignment,
+        "limits": limits_key(prefix, "spoilt"),
+        **slot._asdict(),
+    }
+
+
+@pytest.mark.parametrize("name", foreign_keys(""))
+def test_a_key_of_another_type_is_named_and_everything_else_is_shown(
+    broker: Broker,
+    look: Callable[[], dict[str, str]],
+    prefix: str,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    key = foreign_keys(prefix)[name]
+    for topic in ("sound", "ranked"):
+        connections.agree(get_config().topic(topic))
+    broker.client.delete(key)
+    broker.client.set(key, "foreign")
+    if name == "definitions":
+        # Of no topic is known what is registered. Processes that have asked before go on.
+        with pytest.raises(WrongType, match="rmq:topics"):
+            look()
+        return
+    found = look()
+    told = "\n".join([*found.values(), caplog.text])
+    if name in ("times", "minutes", "sessions", "workers", "assignment", "store", "stats", "control"):
+        assert key.decode() in told.replace("&#x27;", "'")

@@ -78,9 +78,6 @@ class Table:
     table: str
     driver: str | None = None
 
-    def check(self, session: Any) -> None:
-        """Return: what is wrong with a table, its database says at the first batch."""
-
     def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
         named = _named(frame, query, number)
         if may_repeat:

@@ -198,6 +198,10 @@ def describe(error: BaseException) -> tuple[str, str]:
     if name:
         return name, sentence
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    _, raised, behind = text.partition("Traceback (most recent call last):\n")
+    if raised and "[FOREACH_BATCH_USER_FUNCTION_ERROR]" in text:
+        # What a function for batches raised is the first line of its traceback that is not indented.
+        lines = [line for line in behind.splitlines() if line.strip() and not line[0].isspace()] or lines
     if type(error).__name__ == "Py4JJavaError":
         # The first line only says what was called; what Java has thrown comes after it.
         lines = [line.removeprefix(": ") for line in lines[1:]] or lines

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from django_rmq.exceptions import ConfigurationError, OperationRefused
+from django_rmq.exceptions import OperationRefused
 from django_rmq.spark.bodies import BATCH_COLUMNS, MALFORMED
 
 QUERY, BATCH = BATCH_COLUMNS
@@ -78,9 +78,6 @@ class Table:
     table: str
     driver: str | None = None
 
-    def check(self, session: Any) -> None:
-        """Return: what is wrong with a table, its database says at the first batch."""
-
     def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
         named = _named(frame, query, number)
         if may_repeat:
@@ -90,17 +87,14 @@ class Table:
         self._append(named)
 
     def _append(self, frame: Any) -> None:
-        self._with_options(frame.write.format("jdbc")).mode("append").save()
+        writer = self._with_options(frame.write.format("jdbc"))
+        # Where it makes the table: text of any length can neither be compared nor indexed everywhere.
+        writer.option("createTableColumnTypes", f"{QUERY} VARCHAR(36)").mode("append").save()
 
     def _delete(self, session: Any, query: str, number: int) -> None:
         """Delete what a batch has in the table, as the first statement of a connection that then counts it."""
         there = self._with_options(session.read.format("jdbc")).load()
         names = {name.lower(): name for name in there.columns}
-        missing = [name for name in BATCH_COLUMNS if name not in names]
-        if missing:
-            raise ConfigurationError(
-                f"table {self.table} needs the columns {QUERY} (text) and {BATCH} (bigint)"
-            )
         quote = "`" if re.match(r"jdbc:(mysql|mariadb|databricks|hive2)\b", self.url) else '"'
         where = f"{quote}{names[QUERY]}{quote} = '{query}' AND {quote}{names[BATCH]}{quote} = {number}"
         reader = self._with_options(session.read.format("jdbc"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -79,7 +78,7 @@ def lasting() -> Iterator[tuple[RedisServer, Queue]]:
 def later(server: RedisServer, seconds: float) -> threading.Thread:
     """Stop a server now, and start it again after so many seconds."""
     server.stop()
-    thread = threading.Thread(target=lambda: (time.sleep(seconds), server.start()))  # that long it is away
+    thread = threading.Timer(seconds, server.start)
     thread.start()
     return thread
 

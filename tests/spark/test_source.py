@@ -136,6 +136,7 @@ def test_an_empty_topic_reads_as_nothing(spark: Any, queue: MakeQueue) -> None:
         ([("1",)], "value string", {}, "is priority"),
         ([("1", 50, 1)], "value string, priority int, odd int", {}, "odd"),
         ([("1", 50)], "value string, priority int", {"colour": "red"}, "no option colour"),
+        ([("1", 50)], "value string, priority int", {"patience": "long"}, "option patience"),
     ],
 )
 def test_bad_values_are_refused_with_the_row(
@@ -146,6 +147,26 @@ def test_bad_values_are_refused_with_the_row(
     with pytest.raises(Exception, match=re.escape(said)):
         frame.write.format("rmq").options(**topic.options, **options).mode("append").save()
     assert topic.depth("store") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (TopicType.RANGE_MERGE, "set the option timeRange (ms), or give a column time_range"),
+        (TopicType.FIXED_TIME, "a write needs the column fixed_time"),
+        (TopicType.PRIORITY, "a write needs the column priority"),
+    ],
+)
+def test_what_a_write_lacks_is_told_before_its_first_row(
+    spark: Any, queue: MakeQueue, kind: TopicType, said: str
+) -> None:
+    def never(rows: Any) -> Any:
+        raise RuntimeError("a task has begun")
+        yield from rows
+
+    frame = spark.createDataFrame([("1",)], "value string").mapInArrow(never, "value string")
+    with pytest.raises(Exception, match=re.escape(said)):
+        frame.write.format("rmq").options(**queue(kind).options).mode("append").save()
 
 
 def test_overwrite_is_refused_unless_it_is_asked_for(spark: Any, queue: MakeQueue) -> None:
@@ -316,26 +337,23 @@ def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: 
         ({"claimTimeout": "0"}, "claimTimeout"),
         ({"topic": "nobody"}, "not registered"),
         ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger"),
+        ({"patience": "-1"}, "option patience must be a number from 0"),
+        ({"consumerId": "a b"}, "consumerId"),
     ],
 )
 def test_a_wrong_option_is_an_error_on_the_driver(
     spark: Any, queue: MakeQueue, tmp_path: Path, options: dict[str, str], said: str
 ) -> None:
     topic = queue()
-
-    def consume() -> None:
-        query = (
-            spark.readStream.format("rmq")
-            .options(**{**topic.options, **options})
-            .load()
-            .writeStream.foreachBatch(lambda frame, number: None)
-            .option("checkpointLocation", str(tmp_path))
-            .start()
-        )
-        query.awaitTermination(60)
-
+    reader = spark.readStream.format("rmq").options(**{**topic.options, **options})
+    if "topic" not in options:
+        with pytest.raises(Exception, match=re.escape(said)):
+            reader.load()
+        return
+    writer = reader.load().writeStream.foreachBatch(lambda frame, number: None)
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(Exception, match=re.escape(said)):
-        consume()
+        query.awaitTermination(60)
 
 
 # --- what executors need

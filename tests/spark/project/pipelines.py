@@ -6,6 +6,7 @@ import time
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.pipelines import Context, Pipeline, register
@@ -71,8 +72,8 @@ class Unrecorded(Consume):
             time.sleep(300)
 
         write = Batches.__call__
-        Batches.__call__ = write_and_wait
-        super().run(context, **options)
+        with patch.object(Batches, "__call__", write_and_wait):
+            super().run(context, **options)
 
 
 @register
@@ -92,8 +93,8 @@ class Slowly(Consume):
             write(files, frame.mapInArrow(slow, frame.schema), query, number, **how)
 
         write = Files.write
-        Files.write = write_slowly
-        super().run(context, **options)
+        with patch.object(Files, "write", write_slowly):
+            super().run(context, **options)
 
 
 def noted(frame: Any, number: int, query: str) -> None:

@@ -109,8 +109,7 @@ class _Call:
         "wanted",
     )
 
-    connection: ref[Any]
-    """Weak: the connection keeps the callback, which keeps this."""
+    connection: Any
     others: list[ref[_Call]]
     """All calls of the connection that may wait, in order, this one among them."""
     results: Sequence[DeferredResult | RemoveResult]
@@ -133,9 +132,8 @@ class _Call:
         if self.is_done:
             return
         together = [self]
-        connection = self.connection()
         # In an atomic block this is no commit: a test runs some of the callbacks, and only it knows which.
-        if connection is not None and not connection.in_atomic_block:
+        if not self.connection.in_atomic_block:
             later = [other() for other in self.others[self.others.index(ref(self)) + 1 :]]
             together += [call for call in later if call is not None and not call.is_done]
         for call in together:
@@ -191,7 +189,7 @@ def _register(call: _Call, connection: Any) -> tuple[_Call, ref[_Call]]:
         others.pop()
     here = ref(call)
     others.append(here)
-    call.others, call.connection = others, ref(connection)
+    call.others, call.connection = others, connection
     return call, here
 
 

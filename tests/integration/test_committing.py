@@ -313,6 +313,7 @@ def test_the_order_holds_while_the_topic_is_re_slotted(at: str, known: bool, is_
     if known:
         send_messages("prices", range(100, 140))  # refused by some slot, and so the new count is known
     with transaction.atomic():
+        earlier = [remove_message("prices", body) for body in (*range(40), *range(100, 140))]
         for body in range(40, 80):
             if is_removed_last:
                 send_message("prices", body)
@@ -320,6 +321,8 @@ def test_the_order_holds_while_the_topic_is_re_slotted(at: str, known: bool, is_
             else:
                 remove_message("prices", body)
                 send_message("prices", body)
+    if known:
+        assert statuses(*earlier) == ["waiting"] * 80
     there = {
         int(entry.member)
         for slot in range(16)

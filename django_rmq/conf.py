@@ -6,7 +6,6 @@ Nothing is read at import, nothing is connected here. Every key is described in 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from django_rmq import bounds
+from django_rmq.bounds import LARGEST, MAX_AGE, MAX_DURATION_MS, is_number, is_whole
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, UnknownTopic
 from django_rmq.keys import check_prefix, check_slots, check_topic_name
 from django_rmq.messages import BATCH, MAX_RETRIES_LIMIT, BackOff, Topic, TopicType
@@ -208,9 +209,7 @@ def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
     )
 
     def parse(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise Wanted(wanted)
-        if high is not None and value > high:
+        if not is_whole(value) or not low <= value <= (LARGEST if high is None else high):
             raise Wanted(wanted)
         return value
 
@@ -220,7 +219,7 @@ def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
 def _number(value: object) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_number(value):
         raise Wanted("a number")
     return value
 
@@ -234,6 +233,8 @@ def _seconds(low: float = 0.0) -> Callable[[object], float]:
         if found < low or (low == 0.0 and found == 0.0):
             least = "more than 0" if low == 0.0 else f"at least {low:g}"
             raise Wanted(f"a number of seconds or a timedelta, {least}")
+        if found > MAX_AGE:
+            raise Wanted(f"a number of seconds or a timedelta, at most {MAX_AGE} s")
         return found
 
     return parse
@@ -250,7 +251,7 @@ def _whole_seconds(value: object) -> int:
 
 
 def _rate(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if not is_number(value) or not value > 0:
         raise Wanted("a number of messages per second, more than 0")
     return float(value)
 
@@ -323,7 +324,7 @@ def _back_off(value: object) -> BackOff:
         rest_ms = round(float(_number(value)) * 1000)
     except Wanted:
         rest_ms = -1
-    if not 0 <= rest_ms <= 31_622_400_000:
+    if not 0 <= rest_ms <= MAX_DURATION_MS:
         raise Wanted("seconds (0: none, at most 366 days), a timedelta, or the dotted path of a function")
     return BackOff(rest_ms, rest_ms)
 
@@ -767,7 +768,7 @@ _SECRET = ("AUTH", "TLS", "TOKEN")
 def _shown(value: object, *, secret: bool = False) -> str:
     if secret:
         return f"a {type(value).__name__} that cannot be used"
-    text = hide_password(repr(value))
+    text = hide_password(bounds.shown(value) if isinstance(value, int) else repr(value))
     return f"{text[:77]}..." if len(text) > 80 else text
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from rest_framework import serializers
 
 from django_rmq.api.fields import Anything, Flag, Instant, Number, Scalar, Seconds, Strict, Text, Uuid, Whole
-from django_rmq.messages import BATCH
+from django_rmq.bounds import MAX_AGE, MAX_DURATION_MS
+from django_rmq.messages import BATCH, MAX_PRIORITY
 from django_rmq.operations import MAX_IDS, STATES, Filter
 from django_rmq.operations.deliveries import LONGEST_WAIT
 from django_rmq.operations.listing import LONGEST_PAGE
@@ -25,9 +26,6 @@ LONGEST_ID = 1_200
 
 MOST_ONCE = 100
 """Messages of a send with an Idempotency-Key: its answer is kept in Redis."""
-
-MAX_AGE = 3_200_000_000
-"""Seconds of the longest age: a hundred years."""
 
 
 class SlotsQuery(Strict):
@@ -90,8 +88,8 @@ class SendFields(Strict):
 
     body = Anything(allow_null=True)
     key = Text(required=False, max_length=512)
-    priority = Whole(required=False, min_value=1, max_value=1 << 43)
-    time_range_ms = Whole(required=False, min_value=1, max_value=31_622_400_000)
+    priority = Whole(required=False, min_value=1, max_value=MAX_PRIORITY)
+    time_range_ms = Whole(required=False, min_value=1, max_value=MAX_DURATION_MS)
     fixed_time = Instant(required=False)
     slot_basis = Scalar(required=False)
     headers = serializers.DictField(child=Text(allow_blank=True), required=False)
@@ -120,7 +118,7 @@ class RescheduleFields(Strict):
     """Another due time, or another priority."""
 
     due = Instant(required=False)
-    priority = Whole(required=False, min_value=1, max_value=1 << 43)
+    priority = Whole(required=False, min_value=1, max_value=MAX_PRIORITY)
 
 
 class StrictFilter(Strict):
@@ -180,7 +178,7 @@ class FailedFields(DeliveryFields):
     delay = Number(
         required=False,
         min_value=0,
-        max_value=31_622_400,
+        max_value=MAX_DURATION_MS // 1000,
         help_text="Seconds of rest; else the topic's back-off",
     )
     reject = Flag(default=False, help_text="It can never succeed: to Dead at once")

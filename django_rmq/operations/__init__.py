@@ -21,6 +21,7 @@ from datetime import datetime
 from typing import Any
 
 from django_rmq import announcing, connections, events, sending
+from django_rmq.bounds import is_whole, shown
 from django_rmq.broker import Broker
 from django_rmq.conf import Config, get_config
 from django_rmq.exceptions import (
@@ -170,8 +171,8 @@ class Operations:
         topic = self._topic(name)
         wanted = self._filter(topic, state, wanted)
         limit = self.config.admin.page_size if limit is None else limit
-        if not 1 <= limit <= LONGEST_PAGE:
-            raise InvalidRequest(f"a page has 1 to {LONGEST_PAGE} messages, got {limit}")
+        if not (is_whole(limit) and 1 <= limit <= LONGEST_PAGE):
+            raise InvalidRequest(f"a page has 1 to {LONGEST_PAGE} messages, got {shown(limit)}")
         if descending is None:
             descending = first_page_order(topic, state)
         order = Order(topic, state, descending, wanted)

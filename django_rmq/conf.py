@@ -118,15 +118,35 @@ class Api:
     permission: str | None = None
     """Dotted path of a REST framework permission class; None: our own, which denies by default."""
     send_rate: str | None = "600/min"
+    send_bytes: str | None = "16MB/min"
+    idempotent_rate: str | None = "50000/day"
     max_bytes: int = 1_048_576
+    long_polls: int | None = None
+    long_polls_per_user: int | None = None
 
     @property
     def rate(self) -> tuple[int, float] | None:
         """SEND_RATE as so many messages in so many seconds; None: no limit."""
-        if self.send_rate is None:
-            return None
-        count, _, period = self.send_rate.partition("/")
-        return int(count), {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}[period[0]]
+        return _count_and_seconds(self.send_rate)
+
+    @property
+    def byte_rate(self) -> tuple[int, float] | None:
+        """SEND_BYTES as so many bytes in so many seconds; None: no limit."""
+        return _count_and_seconds(self.send_bytes)
+
+    @property
+    def once_rate(self) -> tuple[int, float] | None:
+        """IDEMPOTENT_RATE as so many messages in so many seconds; None: no limit."""
+        return _count_and_seconds(self.idempotent_rate)
+
+    def waiting(self, has_threads: bool) -> tuple[int, int]:
+        """Return how many requests may wait in one process at a time, and how many of one user.
+
+        ``has_threads``: whether the process answers other requests meanwhile; it decides where nothing is set.
+        """
+        most = (2 if has_threads else 0) if self.long_polls is None else self.long_polls
+        each = -(-most // 2) if self.long_polls_per_user is None else self.long_polls_per_user
+        return most, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,9 +394,29 @@ def _formatter(value: object) -> str | Mapping[str, str]:
         raise Wanted("a dotted path, or a dict from topic to dotted path") from None
 
 
+_SIZES = {"": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+_PERIODS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def _count_and_seconds(rate: str | None) -> tuple[int, float] | None:
+    """Return a rate that ``_send_rate`` or ``_byte_rate`` has let through as so many in so many seconds."""
+    if rate is None:
+        return None
+    count, _, period = rate.partition("/")
+    digits = count.rstrip("kMGB")
+    return int(digits) * _SIZES[count[len(digits) :]], _PERIODS[period[0]]
+
+
 def _send_rate(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[1-9]\d{0,8}/(s|sec|m|min|h|hour|d|day)", value):
         raise Wanted("a rate such as '600/min' (per s, min, hour or day)")
+    return value
+
+
+def _byte_rate(value: object) -> str:
+    pattern = r"[1-9]\d{0,8}(kB|MB|GB)?/(s|sec|m|min|h|hour|d|day)"
+    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        raise Wanted("a rate such as '16MB/min' (bytes, kB, MB or GB per s, min, hour or day)")
     return value
 
 
@@ -462,7 +502,11 @@ ADMIN_KEYS: _Keys = {
 API_KEYS: _Keys = {
     "PERMISSION": ("permission", _optional(_dotted_path)),
     "SEND_RATE": ("send_rate", _optional(_send_rate)),
+    "SEND_BYTES": ("send_bytes", _optional(_byte_rate)),
+    "IDEMPOTENT_RATE": ("idempotent_rate", _optional(_send_rate)),
     "MAX_BYTES": ("max_bytes", _whole(1024, 536_870_912)),
+    "LONG_POLLS": ("long_polls", _optional(_whole(0, 10_000))),
+    "LONG_POLLS_PER_USER": ("long_polls_per_user", _optional(_whole(1, 10_000))),
 }
 METRICS_KEYS: _Keys = {"TOKEN": ("token", _optional(_token))}
 PLAIN_KEYS: _Keys = {

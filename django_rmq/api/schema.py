@@ -36,7 +36,7 @@ MEANINGS = {
     413: "The body has too many bytes",
     415: "Only application/json is taken",
     422: "The Idempotency-Key was used for another request",
-    429: "More messages than the rate allows; Retry-After says when there is room",
+    429: "More requests, messages or bytes than the rates allow; Retry-After says when there is room",
     503: "Redis does not answer; Retry-After says when to ask again",
     507: "Redis, or the topic, is full",
 }
@@ -103,7 +103,7 @@ def documented(
         extend_schema,
     )
 
-    statuses = {406, *errors} if public else {401, 403, 406, 503, *errors}
+    statuses = {406, *errors} if public else {401, 403, 406, 429, 503, *errors}
     if takes is not None:
         statuses |= {400, 413, 415}
     if query is not None:

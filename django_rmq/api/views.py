@@ -23,7 +23,7 @@ from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.views import APIView
 
-from django_rmq.api import errors, permissions, shown, taken
+from django_rmq.api import errors, permissions, shown, taken, throttles
 from django_rmq.api.formats import Negotiation, Parser, Renderer, check_size
 from django_rmq.api.schema import documented, view_schema
 from django_rmq.conf import get_config
@@ -39,6 +39,7 @@ from django_rmq.operations import Actor, Done, Limits, Operations, Permission
 from django_rmq.operations.deliveries import Outcome, Settled
 from django_rmq.operations.health import Health
 from django_rmq.operations.health import Limits as HealthLimits
+from django_rmq.operations.waiting import seats
 from django_rmq.sending import Send
 
 SLICE_SECONDS = 2.0
@@ -60,7 +61,6 @@ class RmqView(APIView):
     parser_classes = (Parser,)
     renderer_classes = (Renderer,)
     content_negotiation_class = Negotiation
-    throttle_classes = ()
     versioning_class = None
     metadata_class = None
     schema = view_schema()
@@ -94,6 +94,10 @@ class RmqView(APIView):
     def get_permissions(self) -> Any:
         """Return the permission that the settings choose."""
         return [permissions.chosen()]
+
+    def get_throttles(self) -> Any:
+        """Return those of the project."""
+        return throttles.chosen()
 
     def get_exception_handler(self) -> Any:
         """Return ours, whatever the project has."""
@@ -267,21 +271,23 @@ class MessagesView(RmqView):
         many = isinstance(data, Mapping) and "messages" in data
         asked = self.read(taken.SendsFields if many else taken.SendFields, data)
         sends = [_send(declared, one) for one in (asked["messages"] if many else [asked])]
+        # Without it the framework reads no body.
+        size = int(request.META["CONTENT_LENGTH"])
         key = request.headers.get("Idempotency-Key")
         if key is None:
-            return Response(self._send(declared, sends), status=202)
+            return Response(self._send(declared, sends, size), status=202)
         if not (1 <= len(key) <= 255 and key.isascii() and key.isprintable()):
             raise errors.Invalid("Idempotency-Key must be 1 to 255 printable characters of ASCII.")
         if len(sends) > taken.MOST_ONCE:
             raise errors.Invalid(f"At most {taken.MOST_ONCE} messages can be sent with an Idempotency-Key.")
-        with self.operations.once(key, [declared.name, data]) as attempt:
+        with self.operations.once(key, [declared.name, data], len(sends)) as attempt:
             if attempt.answer is None:
-                attempt.done(self._send(declared, sends))
+                attempt.done(self._send(declared, sends, size))
         return Response(attempt.answer, status=202)
 
-    def _send(self, topic: Topic, sends: list[Send]) -> Any:
+    def _send(self, topic: Topic, sends: list[Send], size: int) -> Any:
         operations = self.operations
-        operations.spend_sends(len(sends), get_config().api.rate)
+        operations.spend_sends(len(sends), size)
         results = operations.send_each(topic.name, sends)
         outcomes = results.counts()
         if outcomes["refused"] == len(results):
@@ -350,14 +356,12 @@ class MessageView(RmqView):
         """Delete a message."""
         name, operations = self.topic(topic).name, self.operations
         copy = self.read(taken.CopyQuery, request.query_params).get("copy")
-        if copy is None:
-            copies = {"dead" if one.state == "dead" else "live" for one in operations.get(name, id)}
-            if len(copies) > 1:
-                raise errors.Conflict(
-                    "The message is dead and was sent again: say copy=live or copy=dead.", "both"
-                )
-            (copy,) = copies
-        return _outcome(operations.delete(name, [id], copy), id, {"deleted": 200, "in_flight": 202})
+        done = operations.delete_only(name, id) if copy is None else operations.delete(name, [id], copy)
+        if "both" in done.outcomes:
+            raise errors.Conflict(
+                "The message is dead and was sent again: say copy=live or copy=dead.", "both"
+            )
+        return _outcome(done, id, {"deleted": 200, "in_flight": 202})
 
 
 class ReplayMessageView(RmqView):
@@ -560,6 +564,7 @@ class PrepareView(RmqView):
                 ],
                 "timeout": 30,
                 "next_slot": None,
+                "wait_refused": False,
             }
         },
     )
@@ -571,10 +576,19 @@ class PrepareView(RmqView):
         if asked["held"]:
             held = deliveries.held(asked["consumer"], asked["first"])
             return Response(shown.taken(deliveries, declared, held.messages, held.next_slot))
-        if asked["wait"]:
-            _let_go_of_databases()
-        messages = deliveries.take(asked["consumer"], asked["max"], asked["wait"])
-        return Response(shown.taken(deliveries, declared, messages, None))
+        if not asked["wait"]:
+            messages = deliveries.take(asked["consumer"], asked["max"])
+            return Response(shown.taken(deliveries, declared, messages, None))
+        has_threads = request.META.get("wsgi.multithread", True)
+        with seats.seat(self.operations.actor, *get_config().api.waiting(has_threads)) as may_wait:
+            if may_wait:
+                _let_go_of_databases()
+            messages = deliveries.take(asked["consumer"], asked["max"], asked["wait"] if may_wait else 0)
+        response = Response(shown.taken(deliveries, declared, messages, None))
+        if not (may_wait or messages):
+            response.data["wait_refused"] = True
+            response["Retry-After"] = "1"
+        return response
 
 
 def _let_go_of_databases() -> None:
@@ -683,6 +697,10 @@ class PublicView(RmqView):
     def get_permissions(self) -> Any:
         """Return what asks for nothing."""
         return [AllowAny()]
+
+    def get_throttles(self) -> Any:
+        """Return nothing for a probe: one that is refused is a process that is killed."""
+        return super().get_throttles() if self.request.user and self.request.user.is_authenticated else []
 
 
 class LiveView(PublicView):

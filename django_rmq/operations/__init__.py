@@ -189,7 +189,9 @@ class Operations:
         Raises ``MessageGone`` if there is none, and ``InvalidRequest`` for what is no id.
         """
         self.actor.require(Permission.VIEW)
-        topic = self._topic(name)
+        return self._copies(self._topic(name), message_id)
+
+    def _copies(self, topic: Topic, message_id: str) -> list[Copy]:
         identity = identify(topic, message_id)
         member = self._member(topic, identity)
         if member is not None:
@@ -246,18 +248,20 @@ class Operations:
         record(self.actor, "send", name, dict(results.counts()), entry=False)
         return results
 
-    def spend_sends(self, sends: int, rate: tuple[int, float] | None) -> None:
-        """Charge the actor with so many sends of its ``rate``: so many in so many seconds; None: there is none.
+    def spend_sends(self, messages: int, size: int) -> None:
+        """Charge the actor with so many messages, of ``size`` bytes in all, as ``RMQ["API"]`` limits them.
 
         Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
         """
         self.actor.require(Permission.SEND)
-        quotas.spend(self.broker, self.actor, sends, rate)
+        rates = {"messages": (messages, self.config.api.rate), "bytes": (size, self.config.api.byte_rate)}
+        quotas.spend(self.broker, self.actor, _charges(rates))
 
-    def once(self, key: str, content: Any) -> AbstractContextManager[quotas.Once]:
-        """Let a send that the actor names by ``key`` be done once; see ``quotas.once``."""
+    def once(self, key: str, content: Any, messages: int) -> AbstractContextManager[quotas.Once]:
+        """Let a send of so many messages that the actor names by ``key`` be done once; see ``quotas.once``."""
         self.actor.require(Permission.SEND)
-        return quotas.once(self.broker, self.actor, key, content)
+        kept = {"messages with an Idempotency-Key": (messages, self.config.api.once_rate)}
+        return quotas.once(self.broker, self.actor, key, content, _charges(kept))
 
     # --- consuming
 
@@ -322,6 +326,15 @@ class Operations:
             pipeline.remove(topic, slot, members, copy)
 
         return self._act("delete", topic, ids, tell, _DELETED)
+
+    def delete_only(self, name: str, message_id: str) -> Done:
+        """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
+        self.actor.require(Permission.DELETE)
+        copies = self._copies(self._topic(name), message_id)
+        found = {"dead" if one.state == "dead" else "live" for one in copies}
+        if len(found) > 1:
+            return Done({message_id: "both"})
+        return self.delete(name, [message_id], found.pop())
 
     def bury(self, name: str, ids: Sequence[str], why: str = "") -> Done:
         """Put messages into Dead, to be looked at. Outcomes: ``buried``, ``in_flight`` (it dies when its delivery
@@ -663,6 +676,11 @@ _DELETED = {
 }
 _BURIED = {"waiting": "buried", "retry": "buried", _BOTH_LIVE: "in_flight", "not_found": "gone"}
 _RESCHEDULED = {"waiting": "rescheduled", "retry": "rescheduled", "not_found": "gone"}
+
+
+def _charges(rates: Mapping[str, tuple[int, tuple[int, float] | None]]) -> list[quotas.Charge]:
+    """Return what is charged where there is a rate, and anything to be charged."""
+    return [quotas.Charge(what, wanted, *rate) for what, (wanted, rate) in rates.items() if rate and wanted]
 
 
 def _heard(broker: Broker) -> Iterator[list[dict[str, Any]]]:

@@ -59,7 +59,8 @@ class Program:
     """A client that sends and reads JSON."""
 
     def __init__(self, user: User | None = None) -> None:
-        self.client = Client()
+        # As under a server with threads: only there a request may wait.
+        self.client = Client(**{"wsgi.multithread": True})
         if user is not None:
             self.client.force_login(user)
 

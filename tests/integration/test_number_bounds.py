@@ -46,7 +46,7 @@ HOSTILE = [
 def broker() -> Iterator[InMemoryBroker]:
     found = InMemoryBroker("m:")
     rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"SEND_RATE": None}}
-    with override_settings(RMQ=rmq), connections.replaced_broker(found):  # type: ignore[arg-type]
+    with override_settings(RMQ=rmq), connections.replaced_broker(found):
         yield found
 
 

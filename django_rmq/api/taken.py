@@ -31,7 +31,7 @@ MOST_ONCE = 100
 class SlotsQuery(Strict):
     """Which slots."""
 
-    topic = serializers.CharField(max_length=100)
+    topic = Text(max_length=100)
     first = serializers.IntegerField(min_value=0, max_value=(1 << 20) - 1, default=0)
     limit = serializers.IntegerField(min_value=1, max_value=5_000, default=1_000)
 
@@ -39,12 +39,8 @@ class SlotsQuery(Strict):
 class FilterFields(Strict):
     """Which messages are meant; all conditions must hold."""
 
-    text = serializers.CharField(
-        required=False, max_length=LONGEST_TEXT, trim_whitespace=False, help_text="Part of body, key or error"
-    )
-    error = serializers.CharField(
-        required=False, max_length=200, help_text="Class of the last error, whole or its last part"
-    )
+    text = Text(required=False, max_length=LONGEST_TEXT, help_text="Part of body, key or error")
+    error = Text(required=False, max_length=200, help_text="Class of the last error, whole or its last part")
     older_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     newer_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     slot = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 20) - 1)
@@ -60,7 +56,7 @@ class MessagesQuery(FilterFields):
     """Which page of which messages."""
 
     state = serializers.ChoiceField(STATES, default="store")
-    cursor = serializers.CharField(required=False, max_length=4_096)
+    cursor = Text(required=False, max_length=4_096)
     page_size = serializers.IntegerField(required=False, min_value=1, max_value=LONGEST_PAGE)
     order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="By score")
 
@@ -131,13 +127,16 @@ class StrictFilter(Strict):
     slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)
 
 
-class ReplayFields(Strict):
-    """Dead messages by their ids, or all that a filter means (an empty one: all)."""
+class ReplayNamedFields(Strict):
+    """Dead messages by their ids."""
 
-    ids = serializers.ListField(
-        child=Text(max_length=LONGEST_ID), required=False, min_length=1, max_length=MAX_IDS
-    )
-    filter = StrictFilter(required=False)
+    ids = serializers.ListField(child=Text(max_length=LONGEST_ID), min_length=1, max_length=MAX_IDS)
+
+
+class ReplayFilterFields(Strict):
+    """All dead messages that a filter means (an empty one: all)."""
+
+    filter = StrictFilter()
     limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
     dry_run = Flag(default=False)
 

@@ -45,6 +45,12 @@ from django_rmq.sending import Send
 SLICE_SECONDS = 2.0
 """How long one request works on many messages."""
 
+MESSAGE_ID = {"id": {"type": "string", "pattern": "^[0-9]{1,7}\\..+$"}}
+"""A slot, and what names a message there."""
+
+LONGEST_KEY = 255
+"""Characters of an Idempotency-Key."""
+
 READY_SECONDS = 1.0
 """How old an answer may be that anybody can ask for."""
 
@@ -247,8 +253,10 @@ class MessagesView(RmqView):
         "Send one message, or many: nothing is sent if one of them cannot be",
         takes=("Sending", [taken.SendFields, taken.SendsFields]),
         headers={
-            "Idempotency-Key": "A text of your own, 1 to 255 characters: a repeated request is done once a day, "
-            "and answered alike",
+            "Idempotency-Key": (
+                "A text of your own, 1 to 255 characters: a repeated request is done once a day, and answered alike",
+                {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
+            ),
         },
         answers={202: shown.SendsAnswer},
         errors=[404, 409, 422, 429, 507],
@@ -276,8 +284,8 @@ class MessagesView(RmqView):
         key = request.headers.get("Idempotency-Key")
         if key is None:
             return Response(self._send(declared, sends, size), status=202)
-        if not (1 <= len(key) <= 255 and key.isascii() and key.isprintable()):
-            raise errors.Invalid("Idempotency-Key must be 1 to 255 printable characters of ASCII.")
+        if not (1 <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
+            raise errors.Invalid(f"Idempotency-Key must be 1 to {LONGEST_KEY} printable characters of ASCII.")
         if len(sends) > taken.MOST_ONCE:
             raise errors.Invalid(f"At most {taken.MOST_ONCE} messages can be sent with an Idempotency-Key.")
         with self.operations.once(key, [declared.name, data], len(sends)) as attempt:
@@ -337,6 +345,7 @@ class MessageView(RmqView):
     @documented(
         "message",
         "All copies of a message: where it waits, runs, rests, is claimed or lies dead",
+        path=MESSAGE_ID,
         answers={200: shown.CopiesAnswer},
         errors=[400, 404, 409],
     )
@@ -348,6 +357,7 @@ class MessageView(RmqView):
     @documented(
         "delete",
         "Delete a message: 202 where it runs, and ends with its delivery",
+        path=MESSAGE_ID,
         query=taken.CopyQuery,
         answers={200: shown.OutcomeAnswer, 202: shown.OutcomeAnswer},
         errors=[404, 409],
@@ -372,6 +382,7 @@ class ReplayMessageView(RmqView):
     @documented(
         "replay_message",
         "Send a dead message again with its full budget of retries; with a body, edited",
+        path=MESSAGE_ID,
         takes=taken.EditFields,
         answers={200: shown.OutcomeAnswer},
         errors=[404, 409, 507],
@@ -396,6 +407,7 @@ class BuryView(RmqView):
     @documented(
         "bury",
         "Put a message into Dead: 202 where it runs, and dies when its delivery ends",
+        path=MESSAGE_ID,
         takes=taken.BuryFields,
         answers={200: shown.OutcomeAnswer, 202: shown.OutcomeAnswer},
         errors=[404, 409],
@@ -417,6 +429,7 @@ class RescheduleView(RmqView):
     @documented(
         "reschedule",
         "Give a waiting message another due time, or another priority",
+        path=MESSAGE_ID,
         takes=taken.RescheduleFields,
         answers={200: shown.OutcomeAnswer},
         errors=[404, 409],
@@ -442,7 +455,7 @@ class ReplayView(RmqView):
     @documented(
         "replay",
         "Send dead messages again: those named, or all that a filter means",
-        takes=taken.ReplayFields,
+        takes=("Replaying", [taken.ReplayNamedFields, taken.ReplayFilterFields]),
         answers={200: shown.ProgressAnswer},
         errors=[404, 409, 507],
         examples={
@@ -453,17 +466,17 @@ class ReplayView(RmqView):
     def post(self, request: Request, topic: str) -> Response:
         """Replay many."""
         declared, operations = self.topic(topic), self.operations
-        asked = self.read(taken.ReplayFields, request.data)
-        if ("ids" in asked) == ("filter" in asked):
+        data = request.data
+        if isinstance(data, Mapping) and ("ids" in data) == ("filter" in data):
             raise errors.Invalid("Say either `ids` or `filter`; an empty filter means all.")
-        if "filter" in asked:
+        if not (isinstance(data, Mapping) and "ids" in data):
+            asked = self.read(taken.ReplayFilterFields, data)
             wanted = taken.wanted(asked["filter"])
             run = operations.replay_all(
                 declared.name, wanted, limits=_limits(asked), dry_run=asked["dry_run"]
             )
             return Response(shown.progress(run.result()))
-        if asked["dry_run"] or "limit" in asked:
-            raise errors.Invalid("`dry_run` and `limit` are for filters.")
+        asked = self.read(taken.ReplayNamedFields, data)
         done = operations.replay(declared.name, asked["ids"])
         return Response(shown.acted(done))
 

@@ -504,7 +504,9 @@ def test_dead_messages_are_replayed_by_filter_and_by_id(program: Program, broker
     assert [one["outcome"] for one in done["results"]] == ["replayed", "replayed"]
     program.refused(400, "invalid_request", "POST", path, {})
     program.refused(400, "invalid_request", "POST", path, {"ids": dead, "filter": {}})
-    program.refused(400, "invalid_request", "POST", path, {"ids": dead, "dry_run": True})
+    program.refused(400, "invalid", "POST", path, {"ids": dead, "dry_run": True})
+    program.refused(400, "invalid_request", "POST", path, {"dry_run": True})
+    program.refused(400, "invalid", "POST", path, [])
     program.refused(400, "invalid", "POST", path, {"filter": {"slot": "1"}})
     assert program.ok("POST", path, {"filter": {}})["complete"] is True
 

@@ -74,6 +74,13 @@ def test_the_schema_is_valid_and_made_without_a_warning() -> None:
         if "requestBody" in operation
     ]
     assert len(bodies) > 8
+    taken = json.dumps(
+        [bodies, [one.get("parameters") for one in operations], schema["components"]["schemas"]]
+    )
+    fields = {**schema["components"]["schemas"]["DeliveryFields"]["properties"]}
+    assert {name: field["minLength"] for name, field in fields.items()} == {"id": 1, "receipt": 1}
+    assert schema["components"]["schemas"]["SettleFields"]["properties"]["deliveries"]["minItems"] == 1
+    assert '"name": "text", "schema": {"type": "string", "minLength": 1' in taken
     assert all(body["examples"] for body in bodies)
 
 

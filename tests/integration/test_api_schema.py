@@ -97,7 +97,7 @@ def test_the_schema_says_which_texts_and_lists_must_not_be_empty() -> None:
     assert least["FailedFields.error"] is None
     listed = schema["paths"]["/api/rmq/topics/{topic}/messages/"]["get"]["parameters"]
     empty = {found["name"] for found in listed if found["schema"].get("minLength") == 1}
-    assert empty == {"text", "error", "cursor"}
+    assert empty >= {"text", "error", "cursor"}
 
 
 def test_without_drf_spectacular_the_api_answers_as_well() -> None:

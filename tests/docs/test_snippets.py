@@ -158,7 +158,7 @@ class Project:
             "DJANGO_SUPERUSER_PASSWORD": "program",
             "RMQ_METRICS_TOKEN": "a-token-of-sixteen-characters",
             "ZOOKEEPER_LOGIN": "rmq:secret",
-            "RMQ_URL": redis_url,
+            "PYSPARK_SUBMIT_ARGS": "--master local[1] --conf spark.ui.enabled=false pyspark-shell",
         }
         self.write("urls.py", stage.URLS)
         shutil.copy(ROOT / "manage.py", folder / "manage.py")
@@ -203,7 +203,7 @@ class Project:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=540,
             check=False,
         )
         return (

@@ -78,8 +78,8 @@ def _unsaid(field: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     if is_text and not field.allow_blank:
         return {"pattern": r"^[^\u0000]*$", "minLength": found.get("minLength", 1)}
     if isinstance(field, serializers.ListSerializer):
-        bounds = {"minItems": field.min_length, "maxItems": field.max_length}
-        return {name: bound for name, bound in bounds.items() if bound is not None}
+        bounds = {"minItems": "min_length", "maxItems": "max_length"}
+        return {name: bound for name, of in bounds.items() if (bound := getattr(field, of, None)) is not None}
     return {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from rest_framework.settings import api_settings
@@ -15,7 +16,8 @@ logger = logging.getLogger("django_rmq.api")
 def chosen() -> list[BaseThrottle]:
     """Return DEFAULT_THROTTLE_CLASSES, made; one without a rate in DEFAULT_THROTTLE_RATES throttles nothing."""
     found = []
-    for kind in api_settings.DEFAULT_THROTTLE_CLASSES:
+    kinds: list[Any] = list(api_settings.DEFAULT_THROTTLE_CLASSES)  # imported by now, whatever its type says
+    for kind in kinds:
         try:
             found.append(kind())
         except ImproperlyConfigured as error:

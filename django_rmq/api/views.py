@@ -713,7 +713,8 @@ class PublicView(RmqView):
 
     def get_throttles(self) -> Any:
         """Return nothing for a probe: one that is refused is a process that is killed."""
-        return super().get_throttles() if self.request.user and self.request.user.is_authenticated else []
+        known = getattr(self.request.user, "is_authenticated", False)
+        return super().get_throttles() if known else []
 
 
 class LiveView(PublicView):

@@ -25,17 +25,17 @@ KEPT_MS = 86_400_000
 
 
 class Charge(NamedTuple):
-    """What a send takes from one rate of its sender: ``count`` in ``seconds``, all at once or evenly."""
+    """What a send takes from one rate of its sender: ``size`` in ``seconds``, all at once or evenly."""
 
     what: str
     """What is counted. Each has a bucket of its own."""
     wanted: int
-    count: int
+    size: int
     seconds: float
 
     def spend(self, broker: Broker, actor: Actor, wanted: int) -> int:
         """Spend so much, or nothing: return us until there is enough, 0 if it is spent. Below 0 it is given back."""
-        return broker.spend(_name(actor, self.what), self.seconds * 1e6 / self.count, self.count, wanted)
+        return broker.spend(_name(actor, self.what), self.seconds * 1e6 / self.size, self.size, wanted)
 
 
 def spend(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
@@ -44,9 +44,9 @@ def spend(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
     Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
     """
     for one in charges:
-        if one.wanted > one.count:
+        if one.wanted > one.size:
             raise InvalidRequest(
-                f"{one.wanted} {one.what} at once are more than may be sent in {one.seconds:g} s, {one.count}"
+                f"{one.wanted} {one.what} at once are more than may be sent in {one.seconds:g} s, {one.size}"
             )
     for index, one in enumerate(charges):
         wait_us = one.spend(broker, actor, one.wanted)
@@ -54,7 +54,7 @@ def spend(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
             for spent in charges[:index]:
                 spent.spend(broker, actor, -spent.wanted)
             raise TooManySends(
-                f"more than {one.count} {one.what} in {one.seconds:g} s: "
+                f"more than {one.size} {one.what} in {one.seconds:g} s: "
                 f"{one.wanted} more can be sent in {wait_us / 1e6:.1f} s",
                 wait_us / 1e6,
             )

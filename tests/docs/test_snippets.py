@@ -172,6 +172,9 @@ class Project:
         self.write("shop/redaction.py", "def hide_cards(topic, body):\n    return body\n")
         values = {"folder": folder, "python": sys.executable, "root": ROOT, "endless": " ".join(ENDLESS)}
         self.script("manage.py", MANAGE.format(**values))
+        # `python manage.py` is the same thing.
+        passed_on = f'#!/bin/sh\n[ "$1" != manage.py ] || {{ shift; exec manage.py "$@"; }}\nexec "{sys.executable}" "$@"\n'
+        self.script("python", passed_on)
         self.script("pip", PIP.format(**values))
         self.script("make", f'#!/bin/sh\nexec /usr/bin/make -n -C "{ROOT}" "$@"\n')
         self.write("bodies.jsonl", '{"sku": 1, "shop": 7}\n{"sku": 2, "shop": 7}\n')

@@ -60,7 +60,8 @@ class Program:
 
     def __init__(self, user: User | None = None) -> None:
         # As under a server with threads: only there a request may wait.
-        self.client = Client(**{"wsgi.multithread": True})
+        self.client = Client()
+        self.client.defaults["wsgi.multithread"] = True  # type: ignore[assignment]
         if user is not None:
             self.client.force_login(user)
 

@@ -234,7 +234,7 @@ def test_a_request_without_a_seat_is_answered_at_once_and_says_so(broker: Any) -
 
 def test_under_a_server_with_one_thread_nobody_waits_unless_the_settings_say_so(broker: Any) -> None:
     program = Program(user_with(*ALL))
-    program.client.defaults["wsgi.multithread"] = False
+    program.client.defaults["wsgi.multithread"] = False  # type: ignore[assignment]
     asked = {"consumer": str(uuid.uuid4()), "wait": 0.2}
     assert program.ok("POST", "topics/ranked/prepare/", asked)["wait_refused"] is True
     with limited(broker, LONG_POLLS=1):

@@ -1949,7 +1949,7 @@ class Broker(Readings):
         return self._run(Call("limits/ended", (key,), (worker, ended, lease_ms), int))
 
     def spend(self, spender: str, each_us: float, size: int, wanted: int) -> int:
-        """Spend ``wanted`` of a bucket of ``size`` that gains one each ``each_us``, or nothing.
+        """Spend ``wanted`` of a bucket of ``size`` that gains one each ``each_us``, or nothing; below 0: give back.
 
         Returns 0, or us until there is enough. ``spender``: letters and digits.
         """

@@ -6,7 +6,6 @@ Nothing is read at import, nothing is connected here. Every key is described in 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,8 @@ from django.core.cache import DEFAULT_CACHE_ALIAS
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from django_rmq import addresses
+from django_rmq import addresses, bounds
+from django_rmq.bounds import LARGEST, MAX_AGE, MAX_DURATION_MS, is_number, is_whole
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, UnknownTopic
 from django_rmq.keys import check_prefix, check_slots, check_topic_name
 from django_rmq.messages import BATCH, MAX_RETRIES_LIMIT, BackOff, Topic, TopicType
@@ -125,15 +125,35 @@ class Api:
     permission: str | None = None
     """Dotted path of a REST framework permission class; None: our own, which denies by default."""
     send_rate: str | None = "600/min"
+    send_bytes: str | None = "16MB/min"
+    idempotent_rate: str | None = "50000/day"
     max_bytes: int = 1_048_576
+    long_polls: int | None = None
+    long_polls_per_user: int | None = None
 
     @property
     def rate(self) -> tuple[int, float] | None:
         """SEND_RATE as so many messages in so many seconds; None: no limit."""
-        if self.send_rate is None:
-            return None
-        count, _, period = self.send_rate.partition("/")
-        return int(count), {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}[period[0]]
+        return _count_and_seconds(self.send_rate)
+
+    @property
+    def byte_rate(self) -> tuple[int, float] | None:
+        """SEND_BYTES as so many bytes in so many seconds; None: no limit."""
+        return _count_and_seconds(self.send_bytes)
+
+    @property
+    def once_rate(self) -> tuple[int, float] | None:
+        """IDEMPOTENT_RATE as so many messages in so many seconds; None: no limit."""
+        return _count_and_seconds(self.idempotent_rate)
+
+    def waiting(self, has_threads: bool) -> tuple[int, int]:
+        """Return how many requests may wait in one process at a time, and how many of one user.
+
+        ``has_threads``: whether the process answers other requests meanwhile; it decides where nothing is set.
+        """
+        most = (2 if has_threads else 0) if self.long_polls is None else self.long_polls
+        each = -(-most // 2) if self.long_polls_per_user is None else self.long_polls_per_user
+        return most, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +238,7 @@ def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
     )
 
     def parse(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise Wanted(wanted)
-        if high is not None and value > high:
+        if not is_whole(value) or not low <= value <= (LARGEST if high is None else high):
             raise Wanted(wanted)
         return value
 
@@ -230,7 +248,7 @@ def _whole(low: int, high: int | None = None) -> Callable[[object], int]:
 def _number(value: object) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_number(value):
         raise Wanted("a number")
     return value
 
@@ -244,6 +262,8 @@ def _seconds(low: float = 0.0) -> Callable[[object], float]:
         if found < low or (low == 0.0 and found == 0.0):
             least = "more than 0" if low == 0.0 else f"at least {low:g}"
             raise Wanted(f"a number of seconds or a timedelta, {least}")
+        if found > MAX_AGE:
+            raise Wanted(f"a number of seconds or a timedelta, at most {MAX_AGE} s")
         return found
 
     return parse
@@ -260,7 +280,7 @@ def _whole_seconds(value: object) -> int:
 
 
 def _rate(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if not is_number(value) or not value > 0:
         raise Wanted("a number of messages per second, more than 0")
     return float(value)
 
@@ -333,7 +353,7 @@ def _back_off(value: object) -> BackOff:
         rest_ms = round(float(_number(value)) * 1000)
     except Wanted:
         rest_ms = -1
-    if not 0 <= rest_ms <= 31_622_400_000:
+    if not 0 <= rest_ms <= MAX_DURATION_MS:
         raise Wanted("seconds (0: none, at most 366 days), a timedelta, or the dotted path of a function")
     return BackOff(rest_ms, rest_ms)
 
@@ -383,9 +403,29 @@ def _formatter(value: object) -> str | Mapping[str, str]:
         raise Wanted("a dotted path, or a dict from topic to dotted path") from None
 
 
+_SIZES = {"": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+_PERIODS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def _count_and_seconds(rate: str | None) -> tuple[int, float] | None:
+    """Return a rate that ``_send_rate`` or ``_byte_rate`` has let through as so many in so many seconds."""
+    if rate is None:
+        return None
+    count, _, period = rate.partition("/")
+    digits = count.rstrip("kMGB")
+    return int(digits) * _SIZES[count[len(digits) :]], _PERIODS[period[0]]
+
+
 def _send_rate(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[1-9]\d{0,8}/(s|sec|m|min|h|hour|d|day)", value):
         raise Wanted("a rate such as '600/min' (per s, min, hour or day)")
+    return value
+
+
+def _byte_rate(value: object) -> str:
+    pattern = r"[1-9]\d{0,8}(kB|MB|GB)?/(s|sec|m|min|h|hour|d|day)"
+    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        raise Wanted("a rate such as '16MB/min' (bytes, kB, MB or GB per s, min, hour or day)")
     return value
 
 
@@ -471,7 +511,11 @@ ADMIN_KEYS: _Keys = {
 API_KEYS: _Keys = {
     "PERMISSION": ("permission", _optional(_dotted_path)),
     "SEND_RATE": ("send_rate", _optional(_send_rate)),
+    "SEND_BYTES": ("send_bytes", _optional(_byte_rate)),
+    "IDEMPOTENT_RATE": ("idempotent_rate", _optional(_send_rate)),
     "MAX_BYTES": ("max_bytes", _whole(1024, 536_870_912)),
+    "LONG_POLLS": ("long_polls", _optional(_whole(0, 10_000))),
+    "LONG_POLLS_PER_USER": ("long_polls_per_user", _optional(_whole(1, 10_000))),
 }
 METRICS_KEYS: _Keys = {"TOKEN": ("token", _optional(_token))}
 PLAIN_KEYS: _Keys = {
@@ -826,7 +870,7 @@ def _plain(value: object, depth: int = 0) -> str:
             return addresses.shown(value)
         return "a str that may hold a password" if set("@?") & set(value) else repr(value)
     if isinstance(value, _HARMLESS):
-        return repr(value)
+        return bounds.shown(value)
     if depth < 2 and isinstance(value, (list, tuple)):
         return f"[{', '.join(_plain(one, depth + 1) for one in value[:20])}]"
     return _kind(value)

@@ -56,6 +56,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from django_rmq.bounds import shown
 from django_rmq.exceptions import ConfigurationError
 
 MAX_SLOTS = 1 << 20
@@ -208,4 +209,4 @@ def check_slots(slots: object) -> int:
         raise ConfigurationError(
             f"slot count must be a power of two, got {slots} (nearest: {below} or {min(below * 2, MAX_SLOTS)})"
         )
-    raise ConfigurationError(f"slot count must be a power of two from 1 to {MAX_SLOTS}, got {slots!r}")
+    raise ConfigurationError(f"slot count must be a power of two from 1 to {MAX_SLOTS}, got {shown(slots)}")

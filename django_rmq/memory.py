@@ -2078,7 +2078,7 @@ class InMemoryBroker:
             return left
 
     def spend(self, spender: str, each_us: float, size: int, wanted: int) -> int:
-        """Spend ``wanted`` of a bucket of ``size``, or nothing; return 0, or us until there is enough."""
+        """Spend ``wanted`` of a bucket of ``size``, or nothing (below 0: give back); return 0, or us until there is enough."""
         with self._lock:
             key = bucket_key(self.prefix, spender)
             bucket, now_us, full_us = self._open(key, Hash), self._clock(), each_us * size

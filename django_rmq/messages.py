@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, overload
 from uuid import UUID
 
 from django_rmq import discretion
+from django_rmq.bounds import delay_ms, shown
 from django_rmq.exceptions import InvalidMessage, MessageTooLarge
 
 MAX_PRIORITY = 1 << 43
@@ -281,7 +282,7 @@ def encode_body(topic: Topic, body: object) -> bytes:
         raw = encode_json(body)
     elif topic.body == "text":
         if not isinstance(body, str):
-            raise InvalidMessage(f"topic {topic.name} has BODY 'text': body must be str, got {_shown(body)}")
+            raise InvalidMessage(f"topic {topic.name} has BODY 'text': body must be str, got {shown(body)}")
         try:
             raw = body.encode()
         except UnicodeEncodeError as error:
@@ -289,7 +290,7 @@ def encode_body(topic: Topic, body: object) -> bytes:
     else:
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise InvalidMessage(
-                f"topic {topic.name} has BODY 'bytes': body must be bytes, got {_shown(body)}"
+                f"topic {topic.name} has BODY 'bytes': body must be bytes, got {shown(body)}"
             )
         raw = bytes(body)
     if not raw:
@@ -317,11 +318,6 @@ def decode_body(topic: Topic, raw: bytes) -> Any:
     if topic.body == "text":
         return raw.decode()
     return raw
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{text[:77]}..." if len(text) > 80 else text
 
 
 def cut_error(text: str, limit: int = MAX_ERROR_BYTES) -> bytes:
@@ -382,7 +378,7 @@ def basis_bytes(value: object) -> bytes:
             return value.encode()
         raw = encode_json(value)
     except UnicodeEncodeError:
-        raise InvalidMessage(f"slot_basis {value!r} is not valid Unicode") from None
+        raise InvalidMessage(f"slot_basis {shown(value)} is not valid Unicode") from None
     return str(json.loads(raw)).encode() if raw.startswith(b'"') else raw
 
 
@@ -495,8 +491,8 @@ class Message:
 
     def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:
         """In a batch: try this message again, after ``delay`` seconds or the topic's back-off."""
-        delay_ms = None if delay is None else round(delay * 1000)
-        self.outcome = Failure(self.delivery.member, "failed", delay_ms, reason)
+        rest_ms = None if delay is None else delay_ms(delay)
+        self.outcome = Failure(self.delivery.member, "failed", rest_ms, reason)
 
     def reject(self, reason: str = "rejected") -> None:
         """In a batch: put this message into Dead at once."""

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 from zlib import crc32
 
+from django_rmq.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, is_number, is_whole, shown
 from django_rmq.broker import Broker
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 from django_rmq.messages import (
@@ -36,12 +37,6 @@ from django_rmq.messages import (
     encode_envelope,
     slot_counts,
 )
-
-MAX_RANGE_MS = 31_622_400_000
-"""The longest time_range: 366 days."""
-
-MAX_FIXED_MS = 4_102_444_800_000
-"""The latest fixed_time: 2100-01-01."""
 
 MAX_HEADER_BYTES = 8_192
 """The most that all headers of a message may take, as JSON."""
@@ -91,29 +86,27 @@ def _milliseconds(name: str, value: object) -> int:
     """Return a duration in ms given as a timedelta or an integral number of ms."""
     if isinstance(value, timedelta):
         return round(value / timedelta(milliseconds=1))
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidMessage(f"{name} must be a timedelta or a number of ms, got {value!r}")
-    if not math.isfinite(value) or value != int(value):
-        raise InvalidMessage(f"{name} must be a whole number of ms, got {value!r}")
+    if not is_number(value) or value != int(value):
+        raise InvalidMessage(f"{name} must be a timedelta or a whole number of ms, got {shown(value)}")
     return int(value)
 
 
 def check_time_range(value: object) -> int:
     """Return ``time_range`` in ms, or raise ``InvalidMessage``."""
     range_ms = _milliseconds("time_range", value)
-    if not 0 < range_ms <= MAX_RANGE_MS:
-        raise InvalidMessage(f"time_range must be from 1 to {MAX_RANGE_MS} ms, got {range_ms}")
+    if not 0 < range_ms <= MAX_DURATION_MS:
+        raise InvalidMessage(f"time_range must be from 1 to {MAX_DURATION_MS} ms, got {range_ms}")
     return range_ms
 
 
 def check_priority(topic: Topic, value: object) -> int:
     """Return ``priority``, or raise ``InvalidMessage``."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidMessage(f"priority must be an integer, got {value!r}")
+        raise InvalidMessage(f"priority must be an integer, got {shown(value)}")
     if not topic.min_priority <= value <= MAX_PRIORITY:
         raise InvalidMessage(
             f"priority must be from {topic.min_priority} (lower scores read as retries) "
-            f"to {MAX_PRIORITY}, got {value}"
+            f"to {MAX_PRIORITY}, got {shown(value)}"
         )
     return value
 
@@ -129,8 +122,8 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
                 f"{name} {value!r} is naive; give it a time zone (django.utils.timezone.now)"
             )
         at = math.ceil(value.timestamp() * 1000)
-    elif isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidMessage(f"{name} must be an aware datetime or an integer of ms, got {value!r}")
+    elif not is_whole(value):
+        raise InvalidMessage(f"{name} must be an aware datetime or an integer of ms, got {shown(value)}")
     else:
         at = value
     now = time.time() * 1000
@@ -139,8 +132,8 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
         if now / 1000 < at * 10 < now:
             hint = "; is it in seconds? It must be in milliseconds"
         raise InvalidMessage(f"{name} {_instant(at)} is not in the future{hint}")
-    if at > MAX_FIXED_MS:
-        raise InvalidMessage(f"{name} {at} ms is after {_instant(MAX_FIXED_MS)}; is it in microseconds?")
+    if at > MAX_INSTANT_MS:
+        raise InvalidMessage(f"{name} {at} ms is after {_instant(MAX_INSTANT_MS)}; is it in microseconds?")
     if at <= 999:
         raise InvalidMessage(f"{name} {at} ms would read as a retry")
     return at
@@ -151,9 +144,11 @@ def check_durability(replicas: object, fsync: object) -> Durability:
     if type(replicas) is int and not replicas and fsync is False:
         return STORED
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
-        raise InvalidMessage(f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {replicas!r}")
+        raise InvalidMessage(
+            f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {shown(replicas)}"
+        )
     if not isinstance(fsync, bool):
-        raise InvalidMessage(f"fsync must be True or False, got {fsync!r}")
+        raise InvalidMessage(f"fsync must be True or False, got {shown(fsync)}")
     return Durability(replicas, fsync)
 
 
@@ -288,7 +283,7 @@ class Producer:
             if topic.slot_basis is not None:
                 raise InvalidMessage(
                     f"topic {topic.name} has SLOT_BASIS {topic.slot_basis!r}, which chooses the slot: "
-                    f"slot_basis={slot_basis!r} would put messages of one {topic.slot_basis} into several slots"
+                    f"slot_basis={shown(slot_basis)} would put messages of one {topic.slot_basis} into several slots"
                 )
             return basis_bytes(slot_basis)
         return None if topic.slot_basis is None else basis_bytes(self._basis_field(topic, body))
@@ -327,7 +322,7 @@ class Producer:
         if key is None:
             return uuid4().hex.encode()
         if not isinstance(key, str) or not key:
-            raise InvalidMessage(f"key must be text that is not empty, got {key!r}")
+            raise InvalidMessage(f"key must be text that is not empty, got {shown(key)}")
         try:
             member = key.encode()
         except UnicodeEncodeError:
@@ -341,10 +336,10 @@ class Producer:
         if headers is None:
             return None
         if not isinstance(headers, Mapping):
-            raise InvalidMessage(f"headers must be a mapping from text to text, got {headers!r}")
+            raise InvalidMessage(f"headers must be a mapping from text to text, got {shown(headers)}")
         for name, value in headers.items():
             if not isinstance(name, str) or not isinstance(value, str):
-                raise InvalidMessage(f"headers must be text, got {name!r}: {value!r}")
+                raise InvalidMessage(f"headers must be text, got {shown(name)}: {shown(value)}")
         found = dict(headers)
         try:
             size = len(json.dumps(found, ensure_ascii=False).encode())

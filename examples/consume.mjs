@@ -60,6 +60,8 @@ while (!stopping && done < Number(count)) {
     await sleep(1000 * (error.wait ?? 2));
     continue;
   }
+  // Too many wait already, so the server has answered at once.
+  if (taken.wait_refused) await sleep(1000);
   const waiting = taken.messages.map(({ id, receipt }) => ({ id, receipt }));
   // While one is worked on, the others must not time out either.
   const heartbeat = setInterval(() => {

@@ -41,7 +41,8 @@ while [ "$count" -eq 0 ] || [ "$done" -lt "$count" ]; do
   body='"wait":20'
   # Ours are the first fields of a message; what follows is the sender's.
   id=$(printf %s "$answer" | sed -n 's/^{"messages":\[{"id":"\([^"]*\)".*/\1/p')
-  [ -n "$id" ] || continue
+  # Nothing came. Where too many wait already, the server answers at once and says when to ask again.
+  [ -n "$id" ] || { sleep "${pause:-0}"; continue; }
   receipt=$(printf %s "$answer" | sed -n 's/^{"messages":\[{"id":"[^"]*","slot":[0-9]*,"receipt":"\([^"]*\)".*/\1/p')
   message=$(printf %s "$answer" | sed -e 's/^{"messages":\[{[^{]*"body"://' -e 's/,"encoding":"[a-z0-9]*","key":.*$//')
   if [ $# -gt 0 ]; then verdict=commit; "$@" "$message" || verdict=rollback; else verdict=commit; printf '%s\n' "$message"; fi

@@ -9,6 +9,7 @@ from uuid import uuid4
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
+from django_rmq.bounds import MAX_DURATION_MS
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.messages import MAX_PRIORITY, Topic, TopicType, encode_body
 
@@ -136,6 +137,7 @@ class SendForm(BodyForm):
         label=_("Time range in ms"),
         required=False,
         min_value=1,
+        max_value=MAX_DURATION_MS,
         help_text=_("Sends within this time are merged. Empty: the topic's own."),
     )
     fixed_time = forms.DateTimeField(

@@ -146,6 +146,9 @@ def _of_framework(error: rest.APIException) -> Response:
     if isinstance(error, Conflict):
         data["outcome"] = error.outcome
     response = Response(data, status=error.status_code)
+    wait = getattr(error, "wait", None)
+    if wait is not None:
+        response["Retry-After"] = str(math.ceil(wait))
     header = getattr(error, "auth_header", None)
     if header:
         response["WWW-Authenticate"] = header

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -13,8 +12,9 @@ from django.utils.dateparse import parse_datetime
 from rest_framework import serializers
 
 from django_rmq.api.schema import shaped
+from django_rmq.bounds import LARGEST, is_number, is_whole
 
-EARLIEST_MS, LATEST_MS = -(1 << 53) + 1, (1 << 53) - 1
+EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
 """Whole numbers that every client can carry."""
 
 
@@ -39,7 +39,7 @@ class Whole(serializers.IntegerField):
 
     def to_internal_value(self, data: Any) -> int:
         """Return the number."""
-        if isinstance(data, bool) or not isinstance(data, int):
+        if not is_whole(data):
             self.fail("invalid")
         return data
 
@@ -49,7 +49,7 @@ class Number(serializers.FloatField):
 
     def to_internal_value(self, data: Any) -> float:
         """Return the number."""
-        if isinstance(data, bool) or not isinstance(data, (int, float)) or abs(data) > 1e15:
+        if not is_number(data):
             self.fail("invalid")
         return float(data)
 
@@ -93,7 +93,7 @@ class Seconds(serializers.FloatField):
     def to_internal_value(self, data: Any) -> float:
         """Return the number."""
         found = super().to_internal_value(data)
-        if not math.isfinite(found):
+        if not is_number(found):
             self.fail("invalid")
         return found
 

@@ -36,7 +36,7 @@ MEANINGS = {
     413: "The body has too many bytes",
     415: "Only application/json is taken",
     422: "The Idempotency-Key was used for another request",
-    429: "More messages than the rate allows; Retry-After says when there is room",
+    429: "More requests, messages or bytes than the rates allow; Retry-After says when there is room",
     503: "Redis does not answer; Retry-After says when to ask again",
     507: "Redis, or the topic, is full",
 }
@@ -59,11 +59,28 @@ def view_schema() -> ViewInspector:
                 found["additionalProperties"] = False
             return found
 
+        def _map_serializer_field(self, field: Any, direction: Any, bypass_extensions: bool = False) -> Any:
+            found = super()._map_serializer_field(field, direction, bypass_extensions)  # type: ignore[no-untyped-call]
+            if direction == "request":
+                found.update(_unsaid(field, found))
+            return found
+
         def get_tags(self) -> list[str]:
             """Return the one group that all routes are in."""
             return ["rmq"]
 
     return Schema()
+
+
+def _unsaid(field: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a field refuses and drf-spectacular does not say."""
+    is_text = isinstance(field, serializers.CharField) and found.get("type") == "string"
+    if is_text and not field.allow_blank:
+        return {"pattern": r"^[^\u0000]*$", "minLength": found.get("minLength", 1)}
+    if isinstance(field, serializers.ListSerializer):
+        bounds = {"minItems": "min_length", "maxItems": "max_length"}
+        return {name: bound for name, of in bounds.items() if (bound := getattr(field, of, None)) is not None}
+    return {}
 
 
 def shaped(schema: dict[str, Any]) -> Callable[[_Target], _Target]:
@@ -82,8 +99,9 @@ def documented(
     answers: Mapping[int, Any],
     takes: Any = None,
     query: Any = None,
+    path: Mapping[str, dict[str, Any]] | None = None,
     errors: Iterable[int] = (),
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, tuple[str, dict[str, Any]]] | None = None,
     examples: Mapping[str, Any] | None = None,
     answered: Mapping[str, Any] | None = None,
     public: bool = False,
@@ -91,6 +109,7 @@ def documented(
     """Describe one method of a view.
 
     ``takes``: the serializer of its body, or a name and several serializers; ``query``: that of its parameters;
+    ``headers``: title → (what it is for, its schema); ``path``: name → schema of what stands in the address;
     ``errors``: statuses beside those of all; ``public``: without those that come of asking who it is.
     """
     if not HAS_OPENAPI:
@@ -103,7 +122,7 @@ def documented(
         extend_schema,
     )
 
-    statuses = {406, *errors} if public else {401, 403, 406, 503, *errors}
+    statuses = {406, *errors} if public else {401, 403, 406, 429, 503, *errors}
     if takes is not None:
         statuses |= {400, 413, 415}
     if query is not None:
@@ -121,8 +140,12 @@ def documented(
     ]
     parameters: list[Any] = [] if query is None else [query]
     parameters += [
-        OpenApiParameter(title, str, OpenApiParameter.HEADER, description=told)
-        for title, told in (headers or {}).items()
+        OpenApiParameter(title, shape, OpenApiParameter.HEADER, description=told)
+        for title, (told, shape) in (headers or {}).items()
+    ]
+    parameters += [
+        OpenApiParameter(title, shape, OpenApiParameter.PATH, required=True)
+        for title, shape in (path or {}).items()
     ]
     described = extend_schema(
         operation_id=f"rmq_{name}",

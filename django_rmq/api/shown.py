@@ -442,6 +442,9 @@ class TakenAnswer(Answer):
     messages = DeliveryAnswer(many=True)
     timeout = serializers.IntegerField(help_text="Seconds within which it is settled or extended")
     next_slot = maybe(help_text="`held` only: `first` of what else is held; null: that is all")
+    wait_refused = serializers.BooleanField(
+        help_text="Too many requests wait already, so this one did not: ask again after Retry-After"
+    )
 
 
 def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], next_slot: int | None) -> Any:
@@ -462,7 +465,12 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
                 "retries_left": one.retries_left,
             }
         )
-    return {"messages": found, "timeout": declared.timeout, "next_slot": next_slot}
+    return {
+        "messages": found,
+        "timeout": declared.timeout,
+        "next_slot": next_slot,
+        "wait_refused": False,
+    }
 
 
 class SettledAnswer(Answer):

@@ -7,7 +7,8 @@ from typing import Any
 from rest_framework import serializers
 
 from django_rmq.api.fields import Anything, Flag, Instant, Number, Scalar, Seconds, Strict, Text, Uuid, Whole
-from django_rmq.messages import BATCH
+from django_rmq.bounds import MAX_AGE, MAX_DURATION_MS
+from django_rmq.messages import BATCH, MAX_PRIORITY
 from django_rmq.operations import MAX_IDS, STATES, Filter
 from django_rmq.operations.deliveries import LONGEST_WAIT
 from django_rmq.operations.listing import LONGEST_PAGE
@@ -26,14 +27,11 @@ LONGEST_ID = 1_200
 MOST_ONCE = 100
 """Messages of a send with an Idempotency-Key: its answer is kept in Redis."""
 
-MAX_AGE = 3_200_000_000
-"""Seconds of the longest age: a hundred years."""
-
 
 class SlotsQuery(Strict):
     """Which slots."""
 
-    topic = serializers.CharField(max_length=100)
+    topic = Text(max_length=100)
     first = serializers.IntegerField(min_value=0, max_value=(1 << 20) - 1, default=0)
     limit = serializers.IntegerField(min_value=1, max_value=5_000, default=1_000)
 
@@ -41,12 +39,8 @@ class SlotsQuery(Strict):
 class FilterFields(Strict):
     """Which messages are meant; all conditions must hold."""
 
-    text = serializers.CharField(
-        required=False, max_length=LONGEST_TEXT, trim_whitespace=False, help_text="Part of body, key or error"
-    )
-    error = serializers.CharField(
-        required=False, max_length=200, help_text="Class of the last error, whole or its last part"
-    )
+    text = Text(required=False, max_length=LONGEST_TEXT, help_text="Part of body, key or error")
+    error = Text(required=False, max_length=200, help_text="Class of the last error, whole or its last part")
     older_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     newer_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     slot = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 20) - 1)
@@ -62,7 +56,7 @@ class MessagesQuery(FilterFields):
     """Which page of which messages."""
 
     state = serializers.ChoiceField(STATES, default="store")
-    cursor = serializers.CharField(required=False, max_length=512)
+    cursor = Text(required=False, max_length=512)
     page_size = serializers.IntegerField(required=False, min_value=1, max_value=LONGEST_PAGE)
     order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="By score")
 
@@ -90,8 +84,8 @@ class SendFields(Strict):
 
     body = Anything(allow_null=True)
     key = Text(required=False, max_length=512)
-    priority = Whole(required=False, min_value=1, max_value=1 << 43)
-    time_range_ms = Whole(required=False, min_value=1, max_value=31_622_400_000)
+    priority = Whole(required=False, min_value=1, max_value=MAX_PRIORITY)
+    time_range_ms = Whole(required=False, min_value=1, max_value=MAX_DURATION_MS)
     fixed_time = Instant(required=False)
     slot_basis = Scalar(required=False)
     headers = serializers.DictField(child=Text(allow_blank=True), required=False)
@@ -120,7 +114,7 @@ class RescheduleFields(Strict):
     """Another due time, or another priority."""
 
     due = Instant(required=False)
-    priority = Whole(required=False, min_value=1, max_value=1 << 43)
+    priority = Whole(required=False, min_value=1, max_value=MAX_PRIORITY)
 
 
 class StrictFilter(Strict):
@@ -133,13 +127,16 @@ class StrictFilter(Strict):
     slot = Whole(required=False, min_value=0, max_value=(1 << 20) - 1)
 
 
-class ReplayFields(Strict):
-    """Dead messages by their ids, or all that a filter means (an empty one: all)."""
+class ReplayNamedFields(Strict):
+    """Dead messages by their ids."""
 
-    ids = serializers.ListField(
-        child=Text(max_length=LONGEST_ID), required=False, min_length=1, max_length=MAX_IDS
-    )
-    filter = StrictFilter(required=False)
+    ids = serializers.ListField(child=Text(max_length=LONGEST_ID), min_length=1, max_length=MAX_IDS)
+
+
+class ReplayFilterFields(Strict):
+    """All dead messages that a filter means (an empty one: all)."""
+
+    filter = StrictFilter()
     limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
     dry_run = Flag(default=False)
 
@@ -180,7 +177,7 @@ class FailedFields(DeliveryFields):
     delay = Number(
         required=False,
         min_value=0,
-        max_value=31_622_400,
+        max_value=MAX_DURATION_MS // 1000,
         help_text="Seconds of rest; else the topic's back-off",
     )
     reject = Flag(default=False, help_text="It can never succeed: to Dead at once")

@@ -23,7 +23,7 @@ from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.views import APIView
 
-from django_rmq.api import errors, permissions, shown, taken
+from django_rmq.api import errors, permissions, shown, taken, throttles
 from django_rmq.api.formats import Negotiation, Parser, Renderer, check_size
 from django_rmq.api.schema import documented, view_schema
 from django_rmq.conf import get_config
@@ -40,10 +40,17 @@ from django_rmq.operations import Actor, Done, Limits, Operations, Permission, n
 from django_rmq.operations.deliveries import Outcome, Settled
 from django_rmq.operations.health import Health
 from django_rmq.operations.health import Limits as HealthLimits
+from django_rmq.operations.waiting import seats
 from django_rmq.sending import Send
 
 SLICE_SECONDS = 2.0
 """How long one request works on many messages."""
+
+MESSAGE_ID = {"id": {"type": "string", "pattern": "^[0-9]{1,7}\\..+$"}}
+"""A slot, and what names a message there."""
+
+LONGEST_KEY = 255
+"""Characters of an Idempotency-Key."""
 
 READY_SECONDS = 1.0
 """How old an answer may be that anybody can ask for."""
@@ -61,7 +68,6 @@ class RmqView(APIView):
     parser_classes = (Parser,)
     renderer_classes = (Renderer,)
     content_negotiation_class = Negotiation
-    throttle_classes = ()
     versioning_class = None
     metadata_class = None
     schema = view_schema()
@@ -95,6 +101,10 @@ class RmqView(APIView):
     def get_permissions(self) -> Any:
         """Return the permission that the settings choose."""
         return [permissions.chosen()]
+
+    def get_throttles(self) -> Any:
+        """Return those of the project."""
+        return throttles.chosen()
 
     def get_exception_handler(self) -> Any:
         """Return ours, whatever the project has."""
@@ -244,8 +254,10 @@ class MessagesView(RmqView):
         "Send one message, or many: nothing is sent if one of them cannot be",
         takes=("Sending", [taken.SendFields, taken.SendsFields]),
         headers={
-            "Idempotency-Key": "A text of your own, 1 to 255 characters: a repeated request is done once a day, "
-            "and answered alike",
+            "Idempotency-Key": (
+                "A text of your own, 1 to 255 characters: a repeated request is done once a day, and answered alike",
+                {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
+            ),
         },
         answers={202: shown.SendsAnswer},
         errors=[404, 409, 422, 429, 507],
@@ -268,21 +280,23 @@ class MessagesView(RmqView):
         many = isinstance(data, Mapping) and "messages" in data
         asked = self.read(taken.SendsFields if many else taken.SendFields, data)
         sends = [_send(declared, one) for one in (asked["messages"] if many else [asked])]
+        # Without it the framework reads no body.
+        size = int(request.META["CONTENT_LENGTH"])
         key = request.headers.get("Idempotency-Key")
         if key is None:
-            return Response(self._send(declared, sends), status=202)
-        if not (1 <= len(key) <= 255 and key.isascii() and key.isprintable()):
-            raise errors.Invalid("Idempotency-Key must be 1 to 255 printable characters of ASCII.")
+            return Response(self._send(declared, sends, size), status=202)
+        if not (1 <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
+            raise errors.Invalid(f"Idempotency-Key must be 1 to {LONGEST_KEY} printable characters of ASCII.")
         if len(sends) > taken.MOST_ONCE:
             raise errors.Invalid(f"At most {taken.MOST_ONCE} messages can be sent with an Idempotency-Key.")
-        with self.operations.once(key, [declared.name, data]) as attempt:
+        with self.operations.once(key, [declared.name, data], len(sends)) as attempt:
             if attempt.answer is None:
-                attempt.done(self._send(declared, sends))
+                attempt.done(self._send(declared, sends, size))
         return Response(attempt.answer, status=202)
 
-    def _send(self, topic: Topic, sends: list[Send]) -> Any:
+    def _send(self, topic: Topic, sends: list[Send], size: int) -> Any:
         operations = self.operations
-        operations.spend_sends(len(sends), get_config().api.rate)
+        operations.spend_sends(len(sends), size)
         results = operations.send_each(topic.name, sends)
         outcomes = results.counts()
         if outcomes["refused"] == len(results):
@@ -334,6 +348,7 @@ class MessageView(RmqView):
     @documented(
         "message",
         "All copies of a message: where it waits, runs, rests, is claimed or lies dead",
+        path=MESSAGE_ID,
         answers={200: shown.CopiesAnswer},
         errors=[400, 404, 409],
     )
@@ -345,6 +360,7 @@ class MessageView(RmqView):
     @documented(
         "delete",
         "Delete a message: 202 where it runs, and ends with its delivery",
+        path=MESSAGE_ID,
         query=taken.CopyQuery,
         answers={200: shown.OutcomeAnswer, 202: shown.OutcomeAnswer},
         errors=[404, 409],
@@ -353,14 +369,12 @@ class MessageView(RmqView):
         """Delete a message."""
         name, operations = self.topic(topic).name, self.operations
         copy = self.read(taken.CopyQuery, request.query_params).get("copy")
-        if copy is None:
-            copies = {"dead" if one.state == "dead" else "live" for one in operations.get(name, id)}
-            if len(copies) > 1:
-                raise errors.Conflict(
-                    "The message is dead and was sent again: say copy=live or copy=dead.", "both"
-                )
-            (copy,) = copies
-        return _outcome(operations.delete(name, [id], copy), id, {"deleted": 200, "in_flight": 202})
+        done = operations.delete_only(name, id) if copy is None else operations.delete(name, [id], copy)
+        if "both" in done.outcomes:
+            raise errors.Conflict(
+                "The message is dead and was sent again: say copy=live or copy=dead.", "both"
+            )
+        return _outcome(done, id, {"deleted": 200, "in_flight": 202})
 
 
 class ReplayMessageView(RmqView):
@@ -371,6 +385,7 @@ class ReplayMessageView(RmqView):
     @documented(
         "replay_message",
         "Send a dead message again with its full budget of retries; with a body, edited",
+        path=MESSAGE_ID,
         takes=taken.EditFields,
         answers={200: shown.OutcomeAnswer},
         errors=[404, 409, 507],
@@ -395,6 +410,7 @@ class BuryView(RmqView):
     @documented(
         "bury",
         "Put a message into Dead: 202 where it runs, and dies when its delivery ends",
+        path=MESSAGE_ID,
         takes=taken.BuryFields,
         answers={200: shown.OutcomeAnswer, 202: shown.OutcomeAnswer},
         errors=[404, 409],
@@ -416,6 +432,7 @@ class RescheduleView(RmqView):
     @documented(
         "reschedule",
         "Give a waiting message another due time, or another priority",
+        path=MESSAGE_ID,
         takes=taken.RescheduleFields,
         answers={200: shown.OutcomeAnswer},
         errors=[404, 409],
@@ -441,7 +458,7 @@ class ReplayView(RmqView):
     @documented(
         "replay",
         "Send dead messages again: those named, or all that a filter means",
-        takes=taken.ReplayFields,
+        takes=("Replaying", [taken.ReplayNamedFields, taken.ReplayFilterFields]),
         answers={200: shown.ProgressAnswer},
         errors=[404, 409, 507],
         examples={
@@ -452,17 +469,17 @@ class ReplayView(RmqView):
     def post(self, request: Request, topic: str) -> Response:
         """Replay many."""
         declared, operations = self.topic(topic), self.operations
-        asked = self.read(taken.ReplayFields, request.data)
-        if ("ids" in asked) == ("filter" in asked):
+        data = request.data
+        if isinstance(data, Mapping) and ("ids" in data) == ("filter" in data):
             raise errors.Invalid("Say either `ids` or `filter`; an empty filter means all.")
-        if "filter" in asked:
+        if not (isinstance(data, Mapping) and "ids" in data):
+            asked = self.read(taken.ReplayFilterFields, data)
             wanted = taken.wanted(asked["filter"])
             run = operations.replay_all(
                 declared.name, wanted, limits=_limits(asked), dry_run=asked["dry_run"]
             )
             return Response(shown.progress(run.result()))
-        if asked["dry_run"] or "limit" in asked:
-            raise errors.Invalid("`dry_run` and `limit` are for filters.")
+        asked = self.read(taken.ReplayNamedFields, data)
         done = operations.replay(declared.name, asked["ids"])
         return Response(shown.acted(done))
 
@@ -563,6 +580,7 @@ class PrepareView(RmqView):
                 ],
                 "timeout": 30,
                 "next_slot": None,
+                "wait_refused": False,
             }
         },
     )
@@ -574,10 +592,19 @@ class PrepareView(RmqView):
         if asked["held"]:
             held = deliveries.held(asked["consumer"], asked["first"])
             return Response(shown.taken(deliveries, declared, held.messages, held.next_slot))
-        if asked["wait"]:
-            _let_go_of_databases()
-        messages = deliveries.take(asked["consumer"], asked["max"], asked["wait"])
-        return Response(shown.taken(deliveries, declared, messages, None))
+        if not asked["wait"]:
+            messages = deliveries.take(asked["consumer"], asked["max"])
+            return Response(shown.taken(deliveries, declared, messages, None))
+        has_threads = request.META.get("wsgi.multithread", True)
+        with seats.seat(self.operations.actor, *get_config().api.waiting(has_threads)) as may_wait:
+            if may_wait:
+                _let_go_of_databases()
+            messages = deliveries.take(asked["consumer"], asked["max"], asked["wait"] if may_wait else 0)
+        response = Response(shown.taken(deliveries, declared, messages, None))
+        if not (may_wait or messages):
+            response.data["wait_refused"] = True
+            response["Retry-After"] = "1"
+        return response
 
 
 def _let_go_of_databases() -> None:
@@ -686,6 +713,11 @@ class PublicView(RmqView):
     def get_permissions(self) -> Any:
         """Return what asks for nothing."""
         return [AllowAny()]
+
+    def get_throttles(self) -> Any:
+        """Return nothing for a probe: one that is refused is a process that is killed."""
+        known = getattr(self.request.user, "is_authenticated", False)
+        return super().get_throttles() if known else []
 
 
 class LiveView(PublicView):

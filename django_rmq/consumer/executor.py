@@ -6,7 +6,6 @@ and report what became of them in slices, so that a slow listener's work is comm
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
@@ -14,11 +13,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from inspect import isasyncgen, isawaitable, isgenerator
 from queue import SimpleQueue
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+from django_rmq.bounds import delay_ms
 from django_rmq.consumer import journal
 from django_rmq.consumer.notes import BEGUN, DONE, Marks
 from django_rmq.exceptions import Reject, Retry
@@ -33,9 +32,6 @@ FLUSH_SECONDS = 0.1
 PATIENCE_SECONDS = 0.2
 """How long a thread keeps the rest of a batch for which something better may turn up: a higher
 priority, or another thread that is free."""
-
-LONGEST_DELAY_MS = 1 << 42
-"""139 years: what a listener may ask for."""
 
 
 class ListenerLike(Protocol):
@@ -118,16 +114,6 @@ def _text_of(thing: object) -> str:
         return "(its text cannot be shown)"
 
 
-def _delay_ms(seconds: Any) -> int:
-    """Return a listener's delay in ms within bounds. Raises ``TypeError`` or ``ValueError`` for what is none."""
-    if isinstance(seconds, timedelta):
-        seconds = seconds.total_seconds()
-    ms = min(float(seconds) * 1000, LONGEST_DELAY_MS)
-    if math.isnan(ms):
-        raise ValueError("a delay cannot be NaN")
-    return round(max(ms, 0.0))
-
-
 def _failure(message: Message, error: BaseException) -> Failure:
     """Return what a listener's error means for its message, and log it. Raises nothing, whatever the error is like."""
     try:
@@ -144,7 +130,7 @@ def _understood(message: Message, error: BaseException) -> Failure:
         failure = Failure(member, "failed", None, f"Retry: {_text_of(error)}")
         if error.delay is not None:
             try:
-                failure = failure._replace(delay_ms=_delay_ms(error.delay))
+                failure = failure._replace(delay_ms=delay_ms(error.delay))
             except Exception as wrong:  # noqa: BLE001 - whatever a listener gave for a number
                 journal.unusable(message.topic, "Retry(delay=...)", wrong)
     else:
@@ -171,7 +157,7 @@ def chosen_delay(message: Message) -> int | None:
         return None
     failures = message.topic.max_retries - message.retries_left + 1
     try:
-        return _delay_ms(function(failures))
+        return delay_ms(function(failures))
     except Exception as wrong:  # noqa: BLE001 - whatever a function of the project raises
         journal.unusable(message.topic, "BACKOFF", wrong)
         return None

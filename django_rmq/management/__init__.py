@@ -17,6 +17,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from django_rmq import bounds
+from django_rmq.bounds import LARGEST, MAX_AGE
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 from django_rmq.management.progress import follow
 from django_rmq.messages import Topic
@@ -130,19 +132,25 @@ def duration(text: str) -> float:
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ArgumentTypeError(f"{text!r} is no duration: say 90, 15m, 2h or 7d")
-    return float(match[1]) * _UNITS[match[2] or ""]
+    seconds = float(match[1]) * _UNITS[match[2] or ""]
+    if seconds > MAX_AGE:
+        raise ArgumentTypeError(f"{text[:80]} is too long: at most {MAX_AGE} s")
+    return seconds
 
 
 def at_least(low: float, kind: type = int) -> Any:
-    """Return an argument's type: a number from ``low``."""
+    """Return an argument's type: a number from ``low``, to what can be counted (int) or waited for (float)."""
+    high = LARGEST if kind is int else MAX_AGE
 
     def parse(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
-            raise ArgumentTypeError(f"{text!r} is not a number") from None
+            raise ArgumentTypeError(f"{text[:80]!r} is not a number") from None
         if not value >= low:
-            raise ArgumentTypeError(f"must be at least {low:g}, got {text}")
+            raise ArgumentTypeError(f"must be at least {low:g}, got {bounds.shown(value)}")
+        if value > high:
+            raise ArgumentTypeError(f"must be at most {high}, got {bounds.shown(value)}")
         return value
 
     return parse

@@ -13,6 +13,12 @@ Everything is read from Redis, where it is counted: each process tells the same 
 Names and meanings: ``docs/metrics.md``; a dashboard and alert rules: ``monitoring/``.
 """
 
-from django_rmq.metrics.collector import RmqCollector
+try:
+    from django_rmq.metrics.collector import RmqCollector
+except ModuleNotFoundError as error:
+    if str(error.name).partition(".")[0] != "prometheus_client":
+        raise
+    told = 'django_rmq.metrics needs prometheus-client: install django_rmq with its extra "prometheus"'
+    raise ModuleNotFoundError(told, name="prometheus_client") from None
 
 __all__ = ["RmqCollector"]

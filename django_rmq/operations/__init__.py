@@ -21,6 +21,7 @@ from datetime import datetime
 from typing import Any
 
 from django_rmq import announcing, connections, events, sending
+from django_rmq.bounds import is_whole, shown
 from django_rmq.broker import Broker
 from django_rmq.conf import Config, get_config
 from django_rmq.exceptions import (
@@ -191,13 +192,13 @@ class Operations:
         topic = self._topic(name)
         wanted = self._filter(topic, state, wanted)
         limit = self.config.admin.page_size if limit is None else limit
-        if not 1 <= limit <= LONGEST_PAGE:
-            raise InvalidRequest(f"a page has 1 to {LONGEST_PAGE} messages, got {limit}")
+        if not (is_whole(limit) and 1 <= limit <= LONGEST_PAGE):
+            raise InvalidRequest(f"a page has 1 to {LONGEST_PAGE} messages, got {shown(limit)}")
         if descending is None:
             descending = first_page_order(topic, state)
         order = Order(topic, state, descending, wanted)
-        broker, shown = self.broker, Shown(self._hidden, self._seals(topic))
-        found = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=shown)
+        broker, form = self.broker, Shown(self._hidden, self._seals(topic))
+        found = read_page(broker, order, cursor=cursor, limit=limit, now_ms=broker.now_ms(), shown=form)
         return replace(found, copies=self._as_shown(topic, found.copies))
 
     def get(self, name: str, message_id: str) -> list[Copy]:
@@ -207,7 +208,9 @@ class Operations:
         found though it may be there, and ``InvalidRequest`` for what is no id.
         """
         self.actor.require(Permission.VIEW)
-        topic = self._topic(name)
+        return self._copies(self._topic(name), message_id)
+
+    def _copies(self, topic: Topic, message_id: str) -> list[Copy]:
         identity, member = self._find_one(topic, message_id)
         if member is not None:
             (looked,) = self.broker.look(topic, identity.slot, [member])
@@ -292,18 +295,20 @@ class Operations:
         record(self.actor, "send", name, dict(results.counts()), entry=False)
         return results
 
-    def spend_sends(self, sends: int, rate: tuple[int, float] | None) -> None:
-        """Charge the actor with so many sends of its ``rate``: so many in so many seconds; None: there is none.
+    def spend_sends(self, messages: int, size: int) -> None:
+        """Charge the actor with so many messages, of ``size`` bytes in all, as ``RMQ["API"]`` limits them.
 
         Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
         """
         self.actor.require(Permission.SEND)
-        quotas.spend(self.broker, self.actor, sends, rate)
+        rates = {"messages": (messages, self.config.api.rate), "bytes": (size, self.config.api.byte_rate)}
+        quotas.spend(self.broker, self.actor, _charges(rates))
 
-    def once(self, key: str, content: Any) -> AbstractContextManager[quotas.Once]:
-        """Let a send that the actor names by ``key`` be done once; see ``quotas.once``."""
+    def once(self, key: str, content: Any, messages: int) -> AbstractContextManager[quotas.Once]:
+        """Let a send of so many messages that the actor names by ``key`` be done once; see ``quotas.once``."""
         self.actor.require(Permission.SEND)
-        return quotas.once(self.broker, self.actor, key, content)
+        kept = {"messages with an Idempotency-Key": (messages, self.config.api.once_rate)}
+        return quotas.once(self.broker, self.actor, key, content, _charges(kept))
 
     # --- consuming
 
@@ -368,6 +373,15 @@ class Operations:
             pipeline.remove(topic, slot, members, copy)
 
         return self._act("delete", topic, ids, tell, _DELETED)
+
+    def delete_only(self, name: str, message_id: str) -> Done:
+        """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
+        self.actor.require(Permission.DELETE)
+        copies = self._copies(self._topic(name), message_id)
+        found = {"dead" if one.state == "dead" else "live" for one in copies}
+        if len(found) > 1:
+            return Done({message_id: "both"})
+        return self.delete(name, [message_id], found.pop())
 
     def bury(self, name: str, ids: Sequence[str], why: str = "") -> Done:
         """Put messages into Dead, to be looked at. Outcomes: ``buried``, ``in_flight`` (it dies when its delivery
@@ -719,6 +733,11 @@ _DELETED = {
 }
 _BURIED = {"waiting": "buried", "retry": "buried", _BOTH_LIVE: "in_flight", "not_found": "gone"}
 _RESCHEDULED = {"waiting": "rescheduled", "retry": "rescheduled", "not_found": "gone"}
+
+
+def _charges(rates: Mapping[str, tuple[int, tuple[int, float] | None]]) -> list[quotas.Charge]:
+    """Return what is charged where there is a rate, and anything to be charged."""
+    return [quotas.Charge(what, wanted, *rate) for what, (wanted, rate) in rates.items() if rate and wanted]
 
 
 def _heard(broker: Broker) -> Iterator[list[dict[str, Any]]]:

@@ -22,6 +22,7 @@ from uuid import UUID, uuid4
 
 from django.core.signing import BadSignature, Signer
 
+from django_rmq.bounds import MAX_DURATION_MS, is_number, is_whole, shown
 from django_rmq.broker import BATCH, Broker
 from django_rmq.consumer.executor import chosen_delay
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
@@ -119,10 +120,10 @@ class Deliveries:
 
         Messages of one slot come in the order in which they are to be worked, one after the other.
         """
-        if not 1 <= most <= BATCH:
-            raise InvalidRequest(f"a consumer takes 1 to {BATCH} messages at once, got {most}")
-        if not 0 <= wait <= LONGEST_WAIT:
-            raise InvalidRequest(f"a consumer waits 0 to {LONGEST_WAIT:g} seconds, got {wait:g}")
+        if not (is_whole(most) and 1 <= most <= BATCH):
+            raise InvalidRequest(f"a consumer takes 1 to {BATCH} messages at once, got {shown(most)}")
+        if not (is_number(wait) and 0 <= wait <= LONGEST_WAIT):
+            raise InvalidRequest(f"a consumer waits 0 to {LONGEST_WAIT:g} seconds, got {shown(wait)}")
         end, owner = time.monotonic() + wait, self.owner(consumer)
         rest = self._topic.slots / SLOTS_PER_SECOND
         pause = max(FIRST_PAUSE, rest)
@@ -313,6 +314,11 @@ class Deliveries:
 
     def rollback(self, settled: Sequence[Settled], outcomes: Sequence[Outcome]) -> list[str]:
         """End deliveries with failure. Answers ok or stale for each."""
+        for how in outcomes:
+            if how.delay_ms is not None and not (
+                is_whole(how.delay_ms) and 0 <= how.delay_ms <= MAX_DURATION_MS
+            ):
+                raise InvalidRequest(f"a delay is 0 to {MAX_DURATION_MS} ms, got {shown(how.delay_ms)}")
         return self._settle("rollback", settled, outcomes)
 
     def _settle(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from django_rmq import sealing
+from django_rmq.bounds import MAX_AGE, is_number, is_whole, shown
 from django_rmq.broker import Broker
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.messages import Area, Entry, Topic, TopicType
@@ -85,13 +86,13 @@ class Filter:
         """Raise ``InvalidRequest`` or ``OperationRefused`` where ``topic`` cannot be filtered so."""
         if state not in STATES:
             raise InvalidRequest(f"{state!r} is no state: it must be one of {', '.join(STATES)}")
-        if self.slot is not None and not 0 <= self.slot < topic.slots:
-            raise InvalidRequest(f"topic {topic.name} has no slot {self.slot}: it has {topic.slots}")
+        if self.slot is not None and not (is_whole(self.slot) and 0 <= self.slot < topic.slots):
+            raise InvalidRequest(f"topic {topic.name} has no slot {shown(self.slot)}: it has {topic.slots}")
         for age in (self.older_than, self.newer_than):
             if age is None:
                 continue
-            if not (math.isfinite(age) and 0 <= age <= 3.2e9):
-                raise InvalidRequest(f"an age must be seconds from 0, got {age!r}")
+            if not is_number(age) or not 0 <= age <= MAX_AGE:
+                raise InvalidRequest(f"an age must be seconds from 0 to {MAX_AGE}, got {shown(age)}")
             check_age(topic, state)
         if self.error and state == "prepare":
             raise OperationRefused(

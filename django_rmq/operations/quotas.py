@@ -1,4 +1,4 @@
-"""How often somebody may send, and requests that are done once however often they come: both kept in Redis.
+"""How much somebody may send, and requests that are done once however often they come: both kept in Redis.
 
 They hold over all web processes, and forget by themselves.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from django_rmq.broker import Broker
@@ -24,22 +24,40 @@ KEPT_MS = 86_400_000
 """How long an answer is kept: a day."""
 
 
-def spend(broker: Broker, actor: Actor, sends: int, rate: tuple[int, float] | None) -> None:
-    """Charge ``actor`` with so many sends of its ``rate``: so many in so many seconds, all at once or evenly.
+class Charge(NamedTuple):
+    """What a send takes from one rate of its sender: ``size`` in ``seconds``, all at once or evenly."""
+
+    what: str
+    """What is counted. Each has a bucket of its own."""
+    wanted: int
+    size: int
+    seconds: float
+
+    def spend(self, broker: Broker, actor: Actor, wanted: int) -> int:
+        """Spend so much, or nothing: return us until there is enough, 0 if it is spent. Below 0 it is given back."""
+        return broker.spend(_name(actor, self.what), self.seconds * 1e6 / self.size, self.size, wanted)
+
+
+def spend(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
+    """Charge ``actor`` with all ``charges``, or with none of them.
 
     Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
     """
-    if rate is None or not sends:
-        return
-    count, seconds = rate
-    if sends > count:
-        raise InvalidRequest(f"{sends} messages at once are more than may be sent in {seconds:g} s, {count}")
-    wait_us = broker.spend(_name(actor), seconds * 1e6 / count, count, sends)
-    if wait_us:
-        text = (
-            f"more than {count} messages in {seconds:g} s: {sends} more can be sent in {wait_us / 1e6:.1f} s"
-        )
-        raise TooManySends(text, wait_us / 1e6)
+    for one in charges:
+        if one.wanted > one.size:
+            raise InvalidRequest(
+                f"{one.wanted} {one.what} at once are more than may be sent in {one.seconds:g} s, {one.size}"
+            )
+    for index, one in enumerate(charges):
+        wait_us = one.spend(broker, actor, one.wanted)
+        if wait_us:
+            for spent in charges[:index]:
+                spent.spend(broker, actor, -spent.wanted)
+            raise TooManySends(
+                f"more than {one.size} {one.what} in {one.seconds:g} s: "
+                f"{one.wanted} more can be sent in {wait_us / 1e6:.1f} s",
+                wait_us / 1e6,
+            )
 
 
 class RequestRunning(OperationRefused):
@@ -65,11 +83,14 @@ class Once:
 
 
 @contextmanager
-def once(broker: Broker, actor: Actor, key: str, content: Any) -> Iterator[Once]:
+def once(
+    broker: Broker, actor: Actor, key: str, content: Any, charges: Sequence[Charge] = ()
+) -> Iterator[Once]:
     """Let a request of ``actor`` be done once, which it names by ``key``: a repeated one gets the same answer.
 
     What fails inside is forgotten, so that it can be tried again. An attempt whose process dies is thought dead after
-    half a minute. Raises ``OtherContent`` and ``RequestRunning``.
+    half a minute. ``charges`` bound the answers that are kept of one actor: only a first attempt spends them, so what
+    was answered once is always answered alike. Raises ``OtherContent``, ``RequestRunning`` and what ``spend`` does.
     """
     name, token = _name(actor, key), uuid4().hex
     print_ = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -83,6 +104,7 @@ def once(broker: Broker, actor: Actor, key: str, content: Any) -> Iterator[Once]
         return
     attempt = Once()
     try:
+        spend(broker, actor, charges)
         yield attempt
     finally:
         try:
@@ -97,4 +119,4 @@ def _name(actor: Actor, key: str = "") -> str:
     return hashlib.sha256(f"{actor.via}\n{who}\n{key}".encode()).hexdigest()[:32]
 
 
-__all__ = ["Once", "OtherContent", "RequestRunning", "once", "spend"]
+__all__ = ["Charge", "Once", "OtherContent", "RequestRunning", "once", "spend"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django_rmq.bounds import is_number, shown
 from django_rmq.broker import Broker
 from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble
 from django_rmq.messages import Entry, Topic
@@ -89,8 +90,8 @@ class Limits:
         """Raise ``InvalidRequest`` for what is no limit."""
         for name in ("messages", "seconds", "rate"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < 1e12:
-                raise InvalidRequest(f"{name} must be more than 0, got {value!r}")
+            if value is not None and not (is_number(value) and value > 0):
+                raise InvalidRequest(f"{name} must be a number above 0, got {shown(value)}")
 
 
 Tell = Callable[[Any, int, Sequence[bytes]], Any]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -223,6 +224,37 @@ class Troubled(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
+
+
+def test_a_consumer_that_may_not_wait_asks_again_a_second_later(shop: Shop, program: list[str]) -> None:
+    class Crowded(Troubled):
+        asked: ClassVar[list[tuple[str, Any]]] = []
+        times: ClassVar[list[float]] = []
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.asked.append((self.path.split("/")[-2], request))
+            self.times.append(time.monotonic())
+            answer = b'{"messages":[],"timeout":30,"next_slot":null,"wait_refused":true}'
+            if len(self.asked) >= 3:
+                answer = self.hold if len(self.asked) == 3 else b'{"results":[],"outcomes":{"ok":1}}'
+            self.send_response(200)
+            if len(self.asked) < 3:
+                self.send_header("Retry-After", "1")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Crowded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        other = Shop(shop.environment, server.server_address[1])
+        other.url = f"http://127.0.0.1:{server.server_address[1]}"
+        ran = other.run(*program, TOPIC, "1")
+        server.shutdown()
+    assert ran.returncode == 0, ran.stderr
+    assert [verb for verb, _ in Crowded.asked] == ["prepare", "prepare", "prepare", "commit"]
+    assert Crowded.times[1] - Crowded.times[0] >= 0.9
+    assert Crowded.times[2] - Crowded.times[1] >= 0.9
 
 
 def test_a_consumer_outlasts_a_server_in_trouble(shop: Shop, program: list[str]) -> None:

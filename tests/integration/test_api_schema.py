@@ -77,6 +77,29 @@ def test_the_schema_is_valid_and_made_without_a_warning() -> None:
     assert all(body["examples"] for body in bodies)
 
 
+def test_the_schema_says_which_texts_and_lists_must_not_be_empty() -> None:
+    schema = json.loads(json.dumps(SchemaGenerator().get_schema(public=True)))
+    shapes = {
+        f"{name}.{field}": shape
+        for name, found in schema["components"]["schemas"].items()
+        for field, shape in found.get("properties", {}).items()
+    }
+    least = {name: shape.get("minLength", shape.get("minItems")) for name, shape in shapes.items()}
+    one = (
+        "SendFields.key",
+        "BuryFields.why",
+        "DeliveryFields.id",
+        "DeliveryFields.receipt",
+        "StrictFilter.text",
+    )
+    several = ("SettleFields.deliveries", "SendsFields.messages", "ReplayNamedFields.ids")
+    assert {name: least[name] for name in one + several} == dict.fromkeys(one + several, 1)
+    assert least["FailedFields.error"] is None
+    listed = schema["paths"]["/api/rmq/topics/{topic}/messages/"]["get"]["parameters"]
+    empty = {found["name"] for found in listed if found["schema"].get("minLength") == 1}
+    assert empty >= {"text", "error", "cursor"}
+
+
 def test_without_drf_spectacular_the_api_answers_as_well() -> None:
     code = """
 import sys

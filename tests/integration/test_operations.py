@@ -735,13 +735,18 @@ def get_what_is_not_there(operations: Operations) -> None:
         operations.get("timed", "0.YQ")
 
 
+def delete_what_is_not_there(operations: Operations) -> None:
+    with pytest.raises(MessageGone):
+        operations.delete_only("timed", "0.YQ")
+
+
 def begin_to_watch(operations: Operations) -> None:
     with override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "EVENTS": True}):
         operations.events()
 
 
 def send_once(operations: Operations) -> None:
-    with operations.once("a key", ["content"]) as attempt:
+    with operations.once("a key", ["content"], 1) as attempt:
         attempt.done({"results": []})
 
 
@@ -764,7 +769,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "send_many": ({Permission.SEND}, lambda o: o.send_many("merging", [1])),
     "send_each": ({Permission.SEND}, lambda o: o.send_each("merging", [Send(1)])),
     "sent_id": ({Permission.SEND}, lambda o: o.sent_id(SendResult("timed", 0, b"1"))),
-    "spend_sends": ({Permission.SEND}, lambda o: o.spend_sends(1, (10, 1.0))),
+    "spend_sends": ({Permission.SEND}, lambda o: o.spend_sends(1, 10)),
     "once": ({Permission.SEND}, send_once),
     "deliveries": ({Permission.CONSUME}, lambda o: o.deliveries("timed").take(uuid.uuid4(), 1)),
     "replay": ({Permission.REPLAY}, lambda o: o.replay("timed", ["0.YQ"])),
@@ -773,6 +778,7 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
         lambda o: o.replay_edited("timed", "0.YQ", 1),
     ),
     "delete": ({Permission.DELETE}, lambda o: o.delete("timed", ["0.YQ"], "live")),
+    "delete_only": ({Permission.DELETE}, delete_what_is_not_there),
     "bury": ({Permission.DELETE}, lambda o: o.bury("timed", ["0.YQ"])),
     "reschedule": ({Permission.EDIT}, lambda o: o.reschedule("timed", ["0.YQ"], due=past())),
     "replay_all": ({Permission.REPLAY}, lambda o: o.replay_all("timed").result()),

@@ -13,6 +13,7 @@ import pytest
 from django.test import override_settings
 
 from django_rmq import checks, conf
+from django_rmq.bounds import shown
 from django_rmq.conf import Problem, get_config, read_settings
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.messages import BackOff, TopicType
@@ -200,7 +201,15 @@ def test_the_sections_arrive() -> None:
         },
         HISTORY={"HOURS": 48},
         ADMIN={"FORMATTER": "shop.rules.hide", "PAGE_SIZE": 20},
-        API={"PERMISSION": "shop.rules.Allowed", "SEND_RATE": "10/s", "MAX_BYTES": 2048},
+        API={
+            "PERMISSION": "shop.rules.Allowed",
+            "SEND_RATE": "10/s",
+            "SEND_BYTES": "5kB/hour",
+            "IDEMPOTENT_RATE": "7/min",
+            "MAX_BYTES": 2048,
+            "LONG_POLLS": 8,
+            "LONG_POLLS_PER_USER": 3,
+        },
     )
     assert (found.key_prefix, found.on_commit, found.autodiscover) == ("shop:", False, None)
     assert (found.durability, found.events) == ("strict", True)
@@ -218,11 +227,10 @@ def test_the_sections_arrive() -> None:
     )
     assert found.history.hours == 48
     assert (found.admin.formatter, found.admin.page_size) == ("shop.rules.hide", 20)
-    assert (found.api.permission, found.api.send_rate, found.api.max_bytes) == (
-        "shop.rules.Allowed",
-        "10/s",
-        2048,
-    )
+    api = found.api
+    assert (api.permission, api.max_bytes) == ("shop.rules.Allowed", 2048)
+    assert (api.rate, api.byte_rate, api.once_rate) == ((10, 1.0), (5000, 3600.0), (7, 60.0))
+    assert api.waiting(has_threads=False) == (8, 3)
 
 
 # --- what is wrong
@@ -362,7 +370,22 @@ def test_a_value_that_cannot_be_used_says_what_it_is_and_what_it_must_be(
         {"ADMIN": {"PAGE_SIZE": 0}},
         {"API": {"PERMISSION": "IsAdmin"}},
         {"API": {"SEND_RATE": "fast"}},
+        {"API": {"SEND_BYTES": "16/MB"}},
+        {"API": {"SEND_BYTES": "16TB/day"}},
+        {"API": {"SEND_BYTES": 1000}},
+        {"API": {"IDEMPOTENT_RATE": "0/day"}},
+        {"API": {"LONG_POLLS": -1}},
+        {"API": {"LONG_POLLS": "many"}},
+        {"API": {"LONG_POLLS_PER_USER": 0}},
         {"API": {"MAX_BYTES": 1}},
+        {"CONSUMER": {"SHUTDOWN_TIMEOUT": 1e10}},
+        {"CONSUMER": {"WATCHDOG": 10**400}},
+        {"CONSUMER": {"MAX_MESSAGES": 10**5000}},
+        {"TOPIC_DEFAULTS": {"TIMEOUT": 10**400}},
+        {"TOPIC_DEFAULTS": {"TIME_RANGE": 10**5000}},
+        {"TOPIC_DEFAULTS": {"MAX_RATE": 10**400}},
+        {"TOPIC_DEFAULTS": {"BACKOFF": math.nan}},
+        {"TOPIC_DEFAULTS": {"MAX_BACKLOG": 1 << 54}},
         {"ZOOKEEPER": {"HOSTS": ""}},
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "ROOT": "rmq"}},
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "ROOT": "/rmq/../other"}},
@@ -374,7 +397,7 @@ def test_a_value_that_cannot_be_used_says_what_it_is_and_what_it_must_be(
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "WHEN_AWAY": "panic"}},
         {"ZOOKEEPER": {"HOSTS": "zk1:2181", "TLS": {"cafile": "x"}}},
     ],
-    ids=str,
+    ids=shown,
 )
 def test_other_values_are_checked_alike(rmq: dict[str, Any]) -> None:
     found = [problem for problem in problems(**rmq) if "it must be " in problem.message]
@@ -673,3 +696,34 @@ def test_every_check_is_documented_in_both_places() -> None:
     assert len(used) > 15
     assert set(re.findall(r"rmq\.([EW]\d{3})", checks.__doc__)) == used
     assert set(re.findall(r"rmq\.([EW]\d{3})", DOCUMENT)) == used
+
+
+@pytest.mark.parametrize(
+    ("api", "has_threads", "expected"),
+    [
+        ({}, True, (2, 1)),
+        ({}, False, (0, 0)),
+        ({"LONG_POLLS": 5}, False, (5, 3)),
+        ({"LONG_POLLS": 0}, True, (0, 0)),
+        ({"LONG_POLLS_PER_USER": 4}, True, (2, 4)),
+    ],
+    ids=str,
+)
+def test_how_many_requests_may_wait(
+    api: dict[str, Any], has_threads: bool, expected: tuple[int, int]
+) -> None:
+    assert config(API=api).api.waiting(has_threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("1/s", (1, 1.0)),
+        ("999kB/min", (999_000, 60.0)),
+        ("16MB/hour", (16_000_000, 3600.0)),
+        ("2GB/d", (2_000_000_000, 86_400.0)),
+        (None, None),
+    ],
+)
+def test_bytes_have_a_rate(given: str | None, expected: tuple[int, float] | None) -> None:
+    assert config(API={"SEND_BYTES": given}).api.byte_rate == expected

@@ -66,3 +66,12 @@ def test_every_public_name_resolves(name: str) -> None:
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         django_rmq.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["django_rmq.metrics", "django_rmq.metrics.urls"])
+def test_the_metrics_name_the_extra_that_they_lack(module: str) -> None:
+    code = f"import sys; sys.modules['prometheus_client'] = None; import {module}"
+    ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    told = ran.stderr.strip().splitlines()[-1]
+    assert told.startswith("ModuleNotFoundError: django_rmq.metrics needs prometheus-client")
+    assert 'extra "prometheus"' in told

@@ -4,7 +4,7 @@
 --
 -- ARGV[1] each    us until one more has gathered
 -- ARGV[2] size    how many it holds when it is full
--- ARGV[3] wanted
+-- ARGV[3] wanted  below 0: so many are given back
 -- ARGV[4] now
 --
 -- Returns us until there is enough; 0: it is spent

@@ -6,13 +6,11 @@ import time
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from django_rmq import reslotting
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
 from django_rmq.exceptions import ConfigurationError, ServerTrouble
-from django_rmq.management import RmqCommand
+from django_rmq.management import RmqCommand, at_least
 from django_rmq.operations import reslots
 from django_rmq.reslotting import Progress, Reslotting
 
@@ -34,12 +32,15 @@ class Command(RmqCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
         parser.add_argument(
-            "slots", nargs="?", type=int, help="default: finish what was begun, else what the settings say"
+            "slots",
+            nargs="?",
+            type=at_least(1),
+            help="default: finish what was begun, else what the settings say",
         )
         parser.add_argument("--dry-run", action="store_true", help="say what would be done")
         parser.add_argument(
             "--at-once",
-            type=int,
+            type=at_least(1),
             default=reslotting.AT_ONCE,
             metavar="N",
             help="sets of slots that stand still at once, at most (default: %(default)s)",
@@ -47,8 +48,6 @@ class Command(RmqCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         topic, broker = get_config().topic(options["topic"]), get_broker("worker")
-        if options["at_once"] < 1:
-            raise CommandError(f"--at-once must be at least 1, got {options['at_once']}", returncode=2)
         plan = reslots.plan(broker, topic, options["slots"])
         slots = plan.slots
         if options["dry_run"]:

@@ -154,14 +154,14 @@ def _body(topic: Topic, raw: bytes) -> Any:
     try:
         text = raw.decode()
         return text if topic.body == "text" else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"the body is no {topic.body}: {error}") from None
 
 
 def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> Any:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidMessage(f"line {number} is no JSON: {error}") from None
     if with_options:
         if not isinstance(found, dict) or "body" not in found or not set(found) <= set(PER_LINE):

@@ -1,0 +1,442 @@
+"""Hostile requests against the admin and REST of this checkout: whatever is asked, nobody gets a 500.
+
+    python -m benchmarks.hostile --admin 20000 --rest 20000 --seed 42
+
+Asks through Django's test client, with the broker in memory and a database in memory. Each request is drawn from the seed and
+its number alone, so that a failure can be asked again: ``--first N --admin 1``. Prints what was answered, and exits with 1
+where an answer was a 500, an exception, or a redirect to another site.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+TOPICS: dict[str, Any] = {
+    "ranked": {"TYPE": "priority", "SLOTS": 2},
+    "timed": {"TYPE": "fixed_time", "SLOTS": 4},
+    "merging": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 1000, "BODY": "text"},
+    "keyed": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
+    "raw": {"TYPE": "priority", "SLOTS": 1, "BODY": "bytes"},
+}
+STATES = ("store", "prepare", "retry", "dead", "claim", "slots", "history", "consumers")
+PAGES = (
+    "send",
+    "pause",
+    "resume",
+    "purge",
+    "replay",
+    "messages",
+    "message",
+    "act",
+    "run",
+    "body",
+    "live",
+    "stats",
+)
+TEXTS = [
+    *(
+        "",
+        " ",
+        "0",
+        "-1",
+        "1",
+        "17",
+        "50",
+        "1e400",
+        "nan",
+        "inf",
+        "-inf",
+        "True",
+        "null",
+        "None",
+        "0x10",
+        "١٢",
+    ),
+    *(
+        "9" * 20,
+        "9" * 400,
+        "9" * 5000,
+        "-" + "9" * 400,
+        "1.5",
+        "1,5",
+        "\x00",
+        "\x00\x01",
+        "\ud800",
+        "\U0010ffff",
+    ),
+    *(
+        "'",
+        '"',
+        "<script>alert(1)</script>",
+        "{{7*7}}",
+        "%s%n",
+        "../../etc/passwd",
+        "//evil.example",
+        "\r\nX: y",
+    ),
+    *(
+        "http://evil.example/",
+        "javascript:alert(1)",
+        "0.MQ",
+        "1.MQ",
+        "0.dead.100.0123456789abcdef",
+        "99.MQ",
+        "0.",
+    ),
+    *(
+        "older:60",
+        "older:nan",
+        "newer:" + "9" * 400,
+        "store",
+        "dead",
+        "live",
+        "[]",
+        "{}",
+        "[" * 3000,
+        "a" * 10_000,
+    ),
+    *(
+        "2099-01-01T00:00",
+        "0001-01-01T00:00:00",
+        "9999-12-31T23:59:59",
+        "2099-13-45T99:99",
+        "e" * 5000,
+        "=" * 8,
+    ),
+]
+NAMES = [
+    *(
+        "body",
+        "key",
+        "priority",
+        "time_range",
+        "fixed_time",
+        "fresh_key",
+        "id",
+        "ids",
+        "act",
+        "state",
+        "copy",
+    ),
+    *(
+        "text",
+        "error",
+        "age",
+        "slot",
+        "cursor",
+        "back",
+        "why",
+        "rate",
+        "due",
+        "name",
+        "confirm",
+        "all",
+        "next",
+    ),
+    *(
+        "page",
+        "hours",
+        "every",
+        "done",
+        "outcomes",
+        "total",
+        "began",
+        "after",
+        "order",
+        "direction",
+        "_popup",
+    ),
+]
+JSON = [
+    *(None, True, False, 0, -1, 1, 17, 1e308, 10**400, "", "x", "\x00", [], {}, [[]], {"a": {}}, "9" * 400),
+    *(
+        "2099-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+23:59",
+        4_000_000_000_000,
+        1 << 53,
+        1 << 63,
+        -(1 << 63),
+        "0.MQ",
+    ),
+]
+FIELDS = [
+    *(
+        "body",
+        "messages",
+        "key",
+        "priority",
+        "time_range_ms",
+        "fixed_time",
+        "slot_basis",
+        "headers",
+        "expires",
+    ),
+    *(
+        "ids",
+        "filter",
+        "limit",
+        "dry_run",
+        "state",
+        "older_than",
+        "slot",
+        "why",
+        "due",
+        "consumer",
+        "max",
+        "wait",
+    ),
+    *("held", "first", "deliveries", "id", "receipt", "error", "delay", "reject", "color", ""),
+]
+RECEIPTS = ["1.0123456789abcdef0123", "9" * 16 + ".x", "1.", ".", "1.\x00", "١.x", "-1.x"]
+CHARSETS = ["utf-8", "utf-16", "latin-1", "nothing", "utf-8-sig", "cp037"]
+"""Without those that Django itself falls over before it asks any app: rot13, punycode, idna."""
+
+
+def begin() -> None:
+    """Make a project in memory, with a database, users and some messages."""
+    from django.conf import settings
+
+    settings.configure(
+        SECRET_KEY="hostile",  # noqa: S106 - of a project that lives for a minute
+        ALLOWED_HOSTS=["testserver"],
+        ROOT_URLCONF="benchmarks.hostile",
+        INSTALLED_APPS=[
+            *("django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes"),
+            *("django.contrib.sessions", "django.contrib.messages", "django.contrib.staticfiles"),
+            *("rest_framework", "django_rmq"),
+        ],
+        MIDDLEWARE=[
+            *(
+                "django.contrib.sessions.middleware.SessionMiddleware",
+                "django.middleware.locale.LocaleMiddleware",
+            ),
+            "django.middleware.common.CommonMiddleware",
+            "django.contrib.auth.middleware.AuthenticationMiddleware",
+            "django.contrib.messages.middleware.MessageMiddleware",
+        ],
+        TEMPLATES=[
+            {
+                "BACKEND": "django.template.backends.django.DjangoTemplates",
+                "APP_DIRS": True,
+                "OPTIONS": {
+                    "context_processors": [
+                        "django.template.context_processors.request",
+                        "django.contrib.auth.context_processors.auth",
+                        "django.contrib.messages.context_processors.messages",
+                    ]
+                },
+            }
+        ],
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        STATIC_URL="static/",
+        USE_TZ=True,
+        RMQ={
+            "BROKER": "memory",
+            "TOPICS": TOPICS,
+            "API": {"SEND_RATE": None, "SEND_BYTES": None, "IDEMPOTENT_RATE": None, "LONG_POLLS": 0},
+        },
+        LOGGING={"version": 1, "disable_existing_loggers": True},
+    )
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+
+
+def __getattr__(name: str) -> Any:
+    """Return the addresses of the project, when Django asks for them: this module is its ROOT_URLCONF."""
+    if name != "urlpatterns":
+        raise AttributeError(name)
+    from django.contrib import admin
+    from django.urls import include, path
+
+    return [path("admin/", admin.site.urls), path("api/rmq/", include("django_rmq.api.urls"))]
+
+
+def patterns(prefix: str) -> list[tuple[str, list[str]]]:
+    """Return the addresses below a prefix, with their parameters as ``<name>``, and the methods that REST has there."""
+    from django.urls import get_resolver
+    from django.urls.resolvers import URLResolver
+
+    found: list[tuple[str, list[str]]] = []
+
+    def walk(resolver: Any, before: str) -> None:
+        for one in resolver.url_patterns:
+            here = before + str(one.pattern)
+            if isinstance(one, URLResolver):
+                walk(one, here)
+            else:
+                needs = getattr(getattr(one.callback, "view_class", None), "needs", {})
+                found.append((here, [*needs] or ["GET"]))
+
+    walk(get_resolver(), "")
+    return sorted(one for one in found if one[0].startswith(prefix))
+
+
+class Hostile:
+    """Draws requests, and asks them."""
+
+    def __init__(self, seed: int) -> None:
+        from django.contrib.auth.models import User
+        from django.test import Client
+
+        self.seed = seed
+        self.client = Client(raise_request_exception=True)
+        self.client.force_login(User.objects.create_superuser("boss"))
+        self.admin_pages = [one for one, _ in patterns("admin/") if "django_rmq" in one]
+        self.routes = [one for one in patterns("api/rmq/") if not one[0].endswith("metrics")]
+        self.answered: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.slowest = 0.0
+
+    def address(self, draw: random.Random, pattern: str) -> str:
+        """Return a pattern with something in the place of each parameter."""
+        from urllib.parse import quote
+
+        def filled(name: str) -> str:
+            if name == "topic" or (name in ("name", "object_id") and draw.random() < 0.8):
+                text = draw.choice([*TOPICS]) if draw.random() < 0.9 else draw.choice(TEXTS)
+            elif name == "state" and draw.random() < 0.9:
+                text = draw.choice(STATES)
+            else:
+                text = draw.choice(TEXTS)
+            return quote(text.encode("utf-8", "surrogatepass"), safe="")[:2_000] or "x"
+
+        parts = pattern.replace("^", "").replace("$", "").split("<")
+        return (
+            "/"
+            + parts[0]
+            + "".join(
+                filled(head.rpartition(":")[2]) + tail
+                for head, _, tail in (part.partition(">") for part in parts[1:])
+            )
+        )
+
+    def query(self, draw: random.Random) -> str:
+        """Return a query string, good or bad."""
+        from urllib.parse import quote
+
+        pairs = draw.randrange(4)
+        return "&".join(
+            f"{draw.choice(NAMES)}={quote(draw.choice(TEXTS).encode('utf-8', 'surrogatepass'))[:3_000]}"
+            for _ in range(pairs)
+        )
+
+    def ask_admin(self, draw: random.Random) -> Any:
+        """Ask a page of the admin."""
+        address = f"{self.address(draw, draw.choice(self.admin_pages))}?{self.query(draw)}"
+        if draw.random() < 0.4:
+            return self.client.get(address)
+        text = {
+            draw.choice(NAMES): [
+                draw.choice(TEXTS).encode("utf-8", "replace").decode() for _ in range(draw.randrange(1, 3))
+            ]
+            for _ in range(draw.randrange(6))
+        }
+        return self.client.post(address, text)
+
+    def value(self, draw: random.Random, depth: int = 0) -> Any:
+        """Return some JSON."""
+        if depth < 3 and draw.random() < 0.3:
+            return {draw.choice(FIELDS): self.value(draw, depth + 1) for _ in range(draw.randrange(5))}
+        if depth < 3 and draw.random() < 0.2:
+            return [self.value(draw, depth + 1) for _ in range(draw.randrange(4))]
+        return draw.choice([*JSON, *RECEIPTS])
+
+    def ask_rest(self, draw: random.Random) -> Any:
+        """Ask a route of the API, with JSON or with bytes that only look like it."""
+        route, methods = draw.choice(self.routes)
+        address = f"{self.address(draw, route)}?{self.query(draw) if draw.random() < 0.3 else ''}"
+        others = ["GET", "POST", "DELETE", "HEAD", "PUT", "OPTIONS", "TRACE"]
+        method = draw.choice(methods if draw.random() < 0.9 else others)
+        fields = {draw.choice(FIELDS): self.value(draw) for _ in range(draw.randrange(6))}
+        raw = json.dumps(fields).encode()
+        kind = draw.randrange(8)
+        if kind == 0:
+            raw = draw.randbytes(draw.randrange(200))
+        elif kind == 1:
+            at = draw.randrange(len(raw))
+            raw = raw[:at] + draw.randbytes(1) + raw[at + 1 :]
+        elif kind == 2:
+            raw = draw.choice(
+                [
+                    b"[" * 200_000,
+                    b'{"body": NaN}',
+                    b'{"body": 1e999}',
+                    b'{"a":1,"a":2}',
+                    b'"\\ud800"',
+                    b"\xef\xbb\xbf{}",
+                    b"",
+                ]
+            )
+        headers = {}
+        if draw.random() < 0.2:
+            headers = {
+                draw.choice(["Idempotency-Key", "Accept", "Content-Encoding"]): draw.choice(
+                    ["x", "gzip", "*/*", "k" * 300]
+                )
+            }
+        charset = f"; charset={draw.choice(CHARSETS)}" if draw.random() < 0.1 else ""
+        return self.client.generic(
+            method, address, raw, content_type=f"application/json{charset}", headers=headers
+        )
+
+    def run(self, name: str, ask: Callable[[random.Random], Any], first: int, count: int) -> None:
+        """Ask so many, and note what was answered."""
+        for number in range(first, first + count):
+            draw = random.Random(f"{self.seed} {name} {number}")
+            began = time.perf_counter()
+            try:
+                answer = ask(draw)
+            except Exception:  # noqa: BLE001 - whatever a view lets out is what we look for
+                self.wrong.append(f"{name} {number}: {traceback.format_exc(limit=-4)}")
+                self.answered[f"{name} exception"] += 1
+                continue
+            self.slowest = max(self.slowest, time.perf_counter() - began)
+            self.answered[f"{name} {answer.status_code}"] += 1
+            if answer.status_code == 500:
+                self.wrong.append(f"{name} {number}: {answer.content[:300]!r}")
+            goes_to = answer.headers.get("Location", "")
+            if goes_to.startswith(("http:", "https:", "//")) and "testserver" not in goes_to:
+                self.wrong.append(f"{name} {number}: a redirect to {goes_to[:100]!r}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask, print, and say whether all was well."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--admin", type=int, default=20_000, metavar="N", help="requests to the admin")
+    parser.add_argument("--rest", type=int, default=20_000, metavar="N", help="requests to REST")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument(
+        "--first", type=int, default=0, metavar="N", help="number of the first request of each"
+    )
+    asked = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    begin()
+    hostile = Hostile(asked.seed)
+    hostile.run("admin", hostile.ask_admin, asked.first, asked.admin)
+    hostile.run("rest", hostile.ask_rest, asked.first, asked.rest)
+    for what, count in sorted(hostile.answered.items()):
+        print(f"{count:8,} {what}")
+    print(f"slowest: {hostile.slowest:.2f} s; wrong: {len(hostile.wrong)}")
+    for one in hostile.wrong[:20]:
+        print(one)
+    return 1 if hostile.wrong else 0
+
+
+if __name__ == "__main__":
+    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
+    sys.modules["benchmarks.hostile"] = sys.modules["__main__"]
+    sys.exit(main())

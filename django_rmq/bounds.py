@@ -1,0 +1,73 @@
+"""Bounds of the numbers that come from outside, and the check that something is a usable number at all.
+
+A value that passes ``is_number`` can be compared, rounded, divided and printed without an ``OverflowError``. ``shown``
+puts any value into an error, including integers that Python refuses to print.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any, TypeGuard
+
+LARGEST = 1 << 53
+"""The largest number that is taken anywhere: a double, and so Lua and JSON, holds every integer up to it."""
+
+MAX_DURATION_MS = 31_622_400_000
+"""The longest ``time_range``, ``BACKOFF`` and delay of a rollback: 366 days."""
+
+MAX_INSTANT_MS = 4_102_444_800_000
+"""The latest instant of a message: 2100-01-01."""
+
+MAX_AGE = 3_200_000_000
+"""The largest age in seconds that messages are selected by: about a hundred years."""
+
+LONGEST_DELAY_MS = 1 << 42
+"""The longest delay that a listener gets, 139 years: a longer one is cut to it."""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether ``value`` is an int or a float (no bool), neither NaN nor beyond ``LARGEST``."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether ``value`` is an int (no bool) that is not beyond ``LARGEST``."""
+    return isinstance(value, int) and is_number(value)
+
+
+def shown(value: object) -> str:
+    """Return ``value`` as an error shows it, in at most 80 characters."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of about {value.bit_length() * 30103 // 100_000} digits"
+    try:
+        text = repr(value)
+    except ValueError:  # a container with an integer of more digits than Python prints
+        text = f"a {type(value).__name__}"
+    return f"{text[:77]}..." if len(text) > 80 else text
+
+
+def delay_ms(seconds: Any) -> int:
+    """Return a listener's delay (seconds or a timedelta) in ms: from 0 to ``LONGEST_DELAY_MS``, whatever it says.
+
+    Raises ``TypeError`` for what is no number, and ``ValueError`` for NaN.
+    """
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    if isinstance(seconds, float) and math.isnan(seconds):
+        raise ValueError("a delay cannot be NaN")
+    ms: int = round(min(max(seconds, 0), LONGEST_DELAY_MS / 1000) * 1000)
+    return ms
+
+
+__all__ = [
+    "LARGEST",
+    "LONGEST_DELAY_MS",
+    "MAX_AGE",
+    "MAX_DURATION_MS",
+    "MAX_INSTANT_MS",
+    "delay_ms",
+    "is_number",
+    "is_whole",
+    "shown",
+]

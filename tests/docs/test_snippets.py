@@ -1,0 +1,422 @@
+"""Every fenced block of the README and of docs/ is run, or parsed, in a project that is prepared as its reader's would be.
+
+Each page has a project of its own (``stage``), a Redis of its own prefix, and its blocks are run in their order:
+
+- ``python``: what follows a line ``# settings.py`` (``urls.py``, ``listeners.py``, ...) goes into that file, and the project is
+  checked; anything else is run as a script. Test cases in it are run as well.
+- ``sh`` and the lines of ``console`` that begin with ``$``: run by a shell. Commands that never end are interrupted;
+  ``pip`` and ``make`` are asked whether they know what is named; Spark's pipelines have their arguments parsed.
+- ``json``, ``yaml``, ``toml``, ``ini``: parsed.
+- ``text`` and ``mermaid`` are pictures. A block must say what it is, and one that holds commands is no picture.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from example_project.embedded_redis import NoRedisServer
+from example_project.embedded_server import free_port
+from tests.docs import stage
+from tests.servers import RedisServer, absent
+from tests.workers import eventually
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+NOT_RUN: dict[str, str] = {
+    "make demo         # a small shop: Redis, consumers, web server, traffic, and a live table of what happens": (
+        "it installs an environment; tests/e2e/test_demo.py runs it"
+    ),
+    "python manage.py selection_feeds --items 500 --rate 100   # files as the sources would send them": (
+        "commands of the example project for four terminals; tests/spark/test_selection.py runs them"
+    ),
+}
+"""First line of a block → why nobody can run it here."""
+
+PICTURES = ("text", "mermaid")
+PARSED: dict[str, Callable[[str], Any]] = {
+    "json": json.loads,
+    "yaml": lambda text: list(yaml.safe_load_all(text)),
+    "toml": tomllib.loads,
+    "ini": lambda text: configparser.ConfigParser().read_string(text),
+}
+COMMANDS = re.compile(r"^\s*(\$ |python |manage\.py |pip |curl |make )", re.MULTILINE)
+FILE = re.compile(r"^# ([\w/]+\.py)\b.*$", re.MULTILINE)
+FENCE = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+ENDLESS = ("runserver", "rmqmonitor", "runrmqconsumers", "selection_feeds", "selection")
+
+
+class Snippet(NamedTuple):
+    """One fenced block."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def first_line(self) -> str:
+        """What it is called by in ``NOT_RUN``."""
+        return self.text.strip().partition("\n")[0]
+
+
+def snippets(page: Path) -> list[Snippet]:
+    """Return all blocks of a page."""
+    text = page.read_text()
+    return [
+        Snippet(
+            page, text.count("\n", 0, found.start()) + 1, found[2], re.sub(rf"(?m)^{found[1]}", "", found[3])
+        )
+        for found in FENCE.finditer(text)
+    ]
+
+
+MANAGE = """#!/bin/sh
+# manage.py as the documents call it. 1 is how commands for probes and operators say that something is amiss.
+cd "{folder}"
+case "$1" in
+  rmqpurge|rmqreplay) set -- "$@" --no-input ;;
+  runrmqpipeline) [ $# -eq 1 ] || set -- parsed "$@" ;;
+esac
+case " {endless} " in
+  *" $1 "*) timeout --signal INT 6 "{python}" manage.py "$@" </dev/null ;;
+  *) timeout 60 "{python}" manage.py "$@" ;;
+esac 2>"$0.stderr"
+code=$?
+cat "$0.stderr" >&2
+if grep -q Traceback "$0.stderr"; then exit 99; fi
+case "$code $1" in "1 rmq"*|124\\ *|130\\ *) exit 0 ;; esac
+exit $code
+"""
+
+PARSED_COMMAND = '''
+"""manage.py parsed COMMAND ...: reads the arguments, and does nothing."""
+from importlib import import_module
+from django.core.management.base import BaseCommand
+
+
+class Command(BaseCommand):
+    def run_from_argv(self, argv):
+        module = import_module(f"django_rmq.management.commands.{argv[2]}")
+        module.Command().create_parser(argv[0], argv[2]).parse_args(argv[3:])
+'''
+
+PIP = """#!/bin/sh
+exec "{python}" - "$@" <<'END'
+import re, sys, tomllib
+project = tomllib.load(open("{root}/pyproject.toml", "rb"))["project"]
+named = [one for one in sys.argv[2:] if not one.startswith("-")]
+assert sys.argv[1] == "install" and named, sys.argv
+for one in named:
+    extras = re.search(r"\\[(.*?)\\]", one)
+    for extra in extras[1].split(",") if extras else ():
+        assert extra in project["optional-dependencies"], f"there is no extra {{extra}}"
+END
+"""
+
+
+class Project:
+    """What one page is read with."""
+
+    def __init__(self, folder: Path, page: Path, redis_url: str) -> None:
+        self.folder, self.redis_url = folder, redis_url
+        self.scripts: list[str] = []
+        self.settings = (
+            [stage.PLAIN_SETTINGS]
+            if page.name == "README.md"
+            else [
+                stage.PLAIN_SETTINGS,
+                stage.WITH_RMQ,
+            ]
+        )
+        self.epilogue = stage.OURS.format(topics=stage.TOPICS)
+        self.port = free_port()
+        self.server: subprocess.Popen[bytes] | None = None
+        self.environment = {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "settings",
+            "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT}:{folder}",
+            "DJANGO_SUPERUSER_PASSWORD": "program",
+            "RMQ_METRICS_TOKEN": "a-token-of-sixteen-characters",
+            "ZOOKEEPER_LOGIN": "rmq:secret",
+            "PYSPARK_SUBMIT_ARGS": "--master local[1] --conf spark.ui.enabled=false pyspark-shell",
+        }
+        self.write("urls.py", stage.URLS)
+        shutil.copy(ROOT / "manage.py", folder / "manage.py")
+        (folder / "manage.py").write_text(
+            (ROOT / "manage.py").read_text().replace("example_project.settings", "settings")
+        )
+        self.write("shop/__init__.py", "")
+        self.write("shop/management/__init__.py", "")
+        self.write("shop/management/commands/__init__.py", "")
+        self.write("shop/management/commands/parsed.py", PARSED_COMMAND)
+        self.write("shop/redaction.py", "def hide_cards(topic, body):\n    return body\n")
+        values = {"folder": folder, "python": sys.executable, "root": ROOT, "endless": " ".join(ENDLESS)}
+        self.script("manage.py", MANAGE.format(**values))
+        # `python manage.py` is the same thing.
+        passed_on = f'#!/bin/sh\n[ "$1" != manage.py ] || {{ shift; exec manage.py "$@"; }}\nexec "{sys.executable}" "$@"\n'
+        self.script("python", passed_on)
+        self.script("pip", PIP.format(**values))
+        self.script("make", f'#!/bin/sh\nexec /usr/bin/make -n -C "{ROOT}" "$@"\n')
+        self.write("bodies.jsonl", '{"sku": 1, "shop": 7}\n{"sku": 2, "shop": 7}\n')
+        self.save()
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def script(self, name: str, text: str) -> None:
+        self.write(f"bin/{name}", text)
+        (self.folder / "bin" / name).chmod(0o755)
+
+    def save(self) -> None:
+        self.write("settings.py", self.here("\n".join([*self.settings, self.epilogue])))
+
+    def here(self, text: str) -> str:
+        """Return a snippet with the addresses of this project in the place of those that readers have."""
+        text = re.sub(r"redis://(localhost|127\.0\.0\.1):6379/\d", self.redis_url, text)
+        return text.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{self.port}")
+
+    def call(self, *command: str, stdin: str = "") -> str:
+        """Run a command in the project; return what went wrong with it, if anything."""
+        ran = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=540,
+            check=False,
+        )
+        return (
+            ""
+            if ran.returncode == 0
+            else f"exit code {ran.returncode}\n{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
+        )
+
+    def manage(self, *command: str) -> None:
+        wrong = self.call(sys.executable, "manage.py", *command)
+        assert not wrong, wrong
+
+    # --- blocks
+
+    def run(self, snippet: Snippet) -> str:
+        """Run or parse a block; return what is wrong with it, if anything."""
+        language, text = snippet.language, snippet.text
+        if language not in PARSED and language != "python":
+            before = self.run_scripts()
+            if before:
+                return before
+        if language in PICTURES:
+            return "it holds commands: say sh or console" if COMMANDS.search(text) else ""
+        if language in PARSED:
+            try:
+                PARSED[language](text)
+            except Exception as error:  # noqa: BLE001 - each parser has errors of its own
+                return f"it is no {language}: {error}"
+            return ""
+        if language == "python":
+            return self.python(snippet)
+        if language == "console":
+            text = "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
+        if language in ("sh", "console") and text.strip():
+            return self.shell(text)
+        return f"nobody knows how to run {language!r}: say python, sh, console, json, yaml, toml, ini, text or mermaid"
+
+    def python(self, snippet: Snippet) -> str:
+        parts = FILE.split(snippet.text)
+        if parts[1:] and (before := self.run_scripts()):
+            return before
+        for name, part in zip(parts[1::2], parts[2::2], strict=True):
+            self.stop_server()
+            if name == "settings.py":
+                self.settings.append(part)
+                self.save()
+            elif name == "urls.py":
+                with (self.folder / name).open("a") as urls:
+                    urls.write(part)
+            else:
+                self.write(f"shop/{Path(name).name}", part)
+        wrong = self.call(sys.executable, "manage.py", "check") if parts[1:] else ""
+        if wrong or not parts[0].strip():
+            return wrong
+        # A line for each line before it, so that a traceback says the line of the page.
+        name = f"{snippet.page.stem}-{snippet.line}.py"
+        self.write(name, "\n" * snippet.line + self.here(parts[0]))
+        self.scripts.append(name)
+        return ""
+
+    def run_scripts(self) -> str:
+        """Run the scripts since the last time, in one process: what one defines the next ones have."""
+        scripts, self.scripts = self.scripts, []
+        return self.call(sys.executable, str(ROOT / "tests/docs/stage.py"), *scripts) if scripts else ""
+
+    def shell(self, text: str) -> str:
+        if "http://127.0.0.1:8000" in text:
+            self.start_server()
+        return self.call("sh", "-eu", stdin=self.here(text))
+
+    def start_server(self) -> None:
+        """Let the project answer, as its settings are by now."""
+        if self.server is not None:
+            return
+        self.manage("migrate", "--verbosity", "0")
+        made = subprocess.run(
+            [sys.executable, "manage.py", "drf_create_token", "program"],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        self.environment["TOKEN"] = made.stdout.split()[2]
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "tests.prefork", str(self.port), "1", "4"],
+            cwd=self.folder,
+            env=self.environment,
+        )
+        live = ["curl", "--silent", "--fail", f"http://127.0.0.1:{self.port}/api/rmq/health/live"]
+        eventually(lambda: subprocess.call(live, stdout=subprocess.DEVNULL) == 0, "the web server", 60)
+
+    def stop_server(self) -> None:
+        if self.server is not None:
+            self.server.terminate()
+            self.server.wait(30)
+            self.server = None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A Redis with a database for each page."""
+    try:
+        found = RedisServer(databases=100)
+    except NoRedisServer as error:
+        absent(str(error))
+    with found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory, server: RedisServer) -> Path:
+    """A migrated database with a superuser, which each project gets a copy of."""
+    folder = tmp_path_factory.mktemp("template")
+    made = Project(folder, ROOT / "docs/any.md", server.url)
+    made.manage("migrate", "--verbosity", "0")
+    made.manage("createsuperuser", "--noinput", "--username", "program", "--email", "p@example.com")
+    return folder / "db.sqlite3"
+
+
+@pytest.fixture(scope="module")
+def begin(
+    tmp_path_factory: pytest.TempPathFactory, server: RedisServer, database: Path
+) -> Iterator[Callable[[Path], Project]]:
+    """Begin a project for a page."""
+    begun: list[Project] = []
+
+    def begin_one(page: Path) -> Project:
+        folder = tmp_path_factory.mktemp("project")
+        shutil.copy(database, folder)
+        begun.append(Project(folder, page, f"{server.url.rpartition('/')[0]}/{len(begun) + 1}"))
+        return begun[-1]
+
+    yield begin_one
+    for project in begun:
+        project.stop_server()
+
+
+@pytest.fixture(scope="module")
+def anywhere(begin: Callable[[Path], Project]) -> Project:
+    """A project for blocks that are of no page."""
+    return begin(ROOT / "docs/any.md")
+
+
+WITH_SNIPPETS = [page for page in PAGES if snippets(page)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_a_page_works_as_it_stands_there(
+    begin: Callable[[Path], Project], page: Path, request: pytest.FixtureRequest
+) -> None:
+    if "spark" in page.stem:
+        request.getfixturevalue("java")
+    project, wrong = begin(page), {}
+    for snippet in snippets(page):
+        if snippet.first_line not in NOT_RUN:
+            found = project.run(snippet)
+            if found:
+                wrong[snippet.place] = found
+    wrong["at the end of the page"] = project.run_scripts()
+    project.stop_server()
+    wrong = {place: found for place, found in wrong.items() if found}
+    assert not wrong, "\n\n".join(f"{place}: {found}" for place, found in wrong.items())
+
+
+def test_blocks_are_found_wherever_they_stand() -> None:
+    assert len(WITH_SNIPPETS) >= 8
+    fences = {page: page.read_text().count("```") for page in PAGES}
+    assert fences == {page: 2 * len(snippets(page)) for page in PAGES}
+
+
+def test_what_is_not_run_is_still_there_and_says_why() -> None:
+    first_lines = {snippet.first_line for page in PAGES for snippet in snippets(page)}
+    assert NOT_RUN.keys() <= first_lines
+    assert all(NOT_RUN.values())
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("python", "import nothing_of_this_name"),
+        ("python", "# settings.py\nRMQ['TYPO'] = 1"),
+        ("python", "# urls.py\nurlpatterns += [path('', no_view)]"),
+        (
+            "python",
+            "from django.test import SimpleTestCase\nclass T(SimpleTestCase):\n    def test(self): assert 0",
+        ),
+        ("sh", "manage.py rmqstats --no-such-flag"),
+        ("sh", "manage.py runrmqpipeline ingest --no-such-flag"),
+        ("sh", "false"),
+        ("sh", 'pip install "x[no_such_extra]"'),
+        ("sh", "make no-such-target"),
+        ("console", "$ false"),
+        ("console", "says nothing"),
+        ("json", "{"),
+        ("yaml", "a: ["),
+        ("toml", "="),
+        ("ini", "no section"),
+        ("text", "$ manage.py rmqstats"),
+        ("", "anything"),
+        ("cobol", "anything"),
+    ],
+)  # fmt: skip
+def test_a_block_that_is_wrong_is_found(anywhere: Project, language: str, text: str) -> None:
+    before = list(anywhere.settings), (anywhere.folder / "urls.py").read_text()
+    try:
+        assert anywhere.run(Snippet(ROOT / "docs/any.md", 1, language, text)) or anywhere.run_scripts()
+    finally:
+        anywhere.settings = before[0]
+        anywhere.save()
+        anywhere.write("urls.py", before[1])

@@ -1,0 +1,258 @@
+"""What one user may ask of REST: requests, messages, bytes, kept answers and requests that wait."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.test import override_settings
+from rest_framework.throttling import SimpleRateThrottle
+
+from django_rmq import connections
+from django_rmq.api import throttles
+from django_rmq.exceptions import InvalidRequest, TooManySends
+from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.operations import Actor, Permission, quotas
+from django_rmq.operations.quotas import Charge
+from django_rmq.operations.waiting import Seats, seats
+from tests.integration.test_api import ALL, Program, on_each_broker, user_with
+from tests.workers import eventually
+
+pytestmark = pytest.mark.django_db
+
+TOPICS = {
+    "ranked": {"TYPE": "priority", "SLOTS": 1},
+    "small": {"TYPE": "priority", "SLOTS": 1, "MAX_BACKLOG": 1},
+}
+PATH = "topics/ranked/messages/"
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield from on_each_broker(request, TOPICS=TOPICS)
+
+
+@contextmanager
+def limited(broker: Any, **api: Any) -> Iterator[None]:
+    rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"SEND_RATE": None, **api}}
+    with override_settings(RMQ=rmq), connections.replaced_broker(broker):
+        yield
+
+
+def message(n: int, size: int = 1) -> dict[str, Any]:
+    return {"body": f"{n:0>{size}}", "priority": 50}
+
+
+# --- bytes and messages
+
+
+def test_sends_are_limited_in_bytes_per_user(broker: Any) -> None:
+    with limited(broker, SEND_BYTES="5kB/h"):
+        one, other = Program(user_with(*ALL)), Program(user_with(*ALL))
+        for n in range(2):
+            one.ok("POST", PATH, message(n, 2_000), 202)
+        refused = one.refused(429, "too_many_sends", "POST", PATH, message(2, 2_000))
+        assert "bytes" in refused.json()["detail"]
+        assert 600 < int(refused["Retry-After"]) < 900
+        one.ok("POST", PATH, message(3, 500), 202)
+        other.ok("POST", PATH, message(4, 2_000), 202)
+        too_large = other.refused(400, "invalid_request", "POST", PATH, message(5, 6_000))
+        assert "bytes at once" in too_large.json()["detail"]
+
+
+def test_many_messages_are_charged_with_all_their_bytes(broker: Any) -> None:
+    with limited(broker, SEND_BYTES="5kB/h"):
+        program = Program(user_with(*ALL))
+        many = {"messages": [message(n, 1_000) for n in range(4)]}
+        program.ok("POST", PATH, many, 202)
+        program.refused(429, "too_many_sends", "POST", PATH, many)
+        assert program.ok("GET", "topics/ranked/")["store"] == 4
+
+
+def test_what_one_limit_refuses_is_charged_to_none() -> None:
+    broker, actor = InMemoryBroker("m:", Clock()), Actor("somebody", "rest")
+    messages, size = Charge("messages", 3, 10, 3600.0), Charge("bytes", 600, 1_000, 3600.0)
+    quotas.spend(broker, actor, [messages, size])  # type: ignore[arg-type]
+    for _ in range(9):
+        with pytest.raises(TooManySends, match="more than 1000 bytes in 3600 s: 600 more"):
+            quotas.spend(broker, actor, [messages, size])  # type: ignore[arg-type]
+    quotas.spend(broker, actor, [messages._replace(wanted=7)])  # type: ignore[arg-type]
+    with pytest.raises(TooManySends, match="messages"):
+        quotas.spend(broker, actor, [messages._replace(wanted=1)])  # type: ignore[arg-type]
+    quotas.spend(broker, actor, [])  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="1001 bytes at once are more than may be sent in 3600 s, 1000"):
+        quotas.spend(broker, actor, [size._replace(wanted=1_001)])  # type: ignore[arg-type]
+
+
+# --- answers that are kept
+
+
+def test_answers_that_are_kept_are_bounded_and_those_that_are_there_are_still_given(broker: Any) -> None:
+    with limited(broker, IDEMPOTENT_RATE="3/day"):
+        program = Program(user_with(*ALL))
+        two = {"messages": [message(1), message(2)]}
+        first = program.ok("POST", PATH, two, 202, Idempotency_Key="k1")
+        refused = program.refused(429, "too_many_sends", "POST", PATH, two, Idempotency_Key="k2")
+        assert "Idempotency-Key" in refused.json()["detail"]
+        assert 20_000 < int(refused["Retry-After"]) <= 28_801
+        # Nothing was sent, nothing is kept of it, and a smaller one fits.
+        assert program.ok("GET", "topics/ranked/")["store"] == 2
+        program.ok("POST", PATH, message(3), 202, Idempotency_Key="k2")
+        for _ in range(3):
+            assert program.ok("POST", PATH, two, 202, Idempotency_Key="k1") == first
+        # Without a key there is nothing to keep; other users have a rate of their own.
+        program.ok("POST", PATH, message(4), 202)
+        Program(user_with(*ALL)).ok("POST", PATH, two, 202, Idempotency_Key="k1")
+
+
+def test_a_send_that_fails_keeps_no_answer_and_repeating_it_is_charged_once_more(broker: Any) -> None:
+    with limited(broker, IDEMPOTENT_RATE="2/day"):
+        program = Program(user_with(*ALL))
+        program.ok("POST", "topics/small/messages/", message(1), 202)
+        for _ in range(2):
+            program.refused(
+                507, "topic_full", "POST", "topics/small/messages/", message(2), Idempotency_Key="k"
+            )
+        program.refused(
+            429, "too_many_sends", "POST", "topics/small/messages/", message(2), Idempotency_Key="k"
+        )
+
+
+# --- requests: the project's own throttles
+
+
+@pytest.fixture
+def throttled(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a project whose users have five requests a minute, and whose strangers have two."""
+    monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"user": "5/min", "anon": "2/min"})
+    kinds = ["rest_framework.throttling.AnonRateThrottle", "rest_framework.throttling.UserRateThrottle"]
+    rest = {
+        "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
+        "DEFAULT_THROTTLE_CLASSES": kinds,
+    }
+    cache.clear()
+    throttles._say_once.cache_clear()
+    with override_settings(REST_FRAMEWORK=rest):
+        yield
+    cache.clear()
+
+
+def test_the_throttles_of_the_project_hold_here_too(throttled: None) -> None:
+    program = Program(user_with(*ALL))
+    for path in ("topics/", "stats/", "workers/", "topics/ranked/"):
+        program.ok("GET", path)
+    program.ok("POST", PATH, message(1), 202)
+    for method, path, body in (("GET", "topics/", None), ("POST", PATH, message(2))):
+        refused = program.refused(429, "throttled", method, path, body)
+        assert 0 < int(refused["Retry-After"]) <= 60
+    Program(user_with(*ALL)).ok("GET", "topics/")
+
+
+def test_a_probe_is_never_throttled(throttled: None) -> None:
+    stranger = Program()
+    for _ in range(20):
+        assert stranger("GET", "health/live").status_code == 200
+        assert stranger("GET", "health/ready").status_code == 200
+    known = Program(user_with(*ALL))
+    answers = [known("GET", "health/ready").status_code for _ in range(7)]
+    assert answers == [200] * 5 + [429] * 2
+
+
+def test_a_throttle_without_a_rate_throttles_nothing_and_the_log_says_so(
+    throttled: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {})
+    program = Program(user_with(*ALL))
+    with caplog.at_level(logging.ERROR, "django_rmq.api"):
+        for _ in range(20):
+            program.ok("GET", "topics/")
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        f"The throttle rest_framework.throttling.{kind}RateThrottle does not limit the API of RMQ"
+        for kind in ("Anon", "User")
+    ]
+
+
+# --- requests that wait
+
+
+def test_seats_are_bounded_in_all_and_per_user() -> None:
+    found, one, other = Seats(), Actor("one", "rest"), Actor("other", "rest")
+    with found.seat(one, 3, 2) as first, found.seat(one, 3, 2) as second, found.seat(one, 3, 2) as third:
+        assert (first, second, third) == (True, True, False)
+        with found.seat(other, 3, 2) as fourth, found.seat(other, 3, 2) as fifth:
+            assert (fourth, fifth) == (True, False)
+        with pytest.raises(KeyError), found.seat(other, 3, 2):
+            raise KeyError
+        with found.seat(other, 3, 2) as again:
+            assert again
+    assert not found._taken
+    with found.seat(one, 0, 0) as none:
+        assert not none
+
+
+def test_a_request_without_a_seat_is_answered_at_once_and_says_so(broker: Any) -> None:
+    consumer = {"consumer": str(uuid.uuid4())}
+    user = user_with(*ALL)
+    program, path = Program(user), "topics/ranked/prepare/"
+    begun, done = threading.Event(), threading.Event()
+
+    def sit() -> None:
+        with seats.seat(Actor.of_user(user, "rest"), 1, 1):
+            begun.set()
+            done.wait(30)
+
+    sitting = threading.Thread(target=sit)
+    sitting.start()
+    try:
+        assert begun.wait(10)
+        began = time.monotonic()
+        refused = program("POST", path, {**consumer, "wait": 20})
+        assert time.monotonic() - began < 5
+        assert (refused.json()["messages"], refused.json()["wait_refused"]) == ([], True)
+        assert refused["Retry-After"] == "1"
+        # What is there is handed out all the same, and who does not want to wait is not refused.
+        assert program.ok("POST", path, consumer)["wait_refused"] is False
+        program.ok("POST", PATH, message(1), 202)
+        taken = program("POST", path, {**consumer, "wait": 20})
+        assert (len(taken.json()["messages"]), taken.json()["wait_refused"]) == (1, False)
+        assert not taken.has_header("Retry-After")
+    finally:
+        done.set()
+        sitting.join(10)
+    eventually(lambda: not seats._taken, "the seat", 10)
+    began = time.monotonic()
+    assert program.ok("POST", path, {**consumer, "wait": 0.2})["wait_refused"] is False
+    assert time.monotonic() - began >= 0.2
+
+
+def test_under_a_server_with_one_thread_nobody_waits_unless_the_settings_say_so(broker: Any) -> None:
+    program = Program(user_with(*ALL))
+    program.client.defaults["wsgi.multithread"] = False  # type: ignore[assignment]
+    asked = {"consumer": str(uuid.uuid4()), "wait": 0.2}
+    assert program.ok("POST", "topics/ranked/prepare/", asked)["wait_refused"] is True
+    with limited(broker, LONG_POLLS=1):
+        assert program.ok("POST", "topics/ranked/prepare/", asked)["wait_refused"] is False
+
+
+# --- deleting
+
+
+def test_deleting_needs_the_permission_to_delete_and_no_other(broker: Any) -> None:
+    sender = Program(user_with(*ALL))
+    (sent,) = sender.ok("POST", PATH, message(1), 202)["results"]
+    path = f"topics/ranked/messages/{sent['id']}/"
+    viewer = Program(user_with(*(one for one in ALL if one is not Permission.DELETE)))
+    viewer.refused(403, "permission_denied", "DELETE", path)
+    deleter = Program(user_with(Permission.DELETE))
+    deleter.refused(403, "permission_denied", "GET", path)
+    assert deleter.ok("DELETE", path)["outcome"] == "deleted"
+    deleter.refused(404, "message_gone", "DELETE", path)
+    sender.ok("POST", PATH, message(1), 202)
+    assert deleter.ok("DELETE", f"{path}?copy=live")["outcome"] == "deleted"

@@ -241,6 +241,11 @@ class Operations:
         self.actor.require(Permission.VIEW)
         return retiring.stranded(self.broker, self.config.topics)
 
+    def find_stranded(self, name: str) -> Stranded:
+        """Return one of these topics. Raises ``OperationRefused`` if it is declared, unknown or being re-slotted."""
+        self.actor.require(Permission.VIEW)
+        return retiring.find(self.broker, self.config.topics, name)
+
     def retire(self, name: str, *, to: str | None = None, delete: bool = False, dead: str = "") -> Run:
         """Move the messages of a topic that is not declared to the topic ``to``, or delete them; then forget the topic.
 

@@ -81,9 +81,12 @@ def find(broker: Broker, declared: Mapping[str, Topic], name: str) -> Stranded:
 
 
 def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> Stranded:
-    topic = Topic.registered(
-        name, definition, max((*slot_counts(definition), *former_slot_counts(definition)))
-    )
+    slots = max((*slot_counts(definition), *former_slot_counts(definition)))
+    try:
+        topic = Topic.registered(name, definition, slots)
+    except ValueError:
+        # Messages are counted alike in every topic; moving them is refused for what the definition lacks.
+        topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
     found: Counter[str] = Counter()
     for first in range(0, topic.slots, SLOTS_PER_TRIP):
         pipeline = broker.pipeline()

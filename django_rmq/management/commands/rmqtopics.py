@@ -1,8 +1,9 @@
-"""``manage.py rmqtopics``: what the settings declare of each topic, what Redis has registered, and applying it."""
+"""``manage.py rmqtopics``: what the settings declare of each topic, what Redis has registered, applying it, retiring it."""
 
 from __future__ import annotations
 
 import json
+import time
 from argparse import ArgumentParser
 from typing import Any
 
@@ -11,16 +12,21 @@ from django.core.management.base import CommandError
 from django_rmq import definitions
 from django_rmq.conf import get_config
 from django_rmq.connections import get_broker
-from django_rmq.management import RmqCommand
+from django_rmq.management import RmqCommand, duration
+from django_rmq.operations import Stranded
 from django_rmq.operations.figures import serving
+
+LOOK_SECONDS = 0.5
+"""Between two looks at a topic that workers still empty."""
 
 
 class Command(RmqCommand):
-    """Compare, and with --apply change, the registered definitions."""
+    """Compare, and with --apply change, the registered definitions; with --retire, end topics that are not declared."""
 
     help = (
-        "Show how the topics in the settings differ from those registered in Redis. "
-        "Exits with 1 if something differs and was not applied."
+        "Show how the topics in the settings differ from those registered in Redis. Exits with 1 if something differs "
+        "and was not applied, or if a topic that is not in the settings holds messages. With --retire: forget the named "
+        "topics, which are no longer in the settings, and move or delete what they hold."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -33,14 +39,41 @@ class Command(RmqCommand):
             action="store_true",
             help="apply even if workers that run would go on with the old values",
         )
+        parser.add_argument(
+            "--retire", action="store_true", help="forget the named topics, which are not in the settings"
+        )
+        parser.add_argument("--move-to", metavar="TOPIC", help="send their waiting messages to this topic")
+        parser.add_argument("--delete", action="store_true", help="delete all their messages")
+        parser.add_argument(
+            "--dead",
+            choices=("move", "delete"),
+            default="",
+            help="with --move-to: what becomes of dead messages",
+        )
+        parser.add_argument(
+            "--wait",
+            type=duration,
+            default=0.0,
+            metavar="TIME",
+            help="wait this long for workers to empty the topics (without --move-to or --delete) or to end what runs",
+        )
+        parser.add_argument(
+            "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask"
+        )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["retire"]:
+            self._retire(options)
+            return
+        if options["move_to"] or options["delete"] or options["dead"]:
+            raise CommandError("--move-to, --delete and --dead belong to --retire", returncode=2)
         config, broker = get_config(), get_broker("worker")
         names = options["topics"] or list(config.topics)
         topics = [config.topic(name) for name in names]
         registered = broker.definitions()
-        rows = []
+        rows: list[dict[str, Any]] = []
+        left: list[Stranded] = []
         for topic in topics:
             known = registered.get(topic.name)
             different = [] if known is None else definitions.differences(topic, known)
@@ -68,32 +101,72 @@ class Command(RmqCommand):
                 }
             )
         if not options["topics"]:
+            left = self.operations().stranded()
             rows += [
                 {
-                    "topic": name,
+                    "topic": one.topic.name,
                     "state": "undeclared",
                     "declared": None,
-                    "registered": registered[name],
+                    "registered": registered[one.topic.name],
                     "differences": [],
                     "obstacles": [],
+                    "holds": one.held,
                 }
-                for name in sorted(set(registered) - set(config.topics))
+                for one in left
             ]
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))
         else:
             self._print(rows)
+        holding = [f"{one.topic.name} ({one})" for one in left if one.held]
+        if holding:
+            raise CommandError(
+                f"not in the settings, but holding messages: {'; '.join(holding)}. Declare them again, or see --retire",
+                returncode=1,
+            )
         open_ = [str(row["topic"]) for row in rows if row["state"] in ("new", "differs", "unreadable")]
         if open_:
             advice = "" if options["apply"] else "; --apply changes what may be changed"
             raise CommandError(f"not as registered: {', '.join(open_)}{advice}", returncode=1)
+
+    def _retire(self, options: dict[str, Any]) -> None:
+        operations, until = self.operations(), time.monotonic() + options["wait"]
+        if not options["topics"]:
+            raise CommandError("name the topics to retire", returncode=2)
+        for name in options["topics"]:
+            found = self._waited_for(name, until, is_drained=not (options["move_to"] or options["delete"]))
+            if options["delete"] and found.held:
+                question = f"{found.held} messages of {name} ({found}) will be deleted permanently."
+                self.confirm(question, name, options)
+            run = operations.retire(
+                name, to=options["move_to"], delete=options["delete"], dead=options["dead"]
+            )
+            progress = self.follow(run, f"retire {name}", options)
+            self.tell(name, progress, options)
+            if not progress.is_complete:
+                raise CommandError(
+                    f"{name} still holds messages that {options['move_to']} did not take: see the counts above",
+                    returncode=1,
+                )
+
+    def _waited_for(self, name: str, until: float, *, is_drained: bool) -> Stranded:
+        """Return what a topic holds, as soon as nothing is in flight (``is_drained``: nothing at all) or the time is up."""
+        operations = self.operations()
+        while True:
+            found = operations.find_stranded(name)
+            if not (found.held if is_drained else found.in_flight) or time.monotonic() >= until:
+                return found
+            time.sleep(LOOK_SECONDS)
 
     def _print(self, rows: list[dict[str, Any]]) -> None:
         width = max((len(row["topic"]) for row in rows), default=0)
         for row in rows:
             known = row["declared"] or row["registered"]
             kind = known.get("type", "unknown type")
-            self.stdout.write(f"{row['topic']:<{width}}  {row['state']:<10}  {kind}, {known['slots']} slots")
+            holds = f", {row['holds']} messages" if "holds" in row else ""
+            self.stdout.write(
+                f"{row['topic']:<{width}}  {row['state']:<10}  {kind}, {known['slots']} slots{holds}"
+            )
             for difference in row["differences"]:
                 self.stdout.write(
                     f"  {difference['setting']}: {_shown(difference['declared'])} in the settings, "

@@ -117,14 +117,6 @@ def retire(
         raise InvalidRequest("dead must be 'delete', or 'move' where there is a topic to move to")
     if delete and target is not None:
         raise InvalidRequest("messages are either moved or deleted")
-    if found.in_flight:
-        raise OperationRefused(f"topic {name} holds messages in flight ({found}): wait until they have ended")
-    if found.waiting + found.resting and not (delete or target):
-        raise OperationRefused(
-            f"topic {name} holds messages ({found}): say whether they are moved or deleted"
-        )
-    if found.dead and not (delete or dead):
-        raise OperationRefused(f"topic {name} holds messages ({found}): say what becomes of the dead ones")
     different = [
         setting
         for setting, field in COMMON.items()
@@ -135,6 +127,14 @@ def retire(
             f"topics {name} and {target.name} differ in {', '.join(different)}: "
             "messages of one cannot be messages of the other"
         )
+    if found.in_flight:
+        raise OperationRefused(f"topic {name} holds messages in flight ({found}): wait until they have ended")
+    if found.waiting + found.resting and not (delete or target):
+        raise OperationRefused(
+            f"topic {name} holds messages ({found}): say whether they are moved or deleted"
+        )
+    if found.dead and not (delete or dead):
+        raise OperationRefused(f"topic {name} holds messages ({found}): say what becomes of the dead ones")
     live = ("retry", "store")
     parts: list[Iterator[Progress]] = []
     if target is not None:

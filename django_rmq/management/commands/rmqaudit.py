@@ -24,6 +24,10 @@ DRIFTS = ("live", "dead", "delivery", "claim", "send")
 DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
 
 
+UNDRAINED_SECONDS = 60.0
+"""A slot that has waiting messages for less is not worth a line."""
+
+
 class Command(RmqCommand):
     """Read every slot's ledger, and with --adopt book what came from outside."""
 
@@ -155,7 +159,7 @@ class Command(RmqCommand):
                 self.stdout.write(
                     f"  overdue: the oldest for {ago(row['oldest_due_seconds'])}, in slot {row['oldest_due_slot']}"
                 )
-            if row["undrained_seconds"] is not None:
+            if row["undrained_seconds"] is not None and row["undrained_seconds"] >= UNDRAINED_SECONDS:
                 self.stdout.write(
                     f"  slot {row['undrained_slot']} has not been drained for {ago(row['undrained_seconds'])}"
                 )

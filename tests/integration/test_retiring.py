@@ -1,0 +1,242 @@
+"""Topics that were taken out of the settings: what they strand is counted, moved or deleted, and then forgotten."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+from django.utils import timezone
+
+from django_rmq import connections, send_message
+from django_rmq.broker import Broker
+from django_rmq.conf import get_config
+from django_rmq.messages import Failure
+from django_rmq.operations import Actor, Operations
+from django_rmq.operations.health import Limits
+
+TIMED = {"TYPE": "fixed_time", "SLOTS": 4}
+RANKED = {"TYPE": "priority", "SLOTS": 4}
+MERGED = {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000}
+KEYED = {"TYPE": "fixed_time", "SLOTS": 4, "IDENTITY": "key"}
+Shop = Callable[..., AbstractContextManager[None]]
+
+
+@pytest.fixture
+def shop(redis_url: str, prefix: str) -> Shop:
+    @contextmanager
+    def configured(**topics: Any) -> Iterator[None]:
+        with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": topics}):
+            yield
+
+    return configured
+
+
+def run(*args: str, returncode: int = 0) -> str:
+    """Return what rmqtopics prints, or the error with which it ends."""
+    out = io.StringIO()
+    if not returncode:
+        call_command("rmqtopics", *args, stdout=out, no_color=True)
+        return out.getvalue()
+    with pytest.raises(CommandError) as caught:
+        call_command("rmqtopics", *args, stdout=out, no_color=True)
+    assert caught.value.returncode == returncode, str(caught.value)
+    return str(caught.value)
+
+
+def later(minutes: int) -> Any:
+    return timezone.now() + timedelta(minutes=minutes)
+
+
+def kill(name: str, body: Any) -> None:
+    """Send a message and let it die."""
+    topic, broker = get_config().topic(name), connections.get_broker()
+    soon = {"fixed_time": timezone.now() + timedelta(milliseconds=30)}
+    sent = send_message(name, body, **({"priority": 90} if topic.is_priority else soon))
+    time.sleep(0.05)
+    taken = broker.prepare(topic, sent.slot, "W", None, 10)
+    rejected = [Failure(one.member, "rejected", None, "shop.Boom: no") for one in taken.deliveries]
+    broker.rollback(topic, sent.slot, taken.receipt, rejected)
+
+
+def copies(name: str, state: str) -> list[Any]:
+    return Operations(Actor("tester", "command")).listing(name, state).copies
+
+
+def keys_of(client: redis.Redis, prefix: str, name: str) -> list[bytes]:
+    return list(client.scan_iter(f"*{prefix}*{name}*"))
+
+
+def test_a_topic_that_left_the_settings_and_holds_messages_is_reported(shop: Shop) -> None:
+    with shop(old=TIMED, renders=RANKED):
+        send_message("old", 1, fixed_time=later(60))
+        kill("old", 2)
+        send_message("renders", 3, priority=50)
+        call_command("rmqtopics", "--apply", stdout=io.StringIO())
+    with shop(renders=RANKED):
+        said = run(returncode=1)
+        assert said == (
+            "not in the settings, but holding messages: old (1 waiting, 1 dead). Declare them again, or see --retire"
+        )
+        operations = Operations(Actor("tester", "command"))
+        health = operations.health(Limits(needs_workers=False))
+        assert [(one.name, one.topic) for one in health.troubles] == [("undeclared", "old")]
+        # Who asks for some topics is not told of others.
+        assert operations.health(Limits(needs_workers=False), ["renders"]).is_well
+        assert "old" not in run("renders")
+
+
+def test_an_empty_topic_is_forgotten_with_all_its_keys(
+    shop: Shop, redis_client: redis.Redis, prefix: str
+) -> None:
+    with shop(old=RANKED, renders=RANKED):
+        send_message("old", 1, priority=60)
+        call_command("rmqtopics", "--apply", stdout=io.StringIO())
+        operations = Operations(Actor("tester", "command"))
+        operations.purge("old", "store").result()
+    with shop(renders=RANKED):
+        assert "old" in run()
+        assert keys_of(redis_client, prefix, "old")
+        run("old", "--retire")
+        assert not keys_of(redis_client, prefix, "old")
+        assert [row["topic"] for row in json.loads(run("--json"))] == ["renders"]
+        assert "no topic old is registered" in run("old", "--retire", returncode=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "say whether they are moved or deleted"),
+        (["--move-to", "renders"], "differ in TYPE"),
+        (["--move-to", "new"], "say what becomes of the dead ones"),
+        (["--move-to", "nowhere"], "nowhere"),
+        (["--delete", "--move-to", "new"], "either moved or deleted"),
+    ],
+)
+def test_nothing_is_lost_by_a_request_that_says_too_little(shop: Shop, options: list[str], said: str) -> None:
+    with shop(old=TIMED, renders=RANKED, new=TIMED):
+        send_message("old", 1, fixed_time=later(60))
+        kill("old", 2)
+    with shop(renders=RANKED, new=TIMED):
+        run("--apply", returncode=1)
+        assert said in run("old", "--retire", "--no-input", *options, returncode=2)
+        (left,) = Operations(Actor("tester", "command")).stranded()
+        assert (left.waiting, left.dead) == (1, 1)
+        assert "declared in the settings" in run("new", "--retire", returncode=2)
+
+
+def test_messages_move_to_another_topic_with_their_times(
+    shop: Shop, redis_client: redis.Redis, prefix: str
+) -> None:
+    with shop(old=TIMED, new={**TIMED, "SLOTS": 8}):
+        due = {n: send_message("old", {"n": n}, fixed_time=later(n)).score for n in range(1, 600)}
+        kill("old", {"n": 0})
+    with shop(new={**TIMED, "SLOTS": 8}):
+        run("old", "--retire", "--move-to", "new", "--dead", "delete")
+        broker, topic = connections.get_broker(), get_config().topic("new")
+        found = {
+            json.loads(entry.member)["n"]: entry.score
+            for slot in range(8)
+            for entry in broker.peek(topic, slot, "store", limit=1000).entries
+        }
+        assert found == due
+        assert not keys_of(redis_client, prefix, "old")
+        assert all(broker.audit(topic, slot).balanced for slot in range(8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(RANKED, {"priority": 70}), (MERGED, {}), (KEYED, {"key": "k", "fixed_time": later(60)})],
+    ids=["priority", "range_merge", "key"],
+)
+def test_every_kind_of_message_moves(shop: Shop, kind: Any, options: Any) -> None:
+    with shop(old=kind, new=kind):
+        send_message("old", {"a": 1}, **options)
+        waits = copies("old", "store")[0]
+    with shop(new=kind):
+        run("old", "--retire", "--move-to", "new")
+        (moved,) = copies("new", "store")
+        assert (moved.raw, moved.key) == (waits.raw, waits.key)
+        # Of range_merge what is left to wait goes over: the clock of the move may be some milliseconds ahead.
+        assert abs(moved.score - waits.score) <= (1_000 if kind is MERGED else 0)
+
+
+def test_the_dead_are_sent_anew_if_asked_for(shop: Shop) -> None:
+    with shop(old=RANKED, new=RANKED):
+        kill("old", {"a": 1})
+    with shop(new=RANKED):
+        run("old", "--retire", "--move-to", "new", "--dead", "move")
+        (moved,) = copies("new", "store")
+        assert (moved.priority, moved.body()) == (90, {"a": 1})
+
+
+def test_what_the_other_topic_refuses_stays(shop: Shop) -> None:
+    with shop(old=RANKED, new=RANKED):
+        for n in range(20):
+            send_message("old", n, priority=50)
+    with shop(new={**RANKED, "MAX_BACKLOG": 8}):
+        said = run("old", "--retire", "--move-to", "new", returncode=1)
+        assert "still holds messages" in said
+        (left,) = Operations(Actor("tester", "command")).stranded()
+        assert 0 < left.waiting < 20
+        assert left.waiting + len(copies("new", "store")) == 20
+    with shop(new=RANKED):
+        run("old", "--retire", "--move-to", "new")
+        assert len(copies("new", "store")) == 20
+
+
+def test_messages_are_deleted_on_request_only(shop: Shop, redis_client: redis.Redis, prefix: str) -> None:
+    with shop(old=TIMED, new=TIMED):
+        for n in range(300):
+            send_message("old", n, fixed_time=later(60))
+        kill("old", -1)
+    with shop(new=TIMED):
+        assert "--no-input" in run("old", "--retire", "--delete", returncode=2)
+        assert keys_of(redis_client, prefix, "old")
+        run("old", "--retire", "--delete", "--no-input")
+        assert not keys_of(redis_client, prefix, "old")
+
+
+def test_what_runs_is_waited_for(shop: Shop) -> None:
+    with shop(old=RANKED, new=RANKED):
+        sent = send_message("old", 1, priority=50)
+        topic, broker = get_config().topic("old"), connections.get_broker()
+        taken = broker.prepare(topic, sent.slot, "W", None, 10)
+    with shop(new=RANKED):
+        said = run("old", "--retire", "--delete", "--no-input", returncode=2)
+        assert "in flight" in said
+        began = time.monotonic()
+        run("old", "--retire", "--wait", "1", returncode=2)
+        assert time.monotonic() - began >= 1
+        broker.commit(topic, sent.slot, taken.receipt, [taken.deliveries[0].member])
+        run("old", "--retire", "--wait", "20")
+        assert not Operations(Actor("tester", "command")).stranded()
+
+
+def test_the_flags_of_retiring_need_it(shop: Shop) -> None:
+    with shop(new=RANKED):
+        for flags in (["--delete"], ["--move-to", "new"], ["--dead", "delete"]):
+            assert "belong to --retire" in run(*flags, returncode=2)
+        assert "name the topics" in run("--retire", returncode=2)
+
+
+def test_a_definition_that_says_little_strands_nothing_unseen(
+    shop: Shop, redis_client: redis.Redis, prefix: str
+) -> None:
+    with shop(old=RANKED, new=RANKED):
+        send_message("old", 1, priority=50)
+    redis_client.hset(f"{prefix}rmq:topics", "old", '{"slots": 4}')
+    with shop(new=RANKED):
+        assert "old (1 waiting)" in run(returncode=1)
+        assert "differ in" in run("old", "--retire", "--move-to", "new", returncode=2)
+        run("old", "--retire", "--delete", "--no-input")
+        assert isinstance(connections.get_broker(), Broker)
+        assert "old" not in connections.get_broker().definitions()

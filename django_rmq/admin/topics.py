@@ -848,7 +848,7 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         elif isinstance(error, ConfigurationError):
             # They hold more than who may see topics may see.
             title, status = _("The settings of RMQ are wrong."), 503
-            text = _("The log of this server says how.")
+            text = _("The log of the server says what is wrong.")
             logger.error("A page of the admin could not be shown: %s", error)
         else:
             title, status = _("This cannot be done."), 400

@@ -869,7 +869,7 @@ def test_settings_that_are_wrong_are_told_to_the_log_and_to_no_reader(
     page = text(answer)
     assert answer.status_code == 503
     assert "The settings of RMQ are wrong." in page
-    assert "The log of this server says how." in page
+    assert "The log of the server says what is wrong." in page
     assert "redis://" not in page
     assert "redis://" in caplog.text
     assert "S3CRET" not in page + caplog.text

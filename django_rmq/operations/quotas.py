@@ -51,13 +51,17 @@ def spend(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
     for index, one in enumerate(charges):
         wait_us = one.spend(broker, actor, one.wanted)
         if wait_us:
-            for spent in charges[:index]:
-                spent.spend(broker, actor, -spent.wanted)
+            _give_back(broker, actor, charges[:index])
             raise TooManySends(
                 f"more than {one.size} {one.what} in {one.seconds:g} s: "
                 f"{one.wanted} more can be sent in {wait_us / 1e6:.1f} s",
                 wait_us / 1e6,
             )
+
+
+def _give_back(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
+    for one in charges:
+        one.spend(broker, actor, -one.wanted)
 
 
 class RequestRunning(OperationRefused):
@@ -102,13 +106,16 @@ def once(
     if word == "done":
         yield Once(json.loads(kept))
         return
-    attempt = Once()
+    attempt, charged = Once(), False
     try:
         spend(broker, actor, charges)
+        charged = True
         yield attempt
     finally:
         try:
             broker.keep_answer(name, token, attempt.kept, KEPT_MS)
+            if charged and not attempt.kept:
+                _give_back(broker, actor, charges)
         except RmqError:
             # What has been done is done: better an answer that is not kept than none.
             pass

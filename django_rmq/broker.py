@@ -1343,7 +1343,7 @@ class Transitions(ABC):
         areas: Sequence[Area],
         *,
         scan: int = 2_000,
-        max_bytes: int = 4_194_304,
+        max_bytes: int = 3_145_728,
     ) -> Sought:
         """Find members by their SHA-1 in up to 100 areas, looking at about ``scan`` entries; all areas grow in turns."""
         keys = self._keys(topic, slot)

@@ -8,7 +8,7 @@ of JSON, one event a line:
 
 ``event``: sent, merged, send_failed, started, committed, failed, dead, replayed or dropped. ``at``: ms since the epoch
 by the clock of the process that tells. ``ids`` are those of up to 100 messages, as the process names them: plain ids
-hold what is stored, so whoever may listen may read bodies. ``count``: how many
+hold what is stored, so everyone who may listen may read bodies. ``count``: how many
 messages; of what a person did there are no ids, but ``outcomes`` and ``actor``. ``dropped``: so many messages' events of
 this process are missing, since it had more to tell than it may.
 

@@ -26,7 +26,7 @@ local wrong = mistyped('zset', set) or mistyped('hash', records, body)
 if wrong then return wrong end
 -- include: _after
 -- include: _rows
--- Nothing else is compared: whoever may look for a class of errors may not search bodies, nor what errors say.
+-- Nothing else is compared: people who may filter by error class may not search bodies or error texts.
 local function is_of_class(record)
   local head = string.match(record or '', '^%S+ %d+ %d+ %d+ %S+[^\n]*\n')
   if not head then return false end

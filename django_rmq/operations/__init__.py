@@ -516,7 +516,7 @@ class Operations:
         return not may_search(self.actor, topic)
 
     def _identify(self, topic: Topic, text: str) -> Identity:
-        """Return what an id says. To whoever may not see what is stored, one that holds it names nothing."""
+        """Return what an id says. A plain id names nothing to an actor who may not see what is stored."""
         identity = identify(topic, text)
         if identity.member is not None and self._seals(topic):
             # Else a guess of a body could be made an id, and the answer would tell whether it is right.

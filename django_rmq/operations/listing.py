@@ -208,7 +208,7 @@ class _Feed:
 
 
 class Shown(NamedTuple):
-    """What whoever reads a list may see."""
+    """What the reader of a list may see."""
 
     hidden: bool
     """Nothing of the content."""

@@ -107,13 +107,13 @@ def test_many_are_found_in_one_look_and_one_that_is_gone_takes_nothing_from_the_
 
 def test_whole_states_are_looked_through_from_their_last_entry(make_slot: MakeSlot) -> None:
     slot = make_slot(TopicType.FIXED_TIME, backoff=CONSTANT)
-    for state in (b"dead", b"resting", b"flying", b"waiting"):
-        slot.send(state)
-        if state == b"waiting":
+    for sent in (b"dead", b"resting", b"flying", b"waiting"):
+        slot.send(sent)
+        if sent == b"waiting":
             continue
         receipt, _ = slot.take_one()
-        if state != b"flying":
-            slot.fail(receipt, state, kind="rejected" if state == b"dead" else "failed")
+        if sent != b"flying":
+            slot.fail(receipt, sent, kind="rejected" if sent == b"dead" else "failed")
     for member, state in (
         (b"dead", "dead"),
         (b"resting", "retry"),

@@ -187,6 +187,20 @@ def test_a_right_guess_is_answered_as_a_wrong_one(broker: Any, name: str) -> Non
         shell().delete(name, [message_id(0, SECRET)], "dead" if state == "dead" else "live")
 
 
+@pytest.mark.parametrize("operations", [viewer, boss])
+def test_a_guess_makes_redis_do_nothing_whether_it_is_right_or_wrong(
+    server: Broker, operations: Callable[[], Operations]
+) -> None:
+    kill(server, "redacted", SECRET)
+    for guess in (SECRET, WRONG):
+        named = message_id(0, guess)
+        with at_most(server, 0):
+            with pytest.raises(MessageGone):
+                operations().get("redacted", named)
+            assert operations().replay("redacted", [named]).outcomes == {"gone": 1}
+            assert operations().delete("redacted", [named], "dead").outcomes == {"gone": 1}
+
+
 @pytest.mark.django_db
 @pytest.mark.parametrize("codenames", [("view_topic", "delete_messages", "replay_messages"), ("*",)])
 def test_no_page_of_the_admin_tells_a_right_guess(
@@ -324,7 +338,7 @@ def test_a_long_message_that_vanishes_behind_a_page_takes_no_other_with_it(
         {"tab": "dead"},
         {"tab": "dead", "text": "𝕏" * 50, "error": LONGEST_CLASS, "age": "newer:86400"},
         {"tab": "store", "text": "𝕏" * 50, "age": "older:60"},
-        {"tab": "store", "text": "𝕏" * 51},
+        {"tab": "store", "text": "𝕏" * 200},
         {"tab": "store", "first": "1" * 500, "hours": "2" * 500, "slot": "3" * 500},
     ],
     ids=["all", "filtered", "searched", "too long a text", "nonsense"],
@@ -535,10 +549,10 @@ def test_long_deliveries_are_settled_with_few_scripts(server: Broker) -> None:
 def test_ids_cursors_and_receipts_outlive_the_secret_key(broker: Any, name: str, settings: Any) -> None:
     settings.SECRET_KEY = "the old one"
     put(broker, name, *(b'"%d%s"' % (n, b"x" * 600) for n in range(20)))
-    page = viewer().listing(name, "store", limit=5)
     deliveries = boss().deliveries(name)
     (taken,) = deliveries.take(uuid4(), 1)
     settled = Settled(deliveries.id(taken), deliveries.receipt(taken))
+    page = viewer().listing(name, "store", limit=5)
     settings.SECRET_KEY = "the new one"
     with pytest.raises(InvalidRequest):
         viewer().listing(name, "store", cursor=page.cursor)

@@ -1195,14 +1195,14 @@ MUTANTS: dict[str, Mutant] = {
         "find",
         "if not anywhere then return is_of_class(record) end",
         "",
-        "Who may look for a class of errors cannot search bodies.",
+        "People who may filter by error class cannot search bodies.",
         "seeking",
     ),
     "error_texts_are_searched": Mutant(
         "find",
         "(class == text or string.sub(class, -#text - 1) == '.' .. text)",
         "string.find(record, text, 1, true)",
-        "Who may look for a class of errors cannot search what errors say.",
+        "People who may filter by error class cannot search error texts.",
         "seeking",
     ),
     "words_are_classes": Mutant(

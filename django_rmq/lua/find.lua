@@ -32,7 +32,8 @@ local function is_of_class(record)
   if not head then return false end
   local length = string.match(head, '^%S+ %d+ %d+ %d+ %S+ (%d+) [01]\n$') or 1024
   -- A single word without a colon behind it is what somebody said, not a class.
-  local class = string.match(string.sub(record, #head + 1, #head + tonumber(length)), '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:')
+  local said = string.sub(record, #head + 1, #head + tonumber(length))
+  local class = string.match(said, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:')
   return class and #class <= 200 and (class == text or string.sub(class, -#text - 1) == '.' .. text)
 end
 

@@ -130,9 +130,10 @@ def test_a_batch_is_told_at_once(broker: Any) -> None:
     with told_of("started", "committed", "failed") as told, worker(broker, listen, batch_size=50):
         eventually(lambda: len(told.bodies("committed")) + len(told.bodies("failed")) == 20, "all of them")
     assert sorted(told.bodies("started")) == topic_bodies
-    assert [len(call["messages"]) for call in told.calls["started"]] == [
+    # Which of two threads ends first is open.
+    assert sorted(len(call["messages"]) for call in told.calls["started"]) == sorted(
         len(committed["messages"]) + 1 for committed in told.calls["committed"]
-    ]
+    )
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])

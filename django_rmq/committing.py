@@ -18,11 +18,13 @@ from weakref import WeakKeyDictionary, ref
 from django.db import transaction
 
 from django_rmq import announcing, connections
+from django_rmq.complaints import Complaints, counted
 from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved, TopicFull
 from django_rmq.messages import STORED, Durability, SendResult, Topic
 from django_rmq.producer import Outgoing, Producer
 
 logger = logging.getLogger("django_rmq.sending")
+_repeated = Complaints(logger)
 
 failed_sends: Counter[str] = Counter()
 """Per topic, how many messages of this process were lost because Redis was unavailable when a commit sent them.
@@ -256,24 +258,28 @@ def _fail(topic: str, results: Sequence[DeferredResult | RemoveResult], error: R
     if sends:
         with _counting:
             failed_sends[topic] += len(sends)
-        logger.error(
-            "%d message(s) of topic %s could not be sent after the database commit: %s",
-            len(sends),
-            topic,
-            error,
-            exc_info=error,
-            extra={"rmq_event": "send_failed", "rmq_topic": topic, "rmq_count": len(sends)},
-        )
+        if (left_out := _repeated.admit(("send", topic, type(error)))) is not None:
+            logger.error(
+                "%d message(s) of topic %s could not be sent after the database commit: %s%s",
+                len(sends),
+                topic,
+                error,
+                counted(left_out, "such commits"),
+                exc_info=None if left_out else error,
+                extra={"rmq_event": "send_failed", "rmq_topic": topic, "rmq_count": len(sends)},
+            )
         announcing.send_failed(topic, sends, error)
     if removals:
-        logger.error(
-            "%d message(s) of topic %s could not be removed after the database commit: %s",
-            len(removals),
-            topic,
-            error,
-            exc_info=error,
-            extra={"rmq_event": "remove_failed", "rmq_topic": topic, "rmq_count": len(removals)},
-        )
+        if (left_out := _repeated.admit(("remove", topic, type(error)))) is not None:
+            logger.error(
+                "%d message(s) of topic %s could not be removed after the database commit: %s%s",
+                len(removals),
+                topic,
+                error,
+                counted(left_out, "such commits"),
+                exc_info=None if left_out else error,
+                extra={"rmq_event": "remove_failed", "rmq_topic": topic, "rmq_count": len(removals)},
+            )
         announcing.remove_failed(topic, removals, error)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Hashable
+from typing import Any
 
 from django_rmq.exceptions import LostRace, ServerRefused, ServerTrouble
 from django_rmq.logs import SafeLogger
@@ -39,10 +39,10 @@ class Complaints:
 
     def __init__(self, logger: logging.Logger | SafeLogger) -> None:
         self._logger = logger
-        self._streaks: dict[Hashable, _Streak] = {}
+        self._streaks: dict[Any, _Streak] = {}
         self._lock = threading.Lock()
 
-    def admit(self, kind: Hashable) -> int | None:
+    def admit(self, kind: Any) -> int | None:
         """Return how many of this kind were left out since its last line, or None if this one is left out, too."""
         now = time.monotonic()
         with self._lock:
@@ -62,7 +62,12 @@ class Complaints:
             streak.until = now + streak.pause
             return left_out
 
-    def __call__(self, kind: Hashable, text: str, error: Exception, *, exc_info: bool = False) -> None:
+    def forget(self) -> None:
+        """Log the next trouble of every kind."""
+        with self._lock:
+            self._streaks.clear()
+
+    def __call__(self, kind: Any, text: str, error: Exception, *, exc_info: bool = False) -> None:
         """Log ``text``, with ``error`` for its ``%s``, unless the same kind was logged a moment ago.
 
         What passes by itself is a warning, everything else an error. ``exc_info``: with the traceback, in the first
@@ -82,9 +87,9 @@ class Complaints:
         )
 
 
-def counted(left_out: int) -> str:
-    """Return the end of a line that stands for ``left_out`` others."""
-    return f" (and {left_out} more since the last line)" if left_out else ""
+def counted(left_out: int, what: str = "") -> str:
+    """Return the end of a line that stands for ``left_out`` others, which are ``what``."""
+    return f" (and {left_out} more {what}{' ' if what else ''}since the last line)" if left_out else ""
 
 
 __all__ = ["Complaints", "counted"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,7 +16,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.complaints import Complaints
-from django_rmq.consumer import journal
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_redis import NoRedisServer
@@ -36,9 +36,13 @@ settings.load_profile("slice")
 
 
 @pytest.fixture(autouse=True)
-def fresh_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_complaints() -> Iterator[None]:
     """What one test let fail hides no log line of the next one."""
-    monkeypatch.setattr(journal, "_repeated", Complaints(journal.logger))
+    yield
+    for module in list(sys.modules.values()):
+        for found in vars(module).values() if module.__name__.startswith("django_rmq") else ():
+            if isinstance(found, Complaints):
+                found.forget()
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,7 @@ from django_rmq.admin.words import (
     STATES,
     outcomes_sentence,
 )
+from django_rmq.complaints import Complaints
 from django_rmq.conf import get_config
 from django_rmq.exceptions import (
     CallerError,
@@ -62,7 +63,7 @@ from django_rmq.messages import Topic
 from django_rmq.operations import Actor, Copy, Limits, Operations, Permission, Progress
 from django_rmq.operations.redaction import is_redacted, may_search
 
-logger = logging.getLogger("django_rmq.admin")
+_complain = Complaints(logging.getLogger("django_rmq.admin"))
 
 SLICE_SECONDS = 1.0
 """How long one request works on many messages; then the page shows how far it is, and goes on."""
@@ -842,14 +843,14 @@ class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         text = str(error)
         if isinstance(error, ServerTrouble):
             title, status = _("Redis is away."), 503
-            logger.warning("A page of the admin could not be shown: %s", error)
+            _complain(type(error), "A page of the admin could not be shown: %s", error)
         elif isinstance(error, LostRace):
             title, status = _("Somebody else was first."), 409
         elif isinstance(error, ConfigurationError):
             # They hold more than who may see topics may see.
             title, status = _("The settings of RMQ are wrong."), 503
             text = _("The log of the server says what is wrong.")
-            logger.error("A page of the admin could not be shown: %s", error)
+            _complain(type(error), "A page of the admin could not be shown: %s", error)
         else:
             title, status = _("This cannot be done."), 400
         response = self.render(

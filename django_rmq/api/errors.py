@@ -17,6 +17,7 @@ from django.http import Http404, UnreadablePostError
 from rest_framework import exceptions as rest
 from rest_framework.response import Response
 
+from django_rmq.complaints import Complaints
 from django_rmq.exceptions import (
     ConfigurationError,
     InvalidMessage,
@@ -36,7 +37,7 @@ from django_rmq.exceptions import (
 )
 from django_rmq.operations.quotas import OtherContent, RequestRunning
 
-logger = logging.getLogger("django_rmq.api")
+_complain = Complaints(logging.getLogger("django_rmq.api"))
 
 
 class Answer(NamedTuple):
@@ -119,11 +120,11 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
     detail = str(error)
     if isinstance(error, ConfigurationError):
         # Settings are nobody's business but the project's.
-        logger.error("REST cannot answer: %s", error)
+        _complain(type(error), "REST cannot answer: %s", error)
         detail = "The message queue is not configured as it should be; the log of this server says how."
     elif isinstance(error, ServerTrouble):
         # Where Redis is and what it said is not for everybody either.
-        logger.warning("REST cannot answer: %s", error)
+        _complain(type(error), "REST cannot answer: %s", error)
         detail = "Redis is full; what drains the queues still works."
         if found.status != 507:
             detail = "Redis does not answer as it should: ask again in a moment."

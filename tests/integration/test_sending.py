@@ -464,6 +464,22 @@ def test_redis_away_at_the_commit_is_logged_counted_and_signalled_and_stops_no_c
 
 
 @pytest.mark.django_db(transaction=True)
+def test_an_outage_under_many_commits_costs_one_line_and_is_counted_and_signalled_in_full(
+    proxied: TcpProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    send_message("prices", 0)
+    before = committing.failed_sends["prices"]
+    proxied.cut()
+    with listening(signals.send_failed) as told, caplog.at_level(logging.ERROR, "django_rmq.sending"):
+        for n in range(10):
+            with transaction.atomic():
+                send_message("prices", n)
+    (line,) = [record for record in caplog.records if record.name == "django_rmq.sending"]
+    assert line.exc_info
+    assert committing.failed_sends["prices"] - before == len(told) == 10
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_topic_never_sent_to_may_be_sent_to_while_redis_is_away_until_the_commit(proxied: TcpProxy) -> None:
     proxied.cut()
     with transaction.atomic():

@@ -168,7 +168,7 @@ class Options:
 
     @property
     def consumer(self) -> str:
-        """Who consumes, where no checkpoint says so yet; a new name each time unless one is given."""
+        """Who consumes, where no checkpoint says so yet: what is given, else a new name each time it is asked for."""
         found = self.text("consumerId")
         if found is not None and not TOPIC_NAME.fullmatch(found):
             raise ConfigurationError(

@@ -109,6 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._name = options.topic()
         self._patience = Patience(options.patience, f"topic {self._name}")
         self._fail_on_loss = options.fails_on_loss
+        self._consumer = options.consumer
         self._topic = self._patience(self._look_up)
         self._claims = Claims(self._broker, self._topic, options.lease_ms)
         self._last_empty = float("-inf")
@@ -143,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        return self._offset(self._options.consumer, 0, 0)
+        return self._offset(self._consumer, 0, 0)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadMaxRows(self._options.most)

@@ -78,6 +78,8 @@ def test_a_batch_is_read_again_with_the_same_rows_until_it_is_committed(begun: A
 
 def test_nothing_to_claim_is_the_same_offset_and_no_task(begun: Any) -> None:
     topic, source, start = begun(0)
+    # Spark asks where to begin more than once.
+    assert source.initialOffset() == start != reader(topic).initialOffset()
     assert source.latestOffset(start, ALL) == start
     assert source.partitions(start, start) == []
     assert topic.total("claimed") == 0

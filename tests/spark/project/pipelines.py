@@ -86,11 +86,13 @@ class Slowly(Consume):
         def slow(rows: Any) -> Any:
             for batch in rows:
                 for first in range(0, batch.num_rows, 100):
-                    time.sleep(0.25)
+                    time.sleep(1)
                     yield batch.slice(first, 100)
 
         def write_slowly(files: Files, frame: Any, query: str, number: int, **how: Any) -> None:
-            write(files, frame.mapInArrow(slow, frame.schema), query, number, **how)
+            # Long rows: short ones would all be on their way before the file is begun.
+            padded = frame.selectExpr("*", "repeat(value, 1000) as pad")
+            write(files, padded.mapInArrow(slow, padded.schema), query, number, **how)
 
         write = Files.write
         with patch.object(Files, "write", write_slowly):

@@ -128,6 +128,7 @@ _LOOKED_AT = ("store", "retry", "prepare", "control", "claimants")
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")
 _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("HSET", "field", 1),
+    ("HSETNX", "field", 1),
     ("HINCRBY", "field", 1),
     ("HGET", "field"),
     ("HMGET", "field"),

@@ -64,7 +64,7 @@ PROBE_SECONDS = 0.25
 REDIRECTIONS = 16
 """Times that a call follows MOVED and ASK without a pause in between."""
 
-KEYS_OF_SLOT = {"heads": 5, "acquire_all": 5, "history/sample": 5}
+KEYS_OF_SLOT = {"heads": 5, "acquire_all": 5, "history/sample": 6}
 """Scripts that ask for many slots, and how many keys of each."""
 
 

@@ -22,7 +22,7 @@ TOLD = 5
 
 COMMANDS = (
     *("exists", "expire", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget", "hscan"),
-    *("hset", "pexpire", "rename", "time", "type", "unlink", "zadd", "zcard", "zcount", "zmscore"),
+    *("hset", "hsetnx", "pexpire", "rename", "time", "type", "unlink", "zadd", "zcard", "zcount", "zmscore"),
     *("zrange", "zrangebyscore", "zrangestore", "zrank", "zrem", "zremrangebyrank", "zrevrange"),
     *("zrevrank", "zscore"),
     *("auth", "client|setname", "config|get", "evalsha", "hello", "info", "ping", "publish"),

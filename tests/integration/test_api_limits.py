@@ -22,6 +22,7 @@ from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.operations import Actor, Permission, quotas
 from django_rmq.operations.quotas import Charge
 from django_rmq.operations.waiting import Seats, seats
+from django_rmq.sealing import sealed_id
 from tests.integration.test_api import ALL, Program, on_each_broker, user_with
 from tests.workers import eventually
 
@@ -244,7 +245,7 @@ def test_under_a_server_with_one_thread_nobody_waits_unless_the_settings_say_so(
 def test_deleting_needs_the_permission_to_delete_and_no_other(broker: Any) -> None:
     sender = Program(user_with(*ALL))
     (sent,) = sender.ok("POST", PATH, message(1), 202)["results"]
-    path = f"topics/ranked/messages/{sent['id']}/"
+    path = f"topics/ranked/messages/{sealed_id('ranked', sent['slot'], b'"1"')}/"
     viewer = Program(user_with(*(one for one in ALL if one is not Permission.DELETE)))
     viewer.refused(403, "permission_denied", "DELETE", path)
     deleter = Program(user_with(Permission.DELETE))

@@ -341,12 +341,6 @@ def test_a_failure_is_settled_where_messages_cannot_be_named(monkeypatch: pytest
     outcome(raising(ValueError()))
 
 
-def test_a_retry_or_reject_is_a_warning_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    outcome(raising(Retry()))
-    outcome(raising(Reject()))
-    assert [(record.levelno, record.exc_info) for record in caplog.records] == [(logging.WARNING, None)] * 2
-
-
 def test_describe_keeps_the_end_of_a_long_traceback() -> None:
     def fall(depth: int) -> None:
         if depth:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_rmq.broker import Broker
+from django_rmq.broker import Broker, Call
 from django_rmq.consumer import dispatcher as module
 from django_rmq.consumer.notes import Notes, settle
-from django_rmq.exceptions import RmqError, Unreadable
-from django_rmq.keys import SlotKeys, slot_keys, topics_key
+from django_rmq.exceptions import RmqError, Unreadable, WrongType
+from django_rmq.keys import SlotKeys, slot_keys
 from django_rmq.messages import BackOff, Message, Topic, TopicType
 from tests.workers import Heard, Worker, client_of, eventually, send
 
@@ -145,21 +145,19 @@ def test_what_a_dead_process_held_is_settled_beside_foreign_values(redis_broker:
 def test_a_value_that_cannot_be_read_is_named(redis_broker: Broker) -> None:
     broker = redis_broker
     broker.client.hset(slot_keys(broker.prefix, TOPIC.name, 3).stats, "sent", "x")
-    with pytest.raises(Unreadable, match=r"^audit of .*attacked_3: .* not one of RMQ's \(.*b'x'\)$"):
+    with pytest.raises(
+        WrongType, match=r"^field 'sent' of the hash 'stats_.*attacked_3}' in Redis is no whole number$"
+    ):
         broker.audit(TOPIC, 3)
     pipeline = broker.pipeline()
     for slot in (2, 3):
         pipeline.audit(TOPIC, slot)
     fine, broken = pipeline.execute()
-    assert fine.balanced and isinstance(broken, Unreadable)
+    assert fine.balanced and isinstance(broken, WrongType)
 
 
-@pytest.mark.parametrize("text", ["", "x", "5", "[]", "\xff"])
-def test_a_definition_that_is_none_counts_as_not_registered(redis_broker: Broker, text: str) -> None:
-    broker = redis_broker
-    broker.define(OTHER)
-    broker.client.hset(topics_key(broker.prefix), TOPIC.name, text.encode("latin-1"))
-    assert set(broker.definitions()) == {OTHER.name}
-    if text:
-        with pytest.raises(Unreadable, match="the definition of topic b'attacked'"):
-            broker.define(TOPIC)
+def test_an_answer_that_means_nothing_names_its_script_and_key() -> None:
+    call = Call("audit", (b"stats_{attacked_3}",), (), int)
+    assert call.read(b"5") == 5
+    with pytest.raises(Unreadable, match=r"^audit of stats_{attacked_3}: .* not one of RMQ's \(.*b'x'\)$"):
+        call.read(b"x")

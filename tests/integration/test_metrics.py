@@ -360,7 +360,7 @@ def test_a_foreign_key_is_told_of(redis_url: str, prefix: str, caplog: pytest.Lo
         count = TimesCount(broker)
         count.note_calls(topic("work"), [0.1])
         flushed(count)
-        assert "could not be noted" in caplog.text
+        assert "could not be recorded" in caplog.text
         found = scraped()
         assert found["rmq_up",] == 1
         # The figures of this topic that lie elsewhere, and all figures of the others, are told.

@@ -29,7 +29,7 @@ from django_rmq.exceptions import (
     UnknownTopic,
 )
 from django_rmq.keys import slot_keys, slot_of
-from django_rmq.messages import Envelope, Failure, SendResult, Topic, encode_envelope
+from django_rmq.messages import Envelope, Failure, SendResult, Topic, TopicType, encode_envelope
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.sending import Send
@@ -745,6 +745,12 @@ def begin_to_watch(operations: Operations) -> None:
         operations.events()
 
 
+def left_behind(operations: Operations) -> str:
+    """Register a topic that the settings do not declare; return its name."""
+    operations.broker.define(Topic("left", TopicType.FIXED_TIME, slots=2))
+    return "left"
+
+
 def send_once(operations: Operations) -> None:
     with operations.once("a key", ["content"], 1) as attempt:
         attempt.done({"results": []})
@@ -789,6 +795,13 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "delete_all": ({Permission.DELETE}, lambda o: o.delete_all("timed", "store").result()),
     "bury_all": ({Permission.DELETE}, lambda o: o.bury_all("timed", "store").result()),
     "purge": ({Permission.PURGE}, lambda o: o.purge("timed", "dead").result()),
+    "stranded": ({Permission.VIEW}, lambda o: o.stranded()),
+    "find_stranded": ({Permission.VIEW}, lambda o: o.find_stranded(left_behind(o))),
+    "retire": ({Permission.PURGE}, lambda o: o.retire(left_behind(o)).result()),
+    "retire to": (
+        {Permission.PURGE, Permission.SEND, Permission.EDIT},
+        lambda o: o.retire(left_behind(o), to="timed").result(),
+    ),
     "events": ({Permission.VIEW, Permission.VIEW_BODIES}, begin_to_watch),
     "pause": ({Permission.PAUSE}, lambda o: o.pause("timed").result()),
     "resume": ({Permission.PAUSE}, lambda o: o.resume("timed").result()),

@@ -245,7 +245,8 @@ def test_under_a_server_with_one_thread_nobody_waits_unless_the_settings_say_so(
 def test_deleting_needs_the_permission_to_delete_and_no_other(broker: Any) -> None:
     sender = Program(user_with(*ALL))
     (sent,) = sender.ok("POST", PATH, message(1), 202)["results"]
-    path = f"topics/ranked/messages/{sealed_id('ranked', sent['slot'], b'"1"')}/"
+    named = sealed_id("ranked", sent["slot"], b'"1"')
+    path = f"topics/ranked/messages/{named}/"
     viewer = Program(user_with(*(one for one in ALL if one is not Permission.DELETE)))
     viewer.refused(403, "permission_denied", "DELETE", path)
     deleter = Program(user_with(Permission.DELETE))

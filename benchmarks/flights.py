@@ -123,8 +123,8 @@ def reconcile(
     path = folder / "flights.csv"
     wanted = write_rows(path, rows)
     flights = sum(count for carrier, count in wanted.items() if carrier != "distance")
-    ingest = ("ingest", TOPIC, str(path), "--select", "carrier", "--select", "flight")
-    ingest += ("--select", "distance", "--select", "time_hour", "--option", "inferSchema=true")
+    ingest = ["ingest", TOPIC, str(path), "--select", "carrier", "--select", "flight"]
+    ingest += ["--select", "distance", "--select", "time_hour", "--option", "inferSchema=true"]
 
     pipeline(*ingest)
     books.compare("flights in the file, and stored", ledger()["stored"], flights)

@@ -224,11 +224,11 @@ class Context:
                 seen += rows
                 rate = sum(source["processedRowsPerSecond"] or 0 for source in progress["sources"])
                 self.say(f"batch {told}: {rows} messages, {rate:.0f}/s")
-                malformed = progress["observedMetrics"].get(MALFORMED)
-                if malformed is not None and malformed["bodies"]:
-                    self.say(
-                        f"batch {told}: {malformed['bodies']} bodies do not fit the schema and are kept as they are"
-                    )
+                observed = progress["observedMetrics"].get(MALFORMED)
+                # The progress of a Spark Connect server has the metric without its value.
+                bodies = 0 if observed is None else observed.asDict().get("bodies", 0)
+                if bodies:
+                    self.say(f"batch {told}: {bodies} bodies do not fit the schema and are kept as they are")
                 if acknowledger is not None:
                     acknowledger.note(progress)
         return seen, told

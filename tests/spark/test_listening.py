@@ -93,7 +93,8 @@ def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
         # Late, it touches nothing of the next batch.
         assert acknowledge(topic.options, end) == 3
     assert (following["claim"], following["rows"]) == (2, 1)
-    assert caplog.text == ""
+    # Another query's listener may still have something to say.
+    assert topic.topic.name not in caplog.text
     assert (topic.total("acked"), topic.depth("claimed")) == (100, 1)
 
 

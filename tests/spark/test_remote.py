@@ -83,12 +83,13 @@ def test_rows_are_ingested_reported_and_consumed(remote: Remote, broker: Broker,
     printed = remote("report", "work", "--json")
     told = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
     assert told["work"]["backlog"]["store"] == 120
+    broker.send_merge(work, 0, 0, [b'"text"'])
     consumed = remote(
         *("consume", "work", "--schema", "n int", "--checkpoint", tmp_path / "checkpoint", "--available-now"),
         *("--jdbc", f"jdbc:derby:{tmp_path / 'database'};create=true", "--table", "taken"),
     )
-    assert "120 messages of work consumed" in consumed
-    assert total(broker, work, "acked") == 120 and live(broker, work) == 0
+    assert "121 messages of work consumed" in consumed
+    assert total(broker, work, "acked") == 121 and live(broker, work) == 0
     # Not even Spark's own complaint comes as a stack trace.
     assert "PATH_NOT_FOUND" in remote("ingest", "work", tmp_path / "none.csv", code=1)
 

@@ -161,9 +161,9 @@ def test_what_a_write_lacks_is_told_before_its_first_row(
     spark: Any, queue: MakeQueue, kind: TopicType, said: str
 ) -> None:
     def never(rows: Any) -> Any:
-        if rows is not None:
+        for batch in rows:
+            yield batch
             raise RuntimeError("a task has begun")
-        yield
 
     frame = spark.createDataFrame([("1",)], "value string").mapInArrow(never, "value string")
     with pytest.raises(Exception, match=re.escape(said)):

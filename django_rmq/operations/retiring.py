@@ -225,7 +225,7 @@ def _move_some(
 def _placed(
     source: Topic, slot: int, state: str, entry: Entry, target: Topic, now_ms: int
 ) -> Outgoing | None:
-    """Return a message as ``target`` takes it; None: nobody can tell its slot there."""
+    """Return a message as ``target`` takes it; None if its slot there cannot be computed."""
     envelope = entry.envelope
     if state == "dead" and entry.record:
         envelope = Death.parse(entry.record).envelope

@@ -65,7 +65,7 @@ def test_depths_move_by_themselves(shop: Shop, log_in: LogIn) -> None:
 def test_nothing_is_fetched_while_nobody_looks(shop: Shop, log_in: LogIn) -> None:
     page = log_in("boss")
     page.get_by_label("Refresh").select_option("2")
-    with page.expect_response("**/topic/live/"):
+    with page.expect_response("**/topic/live/**"):
         pass
     page.evaluate(
         "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
@@ -75,7 +75,7 @@ def test_nothing_is_fetched_while_nobody_looks(shop: Shop, log_in: LogIn) -> Non
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(5_000)
     assert asked == []
-    with page.expect_response("**/topic/live/"):
+    with page.expect_response("**/topic/live/**"):
         page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
 
 

@@ -40,6 +40,9 @@ NOT_RUN: dict[str, str] = {
     "make demo         # a small shop: Redis, consumers, web server, traffic, and a live table of what happens": (
         "it installs an environment; tests/e2e/test_demo.py runs it"
     ),
+    "manage.py rmqtopics exports --retire --wait 1h                              # waits until workers have emptied it": (
+        "the topic has to be taken out of the settings before; tests/integration/test_retiring.py runs them"
+    ),
     "python manage.py selection_feeds --items 500 --rate 100   # files as the sources would send them": (
         "commands of the example project for four terminals; tests/spark/test_selection.py runs them"
     ),

@@ -319,3 +319,15 @@ def test_what_spark_holds_keeps_its_records(make_slot: MakeSlot) -> None:
 def all_loose_ends(slot: Slot, *, repair: bool = False) -> list[bytes]:
     kinds = ("body", "failures", "claim_body")
     return [member for kind in kinds for member in slot.loose(kind, "0", repair).members]
+
+
+def test_purging_what_waits_leaves_the_diagnosis_of_what_runs(make_slot: Callable[..., Slot]) -> None:
+    slot = make_slot()
+    slot.send(b"a")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a", delay_ms=0)
+    slot.take_one()
+    slot.send(b"a")
+    assert slot.where(b"a") == "FW"
+    slot.purge("store")
+    assert b"a" in slot.hash("failures")

@@ -198,3 +198,12 @@ def test_a_search_by_class_passes_over_records_that_strangers_wrote(
     slot.send(b"a")
     slot.keyspace.hset(slot.keys.failures, b"a", record)
     assert slot.find("store", b"Boom", where="error").entries == []
+
+
+def test_the_body_of_a_dead_message_completes_no_class(make_slot: MakeSlot) -> None:
+    slot = make_slot(identity="key")
+    slot.send(b"a")
+    slot.keyspace.hset(slot.keys.body, b"a", b": a stranger's body")
+    receipt, _ = slot.take_one()
+    slot.fail(receipt, b"a", kind="rejected", error="Boom")
+    assert slot.find("dead", b"Boom", where="error").entries == []

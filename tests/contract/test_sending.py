@@ -165,3 +165,12 @@ def test_slots_of_one_topic_know_nothing_of_each_other(make_slot: MakeSlot, kind
     assert other.take().status == "empty"
     assert other.send(b"a")[0].status == "stored"
     assert slot.take_one("A")[0] == other.take_one("B")[0] == 1
+
+
+def test_the_first_priority_settles_which_scores_are_retries_whatever_else_is_noted(
+    make_slot: Callable[..., Slot],
+) -> None:
+    slot = make_slot(max_retries=5)
+    slot.keyspace.hset(slot.keys.control, b"undrained_since", b"%d" % slot.now_ms)
+    slot.send(b"a")
+    assert slot.hash("control")[b"max_retries"] == b"5"

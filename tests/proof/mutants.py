@@ -1272,7 +1272,7 @@ MUTANTS: dict[str, Mutant] = {
         "if not (running[i] or claimed[i]) then",
         "if not claimed[i] then",
         "Purging leaves the diagnosis of what runs.",
-        "lockstep",
+        "persons",
     ),
     "purge_up_to_all": Mutant(
         "purge",

@@ -228,7 +228,7 @@ def test_what_cannot_be_done_is_refused_with_its_reason(load: Load, broker: Brok
     assert "must be a power of two" in refused(load.topic, "48")
     assert "say how many slots it gets" in refused(load.topic)
     assert "nothing" in refused("nothing", "4")
-    assert "--at-once must be at least 1" in refused(load.topic, "4", "--at-once", "0")
+    assert "--at-once: must be at least 1" in refused(load.topic, "4", "--at-once", "0")
     for order in (("32", "--dry-run"), ("--dry-run", "32")):
         code, text = load.run("rmqreslot", load.topic, *order)
         assert (code, broker.definitions()) == (0, registered), text

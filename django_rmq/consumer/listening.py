@@ -39,7 +39,7 @@ class Listening(threading.Thread):
         self._stopped.set()
 
     def renew(self) -> None:
-        """Subscribe anew: the connection may be dead without having said so."""
+        """Subscribe again: the connection may be dead without an error."""
         self._renewed.set()
 
     def run(self) -> None:

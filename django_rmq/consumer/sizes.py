@@ -1,7 +1,7 @@
 """How many bytes of messages a worker process has in hand, and how many more it may ask for.
 
 A prepare hands out no more bytes than it was granted, but for its first message, whose size nobody knows before. So
-grants follow how large the messages of a topic were of late, and nothing is granted beyond the bound.
+grants follow how large the messages of a topic were recently, and nothing is granted beyond the bound.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BytesInHand:
         self.held = 0
         self._granted = 0
         self._sizes = {topic.name: float(topic.max_body) for topic in topics}
-        """Topic -> bytes per message: what is allowed at first, then the largest of late."""
+        """Topic -> bytes per message: MAX_BODY at first, then the largest seen recently."""
 
     def grant(self, topic: Topic, limit: int) -> int:
         """Return how many bytes a prepare of ``limit`` messages may bring; 0: there is no room now."""

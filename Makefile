@@ -100,7 +100,7 @@ soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand pr
 # The environment of the tests, with the oldest version that pyproject.toml allows of everything the package uses before it.
 lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of all dependencies but Spark's
 	$(PYTHON) -m venv build/lowest
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  >"$$(build/lowest/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dev.pth"
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lowest.txt
 	build/lowest/bin/python -m pytest -m "not slow and not proof" tests/unit tests/integration $(TEST_ARGS)

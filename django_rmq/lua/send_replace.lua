@@ -26,9 +26,9 @@ local max_retries, settled_retries = tonumber(known[3] or ARGV[5]), known[3] or 
 -- include: _retries
 local at, answer = ARGV[first], { 'stored' }
 local met, floor = 'replaced', kind == 'priority' and floor_priority() or 999
--- The first priority that waits takes the long way, which notes since when.
+-- The first priority that waits takes the long way, which notes since when, and which scores are retries.
 local is_noted = kind ~= 'priority' or known[4]
-local alone = n == 1 and settled_retries and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1]
+local alone = n == 1 and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1]
 local due = kind == 'priority' and 0 or tonumber(at)
 -- include: _alone
 -- include: _types

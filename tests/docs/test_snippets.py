@@ -122,6 +122,8 @@ class Command(BaseCommand):
         module.Command().create_parser(argv[0], argv[2]).parse_args(argv[3:])
 '''
 
+JVM_FRAME = re.compile(r"\s+at [a-z]|\s+\.\.\. \d+ more")
+
 PIP = """#!/bin/sh
 exec "{python}" - "$@" <<'END'
 import re, sys, tomllib
@@ -212,11 +214,11 @@ class Project:
             timeout=540,
             check=False,
         )
-        return (
-            ""
-            if ran.returncode == 0
-            else f"exit code {ran.returncode}\n{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
-        )
+        if ran.returncode == 0:
+            return ""
+        # What Python says stands before the frames of the JVM, of which there are any number.
+        said = "\n".join(line for line in ran.stderr.splitlines() if not JVM_FRAME.match(line))
+        return f"exit code {ran.returncode}\n{ran.stdout[-1500:]}\n{said[-6000:]}"
 
     def manage(self, *command: str) -> None:
         wrong = self.call(sys.executable, "manage.py", *command)

@@ -882,8 +882,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "acquire_all_does_not_fence": Mutant(
         "acquire_all",
-        "redis.call('HINCRBY', control, 'epoch', 1)",
-        "redis.call('HINCRBY', control, 'epoch', 0)",
+        "redis.pcall('HINCRBY', control, 'epoch', 1)",
+        "redis.pcall('HINCRBY', control, 'epoch', 0)",
         "Every acquire of many slots begins a new epoch in each.",
         "acquiring",
     ),
@@ -1110,13 +1110,6 @@ MUTANTS: dict[str, Mutant] = {
         "is_noted and is_fresh(tonumber(at)) and",
         "is_noted and",
         "A send whose score would read as a retry is refused.",
-        "sending",
-    ),
-    "alone_settles_nothing": Mutant(
-        "send_replace",
-        "n == 1 and settled_retries and",
-        "n == 1 and",
-        "The first priority that waits settles which scores are retries.",
         "sending",
     ),
     "ensure_ignores_what_runs": Mutant(
@@ -1663,8 +1656,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "prepare_sleeps_past_a_lease": Mutant(
         "prepare",
-        "if claimed then due = math.min(due,",
-        "if false then due = math.min(due,",
+        "if claimed then\n    head = redis.call('ZRANGE', claimants",
+        "if false then\n    head = redis.call('ZRANGE', claimants",
         "Who is busy for a claim asks again when its lease ends.",
         "claims",
     ),

@@ -266,7 +266,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "A value that cannot be read is an error of its slot.",
         (
             FOREIGN + "foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone[before]",
-            FOREIGN + "a_value_that_cannot_be_read_is_named",
+            FOREIGN + "an_answer_that_means_nothing_names_its_script_and_key",
         ),
     ),
     # --- definitions

@@ -215,9 +215,16 @@ class History:
             return
         known = int(self.control(slot).get(b"slots", self.topic.slots))
         words = self.broker.replay(replace(self.topic, slots=known), slot, [member])
-        if words[0] != "not_found":
-            self.sent[member] += 1
+        if words[0] == "not_found":
+            return
+        self.sent[member] += 1
+        # A copy that runs may have taken it up, for its body is newer: then nothing runs later.
+        if self.waits(slot, member):
             self.owed[member] = self.steps
+
+    def waits(self, slot: int, member: bytes) -> bool:
+        zsets: list[Any] = [self.broker.keyspace.get(key % slot, {}) for key in (b"t_%d", b"retry_{t_%d}")]
+        return any(member in zset for zset in zsets)
 
     def wait(self) -> None:
         """Let time pass; what has run too long has timed out."""

@@ -54,7 +54,7 @@ def _measure(options: argparse.Namespace) -> int:
     from django.test import Client
     from django.urls import reverse
 
-    from django_rmq.connections import get_broker
+    from django_rmq.project.connections import get_broker
 
     began = time.perf_counter()
     _fill(options.waiting, options.dead)
@@ -125,9 +125,9 @@ def _next(page: str) -> str:
 
 
 def _fill(waiting: int, dead: int) -> None:
-    from django_rmq.conf import get_config
-    from django_rmq.connections import get_broker, get_producer
-    from django_rmq.messages import Failure
+    from django_rmq.core.words.messages import Failure
+    from django_rmq.project.connections import get_broker, get_producer
+    from django_rmq.project.settings.config import get_config
 
     topic, broker, producer = get_config().topic(TOPIC), get_broker("worker"), get_producer("worker")
     for start in range(0, dead, 20_000):

@@ -57,7 +57,7 @@ def write_rows(path: Path, rows: int | None = None) -> dict[str, int]:
 
 def count_flights(messages: list[Any]) -> None:
     """Listen to the topic: count a batch in Redis, all of it or nothing."""
-    from django_rmq.connections import get_broker
+    from django_rmq.project.connections import get_broker
 
     found: Counter[str] = Counter()
     for message in messages:
@@ -90,8 +90,8 @@ class Books:
 
 def ledger() -> Counter[str]:
     """Return all counters of the topic and what it holds, in sums; every slot's ledger has to balance."""
-    from django_rmq import connections
-    from django_rmq.conf import get_config
+    from django_rmq.project import connections
+    from django_rmq.project.settings.config import get_config
 
     broker, topic = connections.get_broker("worker"), get_config().topic(TOPIC)
     sums: Counter[str] = Counter()
@@ -181,8 +181,8 @@ def main() -> int:
                 RMQ={"REDIS": server.url, "TOPICS": TOPICS, "COORDINATOR": "redis"},
             )
             django.setup()
-            from django_rmq import registry
-            from django_rmq.connections import get_broker
+            from django_rmq.project.connections import get_broker
+            from django_rmq.project.listening import registry
             from django_rmq.spark.session import open_session
 
             registry.add(TOPIC, count_flights, 1_000)

@@ -23,10 +23,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from benchmarks.works import Listener
-from django_rmq.broker import Broker
-from django_rmq.consumer import Dispatcher
-from django_rmq.messages import Topic, TopicType
-from django_rmq.producer import Producer
+from django_rmq.core.consumer import Dispatcher
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Topic, TopicType
 from example_project.embedded_redis import start_redis
 
 THREADS, CAPACITY = 16, 4

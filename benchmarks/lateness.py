@@ -18,10 +18,10 @@ import redis
 
 from benchmarks.table import Row, conditions, server, told, write
 from benchmarks.works import Listener
-from django_rmq.broker import Broker
-from django_rmq.consumer import Dispatcher
-from django_rmq.messages import Topic, TopicType
-from django_rmq.producer import Producer
+from django_rmq.core.consumer import Dispatcher
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Topic, TopicType
 
 TOPIC = Topic("timed", TopicType.FIXED_TIME, slots=64)
 RATES = (100, 1_000, 10_000)

@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
 from example_project.embedded_redis import EmbeddedRedis, start_redis
 from tests.e2e.chaos import Chaos
 from tests.e2e.load import CHAOS, Load

@@ -29,9 +29,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.broker import Broker
-from django_rmq.keys import slot_of
-from django_rmq.messages import Topic, TopicType
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.spark.session import open_session
 from example_project.embedded_redis import EmbeddedRedis, start_redis
 

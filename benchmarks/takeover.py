@@ -58,7 +58,7 @@ def say(slots: Any) -> None:
 
 
 def be_ours(way: Way, where: str, path: str, identity: str, slots: int) -> None:
-    from django_rmq.coordination import TopicSlots, Worker
+    from django_rmq.core.coordination import TopicSlots, Worker
 
     owned: set[int] = set()
 
@@ -73,7 +73,7 @@ def be_ours(way: Way, where: str, path: str, identity: str, slots: int) -> None:
     worker = Worker(identity, "host", os.getpid(), time.time(), 1, (TopicSlots("topic", slots),))
     coordinator: Any
     if way.kind == "zookeeper":
-        from django_rmq.coordination.zookeeper import Ensemble, ZooKeeperCoordinator
+        from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator
 
         ensemble = Ensemble(where, path, way.session)
         token = uuid.uuid4().hex
@@ -81,8 +81,8 @@ def be_ours(way: Way, where: str, path: str, identity: str, slots: int) -> None:
     else:
         import redis
 
-        from django_rmq.broker import Broker
-        from django_rmq.coordination.redis import RedisCoordinator
+        from django_rmq.core.coordination.redis import RedisCoordinator
+        from django_rmq.core.redis.broker import Broker
 
         client = redis.Redis.from_url(where, socket_timeout=1, protocol=2)
         broker = Broker(client, path)

@@ -16,13 +16,13 @@ from typing import Any
 import hiredis
 import redis
 
-from django_rmq.broker import Broker
-from django_rmq.consumer import Dispatcher
-from django_rmq.consumer.notes import Notes
-from django_rmq.keys import slot_of
-from django_rmq.messages import Topic, TopicType, encode_json
-from django_rmq.pool import Pool
-from django_rmq.producer import Producer
+from django_rmq.core.consumer import Dispatcher
+from django_rmq.core.consumer.notes import Notes
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.pool import Pool
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import Topic, TopicType, encode_json
 
 SLOTS = 64
 TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1)

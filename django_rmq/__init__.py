@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from django_rmq.committing import RemoveResult
+    from django_rmq.core.words.messages import Message, SendResult, SendResults, TopicType
     from django_rmq.exceptions import (
         CallerError,
         ConfigurationError,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
         UnknownTopic,
         WrongType,
     )
-    from django_rmq.messages import Message, SendResult, SendResults, TopicType
-    from django_rmq.registry import listener
-    from django_rmq.sending import (
+    from django_rmq.project.listening.registry import listener
+    from django_rmq.project.sending.commit import RemoveResult
+    from django_rmq.project.sending.front import (
         Send,
         aensure_message,
         aremove_message,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
 else:
     _HOMES = {
-        "committing": ("RemoveResult",),
+        "project.sending.commit": ("RemoveResult",),
         "exceptions": (
             "CallerError",
             "ConfigurationError",
@@ -76,9 +76,9 @@ else:
             "UnknownTopic",
             "WrongType",
         ),
-        "messages": ("Message", "SendResult", "SendResults", "TopicType"),
-        "registry": ("listener",),
-        "sending": (
+        "core.words.messages": ("Message", "SendResult", "SendResults", "TopicType"),
+        "project.listening.registry": ("listener",),
+        "project.sending.front": (
             "Send",
             "aensure_message",
             "aremove_message",

@@ -17,10 +17,10 @@ class DjangoRmqConfig(AppConfig):
     def ready(self) -> None:
         from django_rmq import (
             checks,  # noqa: F401 - importing it registers the checks
-            discretion,
         )
-        from django_rmq.conf import get_config
-        from django_rmq.sealing import sealed_id
+        from django_rmq.core.words import discretion
+        from django_rmq.project.sealing import sealed_id
+        from django_rmq.project.settings.config import get_config
 
         discretion.rules = discretion.Rules(
             sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None

@@ -50,9 +50,10 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, register
 from django.utils.module_loading import import_string
 
-from django_rmq import connections, registry
-from django_rmq.conf import Config, did_you_mean, read_settings, without_effect
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
+from django_rmq.project import connections
+from django_rmq.project.listening import registry
+from django_rmq.project.settings.config import Config, did_you_mean, read_settings, without_effect
 
 
 @register("rmq")

@@ -41,7 +41,7 @@ class Rmq:
 @pytest.fixture(autouse=True)
 def _rmq_begin() -> None:
     # What was never imported holds nothing; importing it would need Django's settings.
-    connections = sys.modules.get("django_rmq.connections")
+    connections = sys.modules.get("django_rmq.project.connections")
     if connections is not None:
         connections.begin_test()
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.words.messages import Failure, Message, SendResult, Topic
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, Reject, Retry
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import Failure, Message, SendResult, Topic
 
 HEADS = 1_024
 """Slots that one ``heads`` call looks at."""
@@ -93,7 +93,7 @@ def captured_messages(*, deliver: bool = False) -> Iterator[CapturedMessages]:
     Messages are validated as ever. Unless ``deliver`` is True nothing reaches a server: sends say ``stored``, removals
     ``not_found``, after the commit where there is a transaction.
     """
-    from django_rmq import sending
+    from django_rmq.project.sending import front as sending
 
     recorder = _Recorder(deliver)
     sending.observers.append(recorder)
@@ -111,7 +111,7 @@ def memory_broker(clock: Callable[[], int] | None = None, prefix: str = "") -> I
 
     ``clock``: such as a ``Clock``, which stands until it is advanced; None: real time.
     """
-    from django_rmq import connections
+    from django_rmq.project import connections
 
     broker = InMemoryBroker(prefix, clock)
     with connections.replaced_broker(broker):
@@ -204,8 +204,9 @@ def drain(
 
     On a real Redis it would take messages from running consumers: that needs ``live=True``.
     """
-    from django_rmq import connections, registry
-    from django_rmq.conf import get_config
+    from django_rmq.project import connections
+    from django_rmq.project.listening import registry
+    from django_rmq.project.settings.config import get_config
 
     config = get_config()
     registry.autodiscover()
@@ -255,8 +256,8 @@ def _drain_slot(
     broker: Any, topic: Topic, slot: int, owner: str, listener: Any, raise_errors: bool, limit: int
 ) -> int:
     """Deliver what is due in one slot; return how many deliveries that were."""
-    from django_rmq import announcing
-    from django_rmq.consumer import executor
+    from django_rmq.core.consumer import executor
+    from django_rmq.project.watching import announcing
 
     raised: list[BaseException] = []
 

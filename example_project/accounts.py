@@ -11,9 +11,9 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from django_rmq.conf import get_config
-from django_rmq.connections import get_broker
-from django_rmq.messages import Ledger, Topic, decode_body
+from django_rmq.core.words.messages import Ledger, Topic, decode_body
+from django_rmq.project.connections import get_broker
+from django_rmq.project.settings.config import get_config
 from example_project.orders.models import Order, State
 from example_project.prices.models import Product
 from example_project.traffic import Done

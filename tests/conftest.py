@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.complaints import Complaints
+from django_rmq.core.logs.complaints import Complaints
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_redis import NoRedisServer

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.core.management import call_command
 
 import django_rmq
-from django_rmq import lua
+from django_rmq.core import scripts
 
 # They may need an extra, which this environment does not have.
 NEEDS_AN_EXTRA = (
@@ -40,10 +40,10 @@ for source in sorted((checkout / "django_rmq").rglob("*")):
         assert copy.is_file(), f"the wheel lacks {copy.relative_to(installed)}"
         assert copy.read_bytes() == source.read_bytes(), f"{copy} is not what the source tree has"
 
-scripts = {path.stem for path in (checkout / "django_rmq/lua").glob("[!_]*.lua")}
-assert set(lua.names()) == scripts, set(lua.names()) ^ scripts
-for name in lua.names():
-    assert b"-- include:" not in lua.load(name).text, f"{name}.lua: an include was not replaced"
+expected = {path.stem for path in (checkout / "django_rmq/core/scripts").glob("[!_]*.lua")}
+assert set(scripts.names()) == expected, set(scripts.names()) ^ expected
+for name in scripts.names():
+    assert b"-- include:" not in scripts.load(name).text, f"{name}.lua: an include was not replaced"
 
 settings.configure(
     INSTALLED_APPS=[
@@ -93,4 +93,4 @@ for module in pkgutil.walk_packages(django_rmq.__path__, "django_rmq."):
 for name in django_rmq.__all__:
     assert getattr(django_rmq, name) is not None
 
-print(f"wheel: {len(modules)} modules and {len(scripts)} scripts load without extras")
+print(f"wheel: {len(modules)} modules and {len(expected)} scripts load without extras")

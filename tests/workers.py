@@ -15,12 +15,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.broker import Broker
-from django_rmq.cluster import Cluster, ClusterBroker
-from django_rmq.consumer import Dispatcher
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import Ledger, Message, Topic
-from django_rmq.producer import Producer
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.consumer import Dispatcher
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Ledger, Message, Topic
 from tests.servers import RedisCluster
 
 LONG = 10.0

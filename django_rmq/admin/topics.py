@@ -44,8 +44,8 @@ from django_rmq.admin.words import (
     STATES,
     outcomes_sentence,
 )
-from django_rmq.complaints import Complaints
-from django_rmq.conf import get_config
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import (
     CallerError,
     ConfigurationError,
@@ -59,9 +59,9 @@ from django_rmq.exceptions import (
     UnknownTopic,
     WrongType,
 )
-from django_rmq.messages import Topic
 from django_rmq.operations import Actor, Copy, Limits, Operations, Permission, Progress
 from django_rmq.operations.redaction import is_redacted, may_search
+from django_rmq.project.settings.config import get_config
 
 _complain = Complaints(logging.getLogger("django_rmq.admin"))
 

@@ -11,12 +11,12 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
-from django_rmq import history
 from django_rmq.admin.charts import Chart, Series, Sparkline, chart, sparkline
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.telling import history
+from django_rmq.core.telling.history import Minute
+from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.history import Minute
-from django_rmq.messages import Topic
 from django_rmq.operations import TopicFigures
 from django_rmq.templatetags.rmq_times import duration, number
 

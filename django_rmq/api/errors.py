@@ -17,7 +17,7 @@ from django.http import Http404, UnreadablePostError
 from rest_framework import exceptions as rest
 from rest_framework.response import Response
 
-from django_rmq.complaints import Complaints
+from django_rmq.core.logs.complaints import Complaints
 from django_rmq.exceptions import (
     ConfigurationError,
     InvalidMessage,

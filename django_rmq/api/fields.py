@@ -12,7 +12,7 @@ from django.utils.dateparse import parse_datetime
 from rest_framework import serializers
 
 from django_rmq.api.schema import shaped
-from django_rmq.bounds import LARGEST, is_number, is_whole
+from django_rmq.core.words.bounds import LARGEST, is_number, is_whole
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
 """Whole numbers that every client can carry."""

@@ -12,9 +12,9 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from django_rmq.conf import get_config
+from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.messages import Topic
+from django_rmq.project.settings.config import get_config
 
 
 class TopicPermission(BasePermission):

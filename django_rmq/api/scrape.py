@@ -9,9 +9,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from rest_framework.request import Request
 
 from django_rmq.api.views import RmqView
-from django_rmq.conf import get_config
 from django_rmq.metrics.views import page, shows_token
 from django_rmq.operations import Permission
+from django_rmq.project.settings.config import get_config
 
 
 class MetricsView(RmqView):

@@ -14,8 +14,8 @@ from typing import Any
 from rest_framework import serializers
 
 from django_rmq.api.fields import Anything
+from django_rmq.core.words.messages import Message, SendResult, Topic, decode_body, encode_json
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.messages import Message, SendResult, Topic, decode_body, encode_json
 from django_rmq.operations import (
     Copy,
     Deliveries,

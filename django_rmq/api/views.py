@@ -26,7 +26,7 @@ from rest_framework.views import APIView
 from django_rmq.api import errors, permissions, shown, taken, throttles
 from django_rmq.api.formats import Negotiation, Parser, Renderer, check_size
 from django_rmq.api.schema import documented, view_schema
-from django_rmq.conf import get_config
+from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import (
     InvalidMessage,
     MessageGone,
@@ -35,13 +35,13 @@ from django_rmq.exceptions import (
     TopicFull,
     UnknownTopic,
 )
-from django_rmq.messages import Topic
 from django_rmq.operations import Actor, Done, Limits, Operations, Permission, not_found
 from django_rmq.operations.deliveries import Outcome, Settled
 from django_rmq.operations.health import Health
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.operations.waiting import seats
-from django_rmq.sending import Send
+from django_rmq.project.sending.front import Send
+from django_rmq.project.settings.config import get_config
 
 SLICE_SECONDS = 2.0
 """How long one request works on many messages."""

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from django_rmq.conf import Config, get_config
+from django_rmq.core.telling.history import EDGES_MS
 from django_rmq.exceptions import RmqError
-from django_rmq.history import EDGES_MS
 from django_rmq.operations import Actor, Measured, Operations
+from django_rmq.project.settings.config import Config, get_config
 
 logger = logging.getLogger("django_rmq.metrics")
 

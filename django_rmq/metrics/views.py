@@ -11,9 +11,9 @@ from django.views.decorators.http import require_safe
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from django_rmq.conf import get_config
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Permission
+from django_rmq.project.settings.config import get_config
 
 _registry = CollectorRegistry()
 _registry.register(RmqCollector())

@@ -20,19 +20,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django_rmq import announcing, connections, events, sending
-from django_rmq.bounds import is_whole, shown
-from django_rmq.broker import Broker
-from django_rmq.conf import Config, get_config
-from django_rmq.exceptions import (
-    InvalidMessage,
-    InvalidRequest,
-    MessageGone,
-    OperationRefused,
-    RmqError,
-)
-from django_rmq.keys import slot_of
-from django_rmq.messages import (
+from django_rmq.core.producer.producer import check_fixed_time, check_priority, score_at_once
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.telling import events
+from django_rmq.core.words.bounds import is_whole, shown
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import (
     Envelope,
     Looked,
     SendResult,
@@ -41,6 +34,13 @@ from django_rmq.messages import (
     cut_error,
     encode_body,
     encode_envelope,
+)
+from django_rmq.exceptions import (
+    InvalidMessage,
+    InvalidRequest,
+    MessageGone,
+    OperationRefused,
+    RmqError,
 )
 from django_rmq.operations import figures, health, quotas, retiring, sweeps
 from django_rmq.operations.actors import Actor, Permission, Trace, record
@@ -79,7 +79,10 @@ from django_rmq.operations.listing import (
 from django_rmq.operations.redaction import is_redacted, may_search, redacted, require_search
 from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.sweeps import Limits, Progress, Run
-from django_rmq.producer import check_fixed_time, check_priority, score_at_once
+from django_rmq.project import connections
+from django_rmq.project.sending import front as sending
+from django_rmq.project.settings.config import Config, get_config
+from django_rmq.project.watching import announcing
 
 MAX_IDS = 1_000
 """Messages that may be named one by one in one call."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django_rmq.messages import (
+from django_rmq.core.words.messages import (
     Death,
     Entry,
     FailureRecord,

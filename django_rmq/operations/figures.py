@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
-from django_rmq import connections, history
-from django_rmq.broker import Broker
-from django_rmq.coordination import Holding, Member, Worker
-from django_rmq.coordination.redis import describe_roster, members_of_roster
+from django_rmq.core.coordination import Holding, Member, Worker
+from django_rmq.core.coordination.redis import describe_roster, members_of_roster
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.telling import history
+from django_rmq.core.telling.history import Depth, Latest, Totals
+from django_rmq.core.words.messages import Counts, Roster, Times, Topic, former_slot_counts
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable, WrongType
-from django_rmq.history import Depth, Latest, Totals
-from django_rmq.messages import Counts, Roster, Times, Topic, former_slot_counts
+from django_rmq.project import connections
 
 
 @dataclass(slots=True)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django_rmq import connections
-from django_rmq.broker import Broker
-from django_rmq.coordination.plan import Plan
-from django_rmq.coordination.redis import members_of_roster
+from django_rmq.core.coordination.plan import Plan
+from django_rmq.core.coordination.redis import members_of_roster
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Roster, Topic
 from django_rmq.exceptions import RmqError, ServerTrouble, WrongType
-from django_rmq.messages import Roster, Topic
 from django_rmq.operations import figures
 from django_rmq.operations.retiring import Stranded
+from django_rmq.project import connections
 
 LOOK_AGAIN_SECONDS = 0.5
 """Between two looks at an assignment that does not fit: workers that come and go are assigned to within seconds."""

@@ -16,10 +16,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Area, Sought, Topic, message_id
 from django_rmq.exceptions import InvalidRequest, RmqError
-from django_rmq.messages import Area, Sought, Topic, message_id
-from django_rmq.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
+from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
 
 STATES = ("store", "prepare", "retry", "dead", "claim")
 ROUNDS = 2

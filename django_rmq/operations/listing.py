@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from django_rmq import sealing
-from django_rmq.bounds import MAX_AGE, is_number, is_whole, shown
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.bounds import MAX_AGE, is_number, is_whole, shown
+from django_rmq.core.words.messages import Area, Entry, Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.messages import Area, Entry, Topic, TopicType
 from django_rmq.operations.copies import Copy, from_entry
 from django_rmq.operations.ids import ROUNDS, STATES, Identity, find_members, id_of
+from django_rmq.project import sealing
 
 BLOCK = 1_024
 """Slots that are listed in one order."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, TooManySends
 from django_rmq.operations.actors import Actor
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from django_rmq import reslotting
-from django_rmq.broker import Broker
-from django_rmq.definitions import differences
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics import reslotting
+from django_rmq.core.topics.definitions import differences
+from django_rmq.core.words.messages import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import ConfigurationError, TopicMismatch
-from django_rmq.messages import Topic, former_slot_counts, slot_counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from django_rmq.broker import Broker
-from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
-from django_rmq.messages import (
+from django_rmq.core.producer.producer import Outgoing, Producer, score_at_once
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import (
     Death,
     Entry,
     Topic,
@@ -22,9 +22,9 @@ from django_rmq.messages import (
     slot_counts,
     stored_basis,
 )
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations.copies import from_entry
 from django_rmq.operations.sweeps import SLOTS_PER_TRIP, Progress
-from django_rmq.producer import Outgoing, Producer, score_at_once
 
 PAGE = 250
 """Messages that are moved or deleted in one step."""

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import RECORDS, Entry, Topic, TopicType, stored_basis
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.keys import slot_of
-from django_rmq.messages import RECORDS, Entry, Topic, TopicType, stored_basis
 from django_rmq.operations.sweeps import STEP_BYTES
 
 SLOTS_AT_ONCE = 200

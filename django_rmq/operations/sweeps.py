@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django_rmq.bounds import is_number, shown
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.bounds import is_number, shown
+from django_rmq.core.words.messages import Entry, Topic
 from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble
-from django_rmq.messages import Entry, Topic
 from django_rmq.operations.copies import from_entry
 from django_rmq.operations.listing import Filter
 

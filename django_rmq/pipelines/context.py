@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from django_rmq import addresses, connections
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words import addresses
+from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.messages import Topic
 from django_rmq.operations import Actor
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 from django_rmq.spark.bodies import MALFORMED
 
 LOOK_SECONDS = 0.1

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from django_rmq.conf import get_config
+from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ConfigurationError, RmqError
-from django_rmq.messages import Topic
 from django_rmq.pipelines import Context, Pipeline, register
+from django_rmq.project.settings.config import get_config
 
 QUEUES = ("store", "prepare", "claim", "retry", "dead")
 DUE = (

@@ -6,12 +6,12 @@ import time
 from argparse import ArgumentParser
 from typing import Any
 
-from django_rmq import reslotting
-from django_rmq.conf import get_config
+from django_rmq.core.topics import reslotting
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.operations import reslots
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.pipelines.archive import tally
+from django_rmq.project.settings.config import get_config
 from django_rmq.spark.session import describe, is_sparks
 
 PATIENCE = 60.0

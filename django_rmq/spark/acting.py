@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from django_rmq.broker import Broker
+from django_rmq.core.producer.producer import Outgoing, Producer, score_at_once
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics.reslotting import Reslotting, move, under_way
+from django_rmq.core.words.messages import BATCH, Entry, Topic, decode_envelope, encode_envelope
 from django_rmq.exceptions import RmqError
-from django_rmq.messages import BATCH, Entry, Topic, decode_envelope, encode_envelope
-from django_rmq.producer import Outgoing, Producer, score_at_once
-from django_rmq.reslotting import Reslotting, move, under_way
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, Options
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH, Claimed, ClaimRead, Counts, Topic
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
-from django_rmq.messages import BATCH, Claimed, ClaimRead, Counts, Topic
 
 logger = logging.getLogger("django_rmq.spark")
 

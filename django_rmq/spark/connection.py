@@ -12,12 +12,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq import addresses
-from django_rmq.broker import Broker
-from django_rmq.cluster import Cluster, ClusterBroker, parse_seeds
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker, parse_seeds
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.pool import RenewingPool
+from django_rmq.core.words import addresses
+from django_rmq.core.words.messages import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
-from django_rmq.messages import BackOff, Topic, TopicType
-from django_rmq.pool import RenewingPool
 from django_rmq.spark.options import Options
 
 URL_VARIABLE = "RMQ_URL"

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from uuid import uuid4
 
+from django_rmq.core.words.keys import TOPIC_NAME, check_prefix, check_topic_name
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.keys import TOPIC_NAME, check_prefix, check_topic_name
 
 QUEUES = ("store", "prepare", "retry", "dead", "claim")
 CONNECTION = {

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH, Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.messages import BATCH, Topic
 from django_rmq.spark.patience import Patience
 
 FIRST_PAGE = 64

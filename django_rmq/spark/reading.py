@@ -17,8 +17,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from django_rmq.core.words.messages import Counts, Death, Entry, FailureRecord, Topic, decode_envelope
 from django_rmq.exceptions import RmqError
-from django_rmq.messages import Counts, Death, Entry, FailureRecord, Topic, decode_envelope
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
 from django_rmq.spark.paging import LiveRows, narrow_batch

@@ -25,9 +25,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH, Topic, decode_envelope
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
-from django_rmq.messages import BATCH, Topic, decode_envelope
 from django_rmq.spark.claims import Claims, ranges, slots_in
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, Options

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from django_rmq.core.producer.producer import Producer, check_time_range
+from django_rmq.core.words.messages import MAX_PRIORITY, TopicType, encode_json
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, TopicFull
-from django_rmq.messages import MAX_PRIORITY, TopicType, encode_json
-from django_rmq.producer import Producer, check_time_range
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
 from django_rmq.spark.packing import Bulk

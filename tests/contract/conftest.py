@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq.broker import Broker
-from django_rmq.cluster import Cluster, ClusterBroker
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import Topic, TopicType
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Topic, TopicType
 from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisCluster

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import redis
 
-from django_rmq.cluster import Cluster
-from django_rmq.keys import SlotKeys
-from django_rmq.memory import Hash, InMemoryBroker, SortedSet
+from django_rmq.core.cluster.broker import Cluster
+from django_rmq.core.memory.broker import Hash, InMemoryBroker, SortedSet
+from django_rmq.core.words.keys import SlotKeys
 
 Dump = dict[bytes, dict[bytes, Any]]
 SETS = ("store", "prepare", "retry", "dead", "claimants", "claim")

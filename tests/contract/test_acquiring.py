@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from django_rmq.core.words.messages import Acquired, TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
-from django_rmq.messages import Acquired, TopicType
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

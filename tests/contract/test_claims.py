@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from django_rmq.core.memory.broker import CONSUMERS, TOMBSTONE_MS, Clock
+from django_rmq.core.words.messages import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
-from django_rmq.memory import CONSUMERS, TOMBSTONE_MS, Clock
-from django_rmq.messages import TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

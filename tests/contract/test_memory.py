@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq.broker import Broker, Pipeline
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.redis.broker import Broker, Pipeline
+from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import Topic, TopicType
 from tests.contract.slots import START_MS, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]
@@ -23,7 +23,7 @@ MakeSlot = Callable[..., Slot]
 
 def test_it_needs_neither_redis_nor_django() -> None:
     code = (
-        "import sys, django_rmq.memory; "
+        "import sys, django_rmq.core.memory.broker; "
         "print([name for name in sys.modules if name.split('.')[0] in ('redis', 'django', 'hiredis')])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.broker import Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Row, Topic, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
-from django_rmq.messages import Row, Topic, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 Make = Callable[..., Slot]

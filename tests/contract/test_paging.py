@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from django_rmq.core.words.messages import Counts, Entry, Looked, TopicType
 from django_rmq.exceptions import ServerRefused
-from django_rmq.messages import Counts, Entry, Looked, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TIME_TYPES, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from django_rmq.core.memory.broker import Clock
+from django_rmq.core.words.messages import Death, FailureRecord, TopicType
 from django_rmq.exceptions import ServerRefused
-from django_rmq.memory import Clock
-from django_rmq.messages import Death, FailureRecord, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.memory import Clock
-from django_rmq.messages import TopicType
+from django_rmq.core.memory.broker import Clock
+from django_rmq.core.words.messages import TopicType
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

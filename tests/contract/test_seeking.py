@@ -9,8 +9,8 @@ from hashlib import sha1
 
 import pytest
 
+from django_rmq.core.words.messages import Area, TopicType
 from django_rmq.exceptions import ServerRefused
-from django_rmq.messages import Area, TopicType
 from tests.contract.slots import CONSTANT, Slot
 
 MakeSlot = Callable[..., Slot]

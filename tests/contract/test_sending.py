@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from django_rmq.core.words.messages import BATCH, MAX_PRIORITY, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
-from django_rmq.messages import BATCH, MAX_PRIORITY, TopicType
 from tests.contract.slots import TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -101,7 +101,8 @@ def create_order() -> Any:
 
     from django.utils import timezone
 
-    from django_rmq import listener, registry, send_message
+    from django_rmq import listener, send_message
+    from django_rmq.project.listening import registry
 
     order = SimpleNamespace(pk=9, state="unpaid", refresh_from_db=lambda: None)
 
@@ -136,8 +137,8 @@ def main(files: list[str]) -> int:
     """Run each file; say what failed, and return how many did."""
     import django
 
-    from django_rmq import connections
-    from django_rmq.conf import get_config
+    from django_rmq.project import connections
+    from django_rmq.project.settings.config import get_config
 
     os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
     sys.path.insert(0, str(Path.cwd()))

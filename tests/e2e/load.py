@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from django_rmq.broker import Broker
-from django_rmq.coordination.redis import describe, members
-from django_rmq.messages import BackOff, Topic, TopicType
+from django_rmq.core.coordination.redis import describe, members
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BackOff, Topic, TopicType
 from tests.e2e.ledger import Findings, examine, read, write
 from tests.e2e.processes import WorkerProcess, is_gone
 from tests.workers import eventually, live, send, total

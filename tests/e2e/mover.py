@@ -19,7 +19,7 @@ def main(topic: str, slots: str, step: str) -> None:
     django.setup()
     from django.core.management import call_command
 
-    from django_rmq import reslotting
+    from django_rmq.core.topics import reslotting
 
     move = reslotting.move
 

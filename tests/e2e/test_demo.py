@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.coordination.zookeeper import Ensemble, survey
+from django_rmq.core.coordination.zookeeper import Ensemble, survey
 from tests.workers import eventually
 
 ROOT = Path(__file__).parents[2]

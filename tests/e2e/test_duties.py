@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import time
 
-from django_rmq import history
-from django_rmq.broker import Broker
-from django_rmq.messages import Failure, Topic, TopicType
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.telling import history
+from django_rmq.core.words.messages import Failure, Topic, TopicType
 from tests.e2e.processes import Happened, Start, named
 from tests.workers import audit, eventually, send
 

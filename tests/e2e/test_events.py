@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-from django_rmq import events
-from django_rmq.broker import Broker
-from django_rmq.messages import Topic, TopicType
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.telling import events
+from django_rmq.core.words.messages import Topic, TopicType
 from tests.e2e.processes import Happened, Start, named
 from tests.workers import send
 

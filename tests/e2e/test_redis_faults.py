@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq import lua
-from django_rmq.broker import Broker
+from django_rmq.core import scripts
+from django_rmq.core.redis.broker import Broker
 from tests.e2e.ledger import read
 from tests.e2e.load import CHAOS, Load
 from tests.e2e.processes import Start, WorkerProcess
@@ -148,7 +148,7 @@ def test_replies_of_every_script_in_turn_are_lost(start: Start, prefix: str, tmp
             load.send(100, ms=10)
             load.send(10, ms=1, do="fail once")
             load.send(4, ms=900)
-            proxy.drop_reply(containing=lua.load(script).sha)
+            proxy.drop_reply(containing=scripts.load(script).sha)
             end = time.monotonic() + 30
             while True:
                 provoke(workers, proxy)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from django_rmq.broker import Broker
-from django_rmq.coordination.zookeeper import Ensemble, survey
+from django_rmq.core.coordination.zookeeper import Ensemble, survey
+from django_rmq.core.redis.broker import Broker
 from django_rmq.exceptions import ServerTrouble
 from example_project.embedded_server import free_port
 from tests.e2e.load import LEDGER, Load, timed

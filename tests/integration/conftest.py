@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.broker import Broker
-from django_rmq.memory import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.redis.broker import Broker
 from tests.workers import client_of
 
 

@@ -19,16 +19,16 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import URLPattern, path, reverse
 
-from django_rmq import connections
 from django_rmq.admin import TopicAdmin
 from django_rmq.admin import topics as pages
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.keys import slot_of
-from django_rmq.messages import Envelope, Failure, Topic, encode_envelope
-from django_rmq.messages import message_id as id_of
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import Envelope, Failure, Topic, encode_envelope
+from django_rmq.core.words.messages import message_id as id_of
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Operations, Permission
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 from tests.servers import RedisServer
 
 pytestmark = pytest.mark.django_db

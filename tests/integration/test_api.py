@@ -14,15 +14,15 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client, override_settings
 from rest_framework.authtoken.models import Token
 
-from django_rmq import connections
 from django_rmq.api import urls
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.views import PublicView, RmqView
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import Failure, message_id
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Failure, message_id
 from django_rmq.operations import Permission as Needed
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 
 pytestmark = pytest.mark.django_db
 

@@ -14,14 +14,14 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import override_settings
 
-from django_rmq import connections
-from django_rmq.cluster import ClusterBroker
-from django_rmq.conf import get_config
+from django_rmq.core.cluster.broker import ClusterBroker
+from django_rmq.core.memory.broker import Clock
+from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ServerUnavailable
-from django_rmq.memory import Clock
-from django_rmq.messages import Topic
 from django_rmq.operations import Actor, Permission, deliveries
 from django_rmq.operations.deliveries import Deliveries, Settled
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 from tests.integration.test_api import Program, on_each_broker, user_with
 from tests.servers import RedisCluster
 from tests.workers import Heard, Worker, audit, cluster_of, eventually, total

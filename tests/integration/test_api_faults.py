@@ -12,10 +12,10 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import override_settings
 
-from django_rmq import connections
 from django_rmq.api import errors, shown
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Permission
+from django_rmq.project import connections
 from tests.integration.test_api import Program, asked, user_with
 from tests.servers import RedisServer, TcpProxy, ask
 from tests.workers import client_of

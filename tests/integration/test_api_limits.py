@@ -15,14 +15,14 @@ from django.core.cache import cache
 from django.test import override_settings
 from rest_framework.throttling import SimpleRateThrottle
 
-from django_rmq import connections
 from django_rmq.api import throttles
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
 from django_rmq.exceptions import InvalidRequest, TooManySends
-from django_rmq.memory import Clock, InMemoryBroker
 from django_rmq.operations import Actor, Permission, quotas
 from django_rmq.operations.quotas import Charge
 from django_rmq.operations.waiting import Seats, seats
-from django_rmq.sealing import sealed_id
+from django_rmq.project import connections
+from django_rmq.project.sealing import sealed_id
 from tests.integration.test_api import ALL, Program, on_each_broker, user_with
 from tests.workers import eventually
 

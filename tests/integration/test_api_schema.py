@@ -24,13 +24,13 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from django_rmq import connections
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.keys import slot_of
-from django_rmq.messages import Failure, message_id
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import Failure, message_id
 from django_rmq.operations import Actor, Permission
 from django_rmq.operations.deliveries import Deliveries
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 from tests.integration.test_api import user_with, views
 
 ROOT = Path(__file__).parents[2]

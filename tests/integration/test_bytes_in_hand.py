@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.consumer import sizes
-from django_rmq.consumer.sizes import BytesInHand
-from django_rmq.messages import Delivery, Message, Topic, TopicType
+from django_rmq.core.consumer import sizes
+from django_rmq.core.consumer.sizes import BytesInHand
+from django_rmq.core.words.messages import Delivery, Message, Topic, TopicType
 from tests.workers import LONG, Worker, eventually, live, send, total
 
 TOPIC = Topic("pictures", TopicType.RANGE_MERGE, slots=16, time_range_ms=0)

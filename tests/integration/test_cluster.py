@@ -15,13 +15,13 @@ from redis.crc import key_slot
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
-from django_rmq import lua
-from django_rmq.broker import Broker, translate
-from django_rmq.cluster import Cluster, ClusterBroker, Errand, Node, Trip
+from django_rmq.core import scripts
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker, Errand, Node, Trip
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.redis.broker import Broker, translate
+from django_rmq.core.words.keys import slot_keys
+from django_rmq.core.words.messages import Durability, Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
-from django_rmq.keys import slot_keys
-from django_rmq.messages import Durability, Topic, TopicType
-from django_rmq.producer import Producer
 from example_project.embedded_server import free_port
 from tests.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
 from tests.workers import Heard, Worker, audit, cluster_of, eventually, live, send, total
@@ -113,11 +113,11 @@ def test_what_is_read_behind_a_call_that_did_not_run_is_read_after_it(
     if isinstance(broker, ClusterBroker):
         node = broker.client.serving(hash_slot(broker, 0))
         node.ask("SCRIPT", "FLUSH")
-        node.ask("SCRIPT", "LOAD", lua.load("count").text)
+        node.ask("SCRIPT", "LOAD", scripts.load("count").text)
     else:
         broker.load_scripts()
         redis_client.script_flush()
-        redis_client.script_load(lua.load("count").text)
+        redis_client.script_load(scripts.load("count").text)
     pipeline = broker.pipeline()
     pipeline.send_merge(WORK, 0, 0, [b"b"])
     pipeline.count(WORK, 0)

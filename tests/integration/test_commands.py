@@ -19,14 +19,15 @@ import redis
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import connections, send_messages
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.coordination import TopicSlots, Worker
-from django_rmq.coordination.redis import RedisCoordinator
-from django_rmq.keys import slot_keys, slot_of
+from django_rmq import send_messages
+from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.coordination.redis import RedisCoordinator
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import slot_keys, slot_of
+from django_rmq.core.words.messages import Failure, message_id
 from django_rmq.management.commands.rmqstats import COLUMNS
-from django_rmq.messages import Failure, message_id
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 from tests.workers import eventually
 
 ROOT = Path(__file__).parents[2]

@@ -25,13 +25,13 @@ from hypothesis import strategies as st
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.broker import Broker
-from django_rmq.coordination import StaticCoordinator, Worker, topic_slots
-from django_rmq.coordination.redis import RedisCoordinator, describe, members
+from django_rmq.core.coordination import StaticCoordinator, Worker, topic_slots
+from django_rmq.core.coordination.redis import RedisCoordinator, describe, members
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import worker_keys
+from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongType
-from django_rmq.keys import worker_keys
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import Topic, TopicType
 from tests import party as parties
 from tests.contract.keyspaces import RedisKeyspace
 from tests.party import PATIENCE, SERIAL, SESSION, SHARED, TAKE_OVER, Slot

@@ -18,15 +18,17 @@ import redis
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import TopicMismatch, connections, definitions, send_message, send_messages
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.coordination import Worker, topic_slots
-from django_rmq.coordination.records import write_record
-from django_rmq.keys import slot_keys
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import BackOff, Topic, TopicType
-from django_rmq.reslotting import begin, finish
+from django_rmq import TopicMismatch, send_message, send_messages
+from django_rmq.core.coordination import Worker, topic_slots
+from django_rmq.core.coordination.records import write_record
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics import definitions
+from django_rmq.core.topics.reslotting import begin, finish
+from django_rmq.core.words.keys import slot_keys
+from django_rmq.core.words.messages import BackOff, Topic, TopicType
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 
 ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from django_rmq.consumer import dispatcher as module
-from django_rmq.consumer.heartbeat import Heartbeat
+from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.consumer.heartbeat import Heartbeat
+from django_rmq.core.memory.broker import Hash, InMemoryBroker, SortedSet
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.words.keys import slot_keys
+from django_rmq.core.words.messages import BackOff, Failure, Message, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry, SlotMoved
-from django_rmq.keys import slot_keys
-from django_rmq.memory import Hash, InMemoryBroker, SortedSet
-from django_rmq.messages import BackOff, Failure, Message, Topic, TopicType
-from django_rmq.producer import Producer
 from tests.workers import (
     LONG,
     Broker,

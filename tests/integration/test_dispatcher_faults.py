@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from django_rmq import lua
-from django_rmq.broker import Pipeline
-from django_rmq.consumer import dispatcher as module
+from django_rmq.core import scripts
+from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.redis.broker import Pipeline
+from django_rmq.core.words.keys import slot_keys
+from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
 from django_rmq.exceptions import ServerFull
-from django_rmq.keys import slot_keys
-from django_rmq.messages import BackOff, Message, Topic, TopicType
 from tests.servers import RedisServer, TcpProxy
 from tests.workers import LONG, Broker, Heard, Worker, audit, client_of, eventually, live, send, total
 
@@ -66,7 +66,7 @@ def test_a_lost_reply_loses_nothing_and_runs_nothing_twice(
 ) -> None:
     heard = Heard()
     send(direct, TOPIC, range(100))
-    proxy.drop_reply(lua.load(script).sha)
+    proxy.drop_reply(scripts.load(script).sha)
     with Worker(disturbed, TOPIC, heard, poll_seconds=0.1) as worker:
         proxy.wait_for_drop()
         heard.wait(100, GOES_ON)
@@ -86,7 +86,7 @@ def test_a_lost_reply_of_held_is_asked_again(
     lost_twice = threading.Event()
     with Worker(disturbed, TOPIC, heard, poll_seconds=30) as worker:
         worker.asleep()
-        proxy.drop_reply(lua.load("prepare").sha)
+        proxy.drop_reply(scripts.load("prepare").sha)
         make_pipeline = disturbed.pipeline
 
         def pipeline() -> Pipeline:
@@ -95,7 +95,7 @@ def test_a_lost_reply_of_held_is_asked_again(
 
             def run() -> list[Any]:
                 if any(call.script == "held" for call in made._calls) and not lost_twice.is_set():
-                    proxy.drop_reply(lua.load("held").sha)
+                    proxy.drop_reply(scripts.load("held").sha)
                     lost_twice.set()
                 return execute()
 
@@ -122,7 +122,7 @@ def test_a_lost_reply_of_rollback_spends_one_retry(
         return message.retries_left < 16
 
     send(direct, TOPIC, ["x"])
-    proxy.drop_reply(lua.load("rollback").sha)
+    proxy.drop_reply(scripts.load("rollback").sha)
     with Worker(disturbed, TOPIC, listener, poll_seconds=30) as worker:
         proxy.wait_for_drop()
         heard.wait(2, GOES_ON)
@@ -143,7 +143,7 @@ def test_a_lost_reply_of_extend_lets_the_next_heartbeat_extend(
         threading.Event().wait(2.5)
 
     send(direct, topic, ["x"])
-    proxy.drop_reply(lua.load("extend").sha)
+    proxy.drop_reply(scripts.load("extend").sha)
     with Worker(disturbed, topic, listener, burst=True) as worker:
         worker.join()
     proxy.wait_for_drop(0.1)
@@ -162,7 +162,7 @@ def test_a_lost_reply_of_release_gives_back_once(direct: Broker, disturbed: Brok
     send(direct, topic, range(10))
     with Worker(disturbed, topic, listener) as worker:
         assert begun.wait(LONG)
-        proxy.drop_reply(lua.load("release").sha)
+        proxy.drop_reply(scripts.load("release").sha)
         worker.dispatcher.stop()
         proxy.wait_for_drop()
         go.set()
@@ -178,7 +178,7 @@ def test_a_worker_stopped_after_a_lost_prepare_gives_back_what_it_never_heard_of
     heard = Heard()
     with Worker(disturbed, TOPIC, heard, poll_seconds=30) as worker:
         worker.asleep()
-        proxy.drop_reply(lua.load("prepare").sha)
+        proxy.drop_reply(scripts.load("prepare").sha)
         send(direct, TOPIC, ["x"])
         proxy.wait_for_drop()
         proxy.cut()

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from django_rmq.consumer import Dispatcher
-from django_rmq.consumer import dispatcher as module
-from django_rmq.consumer.executor import Slice
-from django_rmq.consumer.places import Place
+from django_rmq.core.consumer import Dispatcher
+from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.consumer.executor import Slice
+from django_rmq.core.consumer.places import Place
+from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
-from django_rmq.messages import Topic, TopicType
 from tests.workers import Broker, Listener, audit, client_of, send, total
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0)

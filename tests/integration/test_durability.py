@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq.broker import Broker
-from django_rmq.cluster import ClusterBroker
+from django_rmq.core.cluster.broker import ClusterBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.producer.producer import Producer, check_durability
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Durability, SendResult, Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import Durability, SendResult, Topic, TopicType
-from django_rmq.producer import Producer, check_durability
 from tests.e2e.promotions import promotions
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, ask
 from tests.workers import client_of, cluster_of

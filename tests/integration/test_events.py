@@ -17,15 +17,18 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from django_rmq import announcing, connections, events, send_message, send_messages
-from django_rmq.conf import get_config
-from django_rmq.consumer import Hooks
-from django_rmq.events import EventStream
+from django_rmq import send_message, send_messages
+from django_rmq.core.consumer import Hooks
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.telling import events
+from django_rmq.core.telling.events import EventStream
+from django_rmq.core.words.messages import message_id
 from django_rmq.exceptions import NotPermitted, OperationRefused, ServerUnavailable
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import message_id
 from django_rmq.operations import Actor, Operations, Permission
-from django_rmq.sealing import sealed_id
+from django_rmq.project import connections
+from django_rmq.project.sealing import sealed_id
+from django_rmq.project.settings.config import get_config
+from django_rmq.project.watching import announcing
 from tests.workers import LONG, Worker, broker_on
 
 TOPICS = {

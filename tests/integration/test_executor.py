@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq import complaints, discretion, registry
-from django_rmq.consumer import journal
-from django_rmq.consumer.executor import (
+from django_rmq.core.consumer import journal
+from django_rmq.core.consumer.executor import (
     NO_HOOKS,
     Batch,
     ExecutorThread,
@@ -28,9 +27,12 @@ from django_rmq.consumer.executor import (
     run,
     uptime,
 )
+from django_rmq.core.logs import complaints
+from django_rmq.core.words import discretion
+from django_rmq.core.words.messages import BackOff, Delivery, Failure, Message, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry
-from django_rmq.messages import BackOff, Delivery, Failure, Message, Topic, TopicType
-from django_rmq.sealing import sealed_id
+from django_rmq.project.listening import registry
+from django_rmq.project.sealing import sealed_id
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, max_retries=16)
 
@@ -135,7 +137,7 @@ def test_a_body_that_cannot_be_decoded_has_a_kind_of_its_own_and_reaches_no_list
     failure = outcome(called.append, raw)
     assert failure is not None
     assert failure.kind == "undecodable"
-    assert failure.error.startswith("django_rmq.consumer.executor.Undecodable: body is not json: ")
+    assert failure.error.startswith("django_rmq.core.consumer.executor.Undecodable: body is not json: ")
     assert called == []
 
 

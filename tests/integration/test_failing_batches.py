@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.consumer import dispatcher, executor
-from django_rmq.messages import BackOff, Message, Topic, TopicType
+from django_rmq.core.consumer import dispatcher, executor
+from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
 from tests.workers import LONG, Worker, audit, eventually, live, send, total
 
 AT_ONCE = BackOff(0, 0)

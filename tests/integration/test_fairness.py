@@ -12,9 +12,9 @@ from math import sqrt
 import pytest
 import redis
 
-from django_rmq.broker import Broker
-from django_rmq.memory import Clock
-from django_rmq.messages import BATCH, BackOff, Failure, Topic, TopicType
+from django_rmq.core.memory.broker import Clock
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH, BackOff, Failure, Topic, TopicType
 
 ROUNDS = 3_000
 DEVIATIONS = 5

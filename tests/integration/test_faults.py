@@ -16,12 +16,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq import lua
-from django_rmq.broker import Broker, Call, Transitions
+from django_rmq.core import scripts
+from django_rmq.core.memory.broker import Clock
+from django_rmq.core.redis.broker import Broker, Call, Transitions
+from django_rmq.core.words.keys import SlotKeys
+from django_rmq.core.words.messages import Area, Claimed, Loose, Row, Topic, TopicType
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
-from django_rmq.keys import SlotKeys
-from django_rmq.memory import Clock
-from django_rmq.messages import Area, Claimed, Loose, Row, Topic, TopicType
 from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisServer, TcpProxy
@@ -195,8 +195,8 @@ TOLD_TWICE = {"sent", "merged", "replaced", "present", "stale", "fenced", "resch
 
 
 def test_every_script_is_put_through_the_faults() -> None:
-    assert set(ACTS) == set(lua.names())
-    assert set(REPEATED) == set(lua.names()) - READ_ONLY - {"prepare", "acquire", "acquire_all"}
+    assert set(ACTS) == set(scripts.names())
+    assert set(REPEATED) == set(scripts.names()) - READ_ONLY - {"prepare", "acquire", "acquire_all"}
 
 
 def comparable(slot: Slot, *without: str) -> Dump:
@@ -250,7 +250,7 @@ def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
     answer = ACTS[script](once, receipts[0])
     with connect(proxy.url) as client:
         slot.broker.load_scripts()
-        proxy.drop_reply(containing=lua.load(script).sha)
+        proxy.drop_reply(containing=scripts.load(script).sha)
         with pytest.raises(ServerUnavailable):
             ACTS[script](through(slot, client), receipts[0])
         proxy.wait_for_drop()

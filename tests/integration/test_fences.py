@@ -6,9 +6,9 @@ import uuid
 from functools import partial
 from typing import Any
 
-from django_rmq.coordination.redis import RedisCoordinator
-from django_rmq.coordination.zookeeper import Ensemble, ZooKeeperCoordinator
-from django_rmq.memory import InMemoryBroker
+from django_rmq.core.coordination.redis import RedisCoordinator
+from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator
+from django_rmq.core.memory.broker import InMemoryBroker
 from tests.flapping import seconds_to_recover
 
 SESSION = 4.0

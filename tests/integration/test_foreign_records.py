@@ -14,13 +14,16 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import connections, consuming, history, send_message
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
+from django_rmq import send_message
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.telling import history
+from django_rmq.core.words.keys import history_keys, limits_key, slot_keys, times_key, topics_key, worker_keys
 from django_rmq.exceptions import ConfigurationError, WrongType
-from django_rmq.keys import history_keys, limits_key, slot_keys, times_key, topics_key, worker_keys
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Limits
+from django_rmq.project import connections
+from django_rmq.project.listening import worker as consuming
+from django_rmq.project.settings.config import get_config
 from tests.integration.test_definitions import run
 
 pytestmark = pytest.mark.django_db

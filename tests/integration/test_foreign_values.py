@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_rmq.broker import Broker, Call
-from django_rmq.consumer import dispatcher as module
-from django_rmq.consumer.notes import Notes, settle
+from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.consumer.notes import Notes, settle
+from django_rmq.core.redis.broker import Broker, Call
+from django_rmq.core.words.keys import SlotKeys, slot_keys
+from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
 from django_rmq.exceptions import RmqError, Unreadable, WrongType
-from django_rmq.keys import SlotKeys, slot_keys
-from django_rmq.messages import BackOff, Message, Topic, TopicType
 from tests.workers import Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("attacked", TopicType.RANGE_MERGE, slots=256, time_range_ms=0, timeout=1, backoff=BackOff(0, 0))

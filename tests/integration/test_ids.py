@@ -23,15 +23,15 @@ from django.core.management import call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import connections
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import slot_keys, slot_of
+from django_rmq.core.words.messages import Envelope, Failure, Topic, encode_envelope, message_id
 from django_rmq.exceptions import InvalidRequest, MessageGone, OperationRefused
-from django_rmq.keys import slot_keys, slot_of
-from django_rmq.messages import Envelope, Failure, Topic, encode_envelope, message_id
 from django_rmq.operations import Actor, Copy, Filter, Operations, Permission, ids
 from django_rmq.operations.deliveries import Settled
-from django_rmq.sealing import sealed_id
+from django_rmq.project import connections
+from django_rmq.project.sealing import sealed_id
+from django_rmq.project.settings.config import get_config
 from tests.integration.test_api import Program, on_each_broker, user_with
 
 TOPICS = {

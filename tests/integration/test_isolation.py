@@ -14,11 +14,12 @@ import pytest
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_rmq import connections, send_message
-from django_rmq.conf import get_config
-from django_rmq.isolating import running_test
-from django_rmq.memory import InMemoryBroker
-from django_rmq.registry import isolated
+from django_rmq import send_message
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.project import connections
+from django_rmq.project.isolating import running_test
+from django_rmq.project.listening.registry import isolated
+from django_rmq.project.settings.config import get_config
 from django_rmq.testing import drain
 
 ROOT = Path(__file__).parents[2]

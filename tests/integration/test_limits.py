@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.broker import Broker
-from django_rmq.consumer.limits import Limits, return_permits
+from django_rmq.core.consumer.limits import Limits, return_permits
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import limits_key
+from django_rmq.core.words.messages import Message, Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
-from django_rmq.keys import limits_key
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import Message, Topic, TopicType
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=2)

@@ -12,16 +12,16 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import connections
 from django_rmq.admin.dashboard import TOPICS_SHOWN
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.coordination import TopicSlots, Worker
-from django_rmq.coordination.plan import Plan
-from django_rmq.coordination.records import write_record
-from django_rmq.keys import history_keys, worker_keys
+from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.coordination.plan import Plan
+from django_rmq.core.coordination.records import write_record
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import history_keys, worker_keys
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 
 pytestmark = pytest.mark.django_db
 

@@ -22,18 +22,19 @@ from django.urls import include, path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_rmq import connections, history
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.coordination import TopicSlots, Worker
-from django_rmq.coordination.redis import RedisCoordinator
-from django_rmq.history import EDGES_MS, TimesCount
-from django_rmq.keys import slot_keys, times_key
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import LATENESS_BUCKETS, Delivery, Failure, Topic
+from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.coordination.redis import RedisCoordinator
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.telling import history
+from django_rmq.core.telling.history import EDGES_MS, TimesCount
+from django_rmq.core.words.keys import slot_keys, times_key
+from django_rmq.core.words.messages import LATENESS_BUCKETS, Delivery, Failure, Topic
 from django_rmq.metrics import RmqCollector, collector
 from django_rmq.metrics.views import metrics
 from django_rmq.operations import figures
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 from tests.workers import Heard, broker_on, client_of, eventually
 from tests.workers import Worker as RunningWorker
 

@@ -14,8 +14,8 @@ from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import connections
-from django_rmq.memory import InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.project import connections
 from tests.integration.test_api import ALL, Program, user_with
 
 pytestmark = pytest.mark.django_db

@@ -16,9 +16,9 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 
-from django_rmq import connections
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import slot_keys, slot_of
+from django_rmq.core.words.messages import Envelope, Failure, SendResult, Topic, TopicType, encode_envelope
 from django_rmq.exceptions import (
     InvalidMessage,
     InvalidRequest,
@@ -28,11 +28,11 @@ from django_rmq.exceptions import (
     ServerUnavailable,
     UnknownTopic,
 )
-from django_rmq.keys import slot_keys, slot_of
-from django_rmq.messages import Envelope, Failure, SendResult, Topic, TopicType, encode_envelope
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
 from django_rmq.operations.health import Limits as HealthLimits
-from django_rmq.sending import Send
+from django_rmq.project import connections
+from django_rmq.project.sending.front import Send
+from django_rmq.project.settings.config import get_config
 from tests.servers import RedisServer
 from tests.workers import broker_on, client_of
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.conf import RedisServer
-from django_rmq.connections import build_client
-from django_rmq.pool import Pool, RenewingPool
+from django_rmq.core.redis.pool import Pool, RenewingPool
+from django_rmq.project.connections import build_client
+from django_rmq.project.settings.config import RedisServer
 
 
 @pytest.fixture

@@ -11,15 +11,23 @@ from uuid import uuid4
 
 import pytest
 
-from django_rmq import reslotting
-from django_rmq.broker import Broker
-from django_rmq.cluster import ClusterBroker
+from django_rmq.core.cluster.broker import ClusterBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics import reslotting
+from django_rmq.core.topics.reslotting import Progress
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import (
+    Death,
+    Failure,
+    Message,
+    Topic,
+    TopicType,
+    decode_body,
+    decode_envelope,
+)
 from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
-from django_rmq.keys import slot_of
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import Death, Failure, Message, Topic, TopicType, decode_body, decode_envelope
-from django_rmq.producer import Producer
-from django_rmq.reslotting import Progress
 from tests.workers import Worker, cluster_of, eventually
 
 LATE = 3_600_000

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq.broker import Broker
-from django_rmq.consumer.duties import Duties, trim_dead
-from django_rmq.memory import Clock
-from django_rmq.messages import Failure, Topic, TopicType
+from django_rmq.core.consumer.duties import Duties, trim_dead
+from django_rmq.core.memory.broker import Clock
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Failure, Topic, TopicType
 from tests.workers import LONG, audit, client_of, eventually
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0, dead_retention=60)

@@ -16,12 +16,13 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 from django.utils import timezone
 
-from django_rmq import connections, send_message
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.messages import Failure
+from django_rmq import send_message
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Failure
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Limits
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 
 TIMED = {"TYPE": "fixed_time", "SLOTS": 4}
 RANKED = {"TYPE": "priority", "SLOTS": 4}

@@ -14,13 +14,17 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq import connections, consuming, durability, lua, send_message
-from django_rmq.broker import _HARMLESS, Broker
+from django_rmq import send_message
 from django_rmq.checks import check_redis
-from django_rmq.conf import get_config
-from django_rmq.durability import flaws, places, rights
+from django_rmq.core import scripts
+from django_rmq.core.redis.broker import _HARMLESS, Broker
+from django_rmq.core.topics import durability
+from django_rmq.core.topics.durability import flaws, places, rights
+from django_rmq.core.words.messages import Failure, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
-from django_rmq.messages import Failure, Topic, TopicType
+from django_rmq.project import connections
+from django_rmq.project.listening import worker as consuming
+from django_rmq.project.settings.config import get_config
 from tests.integration import test_commands as commands
 from tests.integration.test_commands import *  # noqa: F403 - every test of the commands, with the rights below
 from tests.servers import RedisServer, ask
@@ -67,11 +71,11 @@ def test_the_document_names_exactly_these_rights() -> None:
 
 
 def test_the_commands_are_those_of_the_scripts_and_of_the_client() -> None:
-    texts = [lua.load(name).text.decode() for name in lua.all_names()]
-    scripts = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
+    texts = [scripts.load(name).text.decode() for name in scripts.all_names()]
+    called = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     asked = {str(command[0]).lower() for command in _HARMLESS}
-    rest = set(durability.COMMANDS) - scripts
-    assert scripts <= set(durability.COMMANDS)
+    rest = set(durability.COMMANDS) - called
+    assert called <= set(durability.COMMANDS)
     assert asked <= set(durability.COMMANDS)
     assert {name.partition("|")[0] for name in rest} == {
         *("auth", "client", "config", "evalsha", "hello", "info", "ping", "script", "select"),

@@ -15,11 +15,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq import lua
-from django_rmq.broker import Broker
-from django_rmq.exceptions import ServerRefused
-from django_rmq.memory import MOVED, UPKEEP, Clock
-from django_rmq.messages import (
+from django_rmq.core import scripts
+from django_rmq.core.memory.broker import MOVED, UPKEEP, Clock
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import (
     BATCH,
     CLAIM_STEP,
     Area,
@@ -30,6 +29,7 @@ from django_rmq.messages import (
     TopicType,
     encode_envelope,
 )
+from django_rmq.exceptions import ServerRefused
 from tests.servers import RedisServer
 
 GOAL_US = 15_000
@@ -218,7 +218,7 @@ def every_script(slot: Timed) -> Timed:
     slot.time("pause", slot.pause)
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
     timed = {label.split(" ")[0] for label in slot.took}
-    assert timed == set(lua.names()) - {"send_merge", "send_replace"} | {send}
+    assert timed == set(scripts.names()) - {"send_merge", "send_replace"} | {send}
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot
 

@@ -31,19 +31,19 @@ from django_rmq import (
     aensure_message,
     asend_message,
     asend_messages,
-    committing,
-    connections,
     ensure_message,
     remove_message,
     send_message,
     send_messages,
     signals,
 )
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.keys import slot_of
-from django_rmq.producer import ROUND_TRIP
-from django_rmq.reslotting import begin, finish, move
+from django_rmq.core.producer.producer import ROUND_TRIP
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics.reslotting import begin, finish, move
+from django_rmq.core.words.keys import slot_of
+from django_rmq.project import connections
+from django_rmq.project.sending import commit as committing
+from django_rmq.project.settings.config import get_config
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {

@@ -10,15 +10,17 @@ import redis
 from django.core.checks import Error, Warning  # noqa: A004 - Django's name
 from django.test import override_settings
 
-from django_rmq import connections, consuming, lua
-from django_rmq.broker import Broker, Server, _info
 from django_rmq.checks import check_redis
-from django_rmq.cluster import ClusterBroker
-from django_rmq.conf import get_config
-from django_rmq.durability import flaws
+from django_rmq.core import scripts
+from django_rmq.core.cluster.broker import ClusterBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.redis.broker import Broker, Server, _info
+from django_rmq.core.topics.durability import flaws
+from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import Topic, TopicType
+from django_rmq.project import connections
+from django_rmq.project.listening import worker as consuming
+from django_rmq.project.settings.config import get_config
 from tests.contract.keyspaces import RedisKeyspace
 from tests.servers import RedisCluster, RedisServer, ask
 from tests.workers import client_of, cluster_of
@@ -138,7 +140,7 @@ def test_what_the_user_may_not_do_is_named(
 
 
 def test_every_command_of_the_scripts_is_tried(server: RedisServer) -> None:
-    texts = [lua.load(name).text.decode() for name in lua.all_names()]
+    texts = [scripts.load(name).text.decode() for name in scripts.all_names()]
     named = {word for text in texts for word in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
     assert len(named) > 15
     ask(server.port, "CONFIG", "RESETSTAT")

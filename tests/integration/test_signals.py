@@ -12,14 +12,16 @@ import pytest
 from django.dispatch import Signal
 from django.test import override_settings
 
-from django_rmq import announcing, connections, send_messages, signals
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.consumer import Hooks
+from django_rmq import send_messages, signals
+from django_rmq.core.consumer import Hooks
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BackOff, Failure, Message, Topic, TopicType
 from django_rmq.exceptions import Reject
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import BackOff, Failure, Message, Topic, TopicType
 from django_rmq.operations import Actor, Operations
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
+from django_rmq.project.watching import announcing
 from tests.workers import LONG, Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, max_retries=1, backoff=BackOff(0, 0))
@@ -246,7 +248,8 @@ def test_replaying_is_told_once_with_its_outcomes(broker: Any) -> None:
 
 
 def test_draining_in_a_test_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_rmq import registry, testing
+    from django_rmq import testing
+    from django_rmq.project.listening import registry
 
     clock = testing.clock_from_now()
 

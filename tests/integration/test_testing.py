@@ -27,9 +27,9 @@ from django_rmq import (
     send_message,
     send_messages,
 )
-from django_rmq.conf import get_config
-from django_rmq.connections import get_broker
-from django_rmq.registry import isolated
+from django_rmq.project.connections import get_broker
+from django_rmq.project.listening.registry import isolated
+from django_rmq.project.settings.config import get_config
 from django_rmq.testing import (
     Clock,
     RMQTestMixin,
@@ -335,7 +335,7 @@ def test_the_fixtures_are_found_by_pytest_itself(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_shop.py").write_text(
         "from django_rmq import listener, send_message\n"
-        "from django_rmq.registry import isolated\n"
+        "from django_rmq.project.listening.registry import isolated\n"
         "from django_rmq.testing import assert_message_sent\n"
         "\n"
         "def test_time_is_given(rmq, rmq_captured, rmq_drain):\n"

@@ -15,21 +15,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from django_rmq import (
-    Message,
-    Reject,
-    Send,
-    conf,
-    connections,
-    ensure_message,
-    registry,
-    send_message,
-    send_messages,
-    tracing,
-)
+from django_rmq import Message, Reject, Send, ensure_message, send_message, send_messages
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.producer.producer import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.producer import MAX_HEADER_BYTES
+from django_rmq.project import connections
+from django_rmq.project.listening import registry
+from django_rmq.project.settings import config as conf
+from django_rmq.project.watching import tracing
 from django_rmq.testing import captured_messages, drain
 
 KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0}

@@ -3,7 +3,7 @@
     python -m tests.proof.mutants NAME PYTEST-ARGUMENT...
 
 runs pytest in a process whose scripts are those of the mutant; without a word it serves runs (see `serve`). Nothing
-of this is in the package: the texts that `django_rmq.lua` reads are changed on their way in.
+of this is in the package: the texts that `django_rmq.core.scripts` reads are changed on their way in.
 """
 
 from __future__ import annotations
@@ -1994,16 +1994,16 @@ class Mutation:
         # Not earlier: pytest wants to be the first to import what has plugins for it.
         from hypothesis import HealthCheck, Phase, settings
 
-        from django_rmq import lua
+        from django_rmq.core import scripts
 
-        read = lua._read
+        read = scripts._read
 
         def read_mutated(name: str) -> str:
             text = read(name)
             return self.mutant.applied_to(text) if self.mutant and name == self.mutant.file else text
 
-        lua._read = read_mutated
-        lua.load.cache_clear()
+        scripts._read = read_mutated
+        scripts.load.cache_clear()
         # The first failure is enough: nobody wants to read the shortest one.
         settings.register_profile(
             "mutants",

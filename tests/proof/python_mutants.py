@@ -41,49 +41,49 @@ TRIPS = "integration/test_dispatcher_trips.py::test_"
 PYTHON_MUTANTS: dict[str, PythonMutant] = {
     # --- the dispatcher
     "prepares_without_its_epoch": PythonMutant(
-        "consumer/dispatcher.py",
+        "core/consumer/dispatcher.py",
         "topic, place.slot, self.owner, place.epoch, limit,",
         "topic, place.slot, self.owner, None, limit,",
         "A worker shows its epoch, so that a later owner of the slot fences it.",
         (DISPATCHER + "a_fenced_worker_leaves_a_slot_alone_that_another_one_holds[memory]",),
     ),
     "keeps_what_it_was_fenced_from": PythonMutant(
-        "consumer/dispatcher.py",
+        "core/consumer/dispatcher.py",
         'place.due, place.entry = float("inf"), 0\n        self._give_back_slot(place)',
         'place.due, place.entry = float("inf"), 0',
         "A fenced worker gives back what has not begun.",
         (DISPATCHER + "a_fenced_worker_gives_back_what_has_not_begun[memory]",),
     ),
     "forgets_what_it_told_before": PythonMutant(
-        "consumer/dispatcher.py",
+        "core/consumer/dispatcher.py",
         "kept.messages |= settlement.messages\n            kept.repeated = True",
         "kept.messages |= settlement.messages",
         "A settlement whose answer was lost is known to be a repetition.",
         (TRIPS + "a_commit_whose_answer_is_lost_is_told_again",),
     ),
     "starts_in_a_slot_that_is_shut": PythonMutant(
-        "consumer/dispatcher.py",
+        "core/consumer/dispatcher.py",
         "if place.blocked_by:\n            # It was shut",
         "if False:\n            # It was shut",
         "Nothing begins in a slot that is shut for a listener that does not return.",
         (THREADS + "nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_return[True]",),
     ),
     "keeps_what_a_dead_thread_had": PythonMutant(
-        "consumer/dispatcher.py",
+        "core/consumer/dispatcher.py",
         "                self._give_back(batch)\n                self._finished(Slice(batch, [], [], [], 0.0, True))",
         "                pass",
         "What a dead thread had is in hand no more.",
         (THREADS + "a_dead_thread_is_replaced_and_holds_nothing[True-1]",),
     ),
     "stops_lists_that_it_refreshes": PythonMutant(
-        "consumer/dispatcher.py",
+        "core/consumer/dispatcher.py",
         "for batch in list(islice(late, REFRESHED)):\n            self._give_back(batch, drops=False)",
         "for batch in list(islice(late, REFRESHED)):\n            self._give_back(batch)",
         "A list that failed is settled also while the rest of its batch is taken anew.",
         (LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-priority, not serial-20]",),
     ),
     "takes_all_bytes": PythonMutant(
-        "consumer/sizes.py",
+        "core/consumer/sizes.py",
         "if self.held + self._granted + wanted > MOST:",
         "if False:",
         "The bytes in hand of a process are bounded.",
@@ -94,7 +94,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- the executor
     "begins_without_half_a_time_out_left": PythonMutant(
-        "consumer/executor.py",
+        "core/consumer/executor.py",
         "now > batch.confirmed + half or ",
         "",
         "Nothing begins with less than half of its time-out left.",
@@ -104,7 +104,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "lists_lose_patience": PythonMutant(
-        "consumer/executor.py",
+        "core/consumer/executor.py",
         "is_over = batch.dropped if is_again else batch.halted or",
         "is_over = batch.halted or",
         "A list that failed is settled in one pass.",
@@ -114,28 +114,28 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "overtakes_receipts": PythonMutant(
-        "consumer/executor.py",
+        "core/consumer/executor.py",
         "return next(batch for batch in batches if batch.place is best.place) if topic.serial else best",
         "return best",
         "The receipts of a serial slot rise.",
         (THREADS + "of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads",),
     ),
     "trusts_errors": PythonMutant(
-        "consumer/executor.py",
+        "core/consumer/executor.py",
         "except BaseException:  # noqa: BLE001 - its class, its text or the memory fails",
         "except ZeroDivisionError:  # its class, its text or the memory fails",
         "An error that cannot be described is a failure like any other.",
         (THREADS + "an_error_whose_class_fails_is_a_failure_like_any_other[None]",),
     ),
     "does_not_report_what_it_failed_at": PythonMutant(
-        "consumer/executor.py",
+        "core/consumer/executor.py",
         "self._inbox.put(Slice(batch, [], [], rest, 0.0, True))",
         "pass",
         "A failure outside a listener ends its batch.",
         (THREADS + "what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logged",),
     ),
     "copies_go_on": PythonMutant(
-        "consumer/executor.py",
+        "core/consumer/executor.py",
         "if threading.current_thread() is _forking:",
         "if False:",
         "A process that a listener forked ends when the listener returns in it.",
@@ -146,14 +146,14 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- its threads
     "log_calls_raise": PythonMutant(
-        "logs.py",
+        "core/logs/safe.py",
         "except Exception:  # noqa: BLE001 - whatever a project's filter or handler raises",
         "except ZeroDivisionError:",
         "A log call ends no thread.",
         (THREADS + "a_log_filter_that_raises_ends_no_thread[10]",),
     ),
     "dead_threads_stay_dead": PythonMutant(
-        "consumer/lookout.py",
+        "core/consumer/lookout.py",
         "if post.is_manned():",
         "if True:",
         "A dead thread is replaced.",
@@ -164,21 +164,21 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "coordinators_are_not_revived": PythonMutant(
-        "coordination/shared.py",
+        "core/coordination/shared.py",
         "if not self._ownership.is_alive():\n            self._ownership.start()",
         "pass",
         "The thread that tells a worker what it owns is replaced when it has died.",
         (THREADS + "a_coordinator_goes_on_when_its_threads_have_died",),
     ),
     "beats_without_all_its_threads": PythonMutant(
-        "consuming.py",
+        "project/listening/worker.py",
         "if self._notes is not None and not self.dispatcher.lookout.is_whole:",
         "if False:",
         "A process that cannot replace a thread is not ready, and the watchdog counts.",
         (LOST + "the_watchdog_counts_while_a_thread_cannot_be_replaced",),
     ),
     "successors_share_marks": PythonMutant(
-        "consumer/crew.py",
+        "core/consumer/crew.py",
         "self._spare_marks() if lives else before.marks",
         "before.marks",
         "The successor of a thread that hangs notes elsewhere what it runs.",
@@ -186,14 +186,14 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- the heartbeat
     "extends_for_dead_threads": PythonMutant(
-        "consumer/heartbeat.py",
+        "core/consumer/heartbeat.py",
         "if batch.abandoned or (thread is not None and not thread.is_alive()):",
         "if batch.abandoned:",
         "A batch whose thread is dead is not extended.",
         (THREADS + "a_batch_of_a_dead_thread_is_not_extended",),
     ),
     "never_gives_up": PythonMutant(
-        "consumer/heartbeat.py",
+        "core/consumer/heartbeat.py",
         "if since is not None and now - since > batch.topic.max_runtime:",
         "if False:",
         "A delivery whose listener exceeds MAX_RUNTIME is not extended.",
@@ -201,7 +201,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- slots that others have acquired
     "stays_away_from_its_own": PythonMutant(
-        "consumer/fences.py",
+        "core/consumer/fences.py",
         "if place.fenced_at < confirmed]",
         "if False]",
         "A fenced slot is acquired again when the coordinator, asked since, says that it is ours.",
@@ -210,7 +210,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "takes_an_old_answer_for_a_new_one": PythonMutant(
-        "consumer/fences.py",
+        "core/consumer/fences.py",
         "if place.fenced_at < confirmed]",
         "]",
         "What was asked before a slot was fenced does not say that it is ours.",
@@ -218,7 +218,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- messages that timed out
     "repeated_suspects_run_together": PythonMutant(
-        "consumer/suspects.py",
+        "core/consumer/suspects.py",
         "any(one.is_last or (one.is_grave and kind.is_grave) for",
         "any(one.is_last for",
         "Messages that timed out repeatedly run one at a time.",
@@ -228,14 +228,14 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "every_suspect_waits": PythonMutant(
-        "consumer/suspects.py",
+        "core/consumer/suspects.py",
         "GRAVE = 2",
         "GRAVE = 1",
         "A message that timed out once holds up no other one.",
         (DISPATCHER + "a_slow_message_that_timed_out_once_holds_up_no_other_and_nothing_behind_it[memory]",),
     ),
     "the_last_try_has_company": PythonMutant(
-        "consumer/suspects.py",
+        "core/consumer/suspects.py",
         "_Kind(left == 0, ",
         "_Kind(False, ",
         "A message on its last try runs beside no suspect.",
@@ -243,7 +243,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- what a dead process leaves
     "left_to_its_time_out": PythonMutant(
-        "consumer/notes.py",
+        "core/consumer/notes.py",
         "telling.rollback(topic, slot, receipt, failures)",
         "continue",
         "What ran in a process that is dead is charged at once.",
@@ -252,7 +252,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         ),
     ),
     "given_back_for_nothing": PythonMutant(
-        "consumer/notes.py",
+        "core/consumer/notes.py",
         'end = "released" if is_done is None else',
         'end = "released" if not is_done else',
         "What ran in a process that is dead may have killed it, and spends a retry.",
@@ -260,7 +260,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- what strangers write
     "a_foreign_value_ends_the_process": PythonMutant(
-        "broker.py",
+        "core/redis/broker.py",
         "except (ArithmeticError, LookupError, TypeError, ValueError) as error:",
         "except ZeroDivisionError as error:",
         "A value that cannot be read is an error of its slot.",
@@ -271,7 +271,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- definitions
     "changed_under_workers": PythonMutant(
-        "definitions.py",
+        "core/topics/definitions.py",
         "if unfollowed and serving:",
         "if False:",
         "What running workers would not follow is not applied.",
@@ -279,7 +279,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- a Redis Cluster
     "what_never_ran_is_refused": PythonMutant(
-        "cluster.py",
+        "core/cluster/broker.py",
         "if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):",
         "if False:",
         "What no node has run in time may be tried again.",

@@ -16,12 +16,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django_rmq import reslotting
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.topics import reslotting
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import (
+    BackOff,
+    Death,
+    Failure,
+    Topic,
+    TopicType,
+    decode_body,
+    decode_envelope,
+)
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
-from django_rmq.keys import slot_of
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import BackOff, Death, Failure, Topic, TopicType, decode_body, decode_envelope
-from django_rmq.producer import Producer
 
 COUNTS = (1, 2, 4, 8)
 ENTITIES = 5

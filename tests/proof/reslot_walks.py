@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
-from django_rmq import reslotting
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.topics import reslotting
+from django_rmq.core.words.messages import BackOff, Failure, Topic, TopicType
 from django_rmq.exceptions import LostRace
-from django_rmq.messages import BackOff, Failure, Topic, TopicType
-from django_rmq.producer import Producer
 from tests.proof.reslot_histories import History, MoverDied, Running
 
 EVENTS = ("send", "take", "commit", "fail", "lose", "bury", "replay", "reschedule", "die", "other_mover")

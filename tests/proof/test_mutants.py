@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_rmq import lua
+from django_rmq.core import scripts
 from tests.proof.mutants import MUTANTS, Mutant
 from tests.servers import RedisServer
 
@@ -151,17 +151,17 @@ def test_the_suites_have_nothing_against_the_scripts_as_they_are(suite: str, red
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_changes_one_place_of_its_file(name: str) -> None:
     mutant = MUTANTS[name]
-    text = lua._read(mutant.file)
+    text = scripts._read(mutant.file)
     assert mutant.applied_to(text) != text
     assert re.fullmatch(r"[A-Za-z].*\.", mutant.rule)
 
 
 def test_every_file_has_a_mutant() -> None:
-    files = {path.stem for path in Path(lua.__file__).parent.glob("*.lua")}
+    files = {path.stem for path in Path(scripts.__file__).parent.glob("*.lua")}
     assert {mutant.file for mutant in MUTANTS.values() if "/" not in mutant.file} == files
 
 
 def test_a_text_that_is_not_there_once_is_no_mutant() -> None:
     mutant = Mutant("acquire", "local", "", "A rule.", "gate")
     with pytest.raises(ValueError, match=r"acquire\.lua holds \d+ times, not once"):
-        mutant.applied_to(lua._read("acquire"))
+        mutant.applied_to(scripts._read("acquire"))

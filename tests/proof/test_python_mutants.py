@@ -91,6 +91,6 @@ def test_a_mutant_changes_one_place_of_its_file(name: str) -> None:
 
 
 def test_a_text_that_is_not_there_once_is_no_mutant() -> None:
-    mutant = PythonMutant("consumer/notes.py", "import", "", "A rule.", ("unit/test_notes.py",))
+    mutant = PythonMutant("core/consumer/notes.py", "import", "", "A rule.", ("unit/test_notes.py",))
     with pytest.raises(ValueError, match=r"notes\.py contains \d+ times, not once"):
         mutant.applied_to((ROOT / "django_rmq" / mutant.file).read_text())

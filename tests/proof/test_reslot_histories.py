@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq import reslotting
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import Handover, slot_counts
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.topics import reslotting
+from django_rmq.core.words.messages import Handover, slot_counts
 from tests.proof import reslot_histories
 
 SLICE = 100
@@ -105,7 +105,9 @@ def what_a_person_sent_back_is_passed_by(patch: Patch) -> None:
 
 
 def the_new_count_comes_first(patch: Patch) -> None:
-    patch.setattr("django_rmq.producer.slot_counts", lambda found: tuple(reversed(slot_counts(found))))
+    patch.setattr(
+        "django_rmq.core.producer.producer.slot_counts", lambda found: tuple(reversed(slot_counts(found)))
+    )
 
 
 def an_older_re_slotting_may_still_move(patch: Patch) -> None:

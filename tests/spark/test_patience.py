@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from django_rmq import lua
-from django_rmq.broker import Broker
+from django_rmq.core import scripts
+from django_rmq.core.producer.producer import Producer
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
-from django_rmq.messages import BackOff, Topic, TopicType
-from django_rmq.producer import Producer
 from django_rmq.spark import patience
 from django_rmq.spark.packing import Bulk
 from django_rmq.spark.patience import Patience
@@ -129,7 +129,7 @@ def test_a_claim_whose_answer_was_lost_is_found_again(
         start = source.initialOffset()
         queue.broker.load_scripts()
         source._broker.load_scripts()
-        proxy.drop_reply(lua.load(script).sha)
+        proxy.drop_reply(scripts.load(script).sha)
         end_ = source.latestOffset(start, ALL)
         proxy.wait_for_drop()
         assert (end_["claim"], end_["rows"]) == (1, 100)

@@ -13,11 +13,12 @@ import redis
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_rmq import connections, send_message, send_messages
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.keys import slot_of
-from django_rmq.messages import Topic, decode_envelope
+from django_rmq import send_message, send_messages
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import Topic, decode_envelope
+from django_rmq.project import connections
+from django_rmq.project.settings.config import get_config
 from tests.servers import RedisCluster
 from tests.spark.conftest import TOPICS, Run, Start, topic, waiting
 from tests.workers import eventually, live, total

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from django_rmq import reslotting
+from django_rmq.core.topics import reslotting
+from django_rmq.core.words.messages import BackOff, Failure, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
-from django_rmq.messages import BackOff, Failure, TopicType
 from django_rmq.spark.options import STREAM, Options
 from django_rmq.spark.source import COLUMNS
 from django_rmq.spark.streaming import Piece, StreamReader, split

@@ -23,11 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_rmq.broker import Broker
-from django_rmq.exceptions import RmqError
-from django_rmq.keys import slot_keys
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import (
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import slot_keys
+from django_rmq.core.words.messages import (
     MAX_PRIORITY,
     Area,
     BackOff,
@@ -41,6 +40,7 @@ from django_rmq.messages import (
     TopicType,
     encode_envelope,
 )
+from django_rmq.exceptions import RmqError
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace
 from tests.stateful.promises import ANY, Flight, Promise, Promises
 

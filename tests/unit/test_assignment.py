@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from django_rmq.coordination import Worker, less
-from django_rmq.coordination.assignment import Assignment, Capacity, Run, TopicSlots, assign, moved
-from django_rmq.coordination.plan import MAX_SPANS, Plan, Span
+from django_rmq.core.coordination import Worker, less
+from django_rmq.core.coordination.assignment import Assignment, Capacity, Run, TopicSlots, assign, moved
+from django_rmq.core.coordination.plan import MAX_SPANS, Plan, Span
 
 NAMES = ["a", "b", "c", "d"]
 WORKERS = ["u", "v", "w", "x", "y", "z"]

@@ -12,14 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq import bounds
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.producer.producer import (
+    check_durability,
+    check_fixed_time,
+    check_priority,
+    check_time_range,
+)
+from django_rmq.core.words import bounds
+from django_rmq.core.words.keys import check_slots
+from django_rmq.core.words.messages import Delivery, Message, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, InvalidRequest, OperationRefused
-from django_rmq.keys import check_slots
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import Delivery, Message, Topic, TopicType
 from django_rmq.operations import Actor, Filter, Limits
 from django_rmq.operations.deliveries import Deliveries, Outcome, Settled
-from django_rmq.producer import check_durability, check_fixed_time, check_priority, check_time_range
 
 RANKED = Topic("ranked", TopicType.PRIORITY, slots=1)
 TIMED = Topic("timed", TopicType.FIXED_TIME, slots=1)

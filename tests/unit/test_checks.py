@@ -11,10 +11,12 @@ from django.apps import apps
 from django.core import checks
 from django.test import override_settings
 
-from django_rmq import conf, listener, registry
+from django_rmq import listener
 from django_rmq.checks import check_listeners, check_settings, check_zookeeper
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.registry import FailedModule, isolated
+from django_rmq.project.listening import registry
+from django_rmq.project.listening.registry import FailedModule, isolated
+from django_rmq.project.settings import config as conf
 from example_project.embedded_server import free_port
 
 ORDERS = {"orders": {"TYPE": "fixed_time"}}
@@ -156,7 +158,8 @@ def test_the_example_project_passes_its_checks_and_loads_listeners_only_then(
 
     code = (
         "import django, sys; django.setup()\n"
-        "names = ['example_project.orders.listeners', 'example_project.prices.listeners', 'django_rmq.registry']\n"
+        "names = ['example_project.orders.listeners', 'example_project.prices.listeners']\n"
+        "names.append('django_rmq.project.listening.registry')\n"
         "print([name in sys.modules for name in names[:2]])\n"
         "from django.core.checks import run_checks\n"
         "print(run_checks(tags=['rmq']))\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq import complaints
-from django_rmq.complaints import Complaints
+from django_rmq.core.logs import complaints
+from django_rmq.core.logs.complaints import Complaints
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 
 AWAY = ServerUnavailable("connection refused")

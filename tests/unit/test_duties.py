@@ -8,8 +8,8 @@ from collections.abc import Generator
 
 import pytest
 
-from django_rmq.consumer import duties as module
-from django_rmq.consumer.duties import Duties
+from django_rmq.core.consumer import duties as module
+from django_rmq.core.consumer.duties import Duties
 from django_rmq.exceptions import ServerUnavailable
 from tests.workers import LONG, eventually
 

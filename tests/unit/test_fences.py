@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.consumer.executor import uptime
-from django_rmq.consumer.fences import Fences
-from django_rmq.consumer.places import Place
-from django_rmq.coordination import StaticCoordinator, Worker
-from django_rmq.memory import InMemoryBroker
-from django_rmq.messages import Topic, TopicType
+from django_rmq.core.consumer.executor import uptime
+from django_rmq.core.consumer.fences import Fences
+from django_rmq.core.consumer.places import Place
+from django_rmq.core.coordination import StaticCoordinator, Worker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.words.messages import Topic, TopicType
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, timeout=30)
 

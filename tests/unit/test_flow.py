@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_rmq.consumer.flow import Flow
+from django_rmq.core.consumer.flow import Flow
 
 
 class Backend:

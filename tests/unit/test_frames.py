@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hiredis import pack_command
 
-from django_rmq import broker as module
-from django_rmq import lua
-from django_rmq.broker import Broker
-from django_rmq.messages import Sent, Topic, TopicType
+from django_rmq.core import scripts
+from django_rmq.core.redis import broker as module
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Sent, Topic, TopicType
 
 
 class Told(Broker):
@@ -52,7 +52,7 @@ def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.Mo
                 for score, member in enumerate(MEMBERS, 1_000):
                     sent = send(told, topic, slot, score, member, b"{}\n" + member)
                     call = send(recorder, topic, slot, score, member, b"{}\n" + member)
-                    sha = lua.load(call.script).sha
+                    sha = scripts.load(call.script).sha
                     assert told.told == pack_command(("EVALSHA", sha, 5, *call.keys, *call.args, b""))
                     assert sent == call.parse([*told.answer])
     assert 0 < len(told._frames) <= room

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq import lua
-from django_rmq.broker import Call
-from django_rmq.history import EDGES_MS
-from django_rmq.keys import HistoryKeys, history_keys, times_key
-from django_rmq.messages import LATENESS_BUCKETS, SAMPLED
+from django_rmq.core import scripts
+from django_rmq.core.redis.broker import Call
+from django_rmq.core.telling.history import EDGES_MS
+from django_rmq.core.words.keys import HistoryKeys, history_keys, times_key
+from django_rmq.core.words.messages import LATENESS_BUCKETS, SAMPLED
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder
 
-FOLDER = Path(lua.__file__).parent / "history"
+FOLDER = Path(scripts.__file__).parent / "history"
 NAMES = sorted(f"history/{path.stem}" for path in FOLDER.glob("*.lua"))
 SCRIPTS = {name: rules.Source(name) for name in NAMES}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)

@@ -9,10 +9,10 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.broker import Broker
-from django_rmq.keys import limits_key
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import Topic, TopicType
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.keys import limits_key
+from django_rmq.core.words.messages import Topic, TopicType
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from django_rmq.logs import safe_logger
+from django_rmq.core.logs.safe import safe_logger
 
 logger = safe_logger("django_rmq.test")
 

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from django_rmq import lua
-from django_rmq.broker import Call, Transitions
-from django_rmq.keys import SlotKeys
-from django_rmq.messages import Area, Failure, Row, Topic, TopicType
+from django_rmq.core import scripts
+from django_rmq.core.redis.broker import Call, Transitions
+from django_rmq.core.words.keys import SlotKeys
+from django_rmq.core.words.messages import Area, Failure, Row, Topic, TopicType
 from example_project.embedded_redis import redis_server_binaries
 from tests.servers import RedisServer
 
-FOLDER = Path(lua.__file__).parent
+FOLDER = Path(scripts.__file__).parent
 FILES = sorted(FOLDER.glob("*.lua"))
 FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
@@ -147,7 +147,7 @@ def joined(code: str) -> Iterator[str]:
             yield after[: after.index(")") + 1]
 
 
-SCRIPTS = {name: Source(name) for name in lua.names()}
+SCRIPTS = {name: Source(name) for name in scripts.names()}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS.keys())
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
@@ -221,7 +221,7 @@ def test_there_is_a_script_for_each_transition_and_a_transition_for_each_script(
         for name in vars(Transitions)
         if not name.startswith("_") and callable(getattr(Transitions, name))
     }
-    assert methods == set(lua.names()) == set(CALLS)
+    assert methods == set(scripts.names()) == set(CALLS)
 
 
 # --- headers
@@ -356,7 +356,7 @@ def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source
 
 def test_the_short_way_of_a_send_looks_at_every_key_before_it_writes() -> None:
     for name in ("send_merge", "send_replace"):
-        text = lua.load(name).text.decode()
+        text = scripts.load(name).text.decode()
         before, short, _ = text.partition("redis.pcall('ZADD', store, 'NX'")
         assert short, "ZADD itself changes nothing where Store is no ZSET or the member waits"
         assert set(re.findall(r"redis\.call\('(\w+)'", before)) <= {"TIME"}
@@ -390,10 +390,10 @@ def test_commands_are_named_literally_and_known_to_redis_6_2(path: Path) -> None
 
 def test_scripts_that_look_write_nothing_and_the_others_do() -> None:
     writing = set()
-    for name in lua.names():
-        if set(re.findall(r"redis\.p?call\('([A-Z]+)'", lua.load(name).text.decode())) & WRITES:
+    for name in scripts.names():
+        if set(re.findall(r"redis\.p?call\('([A-Z]+)'", scripts.load(name).text.decode())) & WRITES:
             writing.add(name)
-    assert writing == set(lua.names()) - READ_ONLY
+    assert writing == set(scripts.names()) - READ_ONLY
 
 
 @each_file
@@ -442,7 +442,7 @@ def test_fragments_exist_are_used_and_include_no_others() -> None:
 
 @each_script
 def test_a_loaded_script_holds_each_fragment_once_and_no_open_include(source: Source) -> None:
-    text = lua.load(source.name).text.decode()
+    text = scripts.load(source.name).text.decode()
     assert "-- include:" not in text
     assert len(source.includes) == len(set(source.includes))
     for name in source.includes:
@@ -450,8 +450,8 @@ def test_a_loaded_script_holds_each_fragment_once_and_no_open_include(source: So
 
 
 def test_the_sha_is_the_one_that_redis_computes(redis_client: redis.Redis) -> None:
-    for name in lua.names():
-        script = lua.load(name)
+    for name in scripts.names():
+        script = scripts.load(name)
         assert redis_client.script_load(script.text).encode() == script.sha
 
 
@@ -514,7 +514,7 @@ class Bytecode:
 
 @each_script
 def test_a_script_reads_no_unknown_global_and_writes_none(source: Source, redis_client: redis.Redis) -> None:
-    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, lua.load(source.name).text)
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, scripts.load(source.name).text)
     assert isinstance(dump, bytes)
     chunk = Bytecode(dump)
     assert chunk.at == len(dump)
@@ -534,6 +534,6 @@ def test_a_misspelt_name_shows_as_a_global(redis_client: redis.Redis) -> None:
 @pytest.mark.parametrize("binary", redis_server_binaries(), ids=str)
 def test_every_server_of_this_machine_loads_every_script(binary: Path) -> None:
     with RedisServer(binary=binary) as server, redis.Redis(port=server.port) as client:
-        for name in lua.names():
-            script = lua.load(name)
+        for name in scripts.names():
+            script = scripts.load(name)
             assert client.script_load(script.text).encode() == script.sha

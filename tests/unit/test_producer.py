@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.producer.producer import ROUND_TRIP, Outgoing, Producer, batched
+from django_rmq.core.words.messages import Topic, TopicType, basis_bytes, decode_envelope
 from django_rmq.exceptions import (
     InvalidMessage,
     MessageTooLarge,
@@ -20,9 +23,6 @@ from django_rmq.exceptions import (
     ServerUnavailable,
     SlotMoved,
 )
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import Topic, TopicType, basis_bytes, decode_envelope
-from django_rmq.producer import ROUND_TRIP, Outgoing, Producer, batched
 
 MERGE = Topic("prices", TopicType.RANGE_MERGE, time_range_ms=5000)
 PRIORITY = Topic("renders", TopicType.PRIORITY)

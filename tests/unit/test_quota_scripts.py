@@ -10,11 +10,11 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq import lua
-from django_rmq.broker import Broker, Call
-from django_rmq.keys import answer_key, bucket_key, limits_key
-from django_rmq.memory import Clock, InMemoryBroker
-from django_rmq.messages import Topic, TopicType
+from django_rmq.core import scripts
+from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.redis.broker import Broker, Call
+from django_rmq.core.words.keys import answer_key, bucket_key, limits_key
+from django_rmq.core.words.messages import Topic, TopicType
 from tests.unit import test_lua as rules
 
 NAMES = ["answers/begin", "answers/keep", "limits/ended", "limits/spend"]
@@ -79,7 +79,7 @@ def test_header_bindings_and_code_keep_to_the_rules(source: rules.Source) -> Non
 def test_it_reads_no_unknown_global_and_has_the_sha_that_redis_computes(
     source: rules.Source, redis_client: redis.Redis
 ) -> None:
-    script = lua.load(source.name)
+    script = scripts.load(source.name)
     dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, script.text)
     assert isinstance(dump, bytes)
     chunk = rules.Bytecode(dump)

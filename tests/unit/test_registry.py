@@ -14,9 +14,10 @@ import pytest
 from django.apps import AppConfig, apps
 from django.test import override_settings
 
-from django_rmq import listener, registry
+from django_rmq import listener
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.registry import DuplicateListener, isolated, listeners
+from django_rmq.project.listening import registry
+from django_rmq.project.listening.registry import DuplicateListener, isolated, listeners
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from django_rmq import stored
+from django_rmq.core.memory.broker import Hash, InMemoryBroker
+from django_rmq.core.words import stored
+from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.stored import Definitions
 from django_rmq.exceptions import WrongType
-from django_rmq.memory import Hash, InMemoryBroker
-from django_rmq.messages import Topic, TopicType
-from django_rmq.stored import Definitions
 
 KEY = b"shop:rmq:topics"
 

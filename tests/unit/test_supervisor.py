@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.consumer import supervisor as module
-from django_rmq.consumer.notes import Notes
-from django_rmq.consumer.supervisor import RECYCLE, Supervisor
+from django_rmq.core.consumer import supervisor as module
+from django_rmq.core.consumer.notes import Notes
+from django_rmq.core.consumer.supervisor import RECYCLE, Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from example_project.embedded_server import free_port
 

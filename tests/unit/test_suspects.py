@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.consumer.executor import Batch
-from django_rmq.consumer.suspects import Suspects
-from django_rmq.messages import Delivery, Message, Topic, TopicType
+from django_rmq.core.consumer.executor import Batch
+from django_rmq.core.consumer.suspects import Suspects
+from django_rmq.core.words.messages import Delivery, Message, Topic, TopicType
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=1)
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq import lua
-from django_rmq.broker import Broker, Call
-from django_rmq.keys import topics_key
+from django_rmq.core import scripts
+from django_rmq.core.redis.broker import Broker, Call
+from django_rmq.core.words.keys import topics_key
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 
-SCRIPTS = {name: rules.Source(name) for name in lua.names("topics")}
+SCRIPTS = {name: rules.Source(name) for name in scripts.names("topics")}
 each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS)
 
 

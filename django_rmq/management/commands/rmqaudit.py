@@ -10,14 +10,14 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.broker import Broker
-from django_rmq.conf import get_config
-from django_rmq.connections import get_broker
-from django_rmq.definitions import as_registered
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics.definitions import as_registered
+from django_rmq.core.words.messages import Ledger, Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import ConfigurationError, RmqError
 from django_rmq.management import RmqCommand, ago, shown
-from django_rmq.messages import Ledger, Topic, former_slot_counts, slot_counts
 from django_rmq.operations.strays import find, overdue
+from django_rmq.project.connections import get_broker
+from django_rmq.project.settings.config import get_config
 
 SLOTS_PER_TRIP = 1_000
 DRIFTS = ("live", "dead", "delivery", "claim", "send")

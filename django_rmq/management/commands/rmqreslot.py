@@ -6,13 +6,13 @@ import time
 from argparse import ArgumentParser
 from typing import Any
 
-from django_rmq import reslotting
-from django_rmq.conf import get_config
-from django_rmq.connections import get_broker
+from django_rmq.core.topics import reslotting
+from django_rmq.core.topics.reslotting import Progress, Reslotting
 from django_rmq.exceptions import ConfigurationError, ServerTrouble
 from django_rmq.management import RmqCommand, at_least
 from django_rmq.operations import reslots
-from django_rmq.reslotting import Progress, Reslotting
+from django_rmq.project.connections import get_broker
+from django_rmq.project.settings.config import get_config
 
 PATIENCE = 60.0
 """Seconds without an answer of Redis after which the command gives up; it can be started again."""

@@ -17,11 +17,13 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from django_rmq import connections, consuming, reloading
-from django_rmq.conf import get_config
-from django_rmq.consumer.supervisor import RECYCLE
+from django_rmq.core.consumer.supervisor import RECYCLE
+from django_rmq.core.words.messages import Topic
 from django_rmq.management import RmqCommand, at_least
-from django_rmq.messages import Topic
+from django_rmq.project import connections
+from django_rmq.project.listening import reload as reloading
+from django_rmq.project.listening import worker as consuming
+from django_rmq.project.settings.config import get_config
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(threadName)s %(message)s"
 """The form of our log lines where the project's LOGGING has none for them."""

@@ -40,7 +40,7 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
     from django.utils import timezone
 
     from django_rmq import send_messages
-    from django_rmq.conf import get_config
+    from django_rmq.project.settings.config import get_config
 
     options: dict[str, Any] = {"on_commit": False}
     kind = get_config().topic(topic).type
@@ -55,10 +55,10 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
 
 def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
     """Send messages and prepare them, as a worker does; return slot, receipt and members."""
-    from django_rmq.conf import get_config
-    from django_rmq.connections import get_broker, register_topics
-    from django_rmq.keys import slot_of
-    from django_rmq.messages import Envelope, encode_body, encode_envelope
+    from django_rmq.core.words.keys import slot_of
+    from django_rmq.core.words.messages import Envelope, encode_body, encode_envelope
+    from django_rmq.project.connections import get_broker, register_topics
+    from django_rmq.project.settings.config import get_config
 
     found = get_config().topic(topic)
     broker = get_broker()
@@ -100,9 +100,9 @@ def resting(topic: str, bodies: list[Any], error: str) -> None:
 
 
 def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | None = None) -> None:
-    from django_rmq.conf import get_config
-    from django_rmq.connections import get_broker
-    from django_rmq.messages import Failure
+    from django_rmq.core.words.messages import Failure
+    from django_rmq.project.connections import get_broker
+    from django_rmq.project.settings.config import get_config
 
     found = get_config().topic(topic)
     for slot, receipt, members in in_flight(topic, bodies):
@@ -113,10 +113,10 @@ def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | 
 
 def worker(host: str, topic: str) -> None:
     """Let a worker join that says it runs on this host; its session ends in a minute."""
-    from django_rmq.conf import get_config
-    from django_rmq.connections import get_broker
-    from django_rmq.coordination import Worker, topic_slots
-    from django_rmq.coordination.records import write_record
+    from django_rmq.core.coordination import Worker, topic_slots
+    from django_rmq.core.coordination.records import write_record
+    from django_rmq.project.connections import get_broker
+    from django_rmq.project.settings.config import get_config
 
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))
     beat = get_broker().beat(found.id, "token", 60_000, record=write_record("token", found))
@@ -127,8 +127,8 @@ def history(topic: str, hours: int) -> None:
     """Keep a sample of each minute, as workers do: a busy day with a lunch break, and one hour in which nobody sampled."""
     import math
 
-    from django_rmq.conf import get_config
-    from django_rmq.connections import get_broker
+    from django_rmq.project.connections import get_broker
+    from django_rmq.project.settings.config import get_config
 
     found = get_config().topic(topic)
     broker = get_broker()
@@ -151,9 +151,9 @@ def history(topic: str, hours: int) -> None:
 
 def foreign(topic: str, members: list[str]) -> None:
     """Add members as a program that is not RMQ does: bytes of Latin-1."""
-    from django_rmq.conf import get_config
-    from django_rmq.connections import get_broker
-    from django_rmq.keys import slot_keys
+    from django_rmq.core.words.keys import slot_keys
+    from django_rmq.project.connections import get_broker
+    from django_rmq.project.settings.config import get_config
 
     found = get_config().topic(topic)
     broker = get_broker()

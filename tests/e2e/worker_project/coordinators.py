@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django_rmq.coordination import Coordinator, Slots, StaticCoordinator, Worker
+from django_rmq.core.coordination import Coordinator, Slots, StaticCoordinator, Worker
 
 
 def alone(

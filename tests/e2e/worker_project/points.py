@@ -22,9 +22,10 @@ from typing import Any
 
 from redis.connection import AbstractConnection
 
-from django_rmq import consuming, lua
-from django_rmq.broker import Broker, Call, Pipeline
-from django_rmq.consumer import dispatcher, executor, supervisor
+from django_rmq.core import scripts
+from django_rmq.core.consumer import dispatcher, executor, supervisor
+from django_rmq.core.redis.broker import Broker, Call, Pipeline
+from django_rmq.project.listening import worker as consuming
 from tests.e2e import ledger
 
 WORKER_DATA = Path(os.environ.get("WORKER_DATA", "."))
@@ -159,7 +160,7 @@ def _wrapped(function: Callable[..., Any], before: str = "", after: str = "") ->
 def install() -> None:
     """Wrap what a worker does."""
     names = {script: name for group in (SCRIPTS, OF_AN_END, OF_RECOVERY) for name, script in group.items()}
-    by_sha = {lua.load(script).sha: name for script, name in names.items()}
+    by_sha = {scripts.load(script).sha: name for script, name in names.items()}
     send, receive, run = AbstractConnection.send_packed_command, Pipeline.receive, Broker._run
 
     def sending(self: Any, command: Any, *args: Any, **options: Any) -> Any:

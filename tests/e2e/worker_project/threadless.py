@@ -6,8 +6,8 @@ import os
 import threading
 
 from django_rmq import Message, listener
-from django_rmq.consumer import lookout
-from django_rmq.consumer.executor import ExecutorThread
+from django_rmq.core.consumer import lookout
+from django_rmq.core.consumer.executor import ExecutorThread
 from tests.e2e.worker_project.happened import write_down
 from tests.e2e.worker_project.settings import WORKER_DATA
 

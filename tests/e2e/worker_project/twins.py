@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from django_rmq.consumer import dispatcher
+from django_rmq.core.consumer import dispatcher
 from tests.e2e.worker_project import listeners
 
 vars(dispatcher)["uuid4"] = lambda: UUID(int=7)

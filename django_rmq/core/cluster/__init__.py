@@ -1,0 +1,1 @@
+"""Redis Cluster: the broker that finds the node of each slot."""

@@ -1,0 +1,73 @@
+"""The crew: a worker's executor threads by index, and the successors of those that died or hang."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from typing import Any
+
+from django_rmq.core.consumer.executor import Batch, ExecutorThread, Hooks
+from django_rmq.core.consumer.notes import SPARE, Marks, Notes
+
+
+class Crew:
+    """``count`` threads. What they note of their messages is in ``notes``, each in a part of its own."""
+
+    def __init__(self, count: int, inbox: SimpleQueue[Any], hooks: Hooks, notes: Notes | None) -> None:
+        self._inbox = inbox
+        self._hooks = hooks
+        parts = [None if notes is None else notes.thread(i) for i in range(count)]
+        self.threads = [ExecutorThread(i, inbox, hooks, part) for i, part in enumerate(parts)]
+        self._notes = notes
+        self._unused = iter(range(count, count + SPARE))
+        self._free: list[Marks] = []
+        """Where threads wrote that hung and have ended."""
+        self._hanging: list[tuple[ExecutorThread, Batch | None]] = []
+
+    def is_manned(self, index: int) -> bool:
+        """Return whether a thread works there."""
+        thread = self.threads[index]
+        return not (thread.hangs or thread.is_dead)
+
+    def succeed(self, index: int) -> None:
+        """Start another thread in the place of one that is dead or hangs.
+
+        Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started, or too many hang already.
+        """
+        before = self.threads[index]
+        # What runs in a thread that hangs is this; it is looked at before the thread, which may end meanwhile.
+        batch, lives = before.current, not before.is_dead
+        # A thread that hangs may still write into its own marks, and those of its successor stand for other messages.
+        marks = self._spare_marks() if lives else before.marks
+        fresh = ExecutorThread(index, self._inbox, self._hooks, marks)
+        try:
+            fresh.start()
+        except BaseException:
+            if lives and marks is not None:
+                self._free.append(marks)
+            raise
+        self.threads[index] = fresh
+        before.stop()
+        if lives:
+            self._hanging.append((before, batch))
+
+    def _spare_marks(self) -> Marks | None:
+        if self._notes is None:
+            return None
+        if self._free:
+            return self._free.pop()
+        index = next(self._unused, None)
+        if index is None:
+            raise RuntimeError(f"{SPARE} listeners that exceeded MAX_RUNTIME still run")
+        return self._notes.thread(index)
+
+    def returned(self) -> list[Batch]:
+        """Return the batches of the threads that hung and have ended since."""
+        ended = [hung for hung in self._hanging if hung[0].is_dead]
+        for hung in ended:
+            self._hanging.remove(hung)
+            if hung[0].marks is not None:
+                self._free.append(hung[0].marks)
+        return [batch for _, batch in ended if batch is not None]
+
+
+__all__ = ["Crew"]

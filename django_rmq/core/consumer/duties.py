@@ -1,0 +1,161 @@
+"""Duties: what a worker does beside consuming, one small step at a time, in a thread of its own.
+
+A duty is a generator that does one bounded thing and says after how many seconds it wants its next turn. So many
+duties share one thread, none of them holds up listeners, and none of them sends much to Redis at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import count
+
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.redis.broker import BATCH, Broker
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import RmqError, ServerTrouble
+
+logger = safe_logger("django_rmq.consumer")
+
+Duty = Callable[[], Generator[float, None, None]]
+"""Begins a duty; what it yields are seconds until its next step. One that fails is begun anew; one that ends is done."""
+
+SlotsOf = Callable[[Topic], Sequence[range]]
+"""Which slots of a topic are this worker's to look after: those of no other worker."""
+
+AGAIN_SECONDS = 5.0
+"""How long a duty rests after it failed."""
+
+SLOTS_AT_ONCE = 32
+"""Slots whose Dead is trimmed in one round trip."""
+
+MEMBERS_AT_ONCE = 100
+"""Of each of these so many messages at most: no other client waits longer for the whole trip than for one script."""
+
+
+class Duties(threading.Thread):
+    """Runs duties until stopped; then each is closed, so that it may put away what it holds."""
+
+    def __init__(self, duties: Iterable[Duty]) -> None:
+        super().__init__(name="rmq-duties", daemon=True)
+        self._duties = list(duties)
+        self._stopped = threading.Event()
+        self._complain = Complaints(logger)
+
+    def stop(self) -> None:
+        """End after the present step."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        numbers = count()
+        steps = {duty: duty() for duty in self._duties}
+        due = [(0.0, next(numbers), duty) for duty in self._duties]
+        while due:
+            at, _, duty = due[0]
+            if self._stopped.wait(max(0.0, at - time.monotonic())):
+                break
+            heapq.heappop(due)
+            try:
+                pause = next(steps[duty])
+            except StopIteration:
+                continue
+            except Exception as error:  # noqa: BLE001 - logged, not raised
+                # They all fail while Redis is unavailable: that is one kind of trouble, whatever their number.
+                kind = "redis" if isinstance(error, ServerTrouble) else duty
+                self._complain(
+                    kind,
+                    f"A background duty failed (%s) and starts again in {AGAIN_SECONDS:g} s",
+                    error,
+                    exc_info=not isinstance(error, RmqError),
+                )
+                steps[duty], pause = duty(), AGAIN_SECONDS
+            heapq.heappush(due, (time.monotonic() + pause, next(numbers), duty))
+        for step in steps.values():
+            with contextlib.suppress(RmqError):
+                step.close()
+
+
+def trim_dead(broker: Broker, topics: Iterable[Topic], slots_of: SlotsOf) -> list[Duty]:
+    """Return a duty for each topic with DEAD_RETENTION: delete from Dead what is older, oldest first.
+
+    All slots of a topic are gone through in turn; a round takes a twentieth of the retention, but 1 s to an hour, and so
+    much later than promised a message goes at most.
+    """
+    return [_Retention(broker, topic, slots_of) for topic in topics if topic.dead_retention]
+
+
+class _Retention:
+    """Trims Dead of one topic."""
+
+    def __init__(self, broker: Broker, topic: Topic, slots_of: SlotsOf) -> None:
+        assert topic.dead_retention is not None
+        self._broker = broker
+        self._topic = topic
+        self._slots_of = slots_of
+        self._retention_ms = topic.dead_retention * 1000
+        self._round_seconds = min(3600.0, max(1.0, topic.dead_retention / 20))
+        self._complain = Complaints(logger)
+
+    def __call__(self) -> Generator[float, None, None]:
+        while True:
+            begun, trimmed = time.monotonic(), 0
+            slots = self._slots_of(self._topic)
+            trips = max(1, -(-sum(map(len, slots)) // SLOTS_AT_ONCE))
+            for number, part in enumerate(_parts(slots), 1):
+                found = self._trim_some(part)
+                trimmed += sum(found)
+                for slot, gone in zip(part, found, strict=True):
+                    while gone >= MEMBERS_AT_ONCE:
+                        yield 0.01
+                        gone = self._broker.purge(self._topic, slot, "dead", self._up_to(), BATCH)
+                        trimmed += gone
+                ahead = begun + self._round_seconds * number / trips - time.monotonic()
+                if number < trips:
+                    yield max(0.01, ahead)
+            if trimmed:
+                logger.info(
+                    "Deleted %d messages from Dead of topic %s: they were older than DEAD_RETENTION",
+                    trimmed,
+                    self._topic.name,
+                    extra={
+                        "rmq_event": "dead_trimmed",
+                        "rmq_topic": self._topic.name,
+                        "rmq_messages": trimmed,
+                    },
+                )
+            yield max(0.01, begun + self._round_seconds - time.monotonic())
+
+    def _up_to(self) -> float:
+        return self._broker.now_ms() - self._retention_ms
+
+    def _trim_some(self, slots: list[int]) -> list[int]:
+        pipeline, up_to = self._broker.pipeline(), self._up_to()
+        for slot in slots:
+            pipeline.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE)
+        found = pipeline.execute()
+        troubles = [gone for gone in found if isinstance(gone, RmqError)]
+        if troubles:
+            self._complain(
+                "trim",
+                f"Cannot trim Dead in {len(troubles)} slots of topic {self._topic.name}: %s",
+                troubles[0],
+            )
+        return [0 if isinstance(gone, RmqError) else gone for gone in found]
+
+
+def _parts(slots: Sequence[range]) -> Iterator[list[int]]:
+    part: list[int] = []
+    for slot in (slot for run in slots for slot in run):
+        part.append(slot)
+        if len(part) == SLOTS_AT_ONCE:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+__all__ = ["Duties", "Duty", "SlotsOf", "trim_dead"]

@@ -1,0 +1,113 @@
+"""The heartbeat: extends what is in hand while it makes progress, and says when a listener does not.
+
+It runs in a thread of its own, so that a listener that never returns cannot stop it, and follows the
+listener's time, not its own: past MAX_RUNTIME a batch is abandoned and left to its time-out.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+
+from django_rmq.core.consumer.executor import Batch, uptime
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import RmqError
+
+logger = safe_logger("django_rmq.consumer")
+
+
+class Heartbeat(threading.Thread):
+    """Extends every batch in hand when a third of its time-out has passed.
+
+    ``in_hand`` returns the batches of this process; ``overrun`` is called once for a batch whose
+    listener has run longer than MAX_RUNTIME.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        topics: Iterable[Topic],
+        in_hand: Callable[[], Iterable[Batch]],
+        overrun: Callable[[Batch], None],
+    ) -> None:
+        super().__init__(name="rmq-heartbeat", daemon=True)
+        self._broker = broker
+        self._in_hand = in_hand
+        self._overrun = overrun
+        # A batch may come right after a look: looks are as close as the shortest time-out needs them.
+        self._pause = min([1.0, *(topic.timeout / 12 for topic in topics)])
+        self._stopped = threading.Event()
+        self._complain = Complaints(logger)
+
+    def stop(self) -> None:
+        """End after the present beat."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        while not self._stopped.wait(self._pause):
+            try:
+                self.beat()
+            except Exception as error:  # noqa: BLE001 - logged, not raised
+                self._complain("beat", "A heartbeat failed; the next one follows: %s", error, exc_info=True)
+
+    def beat(self) -> None:
+        """Extend what needs it, and abandon what runs too long."""
+        now = uptime()
+        due: list[Batch] = []
+        for batch in self._in_hand():
+            thread = batch.thread
+            if batch.abandoned or (thread is not None and not thread.is_alive()):
+                continue
+            since = batch.running_since
+            if since is not None and now - since > batch.topic.max_runtime:
+                self._abandon(batch, now - since)
+            elif now - batch.confirmed >= batch.topic.timeout / 3:
+                due.append(batch)
+        if due:
+            try:
+                self._extend(due)
+            except RmqError as error:
+                self._complain(
+                    "redis", f"The time-outs of {len(due)} batches could not be extended: %s", error
+                )
+
+    def _extend(self, due: list[Batch]) -> None:
+        pipeline = self._broker.pipeline()
+        sent: list[tuple[Batch, list[bytes]]] = []
+        at = uptime()
+        for batch in due:
+            members = batch.in_flight()
+            if members:
+                pipeline.extend(batch.topic, batch.place.slot, batch.receipt, members)
+                sent.append((batch, members))
+        for (batch, members), words in zip(sent, pipeline.execute(), strict=True):
+            if isinstance(words, RmqError):
+                self._complain(
+                    batch.topic.name,
+                    f"Cannot extend topic {batch.topic.name} slot {batch.place.slot}: %s",
+                    words,
+                )
+                continue
+            # What was settled meanwhile is stale as well; it is not begun again anyway.
+            batch.stale.update(member for member, word in zip(members, words, strict=True) if word == "stale")
+            batch.confirmed = at
+
+    def _abandon(self, batch: Batch, seconds: float) -> None:
+        batch.abandoned = batch.halted = True
+        frame = sys._current_frames().get(batch.thread.ident or 0) if batch.thread else None
+        # Before anything that may fail: its slot has to be shut, and its thread replaced.
+        self._overrun(batch)
+        stack = "".join(traceback.format_stack(frame)) if frame else "(its thread is gone)"
+        logger.error(
+            "A listener of topic %s has run for %.0f s, longer than MAX_RUNTIME; "
+            "its message is left to time out. It is at:\n%s",
+            batch.topic.name,
+            seconds,
+            stack,
+            extra={"rmq_event": "overrun", "rmq_topic": batch.topic.name, "rmq_slot": batch.place.slot},
+        )

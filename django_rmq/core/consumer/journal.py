@@ -1,0 +1,124 @@
+"""What became of messages, in the worker's log: warnings while retries are left, errors at death.
+
+Failures that repeat are logged less and less: the first of a kind at once, with its traceback. A kind is a topic, what
+follows (another try, or Dead), and the place that raised. Each message is logged at the level DEBUG.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+
+from django_rmq.core.logs.complaints import Complaints, counted
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.words import discretion
+from django_rmq.core.words.messages import Failure, Message, Topic, error_class
+from django_rmq.exceptions import Reject, Retry
+
+logger = safe_logger("django_rmq.consumer")
+_repeated = Complaints(logger)
+
+
+def failed(message: Message, failure: Failure, error: BaseException | None) -> None:
+    """Log that a message failed, and what follows. ``error``: what its listener raised; None: it returned False."""
+    topic = message.topic
+    is_dead = failure.kind == "rejected" or message.retries_left <= 0
+    left_out = _repeated.admit((topic.name, failure.kind, is_dead, _place_of(error)))
+    if left_out is not None:
+        level = logging.ERROR if is_dead else logging.WARNING
+    elif logger.isEnabledFor(logging.DEBUG):
+        level = logging.DEBUG
+    else:
+        return
+    if is_dead:
+        then = "to Dead"
+    else:
+        rest = "" if failure.delay_ms is None else f" in {failure.delay_ms / 1000:g} s"
+        then = f"tried again{rest}, retries left: {message.retries_left}"
+    what, traced = failure.error.partition("\n")[0][:200], None
+    # A listener that raises Retry or Reject has decided: a traceback would say nothing more.
+    if error is not None and not isinstance(error, (Retry, Reject)) and left_out == 0:
+        traced = error
+    frames = ""
+    if discretion.hides(topic.name):
+        # An error quotes what it is about, and reporters of errors collect the variables of its frames.
+        what = error_class(what) or "its text is withheld"
+        if traced is not None:
+            frames = "\n" + "".join(traceback.format_tb(traced.__traceback__, limit=-8))
+            traced = None
+    logger.log(
+        level,
+        "Message %s of topic %s %s (%s); %s%s%s",
+        message.name,
+        topic.name,
+        failure.kind,
+        what,
+        then,
+        counted(left_out or 0),
+        frames,
+        exc_info=traced,
+        extra={
+            "rmq_event": failure.kind,
+            "rmq_topic": topic.name,
+            "rmq_slot": message.slot,
+            "rmq_message": message.name,
+            "rmq_retries_left": message.retries_left,
+        },
+    )
+
+
+def _place_of(error: BaseException | None) -> object:
+    """Return the class of an error and the line that raised it."""
+    if error is None:
+        return None
+    raised = error.__traceback__
+    while raised is not None and raised.tb_next is not None:
+        raised = raised.tb_next
+    where = None if raised is None else (raised.tb_frame.f_code.co_filename, raised.tb_lineno)
+    return type(error), where
+
+
+def batch_failed(topic: Topic, messages: int, why: str) -> None:
+    """Log that a listener failed for a list of messages as a whole."""
+    left_out = _repeated.admit((topic.name, "batch", why))
+    if left_out is not None:
+        logger.warning(
+            "A batch of %d of topic %s failed (%s); its messages are handed over one by one%s",
+            messages,
+            topic.name,
+            why,
+            counted(left_out),
+        )
+
+
+def unusable(topic: Topic, what: str, error: Exception) -> None:
+    """Log that a listener or a setting asked for something that cannot be done, so that the default is used."""
+    _repeated(
+        (topic.name, what),
+        f"{what} of topic {topic.name} failed, so the default back-off is used: %s",
+        error,
+        exc_info=True,
+    )
+
+
+def done(topic: Topic, slot: int, members: Sequence[bytes]) -> None:
+    """Log each message whose listener has returned, if anybody wants to see that."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    for member in members:
+        shown = discretion.name(topic.name, slot, member)
+        logger.debug(
+            "Message %s of topic %s done",
+            shown,
+            topic.name,
+            extra={
+                "rmq_event": "done",
+                "rmq_topic": topic.name,
+                "rmq_slot": slot,
+                "rmq_message": shown,
+            },
+        )
+
+
+__all__ = ["batch_failed", "done", "failed", "unusable"]

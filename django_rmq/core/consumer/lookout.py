@@ -1,0 +1,102 @@
+"""The lookout: notices about once a second that a thread of the worker has died or hangs, and has it replaced."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from django_rmq.core.logs.safe import safe_logger
+
+logger = safe_logger("django_rmq.consumer")
+
+LOOK_SECONDS = 1.0
+"""Between two looks."""
+
+GIVE_UP_SECONDS = 10.0
+"""How long a worker goes on that has lost a thread and cannot start another one."""
+
+
+class ThreadLost(RuntimeError):
+    """A thread that the worker needs cannot be replaced: another process may do better."""
+
+
+T = TypeVar("T", bound=threading.Thread)
+
+
+class Watched(Generic[T]):
+    """A thread, and how to make another one of its kind."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self.thread = make()
+
+    def is_alive(self) -> bool:
+        """Return whether it runs."""
+        return self.thread.is_alive()
+
+    def replace(self) -> None:
+        """Start another one. Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started."""
+        fresh = self._make()
+        fresh.start()
+        self.thread = fresh
+
+
+class _Post(NamedTuple):
+    name: str
+    is_manned: Callable[[], bool]
+    replace: Callable[[], None]
+
+
+class Lookout:
+    """Looks after the threads of one worker. To be called by one thread, which is not among them."""
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        """Monotonic time of the next look."""
+        self._posts: list[_Post] = []
+        self._lost_since: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every thread was there, or could be replaced, at the last look."""
+        return self._lost_since is None
+
+    def add(self, name: str, is_manned: Callable[[], bool], replace: Callable[[], None]) -> None:
+        """Look after a thread: ``replace`` starts another one if it is not there. It may raise anything."""
+        self._posts.append(_Post(name, is_manned, replace))
+
+    def look(self) -> None:
+        """Replace what has died. Raises ``ThreadLost`` if that has been impossible for ``GIVE_UP_SECONDS``."""
+        now = time.monotonic()
+        self.due = now + LOOK_SECONDS
+        failed: Exception | None = None
+        for post in self._posts:
+            if post.is_manned():
+                continue
+            try:
+                post.replace()
+                logger.error(
+                    "The %s thread does not work any more; another one takes its place",
+                    post.name,
+                    extra={"rmq_event": "thread_replaced", "rmq_thread": post.name},
+                )
+            except Exception as error:
+                failed = error
+                logger.exception(
+                    "The %s thread does not work any more and cannot be replaced; trying again",
+                    post.name,
+                    extra={"rmq_event": "thread_lost", "rmq_thread": post.name},
+                )
+        if failed is None:
+            self._lost_since = None
+        elif self._lost_since is None:
+            self._lost_since = now
+        elif now - self._lost_since >= GIVE_UP_SECONDS:
+            raise ThreadLost(
+                f"a thread could not be replaced for {GIVE_UP_SECONDS:g} s: {failed}"
+            ) from failed
+
+
+__all__ = ["GIVE_UP_SECONDS", "LOOK_SECONDS", "Lookout", "ThreadLost", "Watched"]

@@ -1,0 +1,236 @@
+"""What a worker process notes in memory that outlives it: who it is, that it lives, and what its threads have begun and done.
+
+After a sudden death its parent reads that: it commits what was done, charges what ran, and gives back what had not
+begun (``settle``).
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from operator import add
+from typing import NamedTuple
+from uuid import uuid4
+
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH, Failure, Topic
+from django_rmq.exceptions import RmqError
+
+SETTLE_SECONDS = 3.0
+"""How long settling may take; what is not reached by then is left to its time-out."""
+
+_AT_ONCE = 64
+"""Slots asked in one round trip for what is held there."""
+
+_LOOKED_AT = 1024
+"""Slots asked in one round trip whether anything is in flight there."""
+
+_OWNER = 32
+_BEAT, _PROCESSED, _READY, _USED, _HEAD = 0, 1, 2, 3, 4
+"""Words of eight bytes before the marks of the threads."""
+
+DIED = "the process that ran it died"
+"""The error of a delivery that is charged for its process."""
+
+MARKS = 32_768
+"""Messages of a thread whose beginning is remembered: more than a process holds that are not settled."""
+
+
+SPARE = 64
+"""Threads beyond the worker's own that can note what they run: successors of those that hang. What none uses costs nothing."""
+
+
+def mark_of(topic: str, slot: int, receipt: int, member: bytes) -> int:
+    """Return the 64 bits that stand for a delivery, by a secret that a process shares with those that it forks."""
+    return hash(member) ^ hash((topic, slot, receipt))
+
+
+BEGUN, DONE = 1, 2
+"""What a thread notes of a message: it is about to run; its listener has returned and it is to be committed."""
+
+
+class Marks:
+    """Where one thread notes what it begins and what is done; the oldest is forgotten."""
+
+    __slots__ = ("_at", "_marks", "_states")
+
+    def __init__(self, marks: memoryview, states: memoryview) -> None:
+        self._marks = marks
+        self._states = states
+        self._at = 0
+
+    def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> memoryview:
+        """Note which messages are next; return a byte for each, where ``BEGUN`` and ``DONE`` are to be put."""
+        at, count, delivery = self._at, len(members), hash((topic, slot, receipt))
+        if at + count > MARKS:
+            at = 0
+        self._at = at + count
+        states = self._states[at : at + count]
+        states[:] = bytes(count)
+        self._marks[at : at + count] = memoryview(array("q", [hash(member) ^ delivery for member in members]))
+        return states
+
+
+class Notes:
+    """Memory that a child writes and its parent reads. Make it before the fork."""
+
+    def __init__(self, threads: int) -> None:
+        self.token = uuid4().hex
+        """Known to parent and child: with it the parent can end the child's session."""
+        threads += SPARE
+        head, marks = _OWNER + 8 * _HEAD, MARKS * threads
+        self._memory = mmap.mmap(-1, head + 9 * marks)
+        whole = memoryview(self._memory)
+        self._words = whole[_OWNER:head].cast("Q")
+        self._marks = whole[head : head + 8 * marks].cast("q")
+        self._states = whole[head + 8 * marks :]
+        parts = [slice(i * MARKS, (i + 1) * MARKS) for i in range(threads)]
+        self._threads = [Marks(self._marks[part], self._states[part]) for part in parts]
+
+    # --- the process
+
+    @property
+    def owner(self) -> str:
+        """The owner id of the child's dispatcher; empty before it has one."""
+        return self._memory[:_OWNER].rstrip(b"\0").decode()
+
+    @owner.setter
+    def owner(self, owner: str) -> None:
+        self._memory[:_OWNER] = owner.encode().ljust(_OWNER, b"\0")
+
+    def unready(self) -> None:
+        """Note that something is amiss, without a beat."""
+        self._words[_READY] = False
+
+    def beat(self, processed: int, is_ready: bool) -> None:
+        """Note that the process makes progress, and how far it is."""
+        self._words[_PROCESSED] = processed
+        self._words[_READY] = is_ready
+        self._words[_BEAT] = time.monotonic_ns()
+
+    @property
+    def beaten(self) -> int:
+        """Another number after each beat; 0 before the first."""
+        return self._words[_BEAT]
+
+    @property
+    def processed(self) -> int:
+        """Deliveries settled up to the last beat."""
+        return self._words[_PROCESSED]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the child had its slots at the last beat."""
+        return bool(self._words[_READY])
+
+    # --- its threads
+
+    def thread(self, index: int) -> Marks:
+        """Return where a thread notes what it begins. No two that may still write share one."""
+        self._words[_USED] = max(self._words[_USED], index + 1)
+        return self._threads[index]
+
+    def begun(self) -> dict[int, bool]:
+        """Return the mark of each message that was begun, and whether it is done. What is settled nobody holds any more."""
+        found: dict[int, bool] = {}
+        used = MARKS * self._words[_USED]
+        for mark, state in zip(self._marks[:used].tolist(), self._states[:used].tolist(), strict=True):
+            if state:
+                found[mark] = state == DONE
+        return found
+
+    def clear(self) -> None:
+        """Forget everything: a new child begins."""
+        self.token = uuid4().hex
+        # The states alone say which marks count. Memory that nobody has used stays untouched.
+        used = MARKS * self._words[_USED]
+        self._states[:used] = bytes(used)
+        self._memory[: _OWNER + 8 * _HEAD] = bytes(_OWNER + 8 * _HEAD)
+
+
+class Settled(NamedTuple):
+    """How many messages of a dead worker were settled."""
+
+    committed: int = 0
+    released: int = 0
+    charged: int = 0
+
+    def plus(self, more: Settled) -> Settled:
+        """Return the sums."""
+        return Settled(*map(add, self, more))
+
+
+def settle(broker: Broker, topics: Sequence[Topic], notes: Notes) -> Settled:
+    """Commit what a dead worker had done, charge what it was running, and release what it had not begun.
+
+    What was begun and is not done, or has failed, may be what killed the process: it ends as timed out, at once, for
+    nobody runs it any more. Topics without a gate keep no record of who holds what: there the time-out does it all.
+    Raises ``ServerTrouble``.
+    """
+    owner, begun = notes.owner, notes.begun()
+    settled = Settled()
+    end = time.monotonic() + SETTLE_SECONDS
+    for topic in topics if owner else ():
+        if not topic.serial:
+            continue
+        for slots in _in_flight(broker, topic, end):
+            settled = settled.plus(_settle_some(broker, topic, slots, owner, begun))
+    return settled
+
+
+def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
+    """Yield the slots in which anything is in flight, some at a time, until ``end`` by the monotonic clock."""
+    found: list[int] = []
+    for first in range(0, topic.slots, _LOOKED_AT):
+        if time.monotonic() > end:
+            return
+        slots = range(first, min(first + _LOOKED_AT, topic.slots))
+        heads = broker.heads(topic, slots, upkeep=True)
+        found += [slot for slot, due in zip(slots, heads, strict=True) if due is not None]
+        while len(found) >= _AT_ONCE:
+            if time.monotonic() > end:
+                return
+            yield found[:_AT_ONCE]
+            found = found[_AT_ONCE:]
+    if found:
+        yield found
+
+
+def _settle_some(
+    broker: Broker, topic: Topic, slots: Sequence[int], owner: str, begun: Mapping[int, bool]
+) -> Settled:
+    asking, telling = broker.pipeline(), broker.pipeline()
+    for slot in slots:
+        asking.held(topic, slot, owner, 0, BATCH)
+    ends: list[str] = []
+    for slot, first in zip(slots, asking.execute(), strict=True):
+        if isinstance(first, RmqError) or not first:
+            continue
+        held = page = first
+        while len(page) == BATCH:
+            page = broker.held(topic, slot, owner, len(held), BATCH) or []
+            held = [*held, *page]
+        to_tell: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
+        for thing in held:
+            is_done = begun.get(mark_of(topic.name, slot, thing.receipt, thing.delivery.member))
+            end = "released" if is_done is None else "committed" if is_done else "charged"
+            to_tell[thing.receipt, end].append(thing.delivery.member)
+        for (receipt, end), members in to_tell.items():
+            for start in range(0, len(members), BATCH):
+                part = members[start : start + BATCH]
+                if end == "charged":
+                    failures = [Failure(member, "timed_out", error=DIED) for member in part]
+                    telling.rollback(topic, slot, receipt, failures)
+                elif end == "committed":
+                    telling.commit(topic, slot, receipt, part)
+                else:
+                    telling.release(topic, slot, receipt, part)
+                ends.append(end)
+    settled = Settled()
+    for end, words in zip(ends, telling.execute(), strict=True):
+        if not isinstance(words, RmqError):
+            settled = settled.plus(Settled(**{end: words.count("ok")}))
+    return settled

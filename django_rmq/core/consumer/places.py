@@ -1,0 +1,234 @@
+"""The slots of one worker: an object for each that something is done with, nine bytes for each that sleeps.
+
+Most of many slots hold nothing. A slot that holds nothing, and whose senders know to wake its owner, needs no
+more than its epoch: it gets its object when it wakes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from django_rmq.core.words.messages import Topic
+
+_AWAKE, _TOLD, _ASLEEP = 0, 1, 2
+"""Has an object or is not ours; is ours and to be acquired; is acquired and holds nothing."""
+
+
+class Place:
+    """One slot as the dispatcher sees it: ours, or no longer ours while something of it is in hand."""
+
+    __slots__ = (
+        "acquired",
+        "again",
+        "asked",
+        "away",
+        "batches",
+        "blocked_by",
+        "cursor",
+        "due",
+        "entry",
+        "epoch",
+        "fenced_at",
+        "not_before",
+        "owned",
+        "recalled",
+        "shut_until",
+        "slot",
+        "thread",
+        "topic",
+        "uncertain",
+        "untaken_since",
+        "yielded",
+    )
+
+    def __init__(self, topic: Topic, slot: int, thread: int) -> None:
+        self.topic = topic
+        self.slot = slot
+        self.thread = thread
+        """Serial topics: the index of the one thread that works this slot."""
+        self.owned = True
+        self.acquired = False
+        """Its epoch is ours. Without it nothing is prepared."""
+        self.epoch: int | None = None
+        self.uncertain = False
+        """A prepare of ours may have run without our hearing of it."""
+        self.yielded = 0
+        """How many messages the last prepare handed out."""
+        self.asked = False
+        """A prepare of it is under way."""
+        self.again = False
+        """It became ready meanwhile: when that prepare is answered, it is asked again."""
+        self.recalled = False
+        """What that prepare brings is given back: it was lost or paused meanwhile."""
+        self.fenced_at = 0.0
+        """``uptime`` when we learned that another owner has acquired it; 0: nobody has."""
+        self.untaken_since: float | None = None
+        """Fenced: since when (monotonic) messages are due that nobody takes."""
+        self.due = 0.0
+        """Server time in ms at which to prepare; infinity: nothing is known to wait."""
+        self.entry = 0
+        """The number of its valid entry in the heap; 0: none."""
+        self.not_before = 0.0
+        """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
+        self.shut_until = 0.0
+        """Monotonic time before which a failing slot is left alone."""
+        self.away = False
+        """Its node does not answer, which is why it is left alone."""
+        self.batches = 0
+        self.blocked_by: Any = None
+        """A batch whose listener exceeded MAX_RUNTIME and has not returned."""
+        self.cursor: tuple[str, bytes] | None = None
+        """Where prepare goes on behind members that are in flight."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.topic.name, self.slot
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is known of it that its epoch does not say."""
+        return (
+            self.due == float("inf")
+            and self.owned
+            and self.acquired
+            and not (self.asked or self.again)
+            and not (self.batches or self.uncertain or self.fenced_at or self.blocked_by or self.shut_until)
+        )
+
+
+class Places:
+    """All slots that are ours, by (topic, slot); and those that are not any more while something of them is in hand."""
+
+    def __init__(self, topics: Mapping[str, Topic], threads: int) -> None:
+        self.awake: dict[tuple[str, int], Place] = {}
+        self.slots_of_thread = [0] * threads
+        """How many of those that are awake each thread works."""
+        self._topics = topics
+        self._states = {name: bytearray(topic.slots) for name, topic in topics.items()}
+        self._epochs = {name: array("q", bytes(8 * topic.slots)) for name, topic in topics.items()}
+        self._sleeping = 0
+        self._told: deque[tuple[str, array[int]]] = deque()
+        """What was told to be ours, in order; by now it may be otherwise."""
+
+    def __len__(self) -> int:
+        """How many slots there are, but for those that are still to be acquired."""
+        return len(self.awake) + self._sleeping
+
+    @property
+    def is_told_more(self) -> bool:
+        """Whether slots are to be acquired for the first time."""
+        return bool(self._told)
+
+    # --- one slot
+
+    def get(self, topic: str, slot: int) -> Place | None:
+        """Return a slot, awake from now on; None: it is not ours, or is to be acquired first."""
+        place = self.awake.get((topic, slot))
+        if place is None and 0 <= slot < len(self._states[topic]) and self._states[topic][slot] == _ASLEEP:
+            self._sleeping -= 1
+            place = self.add(topic, slot)
+            place.acquired, place.due = True, float("inf")
+            epoch = self._epochs[topic][slot]
+            place.epoch = epoch if epoch >= 0 else None
+        return place
+
+    def add(self, topic: str, slot: int) -> Place:
+        """Return a new object for a slot of ours."""
+        self._states[topic][slot] = _AWAKE
+        thread = min(range(len(self.slots_of_thread)), key=self.slots_of_thread.__getitem__)
+        self.slots_of_thread[thread] += 1
+        place = self.awake[topic, slot] = Place(self._topics[topic], slot, thread)
+        return place
+
+    def lull(self, place: Place) -> None:
+        """Let a slot fall asleep that is at rest."""
+        if place.topic is self._topics[place.topic.name] and self.awake.get(place.key) is place:
+            self.drop(place)
+            self.sleep(place.topic.name, place.slot, place.epoch)
+
+    def drop(self, place: Place) -> None:
+        """Forget the object of a slot."""
+        if self.awake.pop(place.key, None) is not None:
+            self.slots_of_thread[place.thread] -= 1
+
+    def sleep(self, topic: str, slot: int, epoch: int | None) -> None:
+        """Note a slot that was acquired and holds nothing."""
+        self._states[topic][slot] = _ASLEEP
+        self._epochs[topic][slot] = -1 if epoch is None else epoch
+        self._sleeping += 1
+
+    # --- many slots
+
+    def tell(self, topic: str, slots: array[int]) -> list[Place]:
+        """Note slots as ours, to be acquired in this order; return those of them that have an object."""
+        states = self._states[topic]
+        if (beyond := max(slots, default=0) + 1 - len(states)) > 0:
+            # The topic was re-slotted since.
+            states.extend(bytes(beyond))
+            self._epochs[topic].extend([0] * beyond)
+        known: list[Place] = []
+        fresh = array("q")
+        for slot in slots:
+            place = self.awake.get((topic, slot)) if self.awake else None
+            if place is not None:
+                known.append(place)
+            elif states[slot] == _AWAKE:
+                states[slot] = _TOLD
+                fresh.append(slot)
+        if fresh:
+            self._told.append((topic, fresh))
+        return known
+
+    def take(self, count: int) -> list[tuple[str, list[int]]]:
+        """Return up to ``count`` slots that are to be acquired, by topic."""
+        taken: list[tuple[str, list[int]]] = []
+        while self._told and count > 0:
+            topic, slots = self._told.popleft()
+            if len(slots) > count:
+                self._told.appendleft((topic, slots[count:]))
+            states = self._states[topic]
+            # Each once: it may have been lost and told anew meanwhile.
+            wanted = [slot for slot in dict.fromkeys(slots[:count]) if states[slot] == _TOLD]
+            count -= len(wanted)
+            if wanted:
+                taken.append((topic, wanted))
+        return taken
+
+    def put_back(self, taken: Iterable[tuple[str, list[int]]]) -> None:
+        """Note that slots which were taken are still to be acquired."""
+        self._told.extendleft((topic, array("q", slots)) for topic, slots in taken)
+
+    def lose(self, topic: str, slot: int) -> Place | None:
+        """Note that a slot is not ours any more; return it where it has an object, for that has to be ended first."""
+        place = self.awake.get((topic, slot))
+        states = self._states[topic]
+        if place is None and slot < len(states):
+            self._sleeping -= states[slot] == _ASLEEP
+            states[slot] = _AWAKE
+        return place
+
+    def lose_all(self) -> list[Place]:
+        """Note that nothing is ours any more; return the slots that have an object."""
+        for name, states in self._states.items():
+            self._states[name] = bytearray(len(states))
+        self._told.clear()
+        self._sleeping = 0
+        return list(self.awake.values())
+
+    def round(self) -> Iterator[tuple[str, int, Place | None]]:
+        """Yield every slot once, with its object if it has one by then."""
+        for topic, slot in list(self.awake):
+            place = self.awake.get((topic, slot))
+            if place is not None:
+                yield topic, slot, place
+        for topic in self._topics:
+            slot = self._states[topic].find(_ASLEEP)
+            while slot >= 0:
+                yield topic, slot, None
+                slot = self._states[topic].find(_ASLEEP, slot + 1)
+
+
+__all__ = ["Place", "Places"]

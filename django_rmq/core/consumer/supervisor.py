@@ -1,0 +1,401 @@
+"""The supervisor: the parent of worker processes. It forks them, replaces them, and watches that they live.
+
+It runs no listener, owns no slot, has no thread, and keeps no connection while it forks; what a child does is
+injected. A child notes in shared memory that it lives and what its threads run (``notes``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from django_rmq.core.consumer.health import HealthServer
+from django_rmq.core.consumer.notes import Notes
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.exceptions import ConfigurationError, RmqError
+
+logger = safe_logger("django_rmq.consumer")
+
+RECYCLE = 75
+"""Exit code of a child that asks for a successor: it was told to end, or has reached its share of messages or memory."""
+
+USAGE, SERVER, WATCHDOG = 2, 3, 4
+"""Exit codes: no successor would do better; Redis or the coordinator was away; the watchdog had to end the last process that
+could work."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
+"""Seconds before a child that died is replaced; doubling while they die young."""
+
+LONGEST_PAUSE_AWAY = 1.0
+"""The same for a child that could not begin because a server was away: it shall work soon after that is back."""
+
+OLD_ENOUGH = 30.0
+"""Seconds after which a child's death says nothing of the next one's."""
+
+FRESH_SECONDS = 15.0
+"""A child without a beat for so long does not count as alive: a call to Redis alone may take 5 s."""
+
+DUMP_SECONDS = 0.5
+"""How long a hung child has for writing down where it hangs."""
+
+
+@dataclass
+class _Child:
+    notes: Notes
+    pid: int = 0
+    started: float = 0.0
+    beaten: int = 0
+    seen: float = 0.0
+    """When the parent saw a new beat last, or started the child."""
+    deaths: int = 0
+    """How many in a row died young."""
+    not_before: float = 0.0
+    kill_at: float | None = None
+    """The watchdog has found it hung."""
+    done: bool = False
+    """Ended, and needs no successor."""
+
+
+@dataclass
+class Supervisor:
+    """Keeps ``processes`` children running until told to stop.
+
+    ``child`` is called in the new process with its notes and returns its exit code: 0 ends it for good, ``RECYCLE``
+    asks for a successor, 2 ends everything. ``died`` is called in the parent after a child's abnormal end, with
+    its notes, and returns how many messages it gave back. ``before_fork`` closes what no child may inherit.
+    """
+
+    child: Callable[[Notes], int]
+    processes: int
+    make_notes: Callable[[], Notes]
+    died: Callable[[Notes], int] = lambda notes: 0
+    before_fork: Callable[[], None] = lambda: None
+    shutdown_timeout: float = 30.0
+    watchdog: float | None = None
+    """Seconds without a beat after which a child is ended."""
+    changed: Callable[[], bool] = lambda: False
+    """Asked about once a second whether everything shall end as after SIGTERM, to begin anew: the code has changed."""
+    heartbeat_file: str | None = None
+    health_address: str | None = None
+    processed: int = field(default=0, init=False)
+    """Deliveries settled by all children so far."""
+    begin_anew: bool = field(default=False, init=False)
+    """``changed`` has ended it, and nobody has asked for the end."""
+    _children: list[_Child] = field(default_factory=list, init=False)
+    _asked: list[int] = field(default_factory=list, init=False)
+    _stopping_since: float | None = field(default=None, init=False)
+    _worst: int = field(default=0, init=False)
+    _looked: float = field(default=0.0, init=False)
+    _touched: float = field(default=0.0, init=False)
+    _next_change: float = field(default=0.0, init=False)
+    _health: HealthServer | None = field(default=None, init=False)
+    _wakeup: tuple[int, int] = field(default=(-1, -1), init=False)
+
+    def run(self) -> int:
+        """Run until every child has ended for good; return the exit code: 0 clean, 1 forced, 2, 3 or 4 as everywhere."""
+        with self._signals(), selectors.DefaultSelector() as selector:
+            try:
+                selector.register(self._wakeup[0], selectors.EVENT_READ)
+                if self.health_address:
+                    self._health = HealthServer(self.health_address, self.health)
+                    self._health.join(selector)
+                if self.heartbeat_file:
+                    try:
+                        Path(self.heartbeat_file).touch()
+                    except OSError as error:
+                        raise ConfigurationError(f"the heartbeat file cannot be touched: {error}") from error
+                self._looked = time.monotonic()
+                self._children = [_Child(self.make_notes(), seen=self._looked) for _ in range(self.processes)]
+                while True:
+                    self._heed()
+                    self._reap()
+                    self._start_due()
+                    self._watch()
+                    if all(child.done for child in self._children):
+                        return self._worst
+                    for key, _ in selector.select(self._pause()):
+                        if key.fd == self._wakeup[0]:
+                            os.read(self._wakeup[0], 4096)
+                    if self._health is not None:
+                        self._health.serve()
+            finally:
+                for child in self._children:
+                    if child.pid:
+                        _signal(child.pid, signal.SIGKILL)
+                        os.waitpid(child.pid, 0)
+                if self._health is not None:
+                    self._health.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run at present."""
+        return [child.pid for child in self._children if child.pid]
+
+    def health(self, what: str) -> tuple[bool, dict[str, Any]]:
+        """Return whether all children are alive ("live"), or have slots to work on ("ready"), and which run."""
+        is_so = self._is_alive()
+        if what == "ready":
+            is_so = (
+                is_so
+                and self._stopping_since is None
+                and all(child.pid and child.notes.is_ready for child in self._children if not child.done)
+            )
+        return is_so, {"processes": self.pids, "settled": self._settled()}
+
+    def _settled(self) -> int:
+        return self.processed + sum(child.notes.processed for child in self._children if child.pid)
+
+    def _is_alive(self) -> bool:
+        now = time.monotonic()
+        return all(child.done or now - child.seen < FRESH_SECONDS for child in self._children)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup[1], False)
+        wakeup = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
+        previous = {number: signal.signal(number, self._note) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+            for descriptor in self._wakeup:
+                os.close(descriptor)
+
+    def _note(self, number: int, frame: object) -> None:
+        if number != signal.SIGCHLD:
+            self._asked.append(number)
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        times = [child.not_before for child in self._children if not child.pid and not child.done]
+        times += [child.kill_at for child in self._children if child.kill_at is not None]
+        return max(0.0, min([1.0, *(at - now for at in times)]))
+
+    # --- signals
+
+    def _heed(self) -> None:
+        while self._asked:
+            number = self._asked.pop(0)
+            if number == signal.SIGUSR1:
+                with contextlib.suppress(OSError, ValueError, RuntimeError):
+                    faulthandler.dump_traceback(all_threads=True)
+                self._tell(signal.SIGUSR1)
+            elif number == signal.SIGHUP:
+                if self._stopping_since is None:
+                    logger.info(
+                        "Replacing %d worker processes", len(self.pids), extra={"rmq_event": "replacing"}
+                    )
+                    self._tell(signal.SIGTERM)
+            elif self._stopping_since is None or self.begin_anew:
+                self.begin_anew = False
+                self._stop()
+            else:
+                logger.warning("Leaving at once", extra={"rmq_event": "forced"})
+                self._worst = self._worst or 1
+                self._tell(signal.SIGKILL)
+        # A child ends by itself within its own shutdown time-out; past that it hangs.
+        if self._stopping_since is not None and self.pids:
+            over = time.monotonic() - self._stopping_since - self.shutdown_timeout
+            if over > 5.0:
+                self._worst = self._worst or 1
+                self._tell(signal.SIGKILL)
+
+    def _stop(self) -> None:
+        if self._stopping_since is None:
+            self._stopping_since = time.monotonic()
+        self._tell(signal.SIGTERM)
+        for child in self._children:
+            if not child.pid:
+                child.done = True
+
+    def _tell(self, number: int) -> None:
+        for child in self._children:
+            if child.pid:
+                _signal(child.pid, number)
+
+    # --- children
+
+    def _start_due(self) -> None:
+        for child in self._children:
+            if not child.pid and not child.done and time.monotonic() >= child.not_before:
+                self._start(child)
+
+    def _start(self, child: _Child) -> None:
+        child.notes.clear()
+        self.before_fork()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A signal that comes before the child has handlers of its own waits for them.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._be_child(child)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        child.pid, child.beaten, child.kill_at = pid, 0, None
+        child.started = time.monotonic()
+        logger.info("Worker process %d started", pid, extra={"rmq_event": "process_started", "rmq_pid": pid})
+
+    def _be_child(self, child: _Child) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for descriptor in self._wakeup:
+                os.close(descriptor)
+            if self._health is not None:
+                self._health.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Ctrl-C and a lost terminal go to the whole group: what follows from them the parent decides. A handler
+            # that does nothing, unlike SIG_IGN, is not handed on to programs that listeners start.
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, _ignore)
+            with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+                faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+            code = self.child(child.notes)
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException:
+            logger.exception("A worker process failed")
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        for child in self._children:
+            if child.pid:
+                pid, status = os.waitpid(child.pid, os.WNOHANG)
+                if pid:
+                    self.processed += child.notes.processed
+                    child.pid = 0
+                    self._ended(child, pid, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, child: _Child, pid: int, code: int) -> None:
+        is_clean = code in (0, RECYCLE)
+        logger.log(
+            logging.INFO if is_clean else logging.ERROR,
+            "Worker process %d ended: %s",
+            pid,
+            _meaning(code),
+            extra={"rmq_event": "process_ended", "rmq_pid": pid, "rmq_exit_code": code},
+        )
+        if not is_clean:
+            self._give_back(child, pid)
+        was_hung, child.kill_at = child.kill_at is not None, None
+        if was_hung and not self._others_live(child):
+            self._worst = WATCHDOG
+            self._stop()
+        elif code == USAGE:
+            self._worst = self._worst or USAGE
+            self._stop()
+        if self._stopping_since is not None:
+            child.done = True
+            if not is_clean:
+                self._worst = self._worst or (code if code > 0 else 1)
+        elif code == 0:
+            child.done = True
+        else:
+            is_young = time.monotonic() - child.started < OLD_ENOUGH
+            child.deaths = 0 if is_clean else child.deaths + 1 if is_young else 1
+            longest = LONGEST_PAUSE_AWAY if code == SERVER else LONGEST_PAUSE
+            pause = 0.0 if is_clean else min(longest, FIRST_PAUSE * 2 ** min(child.deaths - 1, 20))
+            child.not_before = time.monotonic() + pause
+
+    def _give_back(self, child: _Child, pid: int) -> None:
+        try:
+            given = self.died(child.notes)
+            if given:
+                logger.info(
+                    "Gave back %d messages that process %d had not begun",
+                    given,
+                    pid,
+                    extra={"rmq_event": "given_back", "rmq_pid": pid, "rmq_messages": given},
+                )
+        except RmqError as error:
+            logger.warning("What process %d held is left to time out: %s", pid, error)
+
+    def _others_live(self, hung: _Child) -> bool:
+        now = time.monotonic()
+        return any(
+            child.pid and child.kill_at is None and now - child.seen < FRESH_SECONDS
+            for child in self._children
+            if child is not hung
+        )
+
+    # --- whether they live
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        away = now - self._looked - 2.0
+        self._looked = now
+        for child in self._children:
+            if away > 0:
+                # We did not run ourselves (stopped, or giving back); nobody is to blame for that time.
+                child.seen = min(now, child.seen + away)
+            beaten = child.notes.beaten
+            if child.pid and beaten != child.beaten:
+                child.beaten, child.seen = beaten, now
+            if not child.pid or self.watchdog is None:
+                continue
+            if child.kill_at is not None:
+                if now >= child.kill_at:
+                    _signal(child.pid, signal.SIGKILL)
+            elif now - max(child.seen, child.started) > self.watchdog:
+                logger.error(
+                    "Worker process %d has made no progress for %.0f s and is ended",
+                    child.pid,
+                    self.watchdog,
+                    extra={"rmq_event": "watchdog", "rmq_pid": child.pid},
+                )
+                _signal(child.pid, signal.SIGUSR1)
+                child.kill_at = now + DUMP_SECONDS
+        if self._stopping_since is None and now >= self._next_change:
+            self._next_change = now + 1.0
+            if self.changed():
+                self.begin_anew = True
+                self._stop()
+        if self.heartbeat_file and now - self._touched >= 1.0 and self._is_alive():
+            self._touched = now
+            try:
+                Path(self.heartbeat_file).touch()
+            except OSError as error:
+                logger.warning("The heartbeat file cannot be touched: %s", error)
+
+
+def _ignore(number: int, frame: object) -> None:
+    pass
+
+
+def _meaning(code: int) -> str:
+    if code < 0:
+        return f"killed by {_name(-code)}"
+    return {0: "done", RECYCLE: "as it was told, or another one takes over"}.get(code, f"exit code {code}")
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

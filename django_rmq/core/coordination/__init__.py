@@ -1,0 +1,244 @@
+"""Who owns which slots: workers come together, and each is told what it gains and what it loses.
+
+A coordinator only balances. That a slot's messages are consumed one after the other is for Redis to see
+to (the gate in ``prepare``), so two workers that believe to own the same slot for a while do no harm.
+Whoever loses a slot is told so; whoever gains it may begin at once and is answered busy until the other is done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from django_rmq.core.coordination.assignment import Assignment, Capacity, Run, TopicSlots, assign
+from django_rmq.core.words.messages import Topic
+
+Slots = Iterable[tuple[str, int]]
+"""Pairs of a topic's name and a slot, as the dispatcher takes them."""
+
+Owned = dict[str, tuple[range, ...]]
+"""Topic -> the slots owned of it, as ranges in order: 2**20 slots are not 2**20 pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process that takes slots. ``id`` is a new UUID of every start of a process, never configured."""
+
+    id: str
+    host: str
+    pid: int
+    started: float
+    """Seconds since the epoch, by the worker's clock."""
+    threads: int
+    topics: tuple[TopicSlots, ...]
+
+    @property
+    def capacity(self) -> Capacity:
+        """What counts when slots are assigned."""
+        return Capacity(self.id, self.threads, frozenset(topic.name for topic in self.topics))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as the others see it."""
+
+    worker: Worker
+    session_left: float
+    """Seconds until it counts as gone unless it is heard of; infinity where nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Slots ``start`` to ``stop - 1`` of a topic and who owns them."""
+
+    topic: str
+    start: int
+    stop: int
+    worker: str
+    since: float
+    """Seconds since the epoch when they were assigned to this worker: by Redis' clock, or by that of whoever assigned."""
+
+
+class Coordinator(ABC):
+    """Tells one worker which slots are its own.
+
+    ``own`` and ``disown`` are called with slots gained and lost, from one thread of the coordinator's,
+    never both at once, never for a slot that is (or is not) owned already. They may take their time and may be
+    called with many slots in several parts. Topics that are not serial are owned whole from ``start`` to
+    ``stop``, whoever else serves them. Make a coordinator after the last fork.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Join. Raises ``ConfigurationError`` where another worker has this id, ``ServerTrouble`` where nobody answers."""
+
+    @abstractmethod
+    def stop(self, timeout: float = 2.0) -> None:
+        """Disown everything and leave, so that others take over at once. Returns within ``timeout`` seconds."""
+
+    @abstractmethod
+    def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
+        """Tell the others that this worker has other threads or serves other topics from now on."""
+
+    @abstractmethod
+    def wait_settled(self, timeout: float) -> bool:
+        """Return whether, within ``timeout`` seconds, all was assigned to the members known here and told to the worker."""
+
+    @abstractmethod
+    def owned(self) -> Owned:
+        """Return what ``own`` was told and ``disown`` not yet."""
+
+    def is_alive(self) -> bool:
+        """Return whether the threads run that it needs; it has none unless it says otherwise."""
+        return True
+
+    def revive(self) -> None:  # noqa: B027 - a coordinator without threads has none to replace
+        """Replace those of its threads that have died. Raises ``RuntimeError`` or ``MemoryError`` if none can be started."""
+
+    def confirmed(self) -> float:
+        """Return when (by ``ownership.uptime``) was asked what is owned, of the last answer that was told in full.
+
+        Minus infinity: nobody can say, or something is still to be told.
+        """
+        return float("-inf")
+
+    @abstractmethod
+    def members(self) -> list[Member]:
+        """Return all workers, by id. Raises ``ServerTrouble`` where nobody can tell."""
+
+    @abstractmethod
+    def describe(self) -> list[Holding]:
+        """Return who owns what since when, by topic and slot. Raises ``ServerTrouble`` where nobody can tell."""
+
+
+def topic_slots(topics: Iterable[Topic]) -> tuple[TopicSlots, ...]:
+    """Return what matters of ``topics`` when slots are assigned."""
+    return tuple(sorted(TopicSlots(topic.name, topic.slots, topic.serial) for topic in topics))
+
+
+def pairs(owned: Owned) -> Iterator[tuple[str, int]]:
+    """Yield every (topic, slot)."""
+    return ((topic, slot) for topic, ranges in owned.items() for part in ranges for slot in part)
+
+
+@dataclass(slots=True)
+class StaticCoordinator(Coordinator):
+    """Gives every slot to the one worker there is: for a single process, and for tests."""
+
+    worker: Worker
+    own: Callable[[Slots], None]
+    disown: Callable[[Slots], None]
+    _since: float = field(default=0.0, init=False)
+    _owned: Owned = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def start(self) -> None:
+        """Own everything."""
+        with self._lock:
+            self._since = time.time()
+            self._move(_whole(self.worker.topics))
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Disown everything."""
+        with self._lock:
+            self._move({})
+
+    def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
+        """Own the slots of the new topics."""
+        with self._lock:
+            self.worker = announced(self.worker, threads, topics)
+            if self._owned:
+                self._move(_whole(self.worker.topics))
+
+    def wait_settled(self, timeout: float) -> bool:
+        """Return whether it was started."""
+        return bool(self._owned) or not self.worker.topics
+
+    def owned(self) -> Owned:
+        """Return everything, once started."""
+        return dict(self._owned)
+
+    def members(self) -> list[Member]:
+        """Return the one worker."""
+        return [Member(self.worker, float("inf"))]
+
+    def describe(self) -> list[Holding]:
+        """Return one holding for each topic."""
+        return [
+            Holding(topic, part.start, part.stop, self.worker.id, self._since)
+            for topic, ranges in sorted(self._owned.items())
+            for part in ranges
+        ]
+
+    def _move(self, wanted: Owned) -> None:
+        lost, gained = less(self._owned, wanted), less(wanted, self._owned)
+        self._owned = wanted
+        if lost:
+            self.disown(pairs(lost))
+        if gained:
+            self.own(pairs(gained))
+
+
+def _whole(topics: Iterable[TopicSlots]) -> Owned:
+    return {topic.name: (range(topic.slots),) for topic in topics}
+
+
+def announced(worker: Worker, threads: int | None, topics: Iterable[Topic] | None) -> Worker:
+    """Return ``worker`` with other threads or topics."""
+    return Worker(
+        worker.id,
+        worker.host,
+        worker.pid,
+        worker.started,
+        worker.threads if threads is None else threads,
+        worker.topics if topics is None else topic_slots(topics),
+    )
+
+
+def less(these: Owned, those: Owned) -> Owned:
+    """Return what is in ``these`` and not in ``those``."""
+    rest: Owned = {}
+    for topic, ranges in these.items():
+        left = tuple(_less(ranges, those.get(topic, ())))
+        if left:
+            rest[topic] = left
+    return rest
+
+
+def _less(ranges: Sequence[range], others: Sequence[range]) -> Iterator[range]:
+    i = 0
+    for part in ranges:
+        at = part.start
+        while i < len(others) and others[i].stop <= at:
+            i += 1
+        j = i
+        while j < len(others) and others[j].start < part.stop:
+            if at < others[j].start:
+                yield range(at, others[j].start)
+            at = max(at, others[j].stop)
+            j += 1
+        if at < part.stop:
+            yield range(at, part.stop)
+
+
+__all__ = [
+    "Assignment",
+    "Capacity",
+    "Coordinator",
+    "Holding",
+    "Member",
+    "Owned",
+    "Run",
+    "Slots",
+    "StaticCoordinator",
+    "TopicSlots",
+    "Worker",
+    "announced",
+    "assign",
+    "less",
+    "pairs",
+    "topic_slots",
+]

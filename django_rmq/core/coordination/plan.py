@@ -1,0 +1,168 @@
+"""An assignment as it is stored and read by all: who owns which slots since when, as compact JSON.
+
+    {"workers": [id, …], "times": [s, …], "topics": {name: [length, worker, time, length, worker, time, …]}}
+
+The spans of a topic follow each other from slot 0, so that only their lengths are written; ``worker`` and
+``time`` are indexes. 2**20 slots of 50 workers take some 2 KB when fresh, and some 50 KB after hundreds of
+workers came and went.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from django_rmq.core.coordination import Owned, Worker
+from django_rmq.core.coordination.assignment import Assignment, Run
+
+MAX_SPANS = 20_000
+"""With more spans of a topic, neighbours of one owner are merged and the earlier times forgotten: it bounds the text."""
+
+
+class Span(NamedTuple):
+    """Slots ``start`` to ``stop - 1``, owned by ``worker`` since ``since`` (seconds since the epoch)."""
+
+    start: int
+    stop: int
+    worker: str
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Topic -> its spans in order, without gaps."""
+
+    topics: dict[str, tuple[Span, ...]]
+
+    def encode(self) -> str:
+        """Return the plan as text, the same for equal plans."""
+        workers = sorted({span.worker for spans in self.topics.values() for span in spans})
+        times = sorted({span.since for spans in self.topics.values() for span in spans})
+        worker_at = {worker: i for i, worker in enumerate(workers)}
+        time_at = {time: i for i, time in enumerate(times)}
+        topics = {
+            name: [
+                number
+                for start, stop, worker, since in spans
+                for number in (stop - start, worker_at[worker], time_at[since])
+            ]
+            for name, spans in sorted(self.topics.items())
+        }
+        return json.dumps({"workers": workers, "times": times, "topics": topics}, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Plan:
+        """Read what ``encode`` wrote. Raises ``ValueError`` for anything else."""
+        try:
+            found = json.loads(raw)
+            workers = [str(worker) for worker in found["workers"]]
+            times = [int(time) for time in found["times"]]
+            topics = {
+                str(name): tuple(_spans(numbers, workers, times)) for name, numbers in found["topics"].items()
+            }
+        except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            raise ValueError(f"no assignment: {error!r}") from error
+        return cls(topics)
+
+    def runs(self) -> Assignment:
+        """Return who owns what, without times."""
+        return {name: tuple(_runs(spans)) for name, spans in self.topics.items()}
+
+    def renewed(self, assignment: Assignment, now: int) -> Plan:
+        """Return ``assignment`` with the times of this plan where an owner stays, and ``now`` elsewhere."""
+        topics = {}
+        for name, runs in assignment.items():
+            spans = tuple(_since(runs, self.topics.get(name, ()), now))
+            topics[name] = spans if len(spans) <= MAX_SPANS else tuple(_merged(spans))
+        return Plan(topics)
+
+    def owned_by(self, worker: Worker) -> Owned:
+        """Return the slots of ``worker`` in the topics that it serves."""
+        owned: Owned = {}
+        for topic in worker.topics:
+            mine = [span for span in self.topics.get(topic.name, ()) if span.worker == worker.id]
+            ranges = tuple(range(run.start, run.stop) for run in _runs(mine))
+            if ranges and topic.serial:
+                owned[topic.name] = ranges
+        return owned
+
+    def flaw(self, workers: Mapping[str, Worker]) -> str:
+        """Return why this cannot be the assignment of ``workers``; empty: it can."""
+        serving: dict[str, dict[str, int]] = {}
+        for worker in workers.values():
+            for topic in worker.topics:
+                if topic.serial:
+                    serving.setdefault(topic.name, {})[worker.id] = topic.slots
+        for name in serving:
+            if name not in self.topics:
+                return f"topic {name} is not assigned"
+        for name, spans in self.topics.items():
+            crew = serving.get(name, {})
+            for owner in {span.worker for span in spans}:
+                if owner not in crew:
+                    return f"slots of topic {name} belong to {owner}, who is not there to serve it"
+            slots = spans[-1].stop if spans else 0
+            if crew and slots not in crew.values():
+                return f"topic {name} is assigned up to slot {slots} only"
+        return ""
+
+
+def _spans(numbers: list[int], workers: list[str], times: list[int]) -> Iterator[Span]:
+    at = 0
+    for length, worker, since in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
+        if not (type(length) is type(worker) is type(since) is int and length > 0 <= min(worker, since)):
+            raise ValueError(f"no span: {length!r}, {worker!r}, {since!r}")
+        yield Span(at, at + length, workers[worker], times[since])
+        at += length
+
+
+def _runs(spans: Iterable[Span]) -> Iterator[Run]:
+    run: Run | None = None
+    for start, stop, worker, _ in spans:
+        if run is not None and run.stop == start and run.worker == worker:
+            run = Run(run.start, stop, worker)
+        else:
+            if run is not None:
+                yield run
+            run = Run(start, stop, worker)
+    if run is not None:
+        yield run
+
+
+def _since(runs: Iterable[Run], before: tuple[Span, ...], now: int) -> Iterator[Span]:
+    """Cut runs where a part of them had another owner before."""
+    i = 0
+    for start, stop, worker in runs:
+        while i < len(before) and before[i].stop <= start:
+            i += 1
+        j, fresh = i, start
+        while j < len(before) and before[j].start < stop:
+            old = before[j]
+            if old.worker == worker:
+                begin, end = max(start, old.start), min(stop, old.stop)
+                if fresh < begin:
+                    yield Span(fresh, begin, worker, now)
+                yield Span(begin, end, worker, old.since)
+                fresh = end
+            j += 1
+        if fresh < stop:
+            yield Span(fresh, stop, worker, now)
+
+
+def _merged(spans: Iterable[Span]) -> Iterator[Span]:
+    """Make one span of neighbours of one owner: it has owned all of it since the last of their times."""
+    last: Span | None = None
+    for span in spans:
+        if last is not None and last.worker == span.worker:
+            last = Span(last.start, span.stop, span.worker, max(last.since, span.since))
+        else:
+            if last is not None:
+                yield last
+            last = span
+    if last is not None:
+        yield last
+
+
+__all__ = ["MAX_SPANS", "Plan", "Span"]

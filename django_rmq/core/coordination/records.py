@@ -1,0 +1,84 @@
+"""What a worker says of itself to the others, as a token and compact JSON; and which topics a crew has to share out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.words.messages import slot_counts
+
+
+def write_record(token: str, worker: Worker) -> str:
+    """Return what ``read_record`` reads: it begins with the token, which tells a worker from another with its id."""
+    said = {
+        "host": worker.host,
+        "pid": worker.pid,
+        "started": worker.started,
+        "threads": worker.threads,
+        "topics": {topic.name: [topic.slots, int(topic.serial)] for topic in worker.topics},
+    }
+    return f"{token} {json.dumps(said, separators=(',', ':'))}"
+
+
+def read_record(worker: str, record: bytes) -> Worker:
+    """Return the worker that says this. Raises ``ValueError`` for what is none."""
+    said, _, topics = record.partition(b" ")[2].rpartition(_TOPICS)
+    try:
+        found = json.loads(said + b"}")
+        return Worker(
+            worker,
+            str(found["host"]),
+            int(found["pid"]),
+            float(found["started"]),
+            max(1, int(found["threads"])),
+            _read_topics(topics),
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"worker {worker} says {record[:100]!r}") from error
+
+
+_TOPICS = b',"topics":'
+"""What comes before the topics in a record: they are the last of what a worker says, and most of it."""
+
+
+@lru_cache(maxsize=64)
+def _read_topics(text: bytes) -> tuple[TopicSlots, ...]:
+    """Return the topics at the end of a record: the same object for the workers that say the same."""
+    return tuple(
+        sorted(
+            TopicSlots(name, max(1, int(slots)), bool(serial))
+            for name, (slots, serial) in json.loads(text.removesuffix(b"}")).items()
+        )
+    )
+
+
+def whose(record: bytes) -> str:
+    """Return host and pid of a worker, as far as its record tells."""
+    try:
+        worker = read_record("", record)
+    except ValueError:
+        return "of an unknown kind"
+    return f"process {worker.pid} on {worker.host}"
+
+
+def served_topics(
+    crew: Mapping[str, Worker], registered: Mapping[str, Mapping[str, Any]]
+) -> list[TopicSlots]:
+    """Return the topics that a crew (by id) serves: as they are registered, else as the first worker has them."""
+    said: dict[str, TopicSlots] = {}
+    for _, worker in sorted(crew.items()):
+        for topic in worker.topics:
+            said.setdefault(topic.name, topic)
+    for name, topic in said.items():
+        found = registered.get(name, {})
+        # While it is re-slotted, old and new slots are worked on.
+        counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **found})
+        if all(isinstance(slots, int) and slots > 0 for slots in counts):
+            said[name] = TopicSlots(name, max(counts), bool(found.get("serial", topic.serial)))
+    return list(said.values())
+
+
+__all__ = ["read_record", "served_topics", "whose", "write_record"]

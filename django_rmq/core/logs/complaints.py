@@ -1,0 +1,95 @@
+"""Trouble that repeats, in the log: a line at once, then fewer and fewer, each with the number of those left out.
+
+A server that is unavailable for ten minutes costs some ten lines of each kind, not thousands. What stops and comes back
+later is logged at once again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from django_rmq.core.logs.safe import SafeLogger
+from django_rmq.exceptions import LostRace, ServerRefused, ServerTrouble
+
+FIRST_SECONDS = 10.0
+"""After a line, the same kind of trouble is quiet for so long; twice as long each time it goes on."""
+
+LONGEST_SECONDS = 300.0
+
+KINDS = 1_000
+"""Kinds of trouble that are remembered; beyond that the oldest are forgotten."""
+
+
+class _Streak:
+    """Trouble of one kind that goes on."""
+
+    __slots__ = ("left_out", "pause", "until")
+
+    def __init__(self, now: float) -> None:
+        self.pause = FIRST_SECONDS
+        self.until = now + FIRST_SECONDS
+        self.left_out = 0
+
+
+class Complaints:
+    """Decides which lines about repeating trouble are written, and writes them to ``logger``. Safe in threads."""
+
+    def __init__(self, logger: logging.Logger | SafeLogger) -> None:
+        self._logger = logger
+        self._streaks: dict[Any, _Streak] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, kind: Any) -> int | None:
+        """Return how many of this kind were left out since its last line, or None if this one is left out, too."""
+        now = time.monotonic()
+        with self._lock:
+            streak = self._streaks.get(kind)
+            if streak is not None and now < streak.until:
+                streak.left_out += 1
+                return None
+            if streak is None or not streak.left_out:
+                # New, or quiet since its last line. The dict keeps the order of the last lines.
+                self._streaks.pop(kind, None)
+                self._streaks[kind] = _Streak(now)
+                if len(self._streaks) > KINDS:
+                    del self._streaks[next(iter(self._streaks))]
+                return 0
+            left_out, streak.left_out = streak.left_out, 0
+            streak.pause = min(2 * streak.pause, LONGEST_SECONDS)
+            streak.until = now + streak.pause
+            return left_out
+
+    def forget(self) -> None:
+        """Log the next trouble of every kind."""
+        with self._lock:
+            self._streaks.clear()
+
+    def __call__(self, kind: Any, text: str, error: Exception, *, exc_info: bool = False) -> None:
+        """Log ``text``, with ``error`` for its ``%s``, unless the same kind was logged a moment ago.
+
+        What passes by itself is a warning, everything else an error. ``exc_info``: with the traceback, in the first
+        line of a streak.
+        """
+        left_out = self.admit(kind)
+        if left_out is None:
+            return
+        text += counted(left_out)
+        passes = isinstance(error, (ServerTrouble, LostRace)) and not isinstance(error, ServerRefused)
+        self._logger.log(
+            logging.WARNING if passes else logging.ERROR,
+            text,
+            error,
+            exc_info=error if exc_info and not left_out else None,
+            extra={"rmq_event": "trouble"},
+        )
+
+
+def counted(left_out: int, what: str = "") -> str:
+    """Return the end of a line that stands for ``left_out`` others, which are ``what``."""
+    return f" (and {left_out} more {what}{' ' if what else ''}since the last line)" if left_out else ""
+
+
+__all__ = ["Complaints", "counted"]

@@ -1,0 +1,1 @@
+"""The broker in memory: the same rules in plain Python."""

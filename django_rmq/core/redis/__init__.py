@@ -1,0 +1,1 @@
+"""One Redis server: the broker and its connections."""

@@ -1,0 +1,1 @@
+"""What concerns a topic as a whole: its definition, its slot count, what Redis must keep of it."""

@@ -1,0 +1,158 @@
+"""What Redis has registered of a topic, against what the settings declare; and changing it as far as that is safe.
+
+A definition decides how a message is treated once it is in Redis, so all processes must have the same.
+Nothing here knows Django; ``connections`` asks once per process, ``rmqtopics`` when a person does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Topic, former_slot_counts, slot_counts
+from django_rmq.exceptions import RmqError, TopicMismatch
+
+logger = logging.getLogger("django_rmq")
+
+SLOTS_PER_TRIP = 1_000
+NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS")
+"""What waiting messages could not follow: they were encoded, ordered or placed by the old value."""
+
+NEEDS_NO_WORKER = (*NEEDS_EMPTY, "SERIAL")
+"""What workers that run could not follow: they go on with the old value until they are started again."""
+
+
+class Difference(NamedTuple):
+    """One thing about a topic in which the settings and Redis disagree."""
+
+    setting: str
+    """The key in ``RMQ["TOPICS"][name]``. BACKOFF: [first, longest] rest in ms."""
+    declared: Any
+    """What the settings say."""
+    registered: Any
+    """What Redis holds; None: nothing."""
+
+
+def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
+    """Return in what ``topic`` differs from its ``registered`` definition."""
+    declared = topic.definition()
+    return [
+        Difference(name.upper(), declared.get(name), registered.get(name))
+        for name in sorted({*declared, *registered} - {"reslot"})
+        if declared.get(name) != registered.get(name)
+    ]
+
+
+def register_topics(broker: Broker, topics: Iterable[Topic]) -> dict[str, dict[str, Any]]:
+    """Register the topics that Redis does not know yet; return what is registered of each.
+
+    Settings that still say the slot count from before a re-slotting are warned of: the registered one counts,
+    and while a re-slotting goes on both are good. Raises ``TopicMismatch`` with every difference, both values
+    each, if otherwise another definition of one is registered there, and ``WrongType`` where one cannot be read. What was
+    registered until then stays.
+    """
+    known = broker.definitions()
+    found, agreed = {}, {}
+    for topic in topics:
+        registered = agreed[topic.name] = known.of(topic.name) or broker.define(topic)
+        different = differences(topic, registered)
+        if topic.slots in former_slot_counts(registered):
+            logger.warning(
+                "Topic %s was re-slotted to %d slots: SLOTS is still %d in the settings",
+                topic.name,
+                registered["slots"],
+                topic.slots,
+            )
+        if topic.slots in (*former_slot_counts(registered), *slot_counts(registered)):
+            different = [difference for difference in different if difference.setting != "SLOTS"]
+        if different:
+            found[topic.name] = different
+    if found:
+        raise TopicMismatch(
+            "; ".join(_sentence(name, different) for name, different in found.items())
+            + ". Correct the settings, or see `manage.py rmqtopics`"
+        )
+    return agreed
+
+
+def as_registered(topic: Topic, registered: dict[str, Any]) -> Topic:
+    """Return ``topic`` with all slots that may hold messages of it as it is registered, whatever the settings say."""
+    return replace(topic, slots=max(slot_counts(registered))) if registered else topic
+
+
+def _sentence(name: str, different: list[Difference]) -> str:
+    parts = [f"{setting} is {ours!r} here and {theirs!r} in Redis" for setting, ours, theirs in different]
+    return f'topic "{name}": {", ".join(parts)}'
+
+
+def obstacles(
+    broker: Broker, topic: Topic, different: list[Difference], serving: Sequence[str] = ()
+) -> list[str]:
+    """Return why ``apply`` may not make Redis' definition that of ``topic``, a sentence each; empty: it may.
+
+    ``serving`` names the workers that run and serve the topic.
+    """
+    found = []
+    changed = {difference.setting: difference for difference in different}
+    registered = broker.definitions().of(topic.name) or {}
+    if registered and len(slot_counts(registered)) > 1:
+        return [
+            f"the topic is being re-slotted to {slot_counts(registered)[1]} slots: let `manage.py rmqreslot` finish"
+        ]
+    if "SLOTS" in changed:
+        # Nobody can say of the other slots' messages what holds for these: the rest has to wait.
+        if topic.slots in former_slot_counts(registered):
+            return [f"SLOTS: the topic was re-slotted; write SLOTS {registered['slots']} into the settings"]
+        return [f"SLOTS: `manage.py rmqreslot {topic.name} {topic.slots}` changes the slots of a topic"]
+    needs_empty = [name for name in NEEDS_EMPTY if name in changed]
+    if needs_empty:
+        held = sum(
+            counts.store + counts.prepare + counts.retry + counts.dead + counts.claimed
+            for counts in _each_slot(broker, topic, "count")
+        )
+        if held:
+            found.append(f"{', '.join(needs_empty)}: the topic must be empty, and it holds {held} messages")
+    unfollowed = [name for name in changed if name in NEEDS_NO_WORKER]
+    # A worker extends what it holds about three times in the time-out that it knows.
+    if "TIMEOUT" in changed and topic.timeout < (changed["TIMEOUT"].registered or 0):
+        unfollowed.append("TIMEOUT (lowered)")
+    if unfollowed and serving:
+        more = f" and {len(serving) - 3} more" if len(serving) > 3 else ""
+        found.append(
+            f"{', '.join(unfollowed)}: running workers would go on with the old value ({', '.join(serving[:3])}{more}): "
+            "stop them first, or use --force"
+        )
+    if "MAX_RETRIES" in changed:
+        refused = sum(word != "ok" for word in _each_slot(broker, topic, "configure", apply=False))
+        if refused:
+            found.append(
+                f"MAX_RETRIES: {refused} slots hold messages, whose priorities could read as retries "
+                "under the larger number"
+            )
+    return found
+
+
+def apply(broker: Broker, topic: Topic) -> None:
+    """Make ``topic`` the registered definition, and give each slot its time-out and retries.
+
+    Ask ``obstacles`` first. Senders and consumers with other settings raise ``TopicMismatch`` when they
+    start next; stop them before.
+    """
+    for _ in _each_slot(broker, topic, "configure"):
+        pass
+    broker.define(topic, replace=True)
+
+
+def _each_slot(broker: Broker, topic: Topic, transition: str, **options: Any) -> Iterable[Any]:
+    """Yield what ``transition`` answers for every slot, in few round trips."""
+    for first in range(0, topic.slots, SLOTS_PER_TRIP):
+        pipeline = broker.pipeline()
+        for slot in range(first, min(first + SLOTS_PER_TRIP, topic.slots)):
+            getattr(pipeline, transition)(topic, slot, **options)
+        for answer in pipeline.execute():
+            if isinstance(answer, RmqError):
+                raise answer
+            yield answer

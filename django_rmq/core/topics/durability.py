@@ -1,0 +1,133 @@
+"""What of a Redis may lose messages or stand in the way: found by asking it, before workers start.
+
+Knows no settings. ``strict``: also what is safe enough for most, and what the server does not let us see.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from django_rmq.core.redis.broker import Broker, Server
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import ServerRefused
+
+OLDEST = (6, 2)
+"""The first version of Redis that has all that the scripts use."""
+
+TOLD = 5
+"""Refused commands that are named at most."""
+
+
+COMMANDS = (
+    *("exists", "expire", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget", "hscan"),
+    *("hset", "hsetnx", "pexpire", "rename", "time", "type", "unlink", "zadd", "zcard", "zcount", "zmscore"),
+    *("zrange", "zrangebyscore", "zrangestore", "zrank", "zrem", "zremrangebyrank", "zrevrange"),
+    *("zrevrank", "zscore"),
+    *("auth", "client|setname", "config|get", "evalsha", "hello", "info", "ping", "publish"),
+    *("script|load", "select", "subscribe", "unsubscribe"),
+)
+"""All that RMQ asks of a server, in its scripts and beside them. ``replicas=`` needs ``wait`` too, ``fsync=`` ``waitaof``."""
+
+CLUSTER_COMMANDS = ("asking", "cluster|slots")
+"""What a Redis Cluster is asked besides."""
+
+
+def places(prefix: str) -> list[str]:
+    """Return the rules for the keys and channels of one project. No other prefix may begin with its own."""
+    plain = re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
+    return [f"~{plain}*", f"~*_{{{plain}*", f"&{plain}*"]
+
+
+def rights(prefix: str, *, is_cluster: bool = False) -> list[str]:
+    """Return the rules of an ACL that allow what RMQ needs, and no more."""
+    commands = (*COMMANDS, *CLUSTER_COMMANDS) if is_cluster else COMMANDS
+    # Redis 6.2 takes no channel pattern behind the &* that it begins with.
+    return ["resetkeys", "resetchannels", *places(prefix), "-@all", *(f"+{name}" for name in commands)]
+
+
+class Flaw(NamedTuple):
+    """Something about a server that had better be otherwise."""
+
+    name: str
+    """eviction, persistence, version, or rights."""
+    message: str
+    hint: str
+
+
+def flaws(broker: Broker, topics: Iterable[Topic], *, strict: bool = False) -> list[Flaw]:
+    """Ask the server (of a cluster: each primary) and return what is wrong with it.
+
+    Changes nothing. Raises ``ServerTrouble`` where it does not answer.
+    """
+    found: list[Flaw] = []
+    try:
+        for server in broker.servers():
+            found += _eviction(server)
+            found += _persistence(server, strict)
+            found += _version(server)
+    except ServerRefused as error:
+        if strict:
+            found.append(
+                Flaw(
+                    "persistence",
+                    f"Redis does not say whether it may lose messages: {error}.",
+                    "Allow the user INFO.",
+                )
+            )
+    return [*found, *_rights(broker, topics)]
+
+
+def _eviction(server: Server) -> list[Flaw]:
+    policy = server.config.get("maxmemory-policy") or server.info.get("maxmemory_policy", "")
+    # What evicts only keys with a time to live spares ours, which have none.
+    if not policy.startswith("allkeys"):
+        return []
+    evicted = int(server.info.get("evicted_keys", "0"))
+    already = f"; it has deleted {evicted} keys since its start" if evicted else ""
+    return [
+        Flaw(
+            "eviction",
+            f"{server.name} has the maxmemory-policy {policy}: it deletes messages when its memory is full{already}.",
+            "Set maxmemory-policy noeviction: then sends are refused when memory is full, and consuming goes on.",
+        )
+    ]
+
+
+def _persistence(server: Server, strict: bool) -> list[Flaw]:
+    if server.info.get("aof_enabled") == "1":
+        return []
+    hint = "Set appendonly yes: about a second of sends is lost in a power cut, with appendfsync always none."
+    snapshots = server.config.get("save")
+    if snapshots == "":
+        lost = f"{server.name} keeps nothing on disk: with its process every message is gone."
+    elif not strict:
+        return []
+    elif snapshots is None:
+        lost = f"{server.name} has no append-only file: messages since its last snapshot, if any, are gone with its process."
+    else:
+        lost = f"{server.name} keeps snapshots only: what came since the last one is gone with its process."
+    return [Flaw("persistence", lost, hint)]
+
+
+def _version(server: Server) -> list[Flaw]:
+    version = server.info.get("redis_version", "")
+    parts = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if not parts or parts >= OLDEST:
+        return []
+    return [Flaw("version", f"{server.name} is Redis {version}: RMQ needs 6.2 or newer.", "Update it.")]
+
+
+def _rights(broker: Broker, topics: Iterable[Topic]) -> list[Flaw]:
+    refused = broker.refused(topics)
+    if not refused:
+        return []
+    more = f"; and {len(refused) - TOLD} more" if len(refused) > TOLD else ""
+    return [
+        Flaw(
+            "rights",
+            f"Redis refuses its user what RMQ needs: {'; '.join(refused[:TOLD])}{more}.",
+            f"Allow it {' '.join(places(broker.prefix))} and the commands in docs/security.md.",
+        )
+    ]

@@ -1,0 +1,1 @@
+"""What the queue speaks of: topics, messages, answers, key names, bounds."""

@@ -1,0 +1,97 @@
+"""What is read of hashes in Redis that anybody may have written to: definitions of topics, and counters.
+
+What cannot be read concerns its own topic or figure alone, and the error names the key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, cast
+
+from django_rmq.core.words.keys import check_slots
+from django_rmq.exceptions import ConfigurationError, WrongType
+
+LARGEST = (1 << 63) - 1
+"""What Redis counts to."""
+
+
+class Definitions(dict[str, dict[str, Any]]):
+    """The registered definition of every topic, as far as it can be read.
+
+    ``key`` is the hash in Redis, ``fields`` what it holds.
+    """
+
+    def __init__(self, key: bytes, fields: Iterable[tuple[bytes, bytes]]) -> None:
+        super().__init__()
+        self._key = key
+        self.unreadable: set[str] = set()
+        """Topics whose definition cannot be read. Nobody writes over it."""
+        for raw_name, text in fields:
+            name = raw_name.decode(errors="backslashreplace")
+            try:
+                self[name] = parse(text)
+            except ValueError:
+                self.unreadable.add(name)
+
+    def of(self, name: str) -> dict[str, Any] | None:
+        """Return the definition of a topic; None: none is registered. Raises ``WrongType`` where it cannot be read."""
+        if name in self.unreadable:
+            raise unreadable(self._key, name)
+        return self.get(name)
+
+    def problem(self, name: str) -> str:
+        """Return why the definition of a topic cannot be read; empty: it can, or there is none."""
+        return str(unreadable(self._key, name)) if name in self.unreadable else ""
+
+
+def unreadable(key: bytes, name: str) -> WrongType:
+    """Return the error of a definition that cannot be read, in the hash ``key``."""
+    return WrongType(
+        f"the definition of topic {name} cannot be read: field {name!r} of the hash {key.decode()!r} in Redis is none. "
+        "Correct the field, or delete it: then the next process registers what its settings say"
+    )
+
+
+def definition(key: bytes, name: str, text: bytes) -> dict[str, Any]:
+    """Return the definition of one topic; an empty one where nothing is registered. Raises ``WrongType``."""
+    try:
+        return parse(text) if text else {}
+    except ValueError:
+        raise unreadable(key, name) from None
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """Return a definition. Raises ``ValueError`` for what is none, as far as slots are found by it."""
+    try:
+        found = json.loads(text)
+        noted = found.get("reslot", {})
+        counts = [found["slots"], *noted.get("former", ())]
+        if noted.get("to") is not None:
+            counts.append(noted["to"])
+            if not isinstance(noted["number"], int):
+                raise TypeError
+        for count in counts:
+            check_slots(count)
+    except (AttributeError, ConfigurationError, KeyError, RecursionError, TypeError, ValueError):
+        raise ValueError("no definition of a topic") from None
+    return cast("dict[str, Any]", found)
+
+
+def counters(key: bytes, fields: Iterable[tuple[bytes, bytes | None]]) -> dict[str, int]:
+    """Return fields of the hash ``key`` as whole numbers; what is missing is 0. Raises ``WrongType``."""
+    found = {}
+    for raw_name, value in fields:
+        name = raw_name.decode(errors="backslashreplace")
+        try:
+            found[name] = int(value or 0)
+            if not -LARGEST <= found[name] <= LARGEST:
+                raise ValueError
+        except ValueError:
+            raise WrongType(
+                f"field {name!r} of the hash {key.decode()!r} in Redis is no whole number"
+            ) from None
+    return found
+
+
+__all__ = ["Definitions", "counters", "definition", "parse", "unreadable"]

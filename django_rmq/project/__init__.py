@@ -1,0 +1,1 @@
+"""What Django adds to the queue; nothing else reads the settings."""

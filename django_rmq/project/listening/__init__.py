@@ -1,0 +1,1 @@
+"""Listeners, and the worker process that calls them."""

@@ -1,0 +1,198 @@
+"""Which function listens to which topic; found in the ``listeners`` modules of the installed apps.
+
+Registering is all that happens here: consuming is the consumer's business, whether the topic is declared
+is for ``checks`` and ``runrmqconsumers`` to say.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.apps import apps
+from django.utils.module_loading import module_has_submodule
+
+from django_rmq.core.words.messages import BATCH
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.project.settings.config import get_config
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class DuplicateListener(ConfigurationError):
+    """Two functions want the same topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What is called with the messages of one topic."""
+
+    topic: str
+    function: Callable[[Any], Any]
+    """Takes one message, or a list of them where ``batch_size`` is given. Never a coroutine function."""
+    batch_size: int | None
+    location: str
+    """``module:line`` of the function as it was written."""
+    name: str
+    """``module.qualname``: the same function after a reload."""
+
+
+class FailedModule(NamedTuple):
+    """A module of listeners that could not be imported, and why."""
+
+    module: str
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """The error in one line, with file and line of the project's code that raised it."""
+        kind, error = type(self.error).__name__, self.error
+        if isinstance(error, SyntaxError):
+            return f"{kind}: {error.msg} ({error.filename}, line {error.lineno})"
+        text = f"{kind}: {(str(error).splitlines() or [''])[0]}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f"{frame.filename}, line {frame.lineno}" for frame in frames if not is_library(frame.filename)]
+        return f"{text} ({own[-1]})" if own else text
+
+
+_LIBRARIES = (
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    str(Path(__file__).parent),
+)
+
+
+def is_library(path: str) -> bool:
+    """Return whether a frame's file is Python's own, an installed package's or ours: not the project's."""
+    return path.startswith(("<", *_LIBRARIES))
+
+
+_listeners: dict[str, Listener] = {}
+
+
+def listener(topic: str, *, batch_size: int | None = None) -> Callable[[Function], Function]:
+    """Let the decorated function listen to ``topic``; it is returned as it is.
+
+    It gets one ``Message``; with ``batch_size`` a list of up to so many. Returning commits, ``False`` or an
+    exception rolls back. ``async def`` is run to its end in a loop of its own. Raises
+    ``ConfigurationError`` for what cannot listen and for a second listener of a topic.
+    """
+    name: object = topic  # what a decorator is given may be anything, such as the function itself
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f'@listener needs the name of a topic, as in @listener("orders"), got {name!r}'
+        )
+    size: object = batch_size
+    if size is not None and not (type(size) is int and 1 <= size <= BATCH):
+        raise ConfigurationError(
+            f'@listener("{topic}"): batch_size must be a whole number from 1 to {BATCH}, got {batch_size!r}'
+        )
+
+    def register(function: Function) -> Function:
+        add(topic, function, batch_size)
+        return function
+
+    return register
+
+
+def add(topic: str, function: Callable[..., Any], batch_size: int | None = None) -> Listener:
+    """Register ``function`` as ``@listener`` does, and return what was registered."""
+    if not callable(function):
+        raise ConfigurationError(f'@listener("{topic}") needs a function, got {function!r}')
+    written = inspect.unwrap(function)
+    while isinstance(written, functools.partial):
+        written = inspect.unwrap(written.func)
+    name, location = _name_of(written), _location_of(written)
+    called = written if inspect.isroutine(written) else _call_method(written)
+    for inner in (written, called):
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+            raise ConfigurationError(
+                f'listener {name} of topic "{topic}" ({location}) is a generator: calling it would run nothing'
+            )
+    try:
+        inspect.signature(function).bind(object())
+    except TypeError as error:
+        wanted = "one message" if batch_size is None else "a list of messages"
+        raise ConfigurationError(
+            f'listener {name} of topic "{topic}" ({location}) cannot be called with {wanted}: {error}'
+        ) from None
+    except ValueError:
+        pass  # some functions written in C tell nothing of their arguments
+    runs_later = any(iscoroutinefunction(inner) for inner in (function, written, called))
+    found = Listener(topic, async_to_sync(function) if runs_later else function, batch_size, location, name)
+    other = _listeners.get(topic)
+    # After a reload the same function comes again.
+    if other is not None and other.name != found.name:
+        raise DuplicateListener(
+            f'topic "{topic}" has two listeners: {other.name} ({other.location}) and {name} ({location})'
+        )
+    _listeners[topic] = found
+    return found
+
+
+def listeners() -> dict[str, Listener]:
+    """Return the registered listeners by topic."""
+    return dict(_listeners)
+
+
+def discover() -> list[FailedModule]:
+    """Import the ``RMQ["AUTODISCOVER"]`` module of every installed app; return those that failed."""
+    name = get_config().autodiscover
+    failed: list[FailedModule] = []
+    if name is None:
+        return failed
+    for app in apps.get_app_configs():
+        if app.module is None or not module_has_submodule(app.module, name):
+            continue
+        module = f"{app.name}.{name}"
+        try:
+            import_module(module)
+        except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
+            failed.append(FailedModule(module, error))
+    return failed
+
+
+def autodiscover() -> None:
+    """Import the listeners of every installed app; raise the first error there is."""
+    for _, error in discover():
+        raise error
+
+
+@contextmanager
+def isolated(*, empty: bool = True) -> Iterator[None]:
+    """For tests: begin with no listeners (or with those there are) and restore them afterwards."""
+    # A module is imported once: were it first imported in isolation, its listeners would be lost for good.
+    if apps.ready:
+        with suppress(ConfigurationError):
+            discover()
+    before = dict(_listeners)
+    if empty:
+        _listeners.clear()
+    try:
+        yield
+    finally:
+        _listeners.clear()
+        _listeners.update(before)
+
+
+def _name_of(function: Any) -> str:
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _location_of(function: Any) -> str:
+    code = getattr(function, "__code__", None) or getattr(_call_method(function), "__code__", None)
+    return f"{function.__module__}:{code.co_firstlineno}" if code is not None else str(function.__module__)
+
+
+def _call_method(function: Any) -> Any:
+    """Return what runs when an object that is no function is called."""
+    return inspect.unwrap(type(function).__call__)

@@ -1,0 +1,99 @@
+"""``--reload``: noticing that code has changed, trying it out, and starting again with it.
+
+Code that cannot be loaded replaces nothing: the worker goes on with what it has, says what is wrong and where, and waits
+for the next change.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from django.utils import autoreload
+
+from django_rmq.project.listening.registry import is_library
+
+logger = logging.getLogger("django_rmq.consumer")
+
+TRIAL_SECONDS = 60.0
+"""How long the new code may take to load."""
+
+AGAIN_SECONDS = 10.0
+"""Code that could not be loaded is tried again so often without a change, too: a module may have been missing."""
+
+_FRAME = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+
+
+class SourceWatch:
+    """Says, when called, whether loaded Python files have changed and the command can start with them."""
+
+    def __init__(self) -> None:
+        self._seen = self._look()
+        self._broken = ""
+        self._next_trial = 0.0
+
+    def __call__(self) -> bool:
+        now = self._look()
+        changed = [path for path, at in self._seen.items() if now.get(path) != at]
+        self._seen = {**now, **{path: None for path in changed if path not in now}}
+        if not changed and not (self._broken and time.monotonic() >= self._next_trial):
+            return False
+        trouble = try_out()
+        self._next_trial = time.monotonic() + AGAIN_SECONDS
+        if trouble and trouble != self._broken:
+            logger.error(
+                "The changed code cannot be loaded, so the old code goes on running: %s",
+                trouble,
+                extra={"rmq_event": "reload_failed"},
+            )
+        self._broken = trouble
+        if not trouble:
+            what = changed[0] if changed else "the code"
+            logger.info("%s has changed", what, extra={"rmq_event": "reload"})
+        return not trouble
+
+    @staticmethod
+    def _look() -> dict[Path, int | None]:
+        found: dict[Path, int | None] = {}
+        for path in autoreload.iter_all_python_module_files():
+            try:
+                found[path] = path.stat().st_mtime_ns
+            except OSError:
+                continue
+        return found
+
+
+def try_out() -> str:
+    """Load the code of now in a process of its own; return what is wrong with it and where, or an empty text."""
+    command = [*autoreload.get_child_arguments(), "--dry-run"]
+    try:
+        tried = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=TRIAL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it has not been loaded after {TRIAL_SECONDS:g} s"
+    if not tried.returncode and tried.stdout.strip():
+        return ""
+    return _reason(tried.stderr) or f"it ended with exit code {tried.returncode} while it was loaded"
+
+
+def _reason(output: str) -> str:
+    """Return the error that ends ``output``, with the innermost place in its traceback that is not a library's."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    text = lines[-1].strip() if lines else ""
+    own = [match for match in _FRAME.finditer(output) if not is_library(match["path"])]
+    return f"{text} ({own[-1]['path']}, line {own[-1]['line']})" if own else text
+
+
+def start_again() -> NoReturn:
+    """Replace this process by one that runs the same command on the code of now."""
+    arguments = autoreload.get_child_arguments()
+    os.execv(arguments[0], arguments)  # noqa: S606 - the very command that runs
+
+
+__all__ = ["SourceWatch", "start_again", "try_out"]

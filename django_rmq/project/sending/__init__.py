@@ -1,0 +1,1 @@
+"""`send_message` and its kin, in step with database transactions."""

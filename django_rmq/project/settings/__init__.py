@@ -1,0 +1,1 @@
+"""`RMQ` in Django's settings, read and checked."""

@@ -1,0 +1,1 @@
+"""Signals, events and traces of what the process does."""

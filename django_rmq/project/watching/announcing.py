@@ -1,0 +1,223 @@
+"""Announcing: what happens to messages, told to Django's signals and to the event stream. Where nobody listens it costs nothing.
+
+What a worker's thread begins is told in that thread; what Redis has confirmed is told in a thread of its own, so that
+no receiver holds the worker up. Whoever announces never fails by it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.db import close_old_connections
+from django.db import connections as databases
+from django.dispatch import Signal
+
+from django_rmq import signals
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.telling.events import EventStream
+from django_rmq.core.words import discretion
+from django_rmq.core.words.messages import Failure, Message, SendResult, Topic, error_class
+from django_rmq.project import connections
+from django_rmq.project.watching import tracing
+
+logger = safe_logger("django_rmq.events")
+_complaints = Complaints(logger)
+
+WAITING = 20_000
+"""Messages whose end may wait to be told in a worker; what more ends meanwhile is not told."""
+
+
+def _is_heard(signal: Signal) -> bool:
+    # Django takes a lock to find out who is still there, also where nobody ever was.
+    return bool(signal.receivers) and signal.has_listeners(Topic)
+
+
+def _send(signal: Signal, **what: Any) -> None:
+    if not _is_heard(signal):
+        return
+    try:
+        signal.send_robust(sender=Topic, **what)
+    except BaseException:
+        # SystemExit of a receiver would be taken for the listener's own.
+        if _complaints.admit(signal) is not None:
+            logger.exception("A receiver of a signal failed")
+
+
+def _stream() -> EventStream | None:
+    try:
+        return connections.events()
+    except Exception as error:  # noqa: BLE001 - logged, not raised
+        _complaints("stream", "There is no stream of events: %s", error, exc_info=True)
+        return None
+
+
+# --- sending
+
+
+def are_sends_watched() -> bool:
+    """Return whether anybody wants to know what was sent."""
+    return _is_heard(signals.message_sent) or _is_heard(signals.message_merged) or _stream() is not None
+
+
+def sent(topic: str, results: Sequence[SendResult]) -> None:
+    """Tell what became of sends that Redis has answered."""
+    if not are_sends_watched():
+        return
+    arrived = [result for result in results if result.ok]
+    merged = [result for result in arrived if result.status in ("merged", "replaced")]
+    for event, signal, some in (
+        ("sent", signals.message_sent, arrived),
+        ("merged", signals.message_merged, merged),
+    ):
+        if some:
+            _send(signal, topic=topic, results=some)
+            _note(event, topic, some)
+
+
+def send_failed(topic: str, results: Sequence[SendResult], error: Exception) -> None:
+    """Tell of sends that a commit could not bring to Redis."""
+    _send(signals.send_failed, topic=topic, results=results, error=error)
+    _note("send_failed", topic, results)
+
+
+def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
+    """Tell of removals that a commit could not bring to Redis."""
+    _send(signals.remove_failed, topic=topic, results=results, error=error)
+
+
+# --- consuming
+
+
+def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what a worker calls in the place of ``function``, a listener of ``topic``: it tells and traces what begins."""
+    if not _is_heard(signals.message_started) and _stream() is None:
+        return tracing.around(topic, function)
+
+    def announced(argument: Any) -> Any:
+        messages = argument if isinstance(argument, list) else [argument]
+        _send(signals.message_started, topic=topic.name, messages=messages)
+        _note("started", topic.name, messages)
+        return function(argument)
+
+    # Receivers see the span that they are in.
+    return tracing.around(topic, announced)
+
+
+def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
+    """Tell of deliveries of one topic whose end Redis has confirmed."""
+    if committed:
+        topic = committed[0].topic.name
+        _send(signals.message_committed, topic=topic, messages=committed)
+        _note("committed", topic, committed)
+    dead = [
+        (message, failure)
+        for message, failure in failed
+        if failure.kind == "rejected" or message.retries_left <= 0
+    ]
+    for event, signal, some in (
+        ("failed", signals.message_failed, failed),
+        ("dead", signals.message_dead, dead),
+    ):
+        if some:
+            topic = some[0][0].topic.name
+            _send(signal, topic=topic, failures=some)
+            errors = [failure.error.partition("\n")[0][:200] for _, failure in some]
+            if discretion.hides(topic):
+                errors = [error_class(error) for error in errors]
+            _note(event, topic, [message for message, _ in some], errors=errors)
+
+
+class Reporter:
+    """A worker's ``Watcher``: tells what has ended, from a thread of its own, until ``stop``."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]]]] = deque()
+        self._waiting = 0
+        self._left_out = 0
+        self._complain = Complaints(logger)
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+
+    def wants(self) -> bool:
+        """Return whether anybody wants to know what ends."""
+        return (
+            _is_heard(signals.message_committed)
+            or _is_heard(signals.message_failed)
+            or _is_heard(signals.message_dead)
+            or _stream() is not None
+        )
+
+    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
+        """Let it be told soon; if too much waits already, never."""
+        weight = len(committed) + len(failed)
+        with self._changed:
+            if self._waiting and self._waiting + weight > WAITING:
+                self._left_out += weight
+                self._tell_left_out()
+                return
+            self._waiting += weight
+            self._ended.append((committed, failed))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rmq-reporter", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self, seconds: float) -> None:
+        """Tell what is left, within so many seconds, and end."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ended or self._is_stopped)
+                    if not self._ended:
+                        return
+                    committed, failed = self._ended.popleft()
+                    self._waiting -= len(committed) + len(failed)
+                try:
+                    close_old_connections()
+                    ended(committed, failed)
+                    close_old_connections()
+                except Exception as error:  # noqa: BLE001 - logged, not raised
+                    self._complain(
+                        "told", "Receivers of signals could not be called: %s", error, exc_info=True
+                    )
+        finally:
+            databases.close_all()
+
+    def _tell_left_out(self) -> None:
+        if self._complain.admit("slow") is not None:
+            logger.warning(
+                "Receivers of signals are too slow: they were not called for the end of %d messages",
+                self._left_out,
+            )
+            self._left_out = 0
+
+
+# --- persons
+
+
+def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
+    """Tell that somebody has replayed dead messages."""
+    _send(signals.message_replayed, topic=topic, outcomes=dict(outcomes), actor=actor)
+    _note("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
+
+
+def _note(event: str, topic: str, messages: Sequence[Message | SendResult] = (), **more: Any) -> None:
+    stream = _stream()
+    if stream is not None:
+        stream.note(event, topic, [_place(message) for message in messages], **more)
+
+
+def _place(message: Message | SendResult) -> tuple[int, bytes]:
+    return message.slot, message.delivery.member if isinstance(message, Message) else message.member

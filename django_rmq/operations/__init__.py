@@ -266,7 +266,7 @@ class Operations:
         return self._recorded("retire", found.topic, f"to {to}" if to else "", steps)
 
     def events(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield what happens from now on, see ``django_rmq.events``; empty lists while nothing does, to be asked again.
+        """Yield what happens from now on, see ``django_rmq.core.telling.events``; empty lists while nothing does, to be asked again.
 
         Ids hold what is stored, so it takes the right to see bodies. Raises ``OperationRefused`` where EVENTS is off,
         and ``ServerTrouble`` when the connection is lost.

@@ -87,8 +87,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
         """Of the assignment's node when it was read: a write is on condition that it is the same."""
         self._rejoined_at = float("-inf")
 
-    # --- what a worker asks of it
-
     def start(self) -> None:
         """Join; the first slots come soon after. Raises ``ConfigurationError`` where our path is somebody else's too."""
         self._pid = os.getpid()
@@ -114,8 +112,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def describe(self) -> list[Holding]:
         """Ask ZooKeeper who owns what since when, by the clock of whoever assigned it."""
         return tree.holdings(tree.plan(self._connected()))
-
-    # --- the thread that looks
 
     def _try_turn(self) -> float:
         try:
@@ -209,7 +205,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         )
         if own is None or crew is None or plan is None or own.ephemeralOwner != session.number:
             return False
-        if (_version_of(crew), connections) != (self._members, self._met):
+        if (own_node.version_of(crew), connections) != (self._members, self._met):
             self._meet(session)
             self._met = connections
         if (plan.czxid, plan.mzxid) != self._seen:
@@ -218,10 +214,10 @@ class ZooKeeperCoordinator(SharedCoordinator):
 
     def _meet(self, session: Session) -> None:
         """Learn who the others are, and note when they changed."""
-        ids, stat = own_node.meet(session, self.worker.id)
-        if _version_of(stat) != self._members:
+        self._ids, members = own_node.meet(session, self.worker.id)
+        if members != self._members:
             self._changed_at = uptime()
-        self._ids, self._members = ids, _version_of(stat)
+        self._members = members
 
     def _read(self, session: Session) -> None:
         """Read the assignment."""
@@ -266,8 +262,6 @@ class ZooKeeperCoordinator(SharedCoordinator):
             raise ServerUnavailable(f"there is no connection to ZooKeeper at {self.ensemble.hosts}")
         return session
 
-    # --- the assignment
-
     def _assign(self, why: str) -> None:
         session = self._connected()
         if self._crew_of != self._members:
@@ -301,8 +295,3 @@ class ZooKeeperCoordinator(SharedCoordinator):
         self._seen, self._version = (stat.czxid, stat.mzxid), stat.version
         self._basis, self._plan, self._last_plan = self._members, plan, plan
         self._tell()
-
-
-def _version_of(workers: Any) -> str:
-    """Return what is another for every other membership: which node, its last new or lost child, its last mark."""
-    return f"{workers.czxid:x}.{workers.pzxid:x}.{workers.mzxid:x}"

@@ -59,8 +59,8 @@ def change(session: Session, worker: Worker, token: str) -> bool:
     return not any(isinstance(answer, Exception) for answer in answers)
 
 
-def meet(session: Session, worker: str) -> tuple[list[str], Any]:
-    """Return the ids of all workers and the stat of their folder; watch the one before ``worker``, or all if there is none."""
+def meet(session: Session, worker: str) -> tuple[list[str], str]:
+    """Return the ids of all workers and the version of that; watch the one before ``worker``, or all if there is none."""
     client, folder = session.client, session.ensemble.path("workers")
     while True:
         ((ids, stat),) = session.ask(client.get_children_async(folder, include_data=True))
@@ -71,7 +71,12 @@ def meet(session: Session, worker: str) -> tuple[list[str], Any]:
                 client.get_children_async(folder, watch=session.watch, include_data=True),
                 client.exists_async(folder, watch=session.watch),
             )
-            return sorted(ids), stat
+            return sorted(ids), version_of(stat)
         (watched,) = session.ask(client.exists_async(f"{folder}/{ids[before - 1]}", watch=session.watch))
         if watched is not None:
-            return ids, stat
+            return ids, version_of(stat)
+
+
+def version_of(workers: Any) -> str:
+    """Return what is another for every other membership: which node, its last new or lost child, its last mark."""
+    return f"{workers.czxid:x}.{workers.pzxid:x}.{workers.mzxid:x}"

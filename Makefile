@@ -18,7 +18,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark test proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
+.PHONY: help install demo demo-spark quick test proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,17 @@ demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEM
 
 demo-spark: $(INSTALLED) ## product sets kept up to date by Spark; needs Java (DEMO_ARGS=...)
 	$(BIN)/python -m example_project.selection.demo $(DEMO_ARGS)
+
+# Three things beside each other, whose output comes one after the other.
+quick: $(INSTALLED) ## lint, types, unit tests and the contract in memory, within a minute
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target types lint-and-contract quick-unit
+
+.PHONY: lint-and-contract quick-unit
+lint-and-contract: lint
+	BROKERS=memory $(BIN)/python -m pytest -q tests/contract
+
+quick-unit: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m "not slow and not proof" tests/unit
 
 test: $(INSTALLED) ## the tests, in minutes (TEST_ARGS='-k receipt')
 	$(BIN)/python -m pytest -m "not proof" $(TEST_ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -46,7 +47,7 @@ def cluster_client(redis_cluster: RedisCluster) -> Iterator[Cluster]:
     client.close()
 
 
-@pytest.fixture(params=["redis", "memory", "cluster"])
+@pytest.fixture(params=os.environ.get("BROKERS", "redis memory cluster").split())
 def broker(request: pytest.FixtureRequest, clock: Clock) -> Any:
     if request.param == "memory":
         return InMemoryBroker("m:", clock)

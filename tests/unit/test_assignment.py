@@ -272,7 +272,7 @@ def test_what_makes_no_sense_is_refused(wanted: list[TopicSlots], crew: list[Cap
         assign(wanted, crew, {})
 
 
-@pytest.mark.parametrize("slots", [1_024, 65_536, 1 << 20])
+@pytest.mark.parametrize("slots", [1_024, pytest.param(1 << 20, marks=pytest.mark.slow)])
 def test_many_slots_are_assigned_in_no_time_and_little_space(slots: int) -> None:
     """The goal is a second for 2**20 slots and 50 workers, after hundreds of them came and went."""
     chance = random.Random(7)

@@ -186,6 +186,7 @@ def test_whatever_it_is_told_the_limit_stays_in_its_bounds(
         assert 1 <= flow.limit <= most
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 32),

@@ -224,6 +224,7 @@ def test_a_server_that_is_away_is_a_refused_connection_not_a_hanging_one(tmp_pat
 # --- ZooKeeper
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("java")
 def test_a_zookeeper_starts_is_killed_and_comes_back_on_its_port_with_its_data() -> None:
     with ZooKeeperServer() as server:
@@ -246,6 +247,7 @@ def test_a_zookeeper_starts_is_killed_and_comes_back_on_its_port_with_its_data()
     assert not server.directory.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("java")
 def test_three_zookeepers_have_one_leader_and_find_another() -> None:
     with ZooKeeperEnsemble() as ensemble:

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from django_rmq.core.topics import definitions
 from django_rmq.management import RmqCommand, duration
 from django_rmq.operations import Stranded
-from django_rmq.operations.figures import serving
+from django_rmq.operations.crew import serving
 from django_rmq.project.connections import get_broker
 from django_rmq.project.settings.config import get_config
 

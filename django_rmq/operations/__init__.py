@@ -13,6 +13,7 @@ Everything raises ``UnknownTopic``, ``NotPermitted`` and ``ServerTrouble``.
 
 from __future__ import annotations
 
+from django_rmq.core.telling.history import Minute
 from django_rmq.operations import editing, looking, named, reading, sending, sweeping
 from django_rmq.operations.actors import Actor, Permission, Trace
 from django_rmq.operations.copies import Copy
@@ -73,6 +74,7 @@ __all__ = [
     "Listing",
     "Measured",
     "Measurement",
+    "Minute",
     "Operations",
     "Overview",
     "Permission",

@@ -83,9 +83,7 @@ def from_entry(
     if state == "dead":
         # A live copy of the same key has a body of its own.
         envelope = None if death is None else death.envelope
-    content = Envelope(member)
-    if topic.keyed and envelope is not None:
-        content = decode_envelope(envelope)
+    content = decode_envelope(envelope) if topic.keyed and envelope is not None else Envelope(member)
     headers = content.headers or {}
     known = death or failure
     error = "" if known is None else known.error.decode("utf-8", "replace")

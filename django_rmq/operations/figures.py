@@ -200,8 +200,7 @@ def _summed(
     crew: Crew,
     now_ms: int,
 ) -> TopicFigures:
-    counted: list[Counts] = []
-    problems = []
+    counted, problems = list[Counts](), []
     for slot, answer in zip(slots, answers, strict=True):
         if isinstance(answer, ServerTrouble):
             raise answer

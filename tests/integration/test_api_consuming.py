@@ -337,14 +337,15 @@ def test_requests_of_one_consumer_side_by_side_are_bounded_as_well(broker: Any) 
     consumer = Consumer("narrow")
     consumer.send(*range(20))
     ours = Deliveries(Actor("a", "rest"), topic_of("narrow"), broker)
-    asking, told = ours._ask_limits, threading.Barrier(2, timeout=10)
+    permits = ours._taking._permits
+    asking, told = permits.ask, threading.Barrier(2, timeout=10)
 
     def ask(request: str, most: int) -> Any:
         found = asking(request, most)
         told.wait()
         return found
 
-    ours._ask_limits = ask  # type: ignore[method-assign]
+    permits.ask = ask  # type: ignore[method-assign]
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(ours.take, uuid.UUID(int=1), 3) for _ in range(2)]
         assert sum(len(one.result(20)) for one in both) == 3

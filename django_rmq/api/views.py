@@ -23,7 +23,7 @@ from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.views import APIView
 
-from django_rmq.api import errors, permissions, shown, taken, throttles
+from django_rmq.api import answers, errors, permissions, requests, throttles
 from django_rmq.api.formats import Negotiation, Parser, Renderer, check_size
 from django_rmq.api.schema import documented, view_schema
 from django_rmq.core.words.messages import Topic
@@ -153,10 +153,10 @@ class TopicsView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("topics", "All topics, and what they hold", answers={200: shown.TopicsAnswer})
+    @documented("topics", "All topics, and what they hold", answers={200: answers.TopicsAnswer})
     def get(self, request: Request) -> Response:
         """List topics."""
-        return Response({"results": [shown.topic(one) for one in self.operations.overview(self.known())]})
+        return Response({"results": [answers.topic(one) for one in self.operations.overview(self.known())]})
 
 
 class TopicView(RmqView):
@@ -164,10 +164,10 @@ class TopicView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("topic", "One topic, and what it holds", answers={200: shown.TopicAnswer}, errors=[404])
+    @documented("topic", "One topic, and what it holds", answers={200: answers.TopicAnswer}, errors=[404])
     def get(self, request: Request, topic: str) -> Response:
         """Show one topic."""
-        return Response(shown.topic(self.operations.topic(self.topic(topic).name)))
+        return Response(answers.topic(self.operations.topic(self.topic(topic).name)))
 
 
 class StatsView(RmqView):
@@ -178,11 +178,11 @@ class StatsView(RmqView):
     @documented(
         "stats",
         "What has passed through topics so far: sent, done and failed. Topics of very many slots are left out",
-        answers={200: shown.StatsAnswer},
+        answers={200: answers.StatsAnswer},
     )
     def get(self, request: Request) -> Response:
         """Count."""
-        return Response(shown.stats(self.operations.flow(self.known())))
+        return Response(answers.stats(self.operations.flow(self.known())))
 
 
 class SlotsView(RmqView):
@@ -193,16 +193,16 @@ class SlotsView(RmqView):
     @documented(
         "slots",
         "Slots of a topic: what each holds, and who owns it",
-        query=taken.SlotsQuery,
-        answers={200: shown.SlotsAnswer},
+        query=requests.SlotsQuery,
+        answers={200: answers.SlotsAnswer},
         errors=[404],
     )
     def get(self, request: Request) -> Response:
         """List slots."""
-        asked = self.read(taken.SlotsQuery, request.query_params)
+        asked = self.read(requests.SlotsQuery, request.query_params)
         topic = self.topic(asked["topic"])
         found = self.operations.slots(topic.name, asked["first"], asked["limit"])
-        return Response(shown.slots(found, asked["first"]))
+        return Response(answers.slots(found, asked["first"]))
 
 
 class WorkersView(RmqView):
@@ -210,11 +210,11 @@ class WorkersView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("workers", "Live workers, and what is assigned to them", answers={200: shown.WorkersAnswer})
+    @documented("workers", "Live workers, and what is assigned to them", answers={200: answers.WorkersAnswer})
     def get(self, request: Request) -> Response:
         """List workers."""
         known = set(self.known())
-        return Response({"results": [shown.worker(one, known) for one in self.operations.workers()]})
+        return Response({"results": [answers.worker(one, known) for one in self.operations.workers()]})
 
 
 class MessagesView(RmqView):
@@ -225,20 +225,20 @@ class MessagesView(RmqView):
     @documented(
         "messages",
         "Messages of a topic in one state, page by page",
-        query=taken.MessagesQuery,
-        answers={200: shown.MessagesAnswer},
+        query=requests.MessagesQuery,
+        answers={200: answers.MessagesAnswer},
         errors=[404, 409],
     )
     def get(self, request: Request, topic: str) -> Response:
         """List messages."""
         declared = self.topic(topic)
-        asked = self.read(taken.MessagesQuery, request.query_params)
+        asked = self.read(requests.MessagesQuery, request.query_params)
         order = asked.get("order")
         listing = self.operations.listing(
             declared.name,
             asked["state"],
             cursor=asked.get("cursor", ""),
-            wanted=taken.wanted(asked),
+            wanted=requests.wanted(asked),
             limit=asked.get("page_size"),
             descending=None if order is None else order == "descending",
         )
@@ -247,19 +247,19 @@ class MessagesView(RmqView):
             query = request.query_params.copy()
             query["cursor"] = listing.cursor
             following = f"{request.build_absolute_uri(request.path)}?{query.urlencode()}"
-        return Response(shown.page(listing, following))
+        return Response(answers.page(listing, following))
 
     @documented(
         "send",
         "Send one message, or many: nothing is sent if one of them cannot be",
-        takes=("Sending", [taken.SendFields, taken.SendsFields]),
+        takes=("Sending", [requests.SendFields, requests.SendsFields]),
         headers={
             "Idempotency-Key": (
                 "A text of your own, 1 to 255 characters: a repeated request is done once a day, and answered alike",
                 {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
             ),
         },
-        answers={202: shown.SendsAnswer},
+        answers={202: answers.SendsAnswer},
         errors=[404, 409, 422, 429, 507],
         examples={
             "a priority topic": {"body": {"sku": 1, "shop": 7}, "priority": 500},
@@ -278,7 +278,7 @@ class MessagesView(RmqView):
         declared = self.topic(topic)
         data = request.data
         many = isinstance(data, Mapping) and "messages" in data
-        asked = self.read(taken.SendsFields if many else taken.SendFields, data)
+        asked = self.read(requests.SendsFields if many else requests.SendFields, data)
         sends = [_send(declared, one) for one in (asked["messages"] if many else [asked])]
         # Without it the framework reads no body.
         size = int(request.META["CONTENT_LENGTH"])
@@ -287,8 +287,10 @@ class MessagesView(RmqView):
             return Response(self._send(declared, sends, size), status=202)
         if not (1 <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
             raise errors.Invalid(f"Idempotency-Key must be 1 to {LONGEST_KEY} printable characters of ASCII.")
-        if len(sends) > taken.MOST_ONCE:
-            raise errors.Invalid(f"At most {taken.MOST_ONCE} messages can be sent with an Idempotency-Key.")
+        if len(sends) > requests.MOST_ONCE:
+            raise errors.Invalid(
+                f"At most {requests.MOST_ONCE} messages can be sent with an Idempotency-Key."
+            )
         with self.operations.once(key, [declared.name, data], len(sends)) as attempt:
             if attempt.answer is None:
                 attempt.done(self._send(declared, sends, size))
@@ -301,7 +303,7 @@ class MessagesView(RmqView):
         outcomes = results.counts()
         if outcomes["refused"] == len(results):
             raise TopicFull(f"topic {topic.name} is full: MAX_BACKLOG is reached where this was to go")
-        return shown.sends(results, outcomes, operations.sent_id)
+        return answers.sends(results, outcomes, operations.sent_id)
 
 
 def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
@@ -349,26 +351,26 @@ class MessageView(RmqView):
         "message",
         "All copies of a message: where it waits, runs, rests, is claimed or lies dead",
         path=MESSAGE_ID,
-        answers={200: shown.CopiesAnswer},
+        answers={200: answers.CopiesAnswer},
         errors=[400, 404, 409],
     )
     def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002 - the name in the address
         """Show a message."""
         copies = self.operations.get(self.topic(topic).name, id)
-        return Response({"results": [shown.copy(one) for one in copies]})
+        return Response({"results": [answers.copy(one) for one in copies]})
 
     @documented(
         "delete",
         "Delete a message: 202 where it runs, and ends with its delivery",
         path=MESSAGE_ID,
-        query=taken.CopyQuery,
-        answers={200: shown.OutcomeAnswer, 202: shown.OutcomeAnswer},
+        query=requests.CopyQuery,
+        answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
         errors=[404, 409],
     )
     def delete(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Delete a message."""
         name, operations = self.topic(topic).name, self.operations
-        copy = self.read(taken.CopyQuery, request.query_params).get("copy")
+        copy = self.read(requests.CopyQuery, request.query_params).get("copy")
         done = operations.delete_only(name, id) if copy is None else operations.delete(name, [id], copy)
         if "both" in done.outcomes:
             raise errors.Conflict(
@@ -386,15 +388,15 @@ class ReplayMessageView(RmqView):
         "replay_message",
         "Send a dead message again with its full budget of retries; with a body, edited",
         path=MESSAGE_ID,
-        takes=taken.EditFields,
-        answers={200: shown.OutcomeAnswer},
+        takes=requests.EditFields,
+        answers={200: answers.OutcomeAnswer},
         errors=[404, 409, 507],
         examples={"as it was": {}, "edited": {"body": {"sku": 1, "shop": 8}}},
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Replay a message."""
         declared, operations = self.topic(topic), self.operations
-        asked = self.read(taken.EditFields, request.data)
+        asked = self.read(requests.EditFields, request.data)
         if "body" in asked:
             done = operations.replay_edited(declared.name, id, _body(declared, asked["body"]))
         else:
@@ -411,15 +413,15 @@ class BuryView(RmqView):
         "bury",
         "Put a message into Dead: 202 where it runs, and dies when its delivery ends",
         path=MESSAGE_ID,
-        takes=taken.BuryFields,
-        answers={200: shown.OutcomeAnswer, 202: shown.OutcomeAnswer},
+        takes=requests.BuryFields,
+        answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
         errors=[404, 409],
         examples={"with a reason": {"why": "the customer has asked for it"}},
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Bury a message."""
         name = self.topic(topic).name
-        asked = self.read(taken.BuryFields, request.data)
+        asked = self.read(requests.BuryFields, request.data)
         done = self.operations.bury(name, [id], asked.get("why", ""))
         return _outcome(done, id, {"buried": 200, "in_flight": 202})
 
@@ -433,15 +435,15 @@ class RescheduleView(RmqView):
         "reschedule",
         "Give a waiting message another due time, or another priority",
         path=MESSAGE_ID,
-        takes=taken.RescheduleFields,
-        answers={200: shown.OutcomeAnswer},
+        takes=requests.RescheduleFields,
+        answers={200: answers.OutcomeAnswer},
         errors=[404, 409],
         examples={"later": {"due": "2030-01-31T12:00:00Z"}, "before others": {"priority": 10000}},
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
         """Reschedule a message."""
         name = self.topic(topic).name
-        asked = self.read(taken.RescheduleFields, request.data)
+        asked = self.read(requests.RescheduleFields, request.data)
         done = self.operations.reschedule(name, [id], due=asked.get("due"), priority=asked.get("priority"))
         return _outcome(done, id, {"rescheduled": 200})
 
@@ -458,8 +460,8 @@ class ReplayView(RmqView):
     @documented(
         "replay",
         "Send dead messages again: those named, or all that a filter means",
-        takes=("Replaying", [taken.ReplayNamedFields, taken.ReplayFilterFields]),
-        answers={200: shown.ProgressAnswer},
+        takes=("Replaying", [requests.ReplayNamedFields, requests.ReplayFilterFields]),
+        answers={200: answers.ProgressAnswer},
         errors=[404, 409, 507],
         examples={
             "by a filter": {"filter": {"error": "ConnectionError"}, "limit": 1000},
@@ -473,15 +475,15 @@ class ReplayView(RmqView):
         if isinstance(data, Mapping) and ("ids" in data) == ("filter" in data):
             raise errors.Invalid("Say either `ids` or `filter`; an empty filter means all.")
         if not (isinstance(data, Mapping) and "ids" in data):
-            asked = self.read(taken.ReplayFilterFields, data)
-            wanted = taken.wanted(asked["filter"])
+            asked = self.read(requests.ReplayFilterFields, data)
+            wanted = requests.wanted(asked["filter"])
             run = operations.replay_all(
                 declared.name, wanted, limits=_limits(asked), dry_run=asked["dry_run"]
             )
-            return Response(shown.progress(run.result()))
-        asked = self.read(taken.ReplayNamedFields, data)
+            return Response(answers.progress(run.result()))
+        asked = self.read(requests.ReplayNamedFields, data)
         done = operations.replay(declared.name, asked["ids"])
-        return Response(shown.acted(done))
+        return Response(answers.acted(done))
 
 
 class PurgeView(RmqView):
@@ -492,15 +494,15 @@ class PurgeView(RmqView):
     @documented(
         "purge",
         "Delete what a state of a topic holds, without looking at it",
-        takes=taken.PurgeFields,
-        answers={200: shown.ProgressAnswer},
+        takes=requests.PurgeFields,
+        answers={200: answers.ProgressAnswer},
         errors=[404, 409],
         examples={"dead for a week": {"state": "dead", "older_than": 604800}},
     )
     def post(self, request: Request, topic: str) -> Response:
         """Purge."""
         name = self.topic(topic).name
-        asked = self.read(taken.PurgeFields, request.data)
+        asked = self.read(requests.PurgeFields, request.data)
         run = self.operations.purge(
             name,
             asked["state"],
@@ -509,7 +511,7 @@ class PurgeView(RmqView):
             limits=_limits(asked),
             dry_run=asked["dry_run"],
         )
-        return Response(shown.progress(run.result()))
+        return Response(answers.progress(run.result()))
 
 
 class PauseView(RmqView):
@@ -520,12 +522,12 @@ class PauseView(RmqView):
     @documented(
         "pause",
         "Stop handing out messages of a topic; counts slots",
-        answers={200: shown.ProgressAnswer},
+        answers={200: answers.ProgressAnswer},
         errors=[404, 409],
     )
     def post(self, request: Request, topic: str) -> Response:
         """Pause."""
-        return Response(shown.progress(self.operations.pause(self.topic(topic).name).result()))
+        return Response(answers.progress(self.operations.pause(self.topic(topic).name).result()))
 
 
 class ResumeView(RmqView):
@@ -536,12 +538,12 @@ class ResumeView(RmqView):
     @documented(
         "resume",
         "Go on with a paused topic; counts slots",
-        answers={200: shown.ProgressAnswer},
+        answers={200: answers.ProgressAnswer},
         errors=[404, 409],
     )
     def post(self, request: Request, topic: str) -> Response:
         """Resume."""
-        return Response(shown.progress(self.operations.resume(self.topic(topic).name).result()))
+        return Response(answers.progress(self.operations.resume(self.topic(topic).name).result()))
 
 
 # --- consuming
@@ -556,8 +558,8 @@ class PrepareView(RmqView):
     @documented(
         "prepare",
         "Take messages, or answer what this consumer holds. What is not settled or extended in time comes back",
-        takes=taken.PrepareFields,
-        answers={200: shown.TakenAnswer},
+        takes=requests.PrepareFields,
+        answers={200: answers.TakenAnswer},
         errors=[404, 409, 507],
         examples={
             "wait for up to ten": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "max": 10, "wait": 20},
@@ -587,20 +589,20 @@ class PrepareView(RmqView):
     def post(self, request: Request, topic: str) -> Response:
         """Take messages."""
         declared = self.topic(topic)
-        asked = self.read(taken.PrepareFields, request.data)
+        asked = self.read(requests.PrepareFields, request.data)
         deliveries = self.operations.deliveries(declared.name)
         if asked["held"]:
             held = deliveries.held(asked["consumer"], asked["first"])
-            return Response(shown.taken(deliveries, declared, held.messages, held.next_slot))
+            return Response(answers.taken(deliveries, declared, held.messages, held.next_slot))
         if not asked["wait"]:
             messages = deliveries.take(asked["consumer"], asked["max"])
-            return Response(shown.taken(deliveries, declared, messages, None))
+            return Response(answers.taken(deliveries, declared, messages, None))
         has_threads = request.META.get("wsgi.multithread", True)
         with seats.seat(self.operations.actor, *get_config().api.waiting(has_threads)) as may_wait:
             if may_wait:
                 _let_go_of_databases()
             messages = deliveries.take(asked["consumer"], asked["max"], asked["wait"] if may_wait else 0)
-        response = Response(shown.taken(deliveries, declared, messages, None))
+        response = Response(answers.taken(deliveries, declared, messages, None))
         if not (may_wait or messages):
             response.data["wait_refused"] = True
             response["Retry-After"] = "1"
@@ -622,14 +624,14 @@ class SettlingView(RmqView):
     def settle(self, request: Request, topic: str, verb: str) -> Response:
         """Settle what the request names."""
         name = self.topic(topic).name
-        asked = self.read(taken.SettleFields, request.data)
+        asked = self.read(requests.SettleFields, request.data)
         settled = [Settled(one["id"], one["receipt"]) for one in asked["deliveries"]]
-        return Response(shown.settled(settled, getattr(self.operations.deliveries(name), verb)(settled)))
+        return Response(answers.settled(settled, getattr(self.operations.deliveries(name), verb)(settled)))
 
 
 _SETTLED: dict[str, Any] = {
-    "takes": taken.SettleFields,
-    "answers": {200: shown.SettlementAnswer},
+    "takes": requests.SettleFields,
+    "answers": {200: answers.SettlementAnswer},
     "errors": [404, 409, 507],
     "examples": {"one": {"deliveries": [{"id": "3.eyJza3UiOjF9", "receipt": "17.0b5c7c1f3e9d4a6f8b21"}]}},
 }
@@ -668,8 +670,8 @@ class RollbackView(SettlingView):
     @documented(
         "rollback",
         "End deliveries with failure: they are tried again after a rest, or lie dead when no retries are left",
-        takes=taken.RollbackFields,
-        answers={200: shown.SettlementAnswer},
+        takes=requests.RollbackFields,
+        answers={200: answers.SettlementAnswer},
         errors=[404, 409, 507],
         examples={
             "one": {
@@ -686,7 +688,7 @@ class RollbackView(SettlingView):
     def post(self, request: Request, topic: str) -> Response:
         """Roll back."""
         name = self.topic(topic).name
-        asked = self.read(taken.RollbackFields, request.data)["deliveries"]
+        asked = self.read(requests.RollbackFields, request.data)["deliveries"]
         settled = [Settled(one["id"], one["receipt"]) for one in asked]
         outcomes = [
             Outcome(
@@ -696,7 +698,9 @@ class RollbackView(SettlingView):
             )
             for one in asked
         ]
-        return Response(shown.settled(settled, self.operations.deliveries(name).rollback(settled, outcomes)))
+        return Response(
+            answers.settled(settled, self.operations.deliveries(name).rollback(settled, outcomes))
+        )
 
 
 # --- health
@@ -725,7 +729,7 @@ class LiveView(PublicView):
 
     authentication_classes = ()
 
-    @documented("live", "This process answers", answers={200: shown.LiveAnswer}, public=True)
+    @documented("live", "This process answers", answers={200: answers.LiveAnswer}, public=True)
     def get(self, request: Request) -> Response:
         """Say that we live."""
         return Response({"ok": True})
@@ -759,23 +763,23 @@ class ReadyView(PublicView):
     @documented(
         "ready",
         "Whether Redis answers and slots are assigned; who may see topics is told what was found, and may set limits",
-        query=taken.HealthQuery,
-        answers={200: shown.ReadyAnswer, 503: shown.ReadyAnswer},
+        query=requests.HealthQuery,
+        answers={200: answers.ReadyAnswer, 503: answers.ReadyAnswer},
         errors=[401, 403],
         public=True,
     )
     def get(self, request: Request) -> Response:
         """Look whether all is well."""
-        asked = self.read(taken.HealthQuery, request.query_params)
+        asked = self.read(requests.HealthQuery, request.query_params)
         operations = self.operations
         if operations.actor.may(Permission.VIEW):
             known = self.known()
             limits = HealthLimits(asked.get("max_age"), asked.get("max_dead"), asked["workers"])
-            found = shown.ready(operations.health(limits, known), set(known))
+            found = answers.ready(operations.health(limits, known), set(known))
         elif request.query_params:
             self.permission_denied(request, f"{operations.actor.name} may not see topics")
         else:
-            found = shown.ready(_ready.look(), None)
+            found = answers.ready(_ready.look(), None)
         response = Response(found, status=200 if found["ok"] else 503)
         if not found["ok"]:
             response["Retry-After"] = "2"

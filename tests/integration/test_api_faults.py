@@ -12,7 +12,8 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import override_settings
 
-from django_rmq.api import answers, errors
+from django_rmq.api import errors
+from django_rmq.api.answers import topics as answers
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Permission
 from django_rmq.project import connections

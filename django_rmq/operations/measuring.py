@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
-from django_rmq.core.telling.history import Depth, Latest, Totals
+from django_rmq.core.telling.history import EDGES_MS, Depth, Latest, Totals
 from django_rmq.core.words.messages import Times, Topic, former_slot_counts
 from django_rmq.exceptions import RmqError, WrongType
 from django_rmq.operations import figures
@@ -84,4 +84,4 @@ def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, Any]]) -> Topi
     return replace(topic, slots=min(max(topic.slots, *former), figures.LIVE_SLOTS)) if former else topic
 
 
-__all__ = ["Measured", "Measurement", "measured"]
+__all__ = ["EDGES_MS", "Measured", "Measurement", "measured"]

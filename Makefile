@@ -49,9 +49,10 @@ test: $(INSTALLED) ## the tests, in minutes (TEST_ARGS='-k receipt')
 proof: $(INSTALLED) ## the long model, state-machine and killing runs (PROOF_ARGS=...)
 	$(BIN)/python -m pytest --hypothesis-profile=proof $(PROOFS) $(PROOF_ARGS)
 
-lint: $(INSTALLED) ## ruff: rules and format
+lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/sizes.py
 
 format: $(INSTALLED) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -35,14 +35,20 @@ settings.register_profile(
 settings.load_profile("slice")
 
 
+_complaints: dict[str, list[Complaints]] = {}
+"""Module -> the complaints that it has."""
+
+
 @pytest.fixture(autouse=True)
 def fresh_complaints() -> Iterator[None]:
     """What one test let fail hides no log line of the next one."""
     yield
-    for module in list(sys.modules.values()):
-        for found in vars(module).values() if module.__name__.startswith("django_rmq") else ():
-            if isinstance(found, Complaints):
-                found.forget()
+    for name in sys.modules.keys() - _complaints.keys():
+        ours = vars(sys.modules[name]).values() if name.startswith("django_rmq") else ()
+        _complaints[name] = [found for found in ours if isinstance(found, Complaints)]
+    for each in _complaints.values():
+        for complaints in each:
+            complaints.forget()
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,7 @@ def find_stranded(desk: Desk, name: str) -> Stranded:
 
 
 def events(desk: Desk) -> Iterator[list[dict[str, Any]]]:
-    """Yield what happens from now on, see ``django_rmq.events``; empty lists while nothing does, to be asked again.
+    """Yield what happens from now on, see ``django_rmq.core.telling.events``; empty lists while nothing does, to be asked again.
 
     Ids hold what is stored, so it takes the right to see bodies. Raises ``OperationRefused`` where EVENTS is off,
     and ``ServerTrouble`` when the connection is lost.

@@ -19,6 +19,21 @@ from tests.servers import RedisCluster
 from tests.workers import cluster_of
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let a Cluster run one case of each test: it adds routing to the same scripts, and no rule."""
+    routed: set[str] = set()
+    kept: list[pytest.Item] = []
+    for item in items:
+        given = getattr(item, "callspec", None)
+        test = item.nodeid.partition("[")[0] if given and given.params.get("broker") == "cluster" else ""
+        if test not in routed:
+            kept.append(item)
+        if test:
+            routed.add(test)
+    config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+    items[:] = kept
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock(START_MS)

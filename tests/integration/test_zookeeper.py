@@ -29,15 +29,9 @@ from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.coordination.plan import Plan
-from django_rmq.core.coordination.zookeeper import (
-    MAX_NODE,
-    Ensemble,
-    ZooKeeperCoordinator,
-    check,
-    end_session,
-    survey,
-    unpack,
-)
+from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator, check, end_session, survey
+from django_rmq.core.coordination.zookeeper.coordinator import MAX_NODE
+from django_rmq.core.coordination.zookeeper.tree import unpack
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.operations import crew, figures, health
@@ -866,7 +860,7 @@ def test_an_assignment_too_large_for_a_node_forgets_and_is_written_all_the_same(
     path = party.ensemble.path("assignment")
     with visitor(party.ensemble.hosts) as client:
         size = len(client.get(path)[0])
-        monkeypatch.setattr("django_rmq.core.coordination.zookeeper.MAX_NODE", size + 70)
+        monkeypatch.setattr("django_rmq.core.coordination.zookeeper.coordinator.MAX_NODE", size + 70)
         client.set(path, b"x\n" + zlib.compress(json.dumps(crumbs).encode()))
         second = party.add()
         party.wait_until_shared_out()
@@ -880,7 +874,7 @@ def test_an_assignment_too_large_for_a_node_forgets_and_is_written_all_the_same(
 def test_the_largest_assignments_that_grow_by_themselves_are_far_from_the_limit() -> None:
     """What hundreds of joins and leaves make of 2^20 slots: see docs/decisions/0002."""
     from django_rmq.core.coordination import Capacity, TopicSlots, assign
-    from django_rmq.core.coordination.zookeeper import pack
+    from django_rmq.core.coordination.zookeeper.tree import pack
 
     chance = random.Random(1)
     topic = TopicSlots("million", 1 << 20)

@@ -1,0 +1,82 @@
+"""Workers come together in ZooKeeper: each is an ephemeral node there, and one of them assigns the slots.
+
+    ROOT                 whose path this is: {"rmq": 1, "key_prefix": …}
+    ROOT/workers         its children are the workers; its own data is written when one says something new of itself
+    ROOT/workers/<id>    ephemeral: token and record of a worker
+    ROOT/topics/<name>   the definition of a topic, as it is registered
+    ROOT/assignment      the membership that the assignment was made for, a line feed, the assignment compressed
+
+A worker looks at three stats about every third of a session: its own node, the workers, the assignment. They say whether
+anything changed, whatever became of watches; watches only make it faster. All watch the assignment, the
+first worker (by id) watches the workers, and each other one the worker before it: a death wakes two, not all. The
+first one assigns, and writes on condition that the assignment is still what it read; if it does not, the next one does
+after a session, and so on.
+
+The only package that imports kazoo. A client is made by the process that uses it, and is never mended: whoever
+loses a session makes a new client. What kazoo calls sets flags only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from django_rmq.core.coordination import Holding, Member
+from django_rmq.core.coordination.plan import Plan
+from django_rmq.core.coordination.zookeeper import tree
+from django_rmq.core.coordination.zookeeper.coordinator import ZooKeeperCoordinator
+from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
+from django_rmq.core.coordination.zookeeper.session import CONNECT_SECONDS, Session
+
+
+@contextmanager
+def _visit(ensemble: Ensemble, seconds: float) -> Iterator[Session]:
+    session = Session(ensemble)
+    session.open(seconds)
+    try:
+        yield session
+    finally:
+        session.close(seconds)
+
+
+def check(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> None:
+    """Make sure that workers could join; writes nothing.
+
+    Raises ``ServerUnavailable`` where nobody answers, ``ServerRefused`` for wrong credentials, and
+    ``ConfigurationError`` where ``root`` is somebody else's.
+    """
+    with _visit(ensemble, seconds) as session:
+        tree.check(session)
+
+
+def end_session(ensemble: Ensemble, worker: str, token: str, seconds: float = 2.0) -> None:
+    """Let others take over at once what a dead worker owned. Raises ``ServerTrouble``."""
+    with _visit(ensemble, seconds) as session:
+        tree.leave(session, worker, token)
+
+
+class Survey(NamedTuple):
+    """The workers there are, by id, and what is assigned to them."""
+
+    members: list[Member]
+    plan: Plan
+
+    @property
+    def holdings(self) -> list[Holding]:
+        """Who owns what since when, by topic and slot."""
+        return tree.holdings(self.plan)
+
+    @property
+    def flaw(self) -> str:
+        """Why this cannot be the assignment of these workers; empty: it can."""
+        return self.plan.flaw({member.worker.id: member.worker for member in self.members})
+
+
+def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> Survey:
+    """Return who is there and who owns what; needs no worker of its own. Raises ``ServerTrouble``."""
+    with _visit(ensemble, seconds) as session:
+        return Survey(tree.members(session), tree.plan(session))
+
+
+__all__ = ["Ensemble", "Survey", "ZooKeeperCoordinator", "check", "end_session", "survey"]

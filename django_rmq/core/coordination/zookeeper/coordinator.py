@@ -1,0 +1,297 @@
+"""A worker that meets the others in ZooKeeper: see the package's docstring."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kazoo import exceptions as kazoo
+
+from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
+from django_rmq.core.coordination.ownership import uptime
+from django_rmq.core.coordination.plan import Plan
+from django_rmq.core.coordination.records import served_topics
+from django_rmq.core.coordination.shared import AUDIT_SECONDS, SETTLE_SECONDS, SharedCoordinator, read_crew
+from django_rmq.core.coordination.zookeeper import own_node, tree
+from django_rmq.core.coordination.zookeeper.definitions import Definitions
+from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
+from django_rmq.core.coordination.zookeeper.session import Session
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble, ServerUnavailable
+
+logger = safe_logger("django_rmq.coordination")
+
+LONGEST_BEAT = 5.0
+"""Between two looks, however long the session is."""
+
+RETRY_SECONDS = 0.5
+"""Between two attempts to join."""
+
+REJOIN_SECONDS = 1.5
+"""Who has lost its session may not be the only one: for so long it lets the others come back before it assigns."""
+
+MAX_NODE = 700_000
+"""Bytes of one node. ZooKeeper's own limit is 1 MB for a whole request."""
+
+NO_LIMIT = 1e9
+"""Seconds: a session that no clock ends."""
+
+
+class ZooKeeperCoordinator(SharedCoordinator):
+    """See ``Coordinator``. Make it in the process that uses it.
+
+    ``registered`` returns the registered definition of every topic; while it raises ``ServerTrouble`` those published in
+    ZooKeeper count. With ``is_strict`` a worker gives up its serial slots as soon as the connection is lost, and when it has not
+    heard of ZooKeeper for a session; without, it keeps them until ZooKeeper says that its session is over.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        worker: Worker,
+        own: Callable[[Slots], None],
+        disown: Callable[[Slots], None],
+        *,
+        registered: Callable[[], Mapping[str, Mapping[str, Any]]],
+        token: str,
+        is_strict: bool = False,
+        audit_seconds: float = AUDIT_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
+        super().__init__(
+            worker,
+            own,
+            disown,
+            session_seconds=ensemble.session_seconds,
+            audit_seconds=audit_seconds,
+            settle_seconds=settle_seconds,
+        )
+        self.ensemble = ensemble
+        self._definitions = Definitions(registered, self._complain)
+        self._token = token
+        self._is_strict = is_strict
+        self._beat_seconds = min(LONGEST_BEAT, ensemble.session_seconds / 3)
+        self._session: Session | None = None
+        self._pid = 0
+        self._ids: list[str] = []
+        self._met = 0
+        """On which of the session's connections the others were learned and are watched."""
+        self._crew_of = ""
+        """The membership of which ``_crew`` was read."""
+        self._seen = (0, 0)
+        """Which node, and which state of it, the assignment was read from."""
+        self._version = -1
+        """Of the assignment's node when it was read: a write is on condition that it is the same."""
+        self._rejoined_at = float("-inf")
+
+    def start(self) -> None:
+        """Join; the first slots come soon after. Raises ``ConfigurationError`` where our path is somebody else's too."""
+        self._pid = os.getpid()
+        self._join()
+        logger.info("Joined as worker %s", self.worker.id, extra={"rmq_event": "joined"})
+        self._ownership.start()
+        self._thread.start()
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Disown everything and leave."""
+        if self._pid != os.getpid():
+            return  # never started, or inherited by a fork: the session is not ours to end
+        super().stop(timeout)
+
+    def _is_in_session(self) -> bool:
+        session = self._session
+        return session is not None and session.is_connected and super()._is_in_session()
+
+    def members(self) -> list[Member]:
+        """Ask ZooKeeper for all workers. How much of a session is left it does not tell: the whole is said."""
+        return tree.members(self._connected())
+
+    def describe(self) -> list[Holding]:
+        """Ask ZooKeeper who owns what since when, by the clock of whoever assigned it."""
+        return tree.holdings(tree.plan(self._connected()))
+
+    def _try_turn(self) -> float:
+        try:
+            return self._turn()
+        except (ServerRefused, ConfigurationError) as error:
+            # What a person has to put right is tried again now and then: it may have been.
+            self._give_up()
+            self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
+            return self.session_seconds
+        except ServerTrouble as error:
+            self._be_alone()
+            self._complain("zookeeper", "ZooKeeper is away (%s); trying again", error)
+            return RETRY_SECONDS if self._session is None else min(1.0, self._beat_seconds)
+        except kazoo.NoNodeError:
+            logger.warning(
+                "Nodes of ours in ZooKeeper are gone; joining anew", extra={"rmq_event": "expired"}
+            )
+            self._give_up()
+            return RETRY_SECONDS
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
+            self._complain("look", "A look at ZooKeeper failed: %s", error, exc_info=True)
+            return self._beat_seconds
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            self._session.close(self._stop_seconds)
+            logger.info("Left", extra={"rmq_event": "left"})
+
+    def _turn(self) -> float:
+        """Look once, do what follows from it, and return after how many seconds to look again."""
+        session = self._session
+        if session is not None and session.is_lost:
+            logger.warning("The ZooKeeper session is over; joining anew", extra={"rmq_event": "expired"})
+            self._give_up()
+            session = None
+        if session is None:
+            session = self._join()
+            self._rejoined_at = uptime()
+        if not session.is_connected:
+            if uptime() > self._sent + self.session_seconds:
+                # By now no server is sure to know the session. One whose data is older than what the old client has
+                # seen would never let that one in again, so another has to ask.
+                self._drop()
+            raise ServerUnavailable(f"the connection to ZooKeeper at {self.ensemble.hosts} was lost")
+        if self._announced is not self.worker:
+            self._say(session)
+        sent = uptime()
+        if not self._look(session):
+            logger.warning("Our node in ZooKeeper is gone; joining anew", extra={"rmq_event": "expired"})
+            self._give_up()
+            return 0.0
+        self._sent = sent
+        self._tell()
+        due = self._lead(self._ids, sent, self._starts_audit(sent), self._rejoined_at + REJOIN_SECONDS)
+        next_look = min(sent + self._beat_seconds * random.uniform(0.9, 1.0), due)
+        return max(0.0, min(next_look, self._next_audit) - uptime())
+
+    def _join(self) -> Session:
+        """Make a client and our node. Raises ``ServerTrouble`` or ``ConfigurationError``, and leaves nothing behind then."""
+        session = Session(self.ensemble, self._poked.set)
+        worker = self._announced
+        try:
+            session.open()
+            tree.prepare(session)
+            own_node.create(session, worker, self._token)
+        except BaseException:
+            session.close(0.0)
+            raise
+        self.worker = worker
+        self._session = session
+        self._members, self._met, self._seen, self._crew_of = "", 0, (0, 0), ""
+        self._definitions.forget()
+        return session
+
+    def _say(self, session: Session) -> None:
+        """Tell the others what we are by now."""
+        with self._changed:
+            worker = self._announced
+        if own_node.change(session, worker, self._token):
+            self.worker = worker
+
+    def _look(self, session: Session) -> bool:
+        """Take note of what changed; return whether we are still a worker of this session."""
+        client, path = session.client, self.ensemble.path
+        connections = session.connections
+        is_first = bool(self._ids) and self._ids[0] == self.worker.id
+        own, crew, plan = session.ask(
+            client.exists_async(path("workers", self.worker.id)),
+            client.exists_async(path("workers"), watch=session.watch if is_first else None),
+            client.exists_async(path("assignment"), watch=session.watch),
+        )
+        if own is None or crew is None or plan is None or own.ephemeralOwner != session.number:
+            return False
+        if (own_node.version_of(crew), connections) != (self._members, self._met):
+            self._meet(session)
+            self._met = connections
+        if (plan.czxid, plan.mzxid) != self._seen:
+            self._read(session)
+        return True
+
+    def _meet(self, session: Session) -> None:
+        """Learn who the others are, and note when they changed."""
+        self._ids, members = own_node.meet(session, self.worker.id)
+        if members != self._members:
+            self._changed_at = uptime()
+        self._members = members
+
+    def _read(self, session: Session) -> None:
+        """Read the assignment."""
+        ((data, stat),) = session.ask(
+            session.client.get_async(self.ensemble.path("assignment"), watch=session.watch)
+        )
+        self._seen, self._version = (stat.czxid, stat.mzxid), stat.version
+        self._basis, self._plan = "", None
+        if not data:
+            return
+
+        def decode() -> Plan:
+            self._basis, plan = tree.unpack(data)
+            return plan
+
+        self._plan = self._read_plan(decode)
+
+    def _owned_until(self) -> float:
+        return self._sent + (self.session_seconds if self._is_strict else NO_LIMIT)
+
+    def _be_alone(self) -> None:
+        """ZooKeeper does not answer: nobody knows who owns what."""
+        if self._is_strict:
+            self._lose()
+        with self._changed:
+            self._is_current = False
+
+    def _give_up(self) -> None:
+        """Lose the session and all that came of it."""
+        self._drop()
+        self._lose()
+
+    def _drop(self) -> None:
+        """Let go of the client, and of nothing else."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close(0.0)
+
+    def _connected(self) -> Session:
+        session = self._session
+        if session is None or not session.is_connected:
+            raise ServerUnavailable(f"there is no connection to ZooKeeper at {self.ensemble.hosts}")
+        return session
+
+    def _assign(self, why: str) -> None:
+        session = self._connected()
+        if self._crew_of != self._members:
+            self._crew = read_crew(tree.records(session, self._ids), self._complain)
+            self._crew_of = self._members
+        topics = served_topics(self._crew, self._definitions.known(session, self._crew.values()))
+        crew = [worker.capacity for worker in self._crew.values()]
+        before, now = self._last_plan, int(time.time())
+        assignment = assign(topics, crew, before.runs())
+        if self._plan is not None and self._basis == self._members and assignment == self._plan.runs():
+            return
+        plan = before.renewed(assignment, now)
+        data = tree.pack(self._members, plan)
+        if len(data) > MAX_NODE:
+            # What it forgets first is since when, then who had what before.
+            plan = Plan({}).renewed(assign(topics, crew, {}), now)
+            data = tree.pack(self._members, plan)
+        if len(data) > MAX_NODE:
+            raise ConfigurationError(
+                f"the assignment of {len(topics)} topics to {len(crew)} workers takes {len(data)} bytes, and a node "
+                f"of ZooKeeper at most {MAX_NODE}: divide topics or workers among several ROOTs"
+            )
+        try:
+            (stat,) = session.ask(
+                session.client.set_async(self.ensemble.path("assignment"), data, version=self._version)
+            )
+        except (kazoo.BadVersionError, kazoo.NoNodeError):
+            self._poked.set()
+            return
+        self._log_assigned(len(assignment), why)
+        self._seen, self._version = (stat.czxid, stat.mzxid), stat.version
+        self._basis, self._plan, self._last_plan = self._members, plan, plan
+        self._tell()

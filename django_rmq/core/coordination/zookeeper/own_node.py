@@ -1,0 +1,82 @@
+"""The ephemeral node by which the others know of a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kazoo import exceptions as kazoo
+
+from django_rmq.core.coordination import Worker
+from django_rmq.core.coordination.records import whose, write_record
+from django_rmq.core.coordination.zookeeper.session import Session
+from django_rmq.exceptions import ConfigurationError, ServerUnavailable
+
+
+def create(session: Session, worker: Worker, token: str) -> None:
+    """Make the node, in the place of an earlier session's, and note the session's number.
+
+    Raises ``ConfigurationError`` where another worker has this id, ``ServerUnavailable`` where the node is just going.
+    """
+    path = session.ensemble.path("workers", worker.id)
+    record = write_record(token, worker).encode()
+    try:
+        session.ask(session.client.create_async(path, record, ephemeral=True))
+    except kazoo.NodeExistsError:
+        _take_over(session, path, record, token)
+    (own,) = session.ask(session.client.exists_async(path))
+    if own is None:
+        raise ServerUnavailable(f"our node {path} is gone again")
+    session.number = own.ephemeralOwner
+
+
+def _take_over(session: Session, path: str, record: bytes, token: str) -> None:
+    """Replace a node with our id if it is that of an earlier session of ours."""
+    try:
+        ((found, stat),) = session.ask(session.client.get_async(path))
+        found = found or b""
+        if found.startswith(token.encode()):
+            transaction = session.client.transaction()
+            transaction.delete(path, version=stat.version)
+            transaction.create(path, record, ephemeral=True)
+            (answers,) = session.ask(transaction.commit_async())
+            if not any(isinstance(answer, Exception) for answer in answers):
+                return
+            raise ServerUnavailable(f"our earlier node {path} is just going")
+    except kazoo.NoNodeError:
+        raise ServerUnavailable(f"our earlier node {path} is just going") from None
+    raise ConfigurationError(
+        f"a worker with the id {path.rpartition('/')[2]} is there already ({whose(found)}): every start of a "
+        "process needs an id of its own"
+    )
+
+
+def change(session: Session, worker: Worker, token: str) -> bool:
+    """Write the worker's record anew, and a mark at the node that the others look at; return whether it was done."""
+    transaction = session.client.transaction()
+    transaction.set_data(session.ensemble.path("workers", worker.id), write_record(token, worker).encode())
+    transaction.set_data(session.ensemble.path("workers"), b"")
+    (answers,) = session.ask(transaction.commit_async())
+    return not any(isinstance(answer, Exception) for answer in answers)
+
+
+def meet(session: Session, worker: str) -> tuple[list[str], str]:
+    """Return the ids of all workers and the version of that; watch the one before ``worker``, or all if there is none."""
+    client, folder = session.client, session.ensemble.path("workers")
+    while True:
+        ((ids, stat),) = session.ask(client.get_children_async(folder, include_data=True))
+        ids = sorted(ids)
+        before = ids.index(worker) if worker in ids else 0
+        if before == 0:
+            (ids, stat), _ = session.ask(
+                client.get_children_async(folder, watch=session.watch, include_data=True),
+                client.exists_async(folder, watch=session.watch),
+            )
+            return sorted(ids), version_of(stat)
+        (watched,) = session.ask(client.exists_async(f"{folder}/{ids[before - 1]}", watch=session.watch))
+        if watched is not None:
+            return ids, version_of(stat)
+
+
+def version_of(workers: Any) -> str:
+    """Return what is another for every other membership: which node, its last new or lost child, its last mark."""
+    return f"{workers.czxid:x}.{workers.pzxid:x}.{workers.mzxid:x}"

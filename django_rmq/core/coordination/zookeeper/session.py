@@ -1,0 +1,157 @@
+"""A session with ZooKeeper: its client, its end, and answers in time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kazoo import exceptions as kazoo
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.serialization import Auth
+from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
+
+from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.exceptions import ServerRefused, ServerUnavailable
+
+logger = safe_logger("django_rmq.coordination")
+
+CONNECT_SECONDS = 5.0
+"""How long a new client may take."""
+
+REFUSED_SECONDS = 1.5
+"""How long it tries where no server listens."""
+
+_GONE = (
+    kazoo.AuthFailedError,
+    kazoo.ConnectionClosedError,
+    kazoo.ConnectionLoss,
+    kazoo.SessionExpiredError,
+    kazoo.SessionMovedError,
+)
+"""What kazoo raises for a request when its connection or session is no more."""
+
+
+class _Quiet(logging.LoggerAdapter[logging.Logger]):
+    """Takes what kazoo logs down to DEBUG, without credentials, and keeps its last warning: why nobody answers."""
+
+    last = ""
+
+    def warning(self, msg: object, *args: Any, **kwargs: Any) -> None:
+        self.last = str(msg) % args if args else str(msg)
+        self.debug(msg, *args, **kwargs)
+
+    def info(self, msg: object, *args: Any, **kwargs: Any) -> None:
+        self.debug(msg, *args, **kwargs)
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        if not any(isinstance(argument, Auth) for argument in args):
+            super().log(level, msg, *args, **kwargs)
+
+
+class Session:
+    """One ZooKeeper session, from its client to its end. ``poke`` is called when something is to be looked at."""
+
+    def __init__(self, ensemble: Ensemble, poke: Callable[[], None] = lambda: None) -> None:
+        tls = ensemble.tls or {}
+        verify = bool(tls.get("VERIFY", True))
+        self.ensemble = ensemble
+        self.is_lost = False
+        self.is_connected = False
+        self.connections = 0
+        """How many it has had: with each new one kazoo forgets its watches."""
+        self.number = 0
+        """Of the session, as its ephemeral nodes show it."""
+        self._is_refused = False
+        self._poke = poke
+        self._changed = threading.Condition()
+        self._log = _Quiet(logging.getLogger("django_rmq.coordination.kazoo"), {})
+        self.client = KazooClient(
+            ensemble.hosts,
+            timeout=ensemble.session_seconds,
+            auth_data=list(ensemble.auth),
+            default_acl=ensemble.acl,
+            connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": 1.0},
+            use_ssl=ensemble.tls is not None,
+            ca=tls.get("CA"),
+            certfile=tls.get("CERT"),
+            keyfile=tls.get("KEY"),
+            keyfile_password=tls.get("KEY_PASSWORD"),
+            verify_certs=verify,
+            check_hostname=verify,
+            logger=self._log,
+        )
+        self.client.add_listener(self._listen)
+
+    def open(self, seconds: float = CONNECT_SECONDS) -> None:
+        """Connect. Raises ``ServerUnavailable``, having closed what there was."""
+        try:
+            self.client.start_async()
+            with self._changed:
+                for part in (REFUSED_SECONDS, seconds - REFUSED_SECONDS):
+                    if self._changed.wait_for(lambda: self.is_connected or self.is_lost, min(part, seconds)):
+                        break
+                    if "refused" in self._log.last:
+                        break
+        except Exception:
+            self.close(0.0)
+            raise
+        if not self.is_connected and not self._is_refused:
+            self.close(0.0)
+            reason = f" ({self._log.last})" if self._log.last else ""
+            raise ServerUnavailable(f"ZooKeeper at {self.ensemble.hosts} does not answer{reason}")
+
+    def close(self, seconds: float) -> None:
+        """End the session, so that its nodes go at once; wait for that for so many seconds at most."""
+        self.client.remove_listener(self._listen)
+        closing = threading.Thread(target=self._close, name="rmq-zookeeper-closing", daemon=True)
+        closing.start()
+        closing.join(seconds)
+
+    def ask(self, *questions: Any, seconds: float = CONNECT_SECONDS) -> list[Any]:
+        """Return the answers to requests that are under way. Raises ``ServerTrouble``, or kazoo's answer."""
+        end = time.monotonic() + seconds
+        try:
+            return [question.get(timeout=max(0.0, end - time.monotonic())) for question in questions]
+        except kazoo.NoAuthError as error:
+            raise ServerRefused(
+                f"ZooKeeper at {self.ensemble.hosts} does not let us use {self.ensemble.root}: it belongs to other "
+                f"credentials than ours ({self._schemes()})"
+            ) from error
+        except (KazooTimeoutError, kazoo.OperationTimeoutError) as error:
+            raise ServerUnavailable(f"ZooKeeper at {self.ensemble.hosts} does not answer in time") from error
+        except _GONE as error:
+            if self._is_refused:
+                raise ServerRefused(
+                    f"ZooKeeper at {self.ensemble.hosts} refuses our credentials ({self._schemes()})"
+                ) from error
+            raise ServerUnavailable(
+                f"the connection to ZooKeeper at {self.ensemble.hosts} was lost ({self._log.last or error!r})"
+            ) from error
+
+    def _schemes(self) -> str:
+        return f"schemes: {', '.join(sorted({scheme for scheme, _ in self.ensemble.auth})) or 'none given'}"
+
+    def watch(self, event: WatchedEvent) -> None:
+        """Be told by kazoo that something changed."""
+        self._poke()
+
+    def _listen(self, state: str) -> None:
+        with self._changed:
+            self.is_connected = state == KazooState.CONNECTED
+            self.connections += self.is_connected
+            self.is_lost = self.is_lost or state == KazooState.LOST
+            self._is_refused = self._is_refused or self.client.client_state == KeeperState.AUTH_FAILED
+            self._changed.notify_all()
+        self._poke()
+
+    def _close(self) -> None:
+        try:
+            self.client.stop()
+            self.client.close()
+        except Exception as error:  # noqa: BLE001 - nothing depends on it: the session ends by itself
+            logger.debug("A ZooKeeper client did not close: %r", error)

@@ -1,0 +1,156 @@
+"""What is at our path: whose it is, the workers, the assignment."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+
+from kazoo import exceptions as kazoo
+
+from django_rmq.core.coordination import Holding, Member
+from django_rmq.core.coordination.plan import Plan
+from django_rmq.core.coordination.shared import read_crew
+from django_rmq.core.coordination.zookeeper.session import Session
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.exceptions import ConfigurationError, ServerRefused
+
+logger = safe_logger("django_rmq.coordination")
+
+MAX_TEXT = 1 << 26
+"""Bytes of an assignment when it is no longer compressed: what is larger was not written by us."""
+
+
+def check(session: Session) -> bool:
+    """Return whether our path is there. Raises ``ConfigurationError`` where it is somebody else's."""
+    ensemble = session.ensemble
+    try:
+        ((data, _), children) = session.ask(
+            session.client.get_async(ensemble.root), session.client.get_children_async(ensemble.root)
+        )
+    except kazoo.NoNodeError:
+        return False
+    data = data or b""  # None: made with no data at all
+    if not data and set(children) <= {"workers", "topics", "assignment"}:
+        return False
+    try:
+        found = json.loads(data)
+        is_ours, prefix = found["rmq"] == 1, str(found["key_prefix"])
+    except (ValueError, KeyError, TypeError):
+        is_ours, prefix = False, ""
+    if not is_ours:
+        raise ConfigurationError(
+            f"ZooKeeper holds something else at {ensemble.root} (data {data[:60]!r}, children "
+            f'{sorted(children)[:5]}): give RMQ a path of its own, RMQ["ZOOKEEPER"]["ROOT"]'
+        )
+    if prefix != ensemble.key_prefix:
+        raise ConfigurationError(
+            f"{ensemble.root} in ZooKeeper belongs to workers with the KEY_PREFIX {prefix!r}, ours is "
+            f'{ensemble.key_prefix!r}: give each its own RMQ["ZOOKEEPER"]["ROOT"]'
+        )
+    return True
+
+
+def prepare(session: Session) -> None:
+    """Make our path where it is not there. Raises ``ConfigurationError`` where it is somebody else's."""
+    ensemble, client = session.ensemble, session.client
+    if not check(session):
+        marker = json.dumps({"rmq": 1, "key_prefix": ensemble.key_prefix}).encode()
+        try:
+            session.ask(client.create_async(ensemble.root, marker, acl=ensemble.acl, makepath=True))
+        except kazoo.NodeExistsError:
+            # Made empty by a person who gave it permissions, or by another worker at this moment.
+            if not check(session):
+                session.ask(client.set_async(ensemble.root, marker))
+    for name in ("workers", "topics", "assignment"):
+        try:
+            session.ask(client.create_async(ensemble.path(name), acl=ensemble.acl))
+        except kazoo.NodeExistsError:
+            continue
+    if ensemble.is_closed:
+        ((acls, _),) = session.ask(client.get_acls_async(ensemble.path("workers")))
+        if any(acl.id.scheme == "world" for acl in acls):
+            logger.warning(
+                "%s in ZooKeeper was made for everybody: delete it while no worker runs, and it is made anew for "
+                "our credentials only",
+                ensemble.root,
+                extra={"rmq_event": "open_acl"},
+            )
+
+
+def members(session: Session) -> list[Member]:
+    """Return all workers, by id."""
+    crew = read_crew(records(session, ids(session)), lambda *_: None)
+    return [Member(worker, session.ensemble.session_seconds) for _, worker in sorted(crew.items())]
+
+
+def ids(session: Session) -> list[str]:
+    """Return the ids of all workers; none where nothing is at our path."""
+    try:
+        return sorted(session.ask(session.client.get_children_async(session.ensemble.path("workers")))[0])
+    except kazoo.NoNodeError:
+        return []
+
+
+def records(session: Session, workers: Iterable[str]) -> dict[str, bytes]:
+    """Return what those of the workers say that are still there."""
+    return dict(texts(session, "workers", workers))
+
+
+def texts(session: Session, folder: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the data of those of the nodes that are still there; of those that we may not read, nothing."""
+    wanted = list(names)
+    for start in range(0, len(wanted), 500):
+        part = wanted[start : start + 500]
+        asked = [session.client.get_async(session.ensemble.path(folder, name)) for name in part]
+        for name, question in zip(part, asked, strict=True):
+            try:
+                ((data, _),) = session.ask(question)
+            except kazoo.NoNodeError:
+                continue
+            except ServerRefused:
+                data = b""
+            yield name, data or b""
+
+
+def plan(session: Session) -> Plan:
+    """Return the assignment; an empty one where there is none that can be read."""
+    try:
+        ((data, _),) = session.ask(session.client.get_async(session.ensemble.path("assignment")))
+        return unpack(data)[1]
+    except (kazoo.NoNodeError, ValueError):
+        return Plan({})
+
+
+def leave(session: Session, worker: str, token: str) -> None:
+    """Delete the node of a worker that is no more, so that others need not wait for its session."""
+    path = session.ensemble.path("workers", worker)
+    try:
+        ((record, stat),) = session.ask(session.client.get_async(path))
+        if record and record.startswith(token.encode()):
+            session.ask(session.client.delete_async(path, version=stat.version))
+    except (kazoo.NoNodeError, kazoo.BadVersionError):
+        return
+
+
+def pack(members: str, plan: Plan) -> bytes:
+    """Return the data of the assignment's node."""
+    return members.encode() + b"\n" + zlib.compress(plan.encode().encode(), 6)
+
+
+def unpack(data: bytes) -> tuple[str, Plan]:
+    """Read what ``pack`` wrote. Raises ``ValueError`` for anything else."""
+    members, _, packed = data.partition(b"\n")
+    try:
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(packed, MAX_TEXT)
+    except zlib.error as error:
+        raise ValueError(f"no assignment: {error}") from error
+    if not unpacking.eof:
+        raise ValueError("no assignment: it is cut off, or too large")
+    return members.decode(errors="replace"), Plan.decode(text)
+
+
+def holdings(plan: Plan) -> list[Holding]:
+    """Return what a plan says, by topic and slot."""
+    return [Holding(name, *span) for name, spans in sorted(plan.topics.items()) for span in spans]

@@ -1,0 +1,64 @@
+"""What CONTRIBUTING and the architecture page say of the tree is so."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "django_rmq"
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+
+def rooms_of_table(after: str) -> list[set[str]]:
+    """The rooms of the first table after a text, by layer: a row without a layer's name belongs to the one above."""
+    table = ARCHITECTURE.partition(after)[2].partition("|---|---|---|\n")[2].partition("\n\n")[0]
+    layers: list[set[str]] = []
+    for row in table.splitlines():
+        layer, rooms = row.strip("|").split("|")[:2]
+        if layer.strip():
+            layers.append(set())
+        layers[-1] |= set(re.findall(r"`(\w+)`", rooms))
+    return layers
+
+
+def rooms_of_contract(container: str) -> list[set[str]]:
+    """The rooms of a contract's layers, from top to bottom."""
+    (layers,) = [each["layers"] for each in CONTRACTS if each.get("containers") == [container]]
+    return [set(re.findall(r"\w+", layer)) for layer in layers]
+
+
+@pytest.mark.parametrize(
+    ("after", "container"), [("## Rooms", "django_rmq"), ("**`core/`**", "django_rmq.core")]
+)
+def test_the_tables_of_rooms_are_the_contracts(after: str, container: str) -> None:
+    said, checked = rooms_of_table(after), rooms_of_contract(container)
+    assert set().union(*said) == set().union(*checked)
+    at = {room: i for i, layer in enumerate(said) for room in layer}
+    order = [{at[room] for room in layer} for layer in checked]
+    assert all(max(above) <= min(below) for above, below in pairwise(order)), order
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/state_machine.md"])
+def test_paths_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", (ROOT / page).read_text())
+    assert named
+    homes = (ROOT, PACKAGE, PACKAGE / "core", PACKAGE / "project", ROOT / "tests")
+    made = ("build/",)
+    missing = [
+        path
+        for path in named
+        if not path.startswith(made) and not any((home / path).exists() for home in homes)
+    ]
+    assert not missing
+
+
+def test_every_folder_of_the_queue_says_what_it_is() -> None:
+    for folder in (PACKAGE / "core", PACKAGE / "project"):
+        for init in folder.rglob("__init__.py"):
+            assert init.read_text().startswith('"""'), init

@@ -36,7 +36,8 @@ from django_rmq.operations.runs import Limits, Progress, Run
 class Operations(Desk):
     """Everything that ``actor`` may see and do. ``purpose`` says whose connections to use.
 
-    ``trace``: what is done is one action of several requests, and recorded as one.
+    ``trace``: what is done is one action of several requests, and recorded as one. Each operation is a function of one of
+    the modules named here: it gets the ``Desk``, and asks for its permission first.
     """
 
     overview, survey, topic, slots = looking.overview, looking.survey, looking.topic, looking.slots

@@ -33,6 +33,11 @@ class Chosen:
     def answer(self, name: str) -> Any:
         return (self.answers or {}).get(name)
 
+    @property
+    def answered(self) -> list[tuple[str, str]]:
+        """The answers, as a page carries them on."""
+        return [(name, str(value)) for name, value in (self.answers or {}).items() if value not in (None, "")]
+
 
 @dataclass(frozen=True, slots=True)
 class Act:

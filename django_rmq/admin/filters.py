@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django_rmq.admin.bodies import visible
 from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import OperationRefused
-from django_rmq.operations.listing import Filter, check_age
+from django_rmq.operations.filters import Filter, check_age
 
 LONGEST_TEXT = 200
 """Bytes of the longest text that is looked for: a link to a message carries it, each byte as five characters at worst."""

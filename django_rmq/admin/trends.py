@@ -12,12 +12,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from django_rmq.admin.charts import Chart, Series, Sparkline, chart, sparkline
-from django_rmq.core.redis.broker import Broker
-from django_rmq.core.telling import history
-from django_rmq.core.telling.history import Minute
 from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import TopicFigures
+from django_rmq.operations import Minute, Operations, TopicFigures
 from django_rmq.templatetags.rmq_times import duration, number
 
 SPANS = ((1, 1), (6, 2), (24, 10), (48, 20), (168, 60), (744, 360))
@@ -53,7 +50,9 @@ class Titled:
     note: str = ""
 
 
-def recent(broker: Broker, figures: Sequence[TopicFigures], shown: Collection[Topic]) -> dict[Topic, Recent]:
+def recent(
+    operations: Operations, figures: Sequence[TopicFigures], shown: Collection[Topic]
+) -> dict[Topic, Recent]:
     """Return what the last hour of topics tells.
 
     Of topics that are not ``shown`` only rates are looked for, where nothing else is needed: they count in totals.
@@ -61,7 +60,7 @@ def recent(broker: Broker, figures: Sequence[TopicFigures], shown: Collection[To
     wanted = {
         one.topic: HOUR_MINUTES if one.topic in shown or one.is_partial else RECENT_MINUTES for one in figures
     }
-    return {topic: _recent(minutes) for topic, minutes in history.read_last(broker, wanted).items()}
+    return {topic: _recent(minutes) for topic, minutes in operations.last_minutes(wanted).items()}
 
 
 def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
@@ -84,98 +83,83 @@ def spans(hours_kept: int) -> list[int]:
 
 def charts(topic: Topic, minutes: Sequence[Minute]) -> list[Titled]:
     """Return the charts of ``minutes``: depth by state, dead, rates, merging, and lateness."""
-    return [item for item in _charts(topic, minutes) if item is not None]
+    lateness = [] if topic.is_priority else [_lateness(minutes)]
+    return [_store(topic, minutes), _rates(minutes), _trouble(minutes), *lateness, _merging(minutes)]
 
 
-def read(broker: Broker, topic: Topic, hours: int) -> list[Minute]:
+def read(operations: Operations, topic: Topic, hours: int) -> list[Minute]:
     """Return the history of ``hours``, in as many minutes per point as a chart can show."""
-    return history.read(broker, topic, hours, step=dict(SPANS)[hours])
+    return operations.history(topic.name, hours, step=dict(SPANS)[hours])
 
 
-def _charts(topic: Topic, minutes: Sequence[Minute]) -> list[Titled | None]:
+def _drawn(
+    minutes: Sequence[Minute], name: str, title: str, series: Sequence[Series], label: Callable[[float], str]
+) -> Titled:
     times = [minute.at_ms / 1000 for minute in minutes]
+    drawn = chart(
+        times,
+        series,
+        time_label=_day_and_time if times[-1] - times[0] > 86_400 else _time,
+        value_label=label,
+        area=len(series) < 3,
+        utc_offset=_utc_offset(),
+    )
+    return Titled(name, title, drawn)
 
-    def drawn(
-        name: str, title: str, series: Sequence[Series], label: Callable[[float], str], note: str = ""
-    ) -> Titled:
-        return Titled(
-            name,
-            title,
-            chart(
-                times,
-                series,
-                time_label=_day_and_time if times[-1] - times[0] > 86_400 else _time,
-                value_label=label,
-                area=len(series) < 3,
-                utc_offset=_utc_offset(),
-            ),
-            note,
-        )
 
-    def depth(field: str) -> list[float | None]:
-        return [getattr(minute.depth, field) if minute.depth else None for minute in minutes]
+def _depth(minutes: Sequence[Minute], field: str) -> list[float | None]:
+    return [getattr(minute.depth, field) if minute.depth else None for minute in minutes]
 
-    def rate(field: str) -> list[float | None]:
-        return [getattr(minute.rates, field) if minute.rates else None for minute in minutes]
 
+def _rate(minutes: Sequence[Minute], field: str) -> list[float | None]:
+    return [getattr(minute.rates, field) if minute.rates else None for minute in minutes]
+
+
+def _store(topic: Topic, minutes: Sequence[Minute]) -> Titled:
+    waiting = [Series(_("store"), "store", _depth(minutes, "store"))]
+    if not topic.is_priority:
+        waiting.append(Series(_("of these due"), "prepare", _depth(minutes, "due")))
+    return _drawn(minutes, "depth", pgettext("state of messages", "Store"), waiting, number)
+
+
+def _rates(minutes: Sequence[Minute]) -> Titled:
+    series = [
+        Series(_("in"), "sent", _rate(minutes, "sent")),
+        Series(_("done"), "done", _rate(minutes, "committed")),
+        Series(_("failed"), "failed", _rate(minutes, "failed")),
+    ]
+    return _drawn(minutes, "rates", _("Per minute"), series, number)
+
+
+def _trouble(minutes: Sequence[Minute]) -> Titled:
+    series = [
+        Series(_("prepare"), "prepare", _depth(minutes, "prepare")),
+        Series(_("retry"), "retry", _depth(minutes, "retry")),
+        Series(_("dead"), "dead", _depth(minutes, "dead")),
+    ]
+    return _drawn(minutes, "trouble", _("Prepare, retry, dead"), series, number)
+
+
+def _lateness(minutes: Sequence[Minute]) -> Titled:
     def late(part: float) -> list[float | None]:
         return [minute.lateness.percentile(part) / 1000 if minute.lateness else None for minute in minutes]
 
-    waiting = [Series(_("store"), "store", depth("store"))]
-    if not topic.is_priority:
-        waiting.append(Series(_("of these due"), "prepare", depth("due")))
-    return [
-        drawn("depth", pgettext("state of messages", "Store"), waiting, number),
-        drawn(
-            "rates",
-            _("Per minute"),
-            [
-                Series(_("in"), "sent", rate("sent")),
-                Series(_("done"), "done", rate("committed")),
-                Series(_("failed"), "failed", rate("failed")),
-            ],
-            number,
-        ),
-        drawn(
-            "trouble",
-            _("Prepare, retry, dead"),
-            [
-                Series(_("prepare"), "prepare", depth("prepare")),
-                Series(_("retry"), "retry", depth("retry")),
-                Series(_("dead"), "dead", depth("dead")),
-            ],
-            number,
-        ),
+    series = [Series(name, name, late(part)) for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))]
+    return _drawn(minutes, "lateness", _("Lateness when handed out"), series, duration)
+
+
+def _merging(minutes: Sequence[Minute]) -> Titled:
+    # Two ledgers are read one after the other: a sum may be ahead of its whole by a little.
+    merged = [
         None
-        if topic.is_priority
-        else drawn(
-            "lateness",
-            _("Lateness when handed out"),
-            [
-                Series("p50", "p50", late(0.5)),
-                Series("p95", "p95", late(0.95)),
-                Series("p99", "p99", late(0.99)),
-            ],
-            duration,
-        ),
-        drawn(
-            "merging",
-            _("Sends that met a waiting copy"),
-            [
-                Series(
-                    _("part of all sends"),
-                    "merged",
-                    [
-                        None if minute.rates is None or minute.rates.merge_ratio is None
-                        # Two ledgers are read one after the other: a sum may be ahead of its whole by a little.
-                        else min(minute.rates.merge_ratio, 1.0)
-                        for minute in minutes
-                    ],
-                )
-            ],
-            lambda part: f"{part * 100:.0f} %",
-        ),
-    ]  # fmt: skip
+        if minute.rates is None or minute.rates.merge_ratio is None
+        else min(minute.rates.merge_ratio, 1.0)
+        for minute in minutes
+    ]
+    series = [Series(_("part of all sends"), "merged", merged)]
+    return _drawn(
+        minutes, "merging", _("Sends that met a waiting copy"), series, lambda part: f"{part * 100:.0f} %"
+    )
 
 
 def _local(seconds: float) -> datetime:

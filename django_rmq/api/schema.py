@@ -114,13 +114,7 @@ def documented(
     """
     if not HAS_OPENAPI:
         return lambda target: target
-    from drf_spectacular.utils import (
-        OpenApiExample,
-        OpenApiParameter,
-        OpenApiResponse,
-        PolymorphicProxySerializer,
-        extend_schema,
-    )
+    from drf_spectacular.utils import OpenApiResponse, PolymorphicProxySerializer, extend_schema
 
     statuses = {406, *errors} if public else {401, 403, 406, 429, 503, *errors}
     if takes is not None:
@@ -131,32 +125,42 @@ def documented(
         status: OpenApiResponse(Problem, description=MEANINGS[status]) for status in sorted(statuses)
     }
     responses |= {status: OpenApiResponse(found, description="Done") for status, found in answers.items()}
-    shown = [
-        OpenApiExample(title, value=value, request_only=True) for title, value in (examples or {}).items()
-    ]
-    shown += [
-        OpenApiExample(title, value=value, response_only=True, status_codes=[str(min(answers))])
-        for title, value in (answered or {}).items()
-    ]
-    parameters: list[Any] = [] if query is None else [query]
-    parameters += [
-        OpenApiParameter(title, shape, OpenApiParameter.HEADER, description=told)
-        for title, (told, shape) in (headers or {}).items()
-    ]
-    parameters += [
-        OpenApiParameter(title, shape, OpenApiParameter.PATH, required=True)
-        for title, shape in (path or {}).items()
-    ]
     described = extend_schema(
         operation_id=f"rmq_{name}",
         summary=summary,
         description=summary,
-        parameters=parameters,
+        parameters=([] if query is None else [query]) + _parameters(headers or {}, path or {}),
         request=PolymorphicProxySerializer(takes[0], takes[1], None) if isinstance(takes, tuple) else takes,
         responses=responses,
-        examples=shown,
+        examples=_examples(examples or {}, answered or {}, min(answers)),
     )
     return cast("Callable[[_Target], _Target]", described)
+
+
+def _parameters(
+    headers: Mapping[str, tuple[str, dict[str, Any]]], path: Mapping[str, dict[str, Any]]
+) -> list[Any]:
+    from drf_spectacular.utils import OpenApiParameter
+
+    in_headers = [
+        OpenApiParameter(title, shape, OpenApiParameter.HEADER, description=told)
+        for title, (told, shape) in headers.items()
+    ]
+    in_path = [
+        OpenApiParameter(title, shape, OpenApiParameter.PATH, required=True) for title, shape in path.items()
+    ]
+    return in_headers + in_path
+
+
+def _examples(requests: Mapping[str, Any], answers: Mapping[str, Any], status: int) -> list[Any]:
+    from drf_spectacular.utils import OpenApiExample
+
+    taken = [OpenApiExample(title, value=value, request_only=True) for title, value in requests.items()]
+    answered = [
+        OpenApiExample(title, value=value, response_only=True, status_codes=[str(status)])
+        for title, value in answers.items()
+    ]
+    return taken + answered
 
 
 __all__ = ["documented", "shaped", "view_schema"]

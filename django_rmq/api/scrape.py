@@ -8,10 +8,9 @@ from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from rest_framework.request import Request
 
-from django_rmq.api.views import RmqView
+from django_rmq.api.view import RmqView
 from django_rmq.metrics.views import page, shows_token
 from django_rmq.operations import Permission
-from django_rmq.project.settings.config import get_config
 
 
 class MetricsView(RmqView):
@@ -26,7 +25,7 @@ class MetricsView(RmqView):
 
     def get(self, request: Request) -> HttpResponse:
         """Show the metrics of all topics to who may know of all."""
-        if len(self.known()) < len(get_config().topics):
+        if len(self.known()) < len(self.operations.config.topics):
             self.permission_denied(request, "The metrics are of all topics, and you may not know of all.")
         return page(request._request)  # noqa: SLF001 - the framework has no other way to it
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from django_rmq.core.telling.history import EDGES_MS
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Actor, Measured, Operations
-from django_rmq.project.settings.config import Config, get_config
+from django_rmq.operations.measuring import EDGES_MS
 
 logger = logging.getLogger("django_rmq.metrics")
 
@@ -37,7 +36,8 @@ COUNTERS: dict[str, tuple[str, str]] = {
 
 
 class _Looked(NamedTuple):
-    config: Config
+    config: object
+    """The settings that were looked by: others are looked by at once."""
     until: float
     measured: list[Measured] | None
     workers: int | None
@@ -69,24 +69,26 @@ class RmqCollector(Collector):
         yield GaugeMetricFamily("rmq_scrape_seconds", "How long it took to ask Redis.", value=looked.seconds)
         if looked.workers is not None:
             yield GaugeMetricFamily("rmq_workers", "Live worker processes.", value=looked.workers)
-        yield from _gauges(found)
+        yield from _depths(found)
+        yield from _slots(found)
+        yield from _serving(found)
         yield from _counters(found)
         yield from _histograms(found)
 
     def _look(self) -> _Looked:
         with self._looking:
-            looked, config = self._looked, get_config()
+            looked, config = self._looked, _operations().config
             if looked is None or looked.config is not config or time.monotonic() >= looked.until:
                 looked = self._looked = self._look_again(config)
             return looked
 
     @staticmethod
-    def _look_again(config: Config) -> _Looked:
+    def _look_again(config: object) -> _Looked:
         began = time.monotonic()
         measured: list[Measured] | None = None
         workers = None
         try:
-            measured, workers, problem = Operations(Actor("prometheus", "metrics")).measured()
+            measured, workers, problem = _operations().measured()
             if problem:
                 logger.warning("Nobody knows how many workers there are: %s", problem)
             for one in measured:
@@ -98,6 +100,10 @@ class RmqCollector(Collector):
         return _Looked(config, now + CACHE_SECONDS, measured, workers, now - began)
 
 
+def _operations() -> Operations:
+    return Operations(Actor("prometheus", "metrics"))
+
+
 def _gauge(name: str, text: str, rows: Iterable[tuple[Sequence[str], float]], *labels: str) -> Metric:
     family = GaugeMetricFamily(f"rmq_{name}", text, labels=("topic", *labels))
     for values, value in rows:
@@ -105,27 +111,23 @@ def _gauge(name: str, text: str, rows: Iterable[tuple[Sequence[str], float]], *l
     return family
 
 
-def _gauges(found: list[Measured]) -> Iterable[Metric]:
+def _depths(found: list[Measured]) -> Iterable[Metric]:
     states = ("store", "prepare", "claimed", "retry", "dead")
+    known = [one for one in found if one.totals is not None]
     yield _gauge(
         "messages",
         "Messages by state: store (waiting), prepare (in flight), claimed (held by Spark), retry (resting), dead.",
         (
             ((one.figures.topic.name, state), getattr(one.depth or one.figures, state))
-            for one in found
+            for one in known
             for state in states
-            if one.totals is not None
         ),
         "state",
     )
     yield _gauge(
         "messages_due",
         "Waiting messages that could be taken now.",
-        (
-            ((one.figures.topic.name,), (one.depth or one.figures).due)
-            for one in found
-            if one.totals is not None
-        ),
+        (((one.figures.topic.name,), (one.depth or one.figures).due) for one in known),
     )
     yield _gauge(
         "oldest_due_age_seconds",
@@ -140,12 +142,11 @@ def _gauges(found: list[Measured]) -> Iterable[Metric]:
     yield _gauge(
         "measured_age_seconds",
         "How old depths and counters are: 0, but for topics of very many slots, which workers sample every minute.",
-        (
-            ((one.figures.topic.name,), max(0, one.figures.now_ms - one.sampled_ms) / 1000)
-            for one in found
-            if one.totals is not None
-        ),
+        (((one.figures.topic.name,), max(0, one.figures.now_ms - one.sampled_ms) / 1000) for one in known),
     )
+
+
+def _slots(found: list[Measured]) -> Iterable[Metric]:
     yield _gauge("slots", "Slots.", (((one.figures.topic.name,), one.figures.topic.slots) for one in found))
     serial = [one.figures for one in found if one.figures.topic.serial and not one.figures.workers_problem]
     yield _gauge(
@@ -172,6 +173,9 @@ def _gauges(found: list[Measured]) -> Iterable[Metric]:
         "Slots that could not be read.",
         (((one.figures.topic.name,), len(one.figures.problems)) for one in found),
     )
+
+
+def _serving(found: list[Measured]) -> Iterable[Metric]:
     known = [one.figures for one in found if not one.figures.workers_problem]
     yield _gauge(
         "topic_workers",

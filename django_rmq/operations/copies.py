@@ -10,6 +10,7 @@ from typing import Any
 from django_rmq.core.words.messages import (
     Death,
     Entry,
+    Envelope,
     FailureRecord,
     Looked,
     Topic,
@@ -82,16 +83,8 @@ def from_entry(
     if state == "dead":
         # A live copy of the same key has a body of its own.
         envelope = None if death is None else death.envelope
-    if topic.keyed and envelope is not None:
-        inner = decode_envelope(envelope)
-        raw, headers, expires_ms, basis = (
-            inner.body,
-            inner.headers or {},
-            inner.expires_ms,
-            inner.slot_basis,
-        )
-    else:
-        raw, headers, expires_ms, basis = member, {}, 0, None
+    content = decode_envelope(envelope) if topic.keyed and envelope is not None else Envelope(member)
+    headers = content.headers or {}
     known = death or failure
     error = "" if known is None else known.error.decode("utf-8", "replace")
     return Copy(
@@ -103,13 +96,13 @@ def from_entry(
         at_ms=_at_ms(topic, state, score),
         priority=_priority(topic, state, score),
         retries_left=_retries_left(topic, state, score),
-        size=len(raw),
+        size=len(content.body),
         member=None if hidden else member,
-        raw=None if hidden else raw,
+        raw=None if hidden else content.body,
         key=None if hidden or not topic.keyed else member.decode("utf-8", "replace"),
         headers={} if hidden or not isinstance(headers, dict) else headers,
-        expires_ms=expires_ms,
-        slot_basis=None if hidden else basis,
+        expires_ms=content.expires_ms,
+        slot_basis=None if hidden else content.slot_basis,
         failed=death.reason if death else failure.kind if failure else "",
         failures=known.times if known else 0,
         first_failed_ms=known.first_ms if known else None,

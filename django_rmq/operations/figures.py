@@ -1,70 +1,16 @@
-"""What is going on: figures of topics, slots and workers, as one round trip can tell."""
+"""What topics and slots hold at one instant, as one round trip can tell."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from django_rmq.core.coordination import Holding, Member, Worker
-from django_rmq.core.coordination.redis import describe_roster, members_of_roster
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.telling import history
-from django_rmq.core.telling.history import Depth, Latest, Totals
-from django_rmq.core.words.messages import Counts, Roster, Times, Topic, former_slot_counts
-from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable, WrongType
+from django_rmq.core.words.messages import Counts, Topic
+from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.operations.crew import Crew, crew_of, holding_of
 from django_rmq.project import connections
-
-
-@dataclass(slots=True)
-class Serving:
-    """What live workers do for one topic."""
-
-    workers: int = 0
-    threads: int = 0
-    owned_slots: list[Holding] = field(default_factory=list)
-    """Of serial topics, by slot; also those of workers that are gone."""
-
-
-class Crew:
-    """The workers there are, and what is assigned to them, by topic."""
-
-    def __init__(
-        self, members: Sequence[Member] = (), holdings: Sequence[Holding] = (), problem: str = ""
-    ) -> None:
-        self.members = members
-        self.holdings = holdings
-        self.problem = problem
-        """Why nobody can tell; empty: all is known."""
-        self._present = {member.worker.id for member in members}
-        self._serving: defaultdict[str, Serving] = defaultdict(Serving)
-        # Most workers say the same, which is read once.
-        groups: defaultdict[int, list[Worker]] = defaultdict(list)
-        for member in members:
-            groups[id(member.worker.topics)].append(member.worker)
-        for workers in groups.values():
-            threads = sum(worker.threads for worker in workers)
-            for name in {topic.name for topic in workers[0].topics}:
-                serving = self._serving[name]
-                serving.workers += len(workers)
-                serving.threads += threads
-        for one in holdings:
-            self._serving[one.topic].owned_slots.append(one)
-
-    def serving(self, topic: Topic) -> Serving:
-        """Return who serves a topic."""
-        return self._serving.get(topic.name) or Serving()
-
-    def owned(self, topic: Topic) -> int:
-        """Return how many slots of a topic live workers own."""
-        return sum(
-            max(0, min(one.stop, topic.slots) - one.start)
-            for one in self.serving(topic).owned_slots
-            if one.worker in self._present
-        )
-
 
 LIVE_SLOTS = 4_096
 """Slots that an overview looks at; of topics with more, an evenly spread part."""
@@ -174,71 +120,6 @@ class SlotsFigures:
         return max(row.depth for row in self.rows) / mean if mean else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFigures:
-    """One live worker and what is assigned to it."""
-
-    member: Member
-    slots: dict[str, int] = field(default_factory=dict)
-    """Serial topic -> how many of its slots."""
-    shared: tuple[str, ...] = ()
-    """Topics that all their workers share."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One topic as a monitoring system wants to know it: depths now, and what has been counted since its first message.
-
-    Of topics that are too large for an overview both are the sums of the last record of the history.
-    """
-
-    figures: TopicFigures
-    """Depths: ``depth`` where it is given."""
-    depth: Depth | None
-    """Of large topics: what all slots together held at ``sampled_ms``."""
-    totals: Totals | None
-    """None: large, and no worker has sampled it of late; or they cannot be read."""
-    times: Times | None
-    """None: they cannot be read."""
-    sampled_ms: int
-    """When, by Redis' clock, depth and totals were read."""
-    is_scaled: bool = False
-    """Not all slots were read; sums are scaled."""
-    problems: tuple[str, ...] = ()
-    """Why totals or times cannot be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """What has passed through topics until an instant; two of them tell rates."""
-
-    RATES: ClassVar[tuple[str, ...]] = ("sent", "done", "failed")
-    """sent: taken from senders, merged ones too; done: committed and acknowledged; failed: failed or timed out."""
-
-    now_ms: int
-    counted: dict[str, dict[str, int]]
-    """Topic → name of ``RATES`` → how many ever."""
-    problems: tuple[str, ...] = ()
-    """Slots whose counters cannot be read, and why: they are not in the sums."""
-
-    def since(self, before: Flow) -> dict[str, dict[str, float]]:
-        """Return topic → name → how many per second since then."""
-        seconds = max(self.now_ms - before.now_ms, 1) / 1000
-        return {
-            topic: {
-                name: max(0, count - before.counted[topic][name]) / seconds for name, count in now.items()
-            }
-            for topic, now in self.counted.items()
-            if topic in before.counted
-        }
-
-
-_COUNTERS = {
-    "sent": ("sent",),
-    "done": ("committed", "acked"),
-    "failed": ("failed", "expired", "rejected"),
-}
-
 NOTHING = Counts(0, 0, 0, 0, 0, 0, None)
 
 
@@ -259,14 +140,14 @@ def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
 
 def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """Return the figures of ``topics`` and the number of workers, as ``overview`` does."""
-    looked_at = _slots_to_look_at(topics)
+    looked_at = slots_to_look_at(topics)
     pipeline = broker.pipeline()
     pipeline.roster()
     for topic in topics:
         for slot in looked_at[topic.name]:
             pipeline.count(topic, slot)
     roster, *answers = pipeline.execute()
-    crew = _crew(roster)
+    crew = crew_of(roster)
     now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
     found, at = [], 0
     for topic in topics:
@@ -283,7 +164,7 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
     for slot in wanted:
         pipeline.count(topic, slot)
     roster, *answers = pipeline.execute()
-    owners = _crew(roster).serving(topic).owned_slots
+    owners = crew_of(roster).serving(topic).owned_slots
     now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
@@ -292,110 +173,14 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
         row = SlotFigures(slot, NOTHING if isinstance(answer, RmqError) else answer)
         if isinstance(answer, RmqError):
             row = replace(row, problem=str(answer))
-        holding = _holding_of(owners, slot)
+        holding = holding_of(owners, slot)
         if holding is not None:
             row = replace(row, worker=holding.worker, since_ms=round(holding.since * 1000))
         rows.append(row)
     return SlotsFigures(topic, rows, now_ms)
 
 
-class Measurement(NamedTuple):
-    """All topics as a monitoring system wants to know them."""
-
-    topics: list[Measured]
-    workers: int | None
-    problem: str
-
-
-def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
-    """Return what there is to measure of ``topics``: of up to 8,192 slots as it is, of more as workers sampled it.
-
-    Costs two looks at each of these slots, and one at the times of each topic, all in a few round trips. What
-    cannot be read is missing of its own topic. Raises ``ServerTrouble``.
-    """
-    try:
-        definitions: Mapping[str, dict[str, Any]] = broker.definitions()
-    except WrongType:
-        definitions = {}
-    seen = survey(broker, topics)
-    large = [one.topic for one in seen.topics if one.looked_at + len(one.problems) < one.topic.slots]
-    latest = dict(zip(large, history.latest(broker, large), strict=True))
-    counted = {topic: _everywhere(topic, definitions) for topic in topics if topic not in latest}
-    totals = dict(zip(counted, history.totals(broker, list(counted.values())), strict=True))
-    found = []
-    for one, times in zip(seen.topics, history.times(broker, topics), strict=True):
-        record, sums = latest.get(one.topic), totals.get(one.topic)
-        problems = tuple(str(each) for each in (record, sums, times) if isinstance(each, RmqError))
-        known = None if isinstance(times, RmqError) else times
-        if isinstance(record, Latest):
-            found.append(
-                Measured(
-                    one, record.depth, record.totals, known, record.sampled_ms, record.is_scaled, problems
-                )
-            )
-        else:
-            sums = None if isinstance(sums, RmqError) else sums
-            found.append(Measured(one, None, sums, known, one.now_ms, problems=problems))
-    return Measurement(found, seen.workers, seen.problem)
-
-
-def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, Any]]) -> Topic:
-    """Return ``topic`` with the slots that it had before, too: they have counted."""
-    former = former_slot_counts(definitions.get(topic.name, {}))
-    return replace(topic, slots=min(max(topic.slots, *former), LIVE_SLOTS)) if former else topic
-
-
-def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
-    """Return what has passed through ``topics`` so far; those with very many slots are left out."""
-    looked_at = _slots_to_look_at(topics)
-    small = [topic for topic in topics if len(looked_at[topic.name]) == topic.slots]
-    now_ms = broker.now_ms()
-    pipeline = broker.pipeline()
-    for topic in small:
-        for slot in looked_at[topic.name]:
-            pipeline.audit(topic, slot)
-    answers = iter(pipeline.execute())
-    counted, problems = {}, []
-    for topic in small:
-        totals = counted[topic.name] = dict.fromkeys(Flow.RATES, 0)
-        for slot, answer in enumerate(islice(answers, topic.slots)):
-            if isinstance(answer, ServerTrouble):
-                raise answer
-            if isinstance(answer, RmqError):
-                problems.append(f"topic {topic.name}, slot {slot}: {answer}")
-            else:
-                for name, counters in _COUNTERS.items():
-                    totals[name] += sum(answer[counter] for counter in counters)
-    return Flow(now_ms, counted, tuple(problems))
-
-
-def workers(broker: Broker) -> list[WorkerFigures]:
-    """Return all live workers, by host and start. Raises ``ServerTrouble``."""
-    crew = _crew(broker.roster())
-    if crew.problem:
-        raise ServerUnavailable(crew.problem)
-    owned: dict[str, dict[str, int]] = {}
-    for one in crew.holdings:
-        topics = owned.setdefault(one.worker, {})
-        topics[one.topic] = topics.get(one.topic, 0) + one.stop - one.start
-    found = [
-        WorkerFigures(
-            member,
-            owned.get(member.worker.id, {}),
-            tuple(topic.name for topic in member.worker.topics if not topic.serial),
-        )
-        for member in crew.members
-    ]
-    return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))
-
-
-def serving(broker: Broker, topic: str) -> list[str]:
-    """Return the live workers that serve ``topic``, each in words. Raises ``ServerTrouble``."""
-    found = [one.member.worker for one in workers(broker)]
-    return [f"process {one.pid} on {one.host}" for one in found if topic in one.capacity.topics]
-
-
-def _slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
+def slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
     """Choose the slots to look at: all where there are few, the smallest topics first."""
     chosen: dict[str, Sequence[int]] = {}
     left = 2 * LIVE_SLOTS
@@ -415,8 +200,7 @@ def _summed(
     crew: Crew,
     now_ms: int,
 ) -> TopicFigures:
-    counted: list[Counts] = []
-    problems = []
+    counted, problems = list[Counts](), []
     for slot, answer in zip(slots, answers, strict=True):
         if isinstance(answer, ServerTrouble):
             raise answer
@@ -424,10 +208,8 @@ def _summed(
             problems.append(f"slot {slot}: {answer}")
         else:
             counted.append(answer)
-    oldest = min((one.oldest_due_ms for one in counted if one.oldest_due_ms is not None), default=None)
-    undrained = min(
-        (one.undrained_since_ms for one in counted if one.undrained_since_ms is not None), default=None
-    )
+    oldest = _earliest(one.oldest_due_ms for one in counted)
+    undrained = _earliest(one.undrained_since_ms for one in counted)
     serving = crew.serving(topic)
     return TopicFigures(
         topic,
@@ -453,54 +235,17 @@ def _summed(
     )
 
 
-def _crew(roster: Roster | RmqError) -> Crew:
-    """Return who is there: in ZooKeeper where workers come together there, else by the roster.
-
-    While ZooKeeper is away, or the roster cannot be read, what is in Redis can be shown all the same.
-    """
-    if isinstance(roster, ServerTrouble):
-        raise roster
-    if isinstance(roster, RmqError):
-        return _crew_in_zookeeper() or Crew(problem=str(roster))
-    return _crew_in_zookeeper() or Crew(members_of_roster(roster), describe_roster(roster))
-
-
-def _crew_in_zookeeper() -> Crew | None:
-    """Return who is there where workers come together in ZooKeeper; None: they do not."""
-    try:
-        found = connections.survey_zookeeper()
-    except ServerTrouble as error:
-        return Crew(problem=str(error))
-    return None if found is None else Crew(found.members, found.holdings)
-
-
-def _holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
-    """Return the holding that ``slot`` lies in; they are in order and do not overlap."""
-    low, high = 0, len(holdings)
-    while low < high:
-        middle = (low + high) // 2
-        if holdings[middle].stop <= slot:
-            low = middle + 1
-        else:
-            high = middle
-    if low < len(holdings) and holdings[low].start <= slot:
-        return holdings[low]
-    return None
+def _earliest(instants: Iterable[int | None]) -> int | None:
+    return min((at for at in instants if at is not None), default=None)
 
 
 __all__ = [
-    "Flow",
-    "Measured",
-    "Measurement",
     "Overview",
     "SlotFigures",
     "SlotsFigures",
     "TopicFigures",
-    "WorkerFigures",
-    "flow",
-    "measured",
     "overview",
     "slots",
+    "slots_to_look_at",
     "survey",
-    "workers",
 ]

@@ -44,6 +44,16 @@ def may_search(actor: Actor, topic: Topic) -> bool:
     return actor.permits is None or (actor.may(Permission.VIEW_BODIES) and not is_redacted(topic))
 
 
+def is_withheld(actor: Actor, topic: Topic) -> bool:
+    """Return whether ``actor`` sees what a formatter makes of ``topic``'s messages; a shell sees what is stored."""
+    return actor.permits is not None and is_redacted(topic)
+
+
+def as_shown(actor: Actor, topic: Topic, copies: list[Copy]) -> list[Copy]:
+    """Return copies as ``actor`` may see them."""
+    return [redacted(copy) for copy in copies] if is_withheld(actor, topic) else copies
+
+
 def require_search(actor: Actor, topic: Topic) -> None:
     """Raise ``NotPermitted`` or ``OperationRefused`` unless ``actor`` may search the bodies of ``topic``."""
     actor.require(Permission.VIEW_BODIES)
@@ -102,9 +112,11 @@ def _path(topic: Topic) -> str | None:
 
 __all__ = [
     "Formatter",
+    "as_shown",
     "format_body",
     "formatter_of",
     "is_redacted",
+    "is_withheld",
     "may_search",
     "redacted",
     "require_search",

@@ -1,15 +1,21 @@
-"""What is asked before a topic is given another slot count, whoever moves its messages then."""
+"""Another slot count for a topic: what is asked before, whoever moves its messages then, and the move itself."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics import reslotting
 from django_rmq.core.topics.definitions import differences
+from django_rmq.core.topics.reslotting import AT_ONCE, Progress, Reslotting, begin
 from django_rmq.core.words.messages import Topic, former_slot_counts, slot_counts
-from django_rmq.exceptions import ConfigurationError, TopicMismatch
+from django_rmq.exceptions import ConfigurationError, ServerTrouble, TopicMismatch
+
+PATIENCE = 60.0
+"""Seconds without an answer of Redis after which a move gives up; it can be started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +60,32 @@ def _check_the_rest(topic: Topic, known: dict[str, Any]) -> None:
         )
 
 
-__all__ = ["Plan", "plan"]
+def move(
+    broker: Broker,
+    chosen: Reslotting,
+    *,
+    at_once: int,
+    report: Callable[[Progress], None],
+    complain: Callable[[ServerTrouble], None],
+) -> Progress:
+    """Move until all is done, whatever Redis does meanwhile; ``complain`` gets each error after which it is tried again."""
+    answered = time.monotonic()
+
+    def note(step: str, progress: Progress) -> None:
+        nonlocal answered
+        answered = time.monotonic()
+        report(progress)
+
+    while True:
+        try:
+            progress = reslotting.move(broker, chosen, at_once=at_once, report=note)
+            reslotting.finish(broker, chosen)
+            return progress
+        except ServerTrouble as error:
+            if time.monotonic() - answered > PATIENCE:
+                raise
+            complain(error)
+            time.sleep(1.0)
+
+
+__all__ = ["AT_ONCE", "Plan", "Progress", "Reslotting", "begin", "move", "plan"]

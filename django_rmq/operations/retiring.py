@@ -24,7 +24,8 @@ from django_rmq.core.words.messages import (
 )
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations.copies import from_entry
-from django_rmq.operations.sweeps import SLOTS_PER_TRIP, Progress
+from django_rmq.operations.runs import Progress
+from django_rmq.operations.sweeps import SLOTS_PER_TRIP
 
 PAGE = 250
 """Messages that are moved or deleted in one step."""

@@ -1,4 +1,4 @@
-"""Long work over all slots of a topic, in small steps: what is done, what came of it, and how far it is.
+"""Work over all slots of a topic, in small steps that say how far it is.
 
 No step takes more than some thousands of messages, so Redis serves everybody else between two of them. What comes
 while the work goes on is left alone: a message that dies again is not replayed a second time.
@@ -7,17 +7,16 @@ while the work goes on is left alone: a message that dies again is not replayed 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.bounds import is_number, shown
+from django_rmq.core.redis.broker import Broker, Pipeline
 from django_rmq.core.words.messages import Entry, Topic
-from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble
+from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.copies import from_entry
-from django_rmq.operations.listing import Filter
+from django_rmq.operations.filters import Filter
+from django_rmq.operations.runs import Limits, Pace, Progress, Tally
 
 STEP = 2_000
 """Messages that one round trip takes, at most."""
@@ -34,68 +33,25 @@ SLOTS_PER_TRIP = 1_000
 STEP_BYTES = 8_388_608
 """What one round trip reads, about."""
 
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a work is."""
-
-    done: int
-    """Messages (pause and resume: slots) that have been dealt with."""
-    total: int
-    """How many there were at the beginning; of a search: how many may match."""
-    outcomes: dict[str, int]
-    """Outcome → how many."""
-    is_complete: bool = False
-    """False at the end: it was stopped by its limits, or given up."""
-    problems: tuple[str, ...] = ()
-    """Slots that could not be worked, and why."""
+Tell = Callable[[Pipeline, Topic, int, Sequence[bytes]], object]
+"""From a pipeline, a topic, a slot and members: the call that does something to them and answers a word for each."""
 
 
-class Run:
-    """A work that goes on as far as somebody iterates over it; ``result`` brings it to its end."""
+class Meant(NamedTuple):
+    """The messages that a work is about."""
 
-    def __init__(self, steps: Iterator[Progress]) -> None:
-        self._steps = steps
-        self.progress = Progress(0, 0, {})
-        """How far it is."""
+    topic: Topic
+    state: str
+    wanted: Filter
+    low: float
+    """The lowest score that is meant."""
+    high: float
 
-    def __iter__(self) -> Iterator[Progress]:
-        for progress in self._steps:
-            self.progress = progress
-            yield progress
-
-    def result(self) -> Progress:
-        """Do what is left, and return how it ended."""
-        for _ in self:
-            pass
-        return self.progress
-
-    def close(self) -> None:
-        """Give up; what has been done stays done, and is recorded."""
-        close = getattr(self._steps, "close", None)
-        if close is not None:
-            close()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When to stop before the end, and how fast to go; None: not."""
-
-    messages: int | None = None
-    seconds: float | None = None
-    rate: float | None = None
-    """Messages per second."""
-
-    def check(self) -> None:
-        """Raise ``InvalidRequest`` for what is no limit."""
-        for name in ("messages", "seconds", "rate"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and value > 0):
-                raise InvalidRequest(f"{name} must be a number above 0, got {shown(value)}")
-
-
-Tell = Callable[[Any, int, Sequence[bytes]], Any]
-"""From a pipeline, a slot and members: the call that does something to them and answers a word for each."""
+    @classmethod
+    def at(cls, topic: Topic, state: str, wanted: Filter, now_ms: int) -> Meant:
+        """Return what is meant of a state at ``now_ms``: of what is dead, nothing that dies later."""
+        low, high = wanted.scores(state, now_ms)
+        return cls(topic, state, wanted, low, min(high, float(now_ms)) if state == "dead" else high)
 
 
 @dataclass(slots=True)
@@ -104,18 +60,16 @@ class _Slot:
     after: tuple[str, bytes] | None = None
 
 
-def count(
-    broker: Broker, topic: Topic, state: str, wanted: Filter, up_to: float, now_ms: int
-) -> dict[int, int]:
-    """Return slot → how many messages of a state have scores that ``wanted`` allows, up to ``up_to``."""
-    low, high = wanted.scores(state, now_ms)
+def count(broker: Broker, meant: Meant) -> dict[int, int]:
+    """Return slot → how many of its messages have scores that are meant."""
+    topic, wanted = meant.topic, meant.wanted
     slots: Sequence[int] = range(topic.slots) if wanted.slot is None else [wanted.slot]
     found = {}
     for first in range(0, len(slots), SLOTS_PER_TRIP):
         part = slots[first : first + SLOTS_PER_TRIP]
         pipeline = broker.pipeline()
         for slot in part:
-            pipeline.between(topic, slot, state, low, min(high, up_to))
+            pipeline.between(topic, slot, meant.state, meant.low, meant.high)
         for slot, answer in zip(part, pipeline.execute(), strict=True):
             if isinstance(answer, ServerTrouble):
                 raise answer
@@ -139,189 +93,134 @@ def sweep(
 
     Yields its progress after each step. Raises ``ServerTrouble``; what was done until then stays done.
     """
-    now_ms = broker.now_ms()
-    up_to = float(now_ms) if state == "dead" else float("inf")
-    held = count(broker, topic, state, wanted, up_to, now_ms)
-    total, done = sum(held.values()), 0
-    outcomes: Counter[str] = Counter()
-    problems: list[str] = []
+    meant = Meant.at(topic, state, wanted, broker.now_ms())
+    held = count(broker, meant)
+    tally = Tally(sum(held.values()))
     if tell is None and not wanted.search:
-        yield Progress(total, total, {"matching": total}, True)
+        yield Progress(tally.total, tally.total, {"matching": tally.total}, True)
         return
-    pace = _Pace(limits, sleep)
-    low, high = wanted.scores(state, now_ms)
-    bounds = low, min(high, up_to)
-    yield Progress(0, total, {})
+    pace = Pace(limits, sleep)
+    yield tally.progress()
     waiting = [_Slot(slot) for slot in held]
     while waiting:
         turn, waiting = waiting[:SLOTS_AT_ONCE], waiting[SLOTS_AT_ONCE:]
-        while turn and not pace.is_over(done):
-            step = pace.step(done, STEP)
-            found, turn = _fetch(broker, topic, state, wanted, turn, bounds, step, problems)
+        while turn and not pace.is_over(tally.done):
+            found, turn = _fetch(broker, meant, turn, pace.step(tally.done, STEP), tally)
             if tell is None:
-                matching = sum(len(entries) for _, entries in found)
-                done += matching
-                outcomes["matching"] += matching
+                matching = sum(len(members) for _, members in found)
+                tally.done += matching
+                tally.outcomes["matching"] += matching
             else:
-                pipeline = broker.pipeline()
-                asked = [(slot, [entry.member for entry in entries]) for slot, entries in found if entries]
-                for slot, members in asked:
-                    tell(pipeline, slot, members)
-                for (slot, members), answer in zip(asked, pipeline.execute(), strict=True):
-                    done += len(members)
-                    if isinstance(answer, ServerTrouble):
-                        raise answer
-                    if isinstance(answer, RmqError):
-                        outcomes["failed"] += len(members)
-                        problems.append(f"slot {slot}: {answer}")
-                    else:
-                        outcomes.update(answer)
-            pace.wait(done)
-            yield Progress(done, total, dict(outcomes), False, tuple(problems))
+                _tell(broker, topic, tell, found, tally)
+            pace.wait(tally.done)
+            yield tally.progress()
         if turn:
-            yield Progress(done, total, dict(outcomes), False, tuple(problems))
+            yield tally.progress()
             return
-    yield Progress(done, total, dict(outcomes), True, tuple(problems))
+    yield tally.progress(is_complete=True)
+
+
+def _tell(
+    broker: Broker, topic: Topic, tell: Tell, found: Sequence[tuple[int, Sequence[bytes]]], tally: Tally
+) -> None:
+    """Do something to members by slot, and count what came of it."""
+    pipeline = broker.pipeline()
+    asked = [(slot, members) for slot, members in found if members]
+    for slot, members in asked:
+        tell(pipeline, topic, slot, members)
+    for (slot, members), answer in zip(asked, pipeline.execute(), strict=True):
+        tally.done += len(members)
+        if tally.has_failed(slot, answer):
+            tally.outcomes["failed"] += len(members)
+        else:
+            tally.outcomes.update(answer)
 
 
 def _fetch(
-    broker: Broker,
-    topic: Topic,
-    state: str,
-    wanted: Filter,
-    turn: list[_Slot],
-    bounds: tuple[float, float],
-    step: int,
-    problems: list[str],
-) -> tuple[list[tuple[int, list[Entry]]], list[_Slot]]:
-    """Return the next messages that are meant, by slot, and the slots that have more."""
-    limit = max(1, min(PER_SLOT, step // len(turn)))
+    broker: Broker, meant: Meant, turn: list[_Slot], step: int, tally: Tally
+) -> tuple[list[tuple[int, list[bytes]]], list[_Slot]]:
+    """Return the next members that are meant, by slot, and the slots that have more."""
     # With fewer messages to take than slots, the others wait for the next step.
     now, later = turn[:step], turn[step:]
-    search = wanted.search
+    search = meant.wanted.search
+    options: dict[str, Any] = {
+        "limit": max(1, min(PER_SLOT, step // len(turn))),
+        "min_score": meant.low,
+        "max_score": meant.high,
+        "max_bytes": STEP_BYTES // len(now),
+    }
     pipeline = broker.pipeline()
     for one in now:
-        options: dict[str, Any] = {
-            "after": one.after,
-            "limit": limit,
-            "min_score": bounds[0],
-            "max_score": bounds[1],
-            "max_bytes": STEP_BYTES // len(now),
-        }
         if search:
             scan = max(PER_SLOT // 5, STEP * 4 // len(now))
-            pipeline.find(topic, one.slot, state, scan=scan, **search, **options)
+            pipeline.find(meant.topic, one.slot, meant.state, scan=scan, after=one.after, **search, **options)
         else:
-            pipeline.peek(topic, one.slot, state, **options)
+            pipeline.peek(meant.topic, one.slot, meant.state, after=one.after, **options)
     found, more = [], []
     for one, page in zip(now, pipeline.execute(), strict=True):
-        if isinstance(page, ServerTrouble):
-            raise page
-        if isinstance(page, RmqError):
-            problems.append(f"slot {one.slot}: {page}")
+        if tally.has_failed(one.slot, page):
             continue
-        entries = [
-            entry
-            for entry in page.entries
-            if not search or wanted.matches(from_entry(topic, one.slot, state, entry), entry)
-        ]
-        found.append((one.slot, entries))
+        members = [entry.member for entry in page.entries if not search or _is_meant(meant, one.slot, entry)]
+        found.append((one.slot, members))
         if page.cursor is not None:
             more.append(_Slot(one.slot, page.cursor))
     return found, later + more
+
+
+def _is_meant(meant: Meant, slot: int, entry: Entry) -> bool:
+    return meant.wanted.matches(from_entry(meant.topic, slot, meant.state, entry), entry)
 
 
 def purge(
     broker: Broker, topic: Topic, state: str, wanted: Filter, *, limits: Limits, dry_run: bool
 ) -> Iterator[Progress]:
     """Delete what a state holds, as far as age and slot of ``wanted`` say, without looking at it."""
-    now_ms = broker.now_ms()
-    up_to = float(now_ms) if state == "dead" else float("inf")
-    held = count(broker, topic, state, wanted, up_to, now_ms)
-    total, done = sum(held.values()), 0
-    if dry_run:
-        yield Progress(total, total, {"matching": total}, True)
-        return
-    pace = _Pace(limits, time.sleep)
-    low, high = wanted.scores(state, now_ms)
-    problems: list[str] = []
-    yield Progress(0, total, {})
+    meant = Meant.at(topic, state, wanted, broker.now_ms())
     # What is sent meanwhile is not part of it: no slot loses more than it held.
-    left = dict(held)
-    while left and not pace.is_over(done):
+    left = count(broker, meant)
+    tally = Tally(sum(left.values()))
+    if dry_run:
+        yield Progress(tally.total, tally.total, {"matching": tally.total}, True)
+        return
+    pace = Pace(limits, time.sleep)
+    yield tally.progress()
+    while left and not pace.is_over(tally.done):
         turn = list(left)[:SLOTS_AT_ONCE]
-        step = max(1, min(PER_SLOT, pace.step(done, STEP) // len(turn)))
-        turn = turn[: pace.step(done, STEP)]
+        step = max(1, min(PER_SLOT, pace.step(tally.done, STEP) // len(turn)))
+        turn = turn[: pace.step(tally.done, STEP)]
+        asked = {slot: min(step, left[slot]) for slot in turn}
         pipeline = broker.pipeline()
-        asked = [min(step, left[slot]) for slot in turn]
-        for slot, limit in zip(turn, asked, strict=True):
-            pipeline.purge(topic, slot, state, min(high, up_to), limit, min_score=low)
-        for slot, limit, answer in zip(turn, asked, pipeline.execute(), strict=True):
-            if isinstance(answer, ServerTrouble):
-                raise answer
-            if isinstance(answer, RmqError):
-                problems.append(f"slot {slot}: {answer}")
+        for slot, limit in asked.items():
+            pipeline.purge(topic, slot, state, meant.high, limit, min_score=meant.low)
+        for (slot, limit), answer in zip(asked.items(), pipeline.execute(), strict=True):
+            if tally.has_failed(slot, answer):
                 del left[slot]
                 continue
-            done += answer
+            tally.done += answer
             left[slot] -= answer
             if answer < limit or not left[slot]:
                 del left[slot]
-        pace.wait(done)
-        yield Progress(done, total, {"purged": done}, False, tuple(problems))
-    yield Progress(done, total, {"purged": done}, not left, tuple(problems))
+        tally.outcomes["purged"] = tally.done
+        pace.wait(tally.done)
+        yield tally.progress()
+    tally.outcomes["purged"] = tally.done
+    yield tally.progress(is_complete=not left)
 
 
-def tell_every_slot(broker: Broker, topic: Topic, tell: Callable[[Any, int], Any]) -> Iterator[Progress]:
+def tell_every_slot(
+    broker: Broker, topic: Topic, tell: Callable[[Pipeline, int], object]
+) -> Iterator[Progress]:
     """Tell every slot one small thing that answers a word."""
-    outcomes: Counter[str] = Counter()
-    problems: list[str] = []
+    tally = Tally(topic.slots)
     for first in range(0, topic.slots, SLOTS_PER_TRIP):
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
         pipeline = broker.pipeline()
         for slot in slots:
             tell(pipeline, slot)
         for slot, answer in zip(slots, pipeline.execute(), strict=True):
-            if isinstance(answer, ServerTrouble):
-                raise answer
-            if isinstance(answer, RmqError):
-                outcomes["failed"] += 1
-                problems.append(f"slot {slot}: {answer}")
-            else:
-                outcomes[answer] += 1
-        is_complete = slots.stop == topic.slots
-        yield Progress(slots.stop, topic.slots, dict(outcomes), is_complete, tuple(problems))
+            tally.outcomes["failed" if tally.has_failed(slot, answer) else answer] += 1
+        tally.done = slots.stop
+        yield tally.progress(is_complete=slots.stop == topic.slots)
 
 
-class _Pace:
-    """Keeps to the limits of a work."""
-
-    def __init__(self, limits: Limits, sleep: Callable[[float], None]) -> None:
-        self.limits = limits
-        self._sleep = sleep
-        self._began = time.monotonic()
-
-    def is_over(self, done: int) -> bool:
-        """Whether a limit is reached."""
-        messages, seconds = self.limits.messages, self.limits.seconds
-        if messages is not None and done >= messages:
-            return True
-        return seconds is not None and time.monotonic() - self._began >= seconds
-
-    def step(self, done: int, most: int) -> int:
-        """Return how many messages may be taken at once: a quarter of a second's, where there is a rate."""
-        if self.limits.messages is not None:
-            most = min(most, self.limits.messages - done)
-        if self.limits.rate is not None:
-            most = min(most, round(self.limits.rate / 4))
-        return max(1, most)
-
-    def wait(self, done: int) -> None:
-        """Wait until ``done`` messages may have been dealt with."""
-        if self.limits.rate is not None:
-            ahead = done / self.limits.rate - (time.monotonic() - self._began)
-            if ahead > 0:
-                self._sleep(ahead)
-
-
-__all__ = ["Limits", "Progress", "Run", "count", "purge", "sweep", "tell_every_slot"]
+__all__ = ["Tell", "count", "purge", "sweep", "tell_every_slot"]

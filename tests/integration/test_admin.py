@@ -20,7 +20,8 @@ from django.test import Client, override_settings
 from django.urls import URLPattern, path, reverse
 
 from django_rmq.admin import TopicAdmin
-from django_rmq.admin import topics as pages
+from django_rmq.admin.pages import acts as pages
+from django_rmq.admin.pages.requests import so_far
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Envelope, Failure, Topic, encode_envelope
@@ -905,8 +906,8 @@ def test_a_slot_that_cannot_be_read_does_not_hide_the_others(
 
 
 def test_nothing_is_marked_safe_and_nothing_is_inline() -> None:
-    package = Path(pages.__file__).parents[1]
-    for source in [*package.glob("admin/*.py"), *package.glob("templatetags/*.py")]:
+    package = Path(pages.__file__).parents[2]
+    for source in [*package.glob("admin/**/*.py"), *package.glob("templatetags/*.py")]:
         assert "mark_safe" not in source.read_text(), source
     for template in package.glob("templates/**/*.html"):
         found = template.read_text()
@@ -916,7 +917,7 @@ def test_nothing_is_marked_safe_and_nothing_is_inline() -> None:
 
 
 def test_what_is_carried_is_read_with_care() -> None:
-    assert pages._so_far('{"replayed": 3, "evil": 4, "gone": -1}') == {"replayed": 3}
+    assert so_far('{"replayed": 3, "evil": 4, "gone": -1}') == {"replayed": 3}
     for text_ in (
         None,
         "",
@@ -926,4 +927,4 @@ def test_what_is_carried_is_read_with_care() -> None:
         "[" * 100_000,
         json.dumps({"replayed": 1e400}),
     ):
-        assert pages._so_far(text_) == {}
+        assert so_far(text_) == {}

@@ -15,8 +15,9 @@ from django.test import Client, override_settings
 from rest_framework.authtoken.models import Token
 
 from django_rmq.api import urls
+from django_rmq.api.health import PublicView
 from django_rmq.api.permissions import TopicPermission
-from django_rmq.api.views import PublicView, RmqView
+from django_rmq.api.view import RmqView
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Failure, message_id

@@ -18,7 +18,7 @@ from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.broker import Clock
 from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ServerUnavailable
-from django_rmq.operations import Actor, Permission, deliveries
+from django_rmq.operations import Actor, Permission, receipts
 from django_rmq.operations.deliveries import Deliveries, Settled
 from django_rmq.project import connections
 from django_rmq.project.settings.config import get_config
@@ -215,7 +215,7 @@ def looks(broker: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_consumer_that_waits_for_many_slots_looks_less_often(
     looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.operations.deliveries.SLOTS_PER_SECOND", topic_of("timed").slots / 0.7)
+    monkeypatch.setattr("django_rmq.operations.taking.SLOTS_PER_SECOND", topic_of("timed").slots / 0.7)
     assert Consumer("timed").take(wait=1) == []
     assert 2 <= len(looks) <= 3
 
@@ -223,8 +223,8 @@ def test_a_consumer_that_waits_for_many_slots_looks_less_often(
 def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
     looks: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_rmq.operations.deliveries.FIRST_PAUSE", 12)
-    monkeypatch.setattr("django_rmq.operations.deliveries.LONGEST_PAUSE", 12)
+    monkeypatch.setattr("django_rmq.operations.taking.FIRST_PAUSE", 12)
+    monkeypatch.setattr("django_rmq.operations.taking.LONGEST_PAUSE", 12)
     consumer = Consumer("timed")
     for n, seconds in enumerate((0.4, 3600)):
         due = int((time.time() + seconds) * 1000)
@@ -337,14 +337,15 @@ def test_requests_of_one_consumer_side_by_side_are_bounded_as_well(broker: Any) 
     consumer = Consumer("narrow")
     consumer.send(*range(20))
     ours = Deliveries(Actor("a", "rest"), topic_of("narrow"), broker)
-    asking, told = ours._ask_limits, threading.Barrier(2, timeout=10)
+    permits = ours._taking._permits
+    asking, told = permits.ask, threading.Barrier(2, timeout=10)
 
     def ask(request: str, most: int) -> Any:
         found = asking(request, most)
         told.wait()
         return found
 
-    ours._ask_limits = ask  # type: ignore[method-assign]
+    permits.ask = ask  # type: ignore[method-assign]
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(ours.take, uuid.UUID(int=1), 3) for _ in range(2)]
         assert sum(len(one.result(20)) for one in both) == 3
@@ -423,10 +424,10 @@ def test_another_definition_in_redis_is_misconfigured_not_a_500(redis_url: str, 
 
 def test_a_receipt_is_for_its_topic_and_slot_only(broker: Any) -> None:
     one = Deliveries(Actor("a", "rest"), topic_of("timed"), broker)
-    known = deliveries._sealed("timed", 0, 1)
+    known = receipts.sealed("timed", 0, 1)
     for topic, slot in (("work", 0), ("timed", 1)):
-        assert deliveries._unsealed(topic, slot, known) is None
-    assert deliveries._unsealed("timed", 0, known) == 1
+        assert receipts.unsealed(topic, slot, known) is None
+    assert receipts.unsealed("timed", 0, known) == 1
     assert one.commit([Settled("1.MQ", known)]) == ["stale"]
 
 

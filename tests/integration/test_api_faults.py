@@ -12,7 +12,8 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import override_settings
 
-from django_rmq.api import errors, shown
+from django_rmq.api import errors
+from django_rmq.api.answers import topics as answers
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Permission
 from django_rmq.project import connections
@@ -157,7 +158,7 @@ def test_every_error_of_ours_has_an_answer() -> None:
 
 
 def test_a_mistake_of_ours_is_not_disguised(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown, "topic", lambda one: 1 / 0)
+    monkeypatch.setattr(answers, "topic", lambda one: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         program("GET", "topics/")
 
@@ -173,7 +174,7 @@ def test_a_project_that_wraps_requests_in_transactions_keeps_nothing_of_those_th
         raise RmqError("it failed") from None
 
     monkeypatch.setitem(errors.ANSWERS, RmqError, errors.Answer(503, "failed"))
-    monkeypatch.setattr(shown, "topic", fail)
+    monkeypatch.setattr(answers, "topic", fail)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     program.refused(503, "failed", "GET", "topics/")
     assert seen == [True]

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq.admin.dashboard import TOPICS_SHOWN
+from django_rmq.admin.pages.dashboard import TOPICS_SHOWN
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.plan import Plan
 from django_rmq.core.coordination.records import write_record

@@ -735,6 +735,11 @@ def get_what_is_not_there(operations: Operations) -> None:
         operations.get("timed", "0.YQ")
 
 
+def read_the_body_of_what_is_not_there(operations: Operations) -> None:
+    with pytest.raises(MessageGone):
+        operations.body("timed", "0.YQ", "dead")
+
+
 def delete_what_is_not_there(operations: Operations) -> None:
     with pytest.raises(MessageGone):
         operations.delete_only("timed", "0.YQ")
@@ -769,6 +774,9 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
         {Permission.VIEW, Permission.VIEW_BODIES},
         lambda o: o.listing("timed", "store", wanted=Filter(text="a")),
     ),
+    "history": ({Permission.VIEW}, lambda o: o.history("timed", 1)),
+    "last_minutes": ({Permission.VIEW}, lambda o: o.last_minutes({})),
+    "body": ({Permission.VIEW, Permission.VIEW_BODIES}, read_the_body_of_what_is_not_there),
     "get": ({Permission.VIEW}, get_what_is_not_there),
     "health": ({Permission.VIEW}, lambda o: o.health(HealthLimits())),
     "send": ({Permission.SEND}, lambda o: o.send("merging", 1)),

@@ -34,7 +34,7 @@ from django_rmq.core.coordination.zookeeper.coordinator import MAX_NODE
 from django_rmq.core.coordination.zookeeper.tree import unpack
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
-from django_rmq.operations import figures, health
+from django_rmq.operations import crew, figures, health
 from django_rmq.project import connections
 from django_rmq.project.settings.config import get_config
 from example_project.embedded_server import free_port
@@ -927,7 +927,7 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
     with override_settings(RMQ=rmq):
         broker = connections.get_broker()
         declared = get_config().topic("serial")
-        found = figures.workers(broker)
+        found = crew.workers(broker)
         assert {one.member.worker.id: one.slots["serial"] for one in found} == {first.id: 32, second.id: 32}
         assert {one.shared for one in found} == {("shared",)}
         assert figures.overview(broker, [declared])[0].consumers == 2
@@ -942,7 +942,7 @@ def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url
     with override_settings(RMQ={**rmq, "ZOOKEEPER": {"HOSTS": f"127.0.0.1:{free_port()}"}}):
         broker = connections.get_broker()
         with pytest.raises(ServerUnavailable):
-            figures.workers(broker)
+            crew.workers(broker)
         assert figures.overview(broker, [declared])[0].consumers == 0
         (found_wrong,) = (
             one

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.redis.broker import Broker
-from django_rmq.core.topics.definitions import as_registered
-from django_rmq.core.words.messages import Ledger, Topic, former_slot_counts, slot_counts
-from django_rmq.exceptions import ConfigurationError, RmqError
+from django_rmq.core.words.messages import Topic
 from django_rmq.management import RmqCommand, ago, shown
+from django_rmq.operations import Operations
+from django_rmq.operations.auditing import DRIFTS, Audit, audit, check_is_settled
 from django_rmq.operations.strays import find, overdue
-from django_rmq.project.connections import get_broker
-from django_rmq.project.settings.config import get_config
-
-SLOTS_PER_TRIP = 1_000
-DRIFTS = ("live", "dead", "delivery", "claim", "send")
-DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
-
 
 UNDRAINED_SECONDS = 60.0
 """A slot that has waiting messages for less is not worth a line."""
@@ -64,21 +54,17 @@ class Command(RmqCommand):
             raise CommandError("--repair goes with --strays", returncode=2)
         if options["dry_run"]:
             options["adopt"] = options["repair"] = False
-        config, broker = get_config(), get_broker("worker")
-        registered = broker.definitions()
-        rows = [
-            self._audit(broker, config.topic(name), registered.get(name, {}), options["adopt"])
-            for name in options["topics"] or list(config.topics)
+        operations = self.operations()
+        registered = operations.broker.definitions()
+        audits = [
+            audit(operations.broker, topic, registered.get(topic.name, {}), adopt=options["adopt"])
+            for topic in self.topics(options["topics"])
         ]
-        strays = 0
-        for row in rows:
-            known = registered.get(row["topic"], {})
-            if options["strays"] and known and len(slot_counts(known)) > 1:
-                raise ConfigurationError(
-                    f'topic "{row["topic"]}" is being re-slotted: look for strays when that has ended'
-                )
-            topic = as_registered(config.topic(row["topic"]), known)
-            strays += self._look_further(broker, topic, row, options)
+        rows, strays = [_row(one) for one in audits], 0
+        for found, row in zip(audits, rows, strict=True):
+            if options["strays"]:
+                check_is_settled(found.topic, registered.get(found.topic.name, {}))
+            strays += self._look_further(operations, found.topic, row, options)
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))
         else:
@@ -92,10 +78,10 @@ class Command(RmqCommand):
             raise CommandError(f"{strays} strays are left; --repair mends what can be mended", returncode=1)
 
     def _look_further(
-        self, broker: Broker, topic: Topic, row: dict[str, Any], options: dict[str, Any]
+        self, operations: Operations, topic: Topic, row: dict[str, Any], options: dict[str, Any]
     ) -> int:
         """Add to ``row`` what is late and what is stray; return how many strays are left."""
-        late = overdue(broker, topic)
+        late = overdue(operations.broker, topic)
         row["oldest_due_seconds"] = late.oldest_due_seconds
         row["oldest_due_slot"] = late.oldest_slot
         row["undrained_seconds"] = late.undrained_seconds
@@ -103,7 +89,7 @@ class Command(RmqCommand):
         row["overdue_deliveries"] = late.deliveries
         if not options["strays"]:
             return 0
-        *_, found = find(broker, topic, repair=options["repair"])
+        *_, found = find(operations.broker, topic, repair=options["repair"])
         row["strays"] = {
             "loose": dict(found.loose),
             "misplaced": found.misplaced,
@@ -111,37 +97,6 @@ class Command(RmqCommand):
             "problems": found.problems,
         }
         return found.found - found.mended + len(found.problems)
-
-    def _audit(self, broker: Broker, topic: Topic, registered: dict[str, Any], adopt: bool) -> dict[str, Any]:
-        topic = as_registered(topic, registered)
-        # Slots of before a re-slotting are empty, and their counters are of what happened then.
-        counted = replace(topic, slots=max((topic.slots, *former_slot_counts(registered))))
-        counters: dict[str, int] = {}
-        depths = dict.fromkeys(DEPTHS, 0)
-        drifting, adopted = [], 0
-        for slot, ledger in _ledgers(broker, counted):
-            if adopt and ledger.live_drift > 0:
-                booked = _adopt(broker, topic, slot, ledger)
-                adopted += booked
-                ledger = broker.audit(topic, slot) if booked else ledger
-            for name, value in ledger:
-                counters[name] = counters.get(name, 0) + value
-            for name in DEPTHS:
-                depths[name] += getattr(ledger, name)
-            if not ledger.balanced:
-                drifting.append({"slot": slot, **{name: getattr(ledger, f"{name}_drift") for name in DRIFTS}})
-        return {
-            "topic": topic.name,
-            "slots": topic.slots,
-            "counters": dict(sorted(counters.items())),
-            "depths": depths,
-            "drifting": drifting,
-            "moving": sum(
-                counters.get(f"{kind}_out", 0) - counters.get(f"{kind}_in", 0)
-                for kind in ("moved", "moved_dead")
-            ),
-            "adopted": adopted,
-        }
 
     def _print(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -183,19 +138,13 @@ class Command(RmqCommand):
             self.stdout.write(self.style.WARNING(f"  {shown(problem)}"))
 
 
-def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:
-    for first in range(0, topic.slots, SLOTS_PER_TRIP):
-        slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
-        pipeline = broker.pipeline()
-        for slot in slots:
-            pipeline.audit(topic, slot)
-        for slot, answer in zip(slots, pipeline.execute(), strict=True):
-            if isinstance(answer, RmqError):
-                raise answer
-            yield slot, answer
-
-
-def _adopt(broker: Broker, topic: Topic, slot: int, ledger: Ledger) -> int:
-    """Book the drift that ``ledger`` shows, unless another adoption came first; return how much was booked."""
-    drift = ledger.live_drift
-    return drift if broker.adopt(topic, slot, drift, ledger["foreign"]) == "ok" else 0
+def _row(found: Audit) -> dict[str, Any]:
+    return {
+        "topic": found.topic.name,
+        "slots": found.topic.slots,
+        "counters": found.counters,
+        "depths": found.depths,
+        "drifting": found.drifting,
+        "moving": found.moving,
+        "adopted": found.adopted,
+    }

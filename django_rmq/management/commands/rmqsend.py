@@ -47,6 +47,12 @@ class Command(RmqCommand):
             action="store_true",
             help=f"with --jsonl: each line is an object with a body and options of its own: {', '.join(PER_LINE)}",
         )
+        self._add_options(parser)
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    @staticmethod
+    def _add_options(parser: ArgumentParser) -> None:
+        """Add the options of a message."""
         parser.add_argument("--key", help="IDENTITY key: what makes the message the same")
         parser.add_argument("--priority", type=int, metavar="N", help="priority topics")
         parser.add_argument(
@@ -75,7 +81,6 @@ class Command(RmqCommand):
         parser.add_argument(
             "--expires", metavar="WHEN", help="IDENTITY key: not delivered after this instant, as --at"
         )
-        parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         operations, name = self.operations(), options["topic"]

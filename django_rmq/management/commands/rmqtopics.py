@@ -9,12 +9,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.topics import definitions
 from django_rmq.management import RmqCommand, duration
-from django_rmq.operations import Stranded
-from django_rmq.operations.figures import serving
-from django_rmq.project.connections import get_broker
-from django_rmq.project.settings.config import get_config
+from django_rmq.operations import Stranded, defining
+from django_rmq.operations.defining import Defined
 
 LOOK_SECONDS = 0.5
 """Between two looks at a topic that workers still empty."""
@@ -68,52 +65,13 @@ class Command(RmqCommand):
             return
         if options["move_to"] or options["delete"] or options["dead"]:
             raise CommandError("--move-to, --delete and --dead belong to --retire", returncode=2)
-        config, broker = get_config(), get_broker("worker")
-        names = options["topics"] or list(config.topics)
-        topics = [config.topic(name) for name in names]
-        registered = broker.definitions()
-        rows: list[dict[str, Any]] = []
-        left: list[Stranded] = []
-        for topic in topics:
-            known = registered.get(topic.name)
-            different = [] if known is None else definitions.differences(topic, known)
-            obstacles = [registered.problem(topic.name)] if topic.name in registered.unreadable else []
-            state = (
-                "unreadable" if obstacles else "new" if known is None else "differs" if different else "same"
-            )
-            if options["apply"] and state == "new":
-                broker.define(topic)
-                state = "registered"
-            elif options["apply"] and state == "differs":
-                running = [] if options["force"] else serving(broker, topic.name)
-                obstacles = definitions.obstacles(broker, topic, different, running)
-                if not obstacles:
-                    definitions.apply(broker, topic)
-                    state = "applied"
-            rows.append(
-                {
-                    "topic": topic.name,
-                    "state": state,
-                    "declared": topic.definition(),
-                    "registered": known,
-                    "differences": [difference._asdict() for difference in different],
-                    "obstacles": obstacles,
-                }
-            )
-        if not options["topics"]:
-            left = self.operations().stranded()
-            rows += [
-                {
-                    "topic": one.topic.name,
-                    "state": "undeclared",
-                    "declared": None,
-                    "registered": registered[one.topic.name],
-                    "differences": [],
-                    "obstacles": [],
-                    "holds": one.held,
-                }
-                for one in left
-            ]
+        operations, topics = self.operations(), self.topics(options["topics"])
+        registered = operations.broker.definitions()
+        found = [defining.compare(topic, registered) for topic in topics]
+        if options["apply"]:
+            found = [defining.apply(operations.broker, one, force=options["force"]) for one in found]
+        left = [] if options["topics"] else operations.stranded()
+        rows = [_row(one) for one in found] + [_left_row(one, registered[one.topic.name]) for one in left]
         if options["json"]:
             self.stdout.write(json.dumps(rows, indent=2))
         else:
@@ -124,7 +82,7 @@ class Command(RmqCommand):
                 f"not in the settings, but holding messages: {'; '.join(holding)}. Declare them again, or see --retire",
                 returncode=1,
             )
-        open_ = [str(row["topic"]) for row in rows if row["state"] in ("new", "differs", "unreadable")]
+        open_ = [one.topic.name for one in found if one.state in ("new", "differs", "unreadable")]
         if open_:
             advice = "" if options["apply"] else "; --apply changes what may be changed"
             raise CommandError(f"not as registered: {', '.join(open_)}{advice}", returncode=1)
@@ -174,6 +132,29 @@ class Command(RmqCommand):
                 )
             for obstacle in row["obstacles"]:
                 self.stdout.write(self.style.WARNING(f"  not applied: {obstacle}"))
+
+
+def _row(found: Defined) -> dict[str, Any]:
+    return {
+        "topic": found.topic.name,
+        "state": found.state,
+        "declared": found.topic.definition(),
+        "registered": found.registered,
+        "differences": [difference._asdict() for difference in found.differences],
+        "obstacles": found.obstacles,
+    }
+
+
+def _left_row(found: Stranded, registered: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "topic": found.topic.name,
+        "state": "undeclared",
+        "declared": None,
+        "registered": registered,
+        "differences": [],
+        "obstacles": [],
+        "holds": found.held,
+    }
 
 
 def _shown(value: object) -> str:

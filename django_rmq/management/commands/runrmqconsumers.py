@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 from argparse import Action, ArgumentParser, BooleanOptionalAction
+from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
@@ -85,6 +86,11 @@ class Command(RmqCommand):
             metavar="SECONDS",
             help="end a process whose own loop makes no progress for so long; 0: never",
         )
+        self._add_watching(add)
+
+    @staticmethod
+    def _add_watching(add: Callable[..., None]) -> None:
+        """Add how processes are watched, and what is done instead of running them."""
         add(
             "--heartbeat-file",
             metavar="PATH",
@@ -122,25 +128,7 @@ class Command(RmqCommand):
         if connections.in_memory():
             code, settled = self._run_here(topics, how, options["verbosity"])
         else:
-            reloads = _given(options["reload"], settings.DEBUG) and getattr(
-                self, "_called_from_command_line", False
-            )
-            supervisor = consuming.supervise(
-                topics,
-                how,
-                processes=processes,
-                shutdown_timeout=how.shutdown_timeout,
-                watchdog=_given(options["watchdog"], config.watchdog) or None,
-                **({"changed": reloading.SourceWatch()} if reloads else {}),
-                heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
-                health_address=options["health_addr"] or config.health_address,
-            )
-            self._say(options["verbosity"], consuming.ready_line(topics, how.threads or 1, processes))
-            code = supervisor.run()
-            settled = supervisor.processed
-            if supervisor.begin_anew:
-                consuming.before_fork()
-                reloading.start_again()
+            code, settled = self._run_processes(topics, how, processes, options)
         self._say(options["verbosity"], f"Settled {settled} deliveries")
         if code:
             raise CommandError(_REASONS.get(code, f"a worker process failed ({code})"), returncode=code)
@@ -149,6 +137,31 @@ class Command(RmqCommand):
         if verbosity:
             self.stdout.write(text)
             self.stdout.flush()
+
+    def _run_processes(
+        self, topics: list[Topic], how: consuming.Options, processes: int, options: dict[str, Any]
+    ) -> tuple[int, int]:
+        """Be the parent of the workers; return how it ended, and how many deliveries were settled."""
+        config = get_config().consumer
+        reloads = _given(options["reload"], settings.DEBUG) and getattr(
+            self, "_called_from_command_line", False
+        )
+        supervisor = consuming.supervise(
+            topics,
+            how,
+            processes=processes,
+            shutdown_timeout=how.shutdown_timeout,
+            watchdog=_given(options["watchdog"], config.watchdog) or None,
+            **({"changed": reloading.SourceWatch()} if reloads else {}),
+            heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
+            health_address=options["health_addr"] or config.health_address,
+        )
+        self._say(options["verbosity"], consuming.ready_line(topics, how.threads or 1, processes))
+        code = supervisor.run()
+        if supervisor.begin_anew:
+            consuming.before_fork()
+            reloading.start_again()
+        return code, supervisor.processed
 
     def _run_here(self, topics: list[Topic], how: consuming.Options, verbosity: int) -> tuple[int, int]:
         """Be the one worker: a broker in memory is known to no other process."""

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 from django_rmq.management import RmqCommand, at_least, duration, shown, table
-from django_rmq.pipelines import Context, pipelines, summary
+from django_rmq.pipelines import Context, Pipeline, pipelines, summary
 from django_rmq.pipelines.context import Stopped
 from django_rmq.spark.session import check_installed, describe, is_sparks
 
@@ -76,7 +76,7 @@ class Command(RmqCommand):
         own = {key: value for key, value in options.items() if key not in _DJANGOS}
         self._run(context, pipelines()[name](), own)
 
-    def _run(self, context: Context, pipeline: Any, options: dict[str, Any]) -> None:
+    def _run(self, context: Context, pipeline: Pipeline, options: dict[str, Any]) -> None:
         asked: list[int] = []
 
         def ask(number: int, frame: object) -> None:

@@ -6,16 +6,41 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
-from django.http import QueryDict
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest, HttpResponse, QueryDict
 
 from django_rmq.admin import trends
 from django_rmq.admin.figures import Places, Totals, row_of
-from django_rmq.operations import Operations
+from django_rmq.admin.pages.answers import Pages, page
+from django_rmq.operations import Operations, Permission
 
 TOPICS_SHOWN = 100
 """Topics of a page: the script that keeps it fresh fetches no more."""
 
 LONGEST_SEARCH = 100
+
+
+@page(Permission.VIEW)
+def changelist_view(pages: Pages, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+    """Show all topics."""
+    return pages.render(
+        request, "topic/change_list.html", {**_dashboard(pages, request), **(extra_context or {})}
+    )
+
+
+@page(Permission.VIEW)
+def live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Answer the figures of the dashboard, anew."""
+    return pages.fragment(request, "topic/_dashboard.html", _dashboard(pages, request))
+
+
+def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
+    return dashboard(
+        pages.operations(request),
+        request.GET,
+        pages.url("dashboard_live"),
+        lambda name: pages.url("change", quote(name)),
+    )
 
 
 def dashboard(
@@ -30,9 +55,9 @@ def dashboard(
     found = [one for one in seen.topics if wanted.lower() in one.topic.name.lower()]
     pages = max(1, -(-len(found) // TOPICS_SHOWN))
     asked = query.get("p", "1")
-    page = min(max(int(asked), 1), pages) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
-    shown = {one.topic for one in found[(page - 1) * TOPICS_SHOWN : page * TOPICS_SHOWN]}
-    recent = trends.recent(operations.broker, seen.topics, shown)
+    number = min(max(int(asked), 1), pages) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
+    shown = {one.topic for one in found[(number - 1) * TOPICS_SHOWN : number * TOPICS_SHOWN]}
+    recent = trends.recent(operations, seen.topics, shown)
     rows = [
         row_of(one, recent[one.topic], url(one.topic.name) if one.topic in shown else "")
         for one in seen.topics
@@ -46,11 +71,11 @@ def dashboard(
         "search": wanted,
         "searchable": len(seen.topics) > TOPICS_SHOWN or bool(wanted),
         "topics": len(found),
-        "page": page,
+        "page": number,
         "pages": pages,
-        "previous": _query(wanted, page - 1) if page > 1 else "",
-        "next": _query(wanted, page + 1) if page < pages else "",
-        "urls": Places(live=live + _query(wanted, page)),
+        "previous": _query(wanted, number - 1) if number > 1 else "",
+        "next": _query(wanted, number + 1) if number < pages else "",
+        "urls": Places(live=live + _query(wanted, number)),
     }
 
 
@@ -59,4 +84,4 @@ def _query(wanted: str, page: int) -> str:
     return f"?{urlencode(given)}" if given else "?"
 
 
-__all__ = ["TOPICS_SHOWN", "dashboard"]
+__all__ = ["TOPICS_SHOWN", "changelist_view", "live_view"]

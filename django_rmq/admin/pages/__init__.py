@@ -1,0 +1,1 @@
+"""The pages of the admin: each is a function that gets ``Pages``, the request, and what the address names."""

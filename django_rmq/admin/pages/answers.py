@@ -1,0 +1,197 @@
+"""What all pages have in common: who asks, where things are, and how a page, a part of one, or trouble is answered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
+from django.db import models
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_rmq.admin.figures import Places, Trouble
+from django_rmq.admin.words import DID, outcomes_sentence
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import (
+    ConfigurationError,
+    LostRace,
+    NotPermitted,
+    RmqError,
+    ServerTrouble,
+    UnknownTopic,
+)
+from django_rmq.operations import Actor, Operations, Permission, Progress
+
+_complain = Complaints(logging.getLogger("django_rmq.admin"))
+
+View = Callable[..., HttpResponse]
+
+
+def page(*permissions: Permission) -> Callable[[View], View]:
+    """Declare what a view needs, and turn what goes wrong into a page that says so."""
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def guarded(self: Pages, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            request.current_app = self.admin_site.name
+            try:
+                self.operations(request).actor.require(*permissions)
+                return view(self, request, *args, **kwargs)
+            except NotPermitted as error:
+                raise PermissionDenied(str(error)) from error
+            except UnknownTopic as error:
+                raise Http404(str(error)) from error
+            except (RmqError, ImportError) as error:
+                return self.trouble(request, error)
+
+        guarded.rmq_permissions = permissions  # type: ignore[attr-defined]
+        return guarded
+
+    return decorate
+
+
+class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The pages of RMQ within one admin site. There is no table: nothing is added, changed or deleted in Django's sense."""
+
+    # --- who may what, and where things are
+
+    def operations(self, request: HttpRequest) -> Operations:
+        """Return what the user of this request may see and do."""
+        return Operations(Actor.of_user(request.user, "admin"))
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm(Permission.VIEW.full_name))
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> models.Model | None:
+        """Return the topic of this name, if it is declared: there is no table to ask."""
+        return self.model(name=object_id) if object_id in self.operations(request).config.topics else None
+
+    def asked(self, request: HttpRequest, object_id: str) -> tuple[Operations, Topic]:
+        """Return what the user may do, and the topic that an address names. Raises ``UnknownTopic``."""
+        operations = self.operations(request)
+        return operations, operations.config.topic(unquote(object_id))
+
+    def url(self, name: str, *args: str) -> str:
+        """Return the address of one of our pages on this admin site."""
+        return reverse(f"admin:django_rmq_topic_{name}", args=args, current_app=self.admin_site.name)
+
+    def places(self, topic: str) -> Places:
+        """Return where the pages of a topic are."""
+        quoted = quote(topic)
+        return Places(
+            topic=self.url("change", quoted),
+            live=self.url("live", quoted),
+            act=self.url("act", quoted),
+            send=self.url("send", quoted),
+            log=self.url("history", quoted),
+        )
+
+    # --- answers
+
+    def render(
+        self,
+        request: HttpRequest,
+        template: str,
+        context: Mapping[str, Any],
+        topic: Topic | None = None,
+        status: int = 200,
+    ) -> TemplateResponse:
+        """Return a page of ours within this admin site."""
+        name = topic.name if topic is not None else ""
+        return TemplateResponse(
+            request,
+            f"admin/django_rmq/{template}",
+            {
+                **self.admin_site.each_context(request),
+                "opts": self.opts,
+                "title": name or str(self.opts.verbose_name_plural).capitalize(),
+                "name": name,
+                "topic": topic,
+                **context,
+            },
+            status=status,
+        )
+
+    def fragment(self, request: HttpRequest, template: str, context: Mapping[str, Any]) -> TemplateResponse:
+        """Return parts of a page for the script that keeps it fresh."""
+        response = TemplateResponse(
+            request,
+            f"admin/django_rmq/{template}",
+            {"opts": self.opts, "name": getattr(context.get("topic"), "name", ""), **context},
+        )
+        response["X-RMQ-Fragment"] = "1"
+        return response
+
+    def trouble(self, request: HttpRequest, error: Exception) -> HttpResponse:
+        """Return a page that says what is wrong, in the place of one that cannot be shown."""
+        text = str(error)
+        if isinstance(error, ServerTrouble):
+            title, status = _("Redis is away."), 503
+            _complain(type(error), "A page of the admin could not be shown: %s", error)
+        elif isinstance(error, LostRace):
+            title, status = _("Somebody else was first."), 409
+        elif isinstance(error, ConfigurationError):
+            # They hold more than who may see topics may see.
+            title, status = _("The settings of RMQ are wrong."), 503
+            text = _("The log of the server says what is wrong.")
+            _complain(type(error), "A page of the admin could not be shown: %s", error)
+        else:
+            title, status = _("This cannot be done."), 400
+        response = self.render(
+            request,
+            "trouble.html",
+            {"trouble": Trouble(title, text), "urls": Places(), "again": request.get_full_path()},
+            status=status,
+        )
+        if status == 503:
+            response["Retry-After"] = "5"
+        return response
+
+
+# --- what is said above the next page
+
+
+def tell(request: HttpRequest, what: str, outcomes: Mapping[str, int]) -> None:
+    """Say what came of an act."""
+    did = any(count and word in DID for word, count in outcomes.items())
+    text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": outcomes_sentence(outcomes)}
+    (messages.success if did else messages.warning)(request, text)
+
+
+def tell_slots(request: HttpRequest, what: str, progress: Progress) -> None:
+    """Say what came of an act on all slots."""
+    slots = ngettext("%(count)s slot", "%(count)s slots", progress.total) % {"count": progress.total}
+    outcomes = outcomes_sentence(progress.outcomes)
+    text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": f"{outcomes} ({slots})"}
+    messages.success(request, text)
+    tell_problems(request, progress)
+
+
+def tell_problems(request: HttpRequest, progress: Progress) -> None:
+    """Say which slots could not be worked."""
+    for problem in progress.problems[:5]:
+        messages.error(request, problem)
+
+
+__all__ = ["Pages", "View", "page", "tell", "tell_problems", "tell_slots"]

@@ -1,0 +1,97 @@
+"""One message: every copy that there is of it, and its body as a file."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib.admin.utils import quote
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from django_rmq.admin.acts import named_acts
+from django_rmq.admin.bodies import show_body, visible
+from django_rmq.admin.pages.answers import Pages, page
+from django_rmq.admin.pages.requests import back_of, short_id
+from django_rmq.admin.words import MARKS, REASONS, STATE_NOTES, STATES
+from django_rmq.exceptions import InvalidRequest, MessageGone
+from django_rmq.operations import Copy, Operations, Permission
+from django_rmq.operations.redaction import is_redacted
+
+
+@page(Permission.VIEW)
+def message_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
+    """Show a message: every copy that there is of it."""
+    operations, topic = pages.asked(request, object_id)
+    status = 200
+    try:
+        copies = operations.get(topic.name, short_id(message_id))
+    except (MessageGone, InvalidRequest):
+        copies, status = [], 404
+    back = back_of(request.GET.get("back"))
+    places = pages.places(topic.name)
+    return pages.render(
+        request,
+        "topic/message.html",
+        {
+            "topic": topic,
+            "copies": [_copy(pages, operations, copy, back) for copy in copies],
+            "slot": message_id.partition(".")[0][:8],
+            "now_ms": operations.broker.now_ms(),
+            "urls": places,
+            "back": back,
+            "back_url": f"{places.topic}?{back}",
+            "here": _("Message"),
+        },
+        topic,
+        status,
+    )
+
+
+def _copy(pages: Pages, operations: Operations, copy: Copy, back: str) -> dict[str, Any]:
+    topic = copy.topic
+    redacted = is_redacted(topic)
+    may_edit = all(
+        operations.actor.may(one) for one in (Permission.REPLAY, Permission.EDIT, Permission.VIEW_BODIES)
+    )
+    query = urlencode({"state": copy.state, "back": back})
+    return {
+        "copy": copy,
+        "id": copy.id,
+        "state": copy.state,
+        "state_name": STATES[copy.state],
+        "state_note": STATE_NOTES[copy.state],
+        "body": None if copy.raw is None else show_body(topic, copy.raw),
+        "key": None if copy.key is None else visible(copy.key),
+        "slot_basis": visible(copy.slot_basis or ""),
+        "headers": [(visible(str(name)), visible(str(value))) for name, value in copy.headers.items()],
+        "reason": REASONS.get(copy.failed, copy.failed),
+        "mark": MARKS.get(copy.mark, copy.mark),
+        "error": visible(copy.error),
+        "error_class": visible(copy.error_class),
+        "withheld": copy.raw is None or redacted,
+        "acts": named_acts(operations, topic, copy.state),
+        "edit_url": f"{pages.url('edit', quote(topic.name), copy.id)}?{query}"
+        if copy.state == "dead" and may_edit
+        else "",
+        "raw_url": f"{pages.url('raw', quote(topic.name), copy.id)}?{query}"
+        if copy.raw is not None and not redacted
+        else "",
+    }
+
+
+@page(Permission.VIEW, Permission.VIEW_BODIES)
+def raw_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
+    """Answer a body as it was stored, as a file."""
+    operations, topic = pages.asked(request, object_id)
+    try:
+        raw = operations.body(topic.name, short_id(message_id), request.GET.get("state", ""))
+    except (MessageGone, InvalidRequest) as error:
+        raise Http404(str(error)) from error
+    response = HttpResponse(raw, content_type="text/plain; charset=utf-8")
+    response["Content-Disposition"] = 'attachment; filename="body.txt"'
+    response["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
+__all__ = ["message_view", "raw_view"]

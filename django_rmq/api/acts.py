@@ -1,0 +1,187 @@
+"""Acts on messages and topics. What is long is done for ``SLICE_SECONDS``, and the same request goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_rmq.api import errors, requests
+from django_rmq.api.answers import acts as answers
+from django_rmq.api.bodies import body_for
+from django_rmq.api.outcomes import MESSAGE_ID, outcome
+from django_rmq.api.schema import documented
+from django_rmq.api.view import RmqView
+from django_rmq.operations import Limits, Permission
+
+SLICE_SECONDS = 2.0
+"""How long one request works on many messages."""
+
+
+class ReplayMessageView(RmqView):
+    """``topics/{topic}/messages/{id}/replay/``."""
+
+    needs = {"POST": Permission.REPLAY}
+
+    @documented(
+        "replay_message",
+        "Send a dead message again with its full budget of retries; with a body, edited",
+        path=MESSAGE_ID,
+        takes=requests.EditFields,
+        answers={200: answers.OutcomeAnswer},
+        errors=[404, 409, 507],
+        examples={"as it was": {}, "edited": {"body": {"sku": 1, "shop": 8}}},
+    )
+    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Replay a message."""
+        declared, operations = self.topic(topic), self.operations
+        asked = self.read(requests.EditFields, request.data)
+        if "body" in asked:
+            done = operations.replay_edited(declared.name, id, body_for(declared, asked["body"]))
+        else:
+            done = operations.replay(declared.name, [id])
+        return outcome(done, id, {"replayed": 200, "merged": 200})
+
+
+class BuryView(RmqView):
+    """``topics/{topic}/messages/{id}/bury/``."""
+
+    needs = {"POST": Permission.DELETE}
+
+    @documented(
+        "bury",
+        "Put a message into Dead: 202 where it runs, and dies when its delivery ends",
+        path=MESSAGE_ID,
+        takes=requests.BuryFields,
+        answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
+        errors=[404, 409],
+        examples={"with a reason": {"why": "the customer has asked for it"}},
+    )
+    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Bury a message."""
+        name = self.topic(topic).name
+        asked = self.read(requests.BuryFields, request.data)
+        done = self.operations.bury(name, [id], asked.get("why", ""))
+        return outcome(done, id, {"buried": 200, "in_flight": 202})
+
+
+class RescheduleView(RmqView):
+    """``topics/{topic}/messages/{id}/reschedule/``."""
+
+    needs = {"POST": Permission.EDIT}
+
+    @documented(
+        "reschedule",
+        "Give a waiting message another due time, or another priority",
+        path=MESSAGE_ID,
+        takes=requests.RescheduleFields,
+        answers={200: answers.OutcomeAnswer},
+        errors=[404, 409],
+        examples={"later": {"due": "2030-01-31T12:00:00Z"}, "before others": {"priority": 10000}},
+    )
+    def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Reschedule a message."""
+        name = self.topic(topic).name
+        asked = self.read(requests.RescheduleFields, request.data)
+        done = self.operations.reschedule(name, [id], due=asked.get("due"), priority=asked.get("priority"))
+        return outcome(done, id, {"rescheduled": 200})
+
+
+def _limits(asked: Mapping[str, Any]) -> Limits:
+    return Limits(messages=asked.get("limit"), seconds=SLICE_SECONDS)
+
+
+class ReplayView(RmqView):
+    """``topics/{topic}/replay/``."""
+
+    needs = {"POST": Permission.REPLAY}
+
+    @documented(
+        "replay",
+        "Send dead messages again: those named, or all that a filter means",
+        takes=("Replaying", [requests.ReplayNamedFields, requests.ReplayFilterFields]),
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409, 507],
+        examples={
+            "by a filter": {"filter": {"error": "ConnectionError"}, "limit": 1000},
+            "count only": {"filter": {}, "dry_run": True},
+        },
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Replay many."""
+        declared, operations = self.topic(topic), self.operations
+        data = request.data
+        if isinstance(data, Mapping) and ("ids" in data) == ("filter" in data):
+            raise errors.Invalid("Say either `ids` or `filter`; an empty filter means all.")
+        if not (isinstance(data, Mapping) and "ids" in data):
+            asked = self.read(requests.ReplayFilterFields, data)
+            wanted = requests.wanted(asked["filter"])
+            run = operations.replay_all(
+                declared.name, wanted, limits=_limits(asked), dry_run=asked["dry_run"]
+            )
+            return Response(answers.progress(run.result()))
+        asked = self.read(requests.ReplayNamedFields, data)
+        done = operations.replay(declared.name, asked["ids"])
+        return Response(answers.acted(done))
+
+
+class PurgeView(RmqView):
+    """``topics/{topic}/purge/``."""
+
+    needs = {"POST": Permission.PURGE}
+
+    @documented(
+        "purge",
+        "Delete what a state of a topic holds, without looking at it",
+        takes=requests.PurgeFields,
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409],
+        examples={"dead for a week": {"state": "dead", "older_than": 604800}},
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Purge."""
+        name = self.topic(topic).name
+        asked = self.read(requests.PurgeFields, request.data)
+        run = self.operations.purge(
+            name,
+            asked["state"],
+            older_than=asked.get("older_than"),
+            slot=asked.get("slot"),
+            limits=_limits(asked),
+            dry_run=asked["dry_run"],
+        )
+        return Response(answers.progress(run.result()))
+
+
+class PauseView(RmqView):
+    """``topics/{topic}/pause/``."""
+
+    needs = {"POST": Permission.PAUSE}
+
+    @documented(
+        "pause",
+        "Stop handing out messages of a topic; counts slots",
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409],
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Pause."""
+        return Response(answers.progress(self.operations.pause(self.topic(topic).name).result()))
+
+
+class ResumeView(RmqView):
+    """``topics/{topic}/resume/``."""
+
+    needs = {"POST": Permission.PAUSE}
+
+    @documented(
+        "resume",
+        "Go on with a paused topic; counts slots",
+        answers={200: answers.ProgressAnswer},
+        errors=[404, 409],
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Resume."""
+        return Response(answers.progress(self.operations.resume(self.topic(topic).name).result()))

@@ -1,0 +1,46 @@
+"""What came of acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from django_rmq.api.answers import Answer
+from django_rmq.operations import Done, Progress
+
+
+class OutcomeAnswer(Answer):
+    """What came of an act on one message."""
+
+    id = serializers.CharField()
+    outcome = serializers.CharField()
+
+
+class ProgressAnswer(Answer):
+    """How far an act on many messages (or slots) has come; where it is not complete, ask again to go on."""
+
+    done = serializers.IntegerField()
+    total = serializers.IntegerField()
+    outcomes = serializers.DictField(child=serializers.IntegerField())
+    complete = serializers.BooleanField()
+    problems = serializers.ListField(child=serializers.CharField())
+    results = OutcomeAnswer(many=True, required=False, help_text="Where ids were given")
+
+
+def progress(found: Progress) -> dict[str, Any]:
+    """Return how far an act has come."""
+    return {
+        "done": found.done,
+        "total": found.total,
+        "outcomes": found.outcomes,
+        "complete": found.is_complete,
+        "problems": list(found.problems[:20]),
+    }
+
+
+def acted(done: Done) -> dict[str, Any]:
+    """Return what came of an act on named messages."""
+    found = Progress(len(done.found), len(done.found), done.outcomes, is_complete=True)
+    results = [{"id": name, "outcome": word} for name, word in done.found.items()]
+    return {**progress(found), "results": results}

@@ -1,0 +1,89 @@
+"""What was handed out, and how it was settled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rest_framework import serializers
+
+from django_rmq.api.answers import Answer, maybe
+from django_rmq.api.bodies import body_of
+from django_rmq.api.fields import Anything
+from django_rmq.core.words.messages import Message, Topic
+from django_rmq.operations import Deliveries
+from django_rmq.operations.deliveries import Settled
+
+
+class DeliveryAnswer(Answer):
+    """One message that was handed out."""
+
+    id = serializers.CharField()
+    slot = serializers.IntegerField()
+    receipt = serializers.CharField(help_text="Who has it may settle the delivery")
+    delivery = serializers.IntegerField(
+        help_text="Rises with every delivery of a slot: a fencing token for what the consumer writes to"
+    )
+    body = Anything(allow_null=True)
+    encoding = serializers.ChoiceField(["json", "text", "base64"])
+    key = maybe(serializers.CharField)
+    headers = serializers.DictField()
+    retries_left = serializers.IntegerField()
+
+
+class TakenAnswer(Answer):
+    """What a consumer has taken, or holds."""
+
+    messages = DeliveryAnswer(many=True)
+    timeout = serializers.IntegerField(help_text="Seconds within which it is settled or extended")
+    next_slot = maybe(help_text="`held` only: `first` of what else is held; null: that is all")
+    wait_refused = serializers.BooleanField(
+        help_text="Too many requests wait already, so this one did not: ask again after Retry-After"
+    )
+
+
+def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], next_slot: int | None) -> Any:
+    """Return what was handed out."""
+    found = []
+    for one in messages:
+        body, encoding = body_of(one.topic, one.raw)
+        found.append(
+            {
+                "id": deliveries.id(one),
+                "slot": one.slot,
+                "receipt": deliveries.receipt(one),
+                "delivery": one.receipt,
+                "body": body,
+                "encoding": encoding,
+                "key": one.key,
+                "headers": one.headers,
+                "retries_left": one.retries_left,
+            }
+        )
+    return {
+        "messages": found,
+        "timeout": declared.timeout,
+        "next_slot": next_slot,
+        "wait_refused": False,
+    }
+
+
+class SettledAnswer(Answer):
+    """How one delivery was settled: `ok`, or `stale` (it had ended already)."""
+
+    id = serializers.CharField()
+    outcome = serializers.ChoiceField(["ok", "stale"])
+
+
+class SettlementAnswer(Answer):
+    """What became of each, in the order given."""
+
+    results = SettledAnswer(many=True)
+    outcomes = serializers.DictField(child=serializers.IntegerField())
+
+
+def settled(named: Sequence[Settled], words: Sequence[str]) -> dict[str, Any]:
+    """Return how deliveries were settled."""
+    results = [{"id": one.id, "outcome": word} for one, word in zip(named, words, strict=True)]
+    return {"results": results, "outcomes": dict(Counter(words))}

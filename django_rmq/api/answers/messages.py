@@ -1,0 +1,136 @@
+"""Messages, and what became of those that were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rest_framework import serializers
+
+from django_rmq.api.answers import Answer, maybe
+from django_rmq.api.bodies import body_of, formatted
+from django_rmq.api.fields import Anything
+from django_rmq.core.words.messages import SendResult
+from django_rmq.operations import Copy, Listing
+from django_rmq.operations.redaction import is_redacted
+
+
+class MessageAnswer(Answer):
+    """One copy of a message in one state."""
+
+    id = serializers.CharField()
+    state = serializers.ChoiceField(["store", "prepare", "retry", "dead", "claim"])
+    slot = serializers.IntegerField()
+    at_ms = maybe(help_text="When it is due, ends its rest, was handed out or extended, or died")
+    priority = maybe()
+    retries_left = maybe(help_text="After the next delivery; null: all of them, or it is dead")
+    body = Anything(allow_null=True, help_text="Null where it may not be seen")
+    encoding = serializers.ChoiceField(["json", "text", "base64", "hidden", "withheld"])
+    redacted = serializers.BooleanField(help_text="A formatter made `body`; it is not what is stored")
+    size = serializers.IntegerField(help_text="Bytes of the body")
+    key = maybe(serializers.CharField)
+    headers = serializers.DictField()
+    slot_basis = maybe(serializers.CharField)
+    expires_ms = maybe()
+    failed = serializers.CharField(allow_blank=True)
+    failures = serializers.IntegerField()
+    first_failed_ms = maybe()
+    last_failed_ms = maybe()
+    error_class = serializers.CharField(allow_blank=True)
+    error = serializers.CharField(allow_blank=True)
+    mark = serializers.CharField(allow_blank=True, help_text="What a person has decided while it runs")
+
+
+class MessagesAnswer(Answer):
+    """A page of messages. It may be short, even empty, and have a next one."""
+
+    results = MessageAnswer(many=True)
+    next = maybe(serializers.CharField, help_text="The address of the next page; null: this is the last")
+    cursor = maybe(serializers.CharField, help_text="`cursor` of the next page")
+    scanned = serializers.IntegerField()
+    problems = serializers.ListField(child=serializers.CharField())
+
+
+class CopiesAnswer(Answer):
+    """All copies of one message."""
+
+    results = MessageAnswer(many=True)
+
+
+def copy(one: Copy) -> dict[str, Any]:
+    """Return one copy of a message, as far as it may be seen."""
+    redacted = one.raw is not None and is_redacted(one.topic)
+    if one.raw is None:
+        body, encoding = None, "hidden"
+    elif redacted:
+        body, encoding = formatted(one.topic, one.raw)
+    else:
+        body, encoding = body_of(one.topic, one.raw)
+    return {
+        "id": one.id,
+        "state": one.state,
+        "slot": one.slot,
+        "at_ms": one.at_ms,
+        "priority": one.priority,
+        "retries_left": one.retries_left,
+        "body": body,
+        "encoding": encoding,
+        "redacted": redacted,
+        "size": one.size,
+        "key": one.key,
+        "headers": one.headers,
+        "slot_basis": one.slot_basis,
+        "expires_ms": one.expires_ms or None,
+        "failed": one.failed,
+        "failures": one.failures,
+        "first_failed_ms": one.first_failed_ms,
+        "last_failed_ms": one.last_failed_ms,
+        "error_class": one.error_class,
+        "error": one.error,
+        "mark": one.mark,
+    }
+
+
+def page(listing: Listing, following: str | None) -> dict[str, Any]:
+    """Return a page of messages; ``following``: the address of the next one."""
+    return {
+        "results": [copy(one) for one in listing.copies],
+        "next": following,
+        "cursor": listing.cursor or None,
+        "scanned": listing.scanned,
+        "problems": listing.problems,
+    }
+
+
+class SentAnswer(Answer):
+    """What became of one message."""
+
+    id = serializers.CharField()
+    slot = serializers.IntegerField()
+    status = serializers.ChoiceField(["stored", "merged", "replaced", "superseded", "refused"])
+    score = maybe(help_text="Its due time in ms, or its priority; null where it was refused")
+
+
+class SendsAnswer(Answer):
+    """What became of each message, in the order given."""
+
+    results = SentAnswer(many=True)
+    outcomes = serializers.DictField(child=serializers.IntegerField(), help_text="Status → how many")
+
+
+def sends(
+    results: Sequence[SendResult], outcomes: Mapping[str, int], id_of: Callable[[SendResult], str]
+) -> dict[str, Any]:
+    """Return what became of a send; ``id_of``: the ids that the sender may use."""
+    return {
+        "results": [
+            {
+                "id": id_of(one),
+                "slot": one.slot,
+                "status": one.status,
+                "score": int(one.score) if one.score == one.score else None,
+            }
+            for one in results
+        ],
+        "outcomes": dict(outcomes),
+    }

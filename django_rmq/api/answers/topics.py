@@ -1,0 +1,186 @@
+"""What topics, slots and workers hold and do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from django_rmq.api.answers import Answer, maybe
+from django_rmq.operations import Flow, SlotsFigures, TopicFigures, WorkerFigures
+
+
+class TopicAnswer(Answer):
+    """A topic and what it holds. With `partial` the depths are those of `looked_at` slots only."""
+
+    name = serializers.CharField()
+    type = serializers.ChoiceField(["range_merge", "priority", "fixed_time"])
+    slots = serializers.IntegerField()
+    body = serializers.ChoiceField(["json", "text", "bytes"])
+    identity = serializers.ChoiceField(["body", "key"])
+    serial = serializers.BooleanField()
+    timeout = serializers.IntegerField(help_text="Seconds within which a delivery is committed or extended")
+    max_retries = serializers.IntegerField()
+    store = serializers.IntegerField()
+    due = serializers.IntegerField(help_text="Of `store`: can be taken now")
+    prepare = serializers.IntegerField()
+    retry = serializers.IntegerField()
+    dead = serializers.IntegerField()
+    claimed = serializers.IntegerField()
+    oldest_due_ms = maybe()
+    age_ms = maybe(help_text="How long the oldest message has been due")
+    undrained_since_ms = maybe()
+    undrained_ms = maybe(help_text="Priority topics: how long a slot has not been empty, of all the longest")
+    paused_slots = serializers.IntegerField()
+    consumers = serializers.IntegerField(help_text="Live workers")
+    looked_at = serializers.IntegerField()
+    partial = serializers.BooleanField()  # type: ignore[assignment] # a field, which the class takes out of its body
+    now_ms = serializers.IntegerField(help_text="When, by Redis' clock")
+    problems = serializers.ListField(child=serializers.CharField())
+
+
+class TopicsAnswer(Answer):
+    """All topics."""
+
+    results = TopicAnswer(many=True)
+
+
+def topic(one: TopicFigures) -> dict[str, Any]:
+    """Return a topic's figures."""
+    declared = one.topic
+    return {
+        "name": declared.name,
+        "type": declared.type.value,
+        "slots": declared.slots,
+        "body": declared.body,
+        "identity": declared.identity,
+        "serial": declared.serial,
+        "timeout": declared.timeout,
+        "max_retries": declared.max_retries,
+        **{name: getattr(one, name) for name in _FIGURES},
+        "partial": one.is_partial,
+        "problems": one.troubles,
+    }
+
+
+_FIGURES = (
+    "store",
+    "due",
+    "prepare",
+    "retry",
+    "dead",
+    "claimed",
+    "oldest_due_ms",
+    "age_ms",
+    "undrained_since_ms",
+    "undrained_ms",
+    "paused_slots",
+    "consumers",
+    "looked_at",
+    "now_ms",
+)
+
+
+class StatsAnswer(Answer):
+    """What has passed through topics so far; ask twice for rates."""
+
+    now_ms = serializers.IntegerField()
+    topics = serializers.DictField(child=serializers.DictField(child=serializers.IntegerField()))
+    problems = serializers.ListField(child=serializers.CharField())
+
+
+def stats(flow: Flow) -> dict[str, Any]:
+    """Return counters of topics."""
+    return {"now_ms": flow.now_ms, "topics": flow.counted, "problems": list(flow.problems)}
+
+
+class SlotAnswer(Answer):
+    """What one slot holds."""
+
+    slot = serializers.IntegerField()
+    store = serializers.IntegerField()
+    due = serializers.IntegerField()
+    prepare = serializers.IntegerField()
+    retry = serializers.IntegerField()
+    dead = serializers.IntegerField()
+    claimed = serializers.IntegerField()
+    oldest_due_ms = maybe()
+    undrained_since_ms = maybe(help_text="Priority topics: since when it has not been empty")
+    paused = serializers.BooleanField()
+    holder = serializers.CharField(allow_blank=True, help_text="Who took from it last")
+    worker = serializers.CharField(allow_blank=True, help_text="The worker that it is assigned to")
+    since_ms = maybe()
+    problem = serializers.CharField(allow_blank=True)
+
+
+class SlotsAnswer(Answer):
+    """Some slots of a topic."""
+
+    topic = serializers.CharField()
+    slots = serializers.IntegerField(help_text="How many the topic has")
+    now_ms = serializers.IntegerField()
+    next_slot = maybe(help_text="`first` of the next page; null: this was the last")
+    results = SlotAnswer(many=True)
+
+
+def slots(found: SlotsFigures, first: int) -> dict[str, Any]:
+    """Return the figures of slots."""
+    end = first + len(found.rows)
+    rows = [
+        {
+            "slot": row.slot,
+            "store": row.counts.store,
+            "due": row.counts.due,
+            "prepare": row.counts.prepare,
+            "retry": row.counts.retry,
+            "dead": row.counts.dead,
+            "claimed": row.counts.claimed,
+            "oldest_due_ms": row.counts.oldest_due_ms,
+            "undrained_since_ms": row.counts.undrained_since_ms,
+            "paused": row.counts.paused,
+            "holder": row.counts.owner,
+            "worker": row.worker,
+            "since_ms": row.since_ms,
+            "problem": row.problem,
+        }
+        for row in found.rows
+    ]
+    return {
+        "topic": found.topic.name,
+        "slots": found.topic.slots,
+        "now_ms": found.now_ms,
+        "next_slot": end if rows and end < found.topic.slots else None,
+        "results": rows,
+    }
+
+
+class WorkerAnswer(Answer):
+    """One live worker."""
+
+    worker = serializers.CharField()
+    host = serializers.CharField()
+    pid = serializers.IntegerField()
+    threads = serializers.IntegerField()
+    started_ms = serializers.IntegerField()
+    slots = serializers.DictField(child=serializers.IntegerField(), help_text="Topic → how many of its slots")
+    shared = serializers.ListField(child=serializers.CharField(), help_text="Topics that workers share")
+
+
+class WorkersAnswer(Answer):
+    """All live workers."""
+
+    results = WorkerAnswer(many=True)
+
+
+def worker(one: WorkerFigures, known: set[str]) -> dict[str, Any]:
+    """Return a worker with what it has of the topics ``known``."""
+    it = one.member.worker
+    return {
+        "worker": it.id,
+        "host": it.host,
+        "pid": it.pid,
+        "threads": it.threads,
+        "started_ms": round(it.started * 1000),
+        "slots": {name: count for name, count in one.slots.items() if name in known},
+        "shared": [name for name in one.shared if name in known],
+    }

@@ -1,0 +1,173 @@
+"""Consuming in two phases: messages are taken, and each delivery is settled or extended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections as databases
+from django.db import transaction
+from django.utils.decorators import method_decorator
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_rmq.api import requests
+from django_rmq.api.answers import deliveries as answers
+from django_rmq.api.schema import documented
+from django_rmq.api.view import RmqView
+from django_rmq.operations import Permission
+from django_rmq.operations.deliveries import Outcome, Settled
+from django_rmq.operations.waiting import seats
+
+
+@method_decorator(transaction.non_atomic_requests, name="dispatch")
+class PrepareView(RmqView):
+    """``topics/{topic}/prepare/``."""
+
+    needs = {"POST": Permission.CONSUME}
+
+    @documented(
+        "prepare",
+        "Take messages, or answer what this consumer holds. What is not settled or extended in time comes back",
+        takes=requests.PrepareFields,
+        answers={200: answers.TakenAnswer},
+        errors=[404, 409, 507],
+        examples={
+            "wait for up to ten": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "max": 10, "wait": 20},
+            "after a lost answer": {"consumer": "6f9619ff-8b86-4d01-b42d-00cf4fc964ff", "held": True},
+        },
+        answered={
+            "one message": {
+                "messages": [
+                    {
+                        "id": "3.eyJza3UiOjF9",
+                        "slot": 3,
+                        "receipt": "17.0b5c7c1f3e9d4a6f8b21",
+                        "delivery": 17,
+                        "body": {"sku": 1},
+                        "encoding": "json",
+                        "key": None,
+                        "headers": {},
+                        "retries_left": 16,
+                    }
+                ],
+                "timeout": 30,
+                "next_slot": None,
+                "wait_refused": False,
+            }
+        },
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Take messages."""
+        declared = self.topic(topic)
+        asked = self.read(requests.PrepareFields, request.data)
+        deliveries = self.operations.deliveries(declared.name)
+        if asked["held"]:
+            held = deliveries.held(asked["consumer"], asked["first"])
+            return Response(answers.taken(deliveries, declared, held.messages, held.next_slot))
+        if not asked["wait"]:
+            messages = deliveries.take(asked["consumer"], asked["max"])
+            return Response(answers.taken(deliveries, declared, messages, None))
+        has_threads = request.META.get("wsgi.multithread", True)
+        with seats.seat(self.operations.actor, *self.operations.config.api.waiting(has_threads)) as may_wait:
+            if may_wait:
+                _let_go_of_databases()
+            messages = deliveries.take(asked["consumer"], asked["max"], asked["wait"] if may_wait else 0)
+        response = Response(answers.taken(deliveries, declared, messages, None))
+        if not (may_wait or messages):
+            response.data["wait_refused"] = True
+            response["Retry-After"] = "1"
+        return response
+
+
+def _let_go_of_databases() -> None:
+    """Close the database connections of a request that waits."""
+    for database in databases.all(initialized_only=True):
+        if not database.in_atomic_block:
+            database.close()
+
+
+class SettlingView(RmqView):
+    """What ends deliveries, or lets them last."""
+
+    needs = {"POST": Permission.CONSUME}
+
+    def settle(self, request: Request, topic: str, verb: str) -> Response:
+        """Settle what the request names."""
+        name = self.topic(topic).name
+        asked = self.read(requests.SettleFields, request.data)
+        settled = [Settled(one["id"], one["receipt"]) for one in asked["deliveries"]]
+        return Response(answers.settled(settled, getattr(self.operations.deliveries(name), verb)(settled)))
+
+
+_SETTLED: dict[str, Any] = {
+    "takes": requests.SettleFields,
+    "answers": {200: answers.SettlementAnswer},
+    "errors": [404, 409, 507],
+    "examples": {"one": {"deliveries": [{"id": "3.eyJza3UiOjF9", "receipt": "17.0b5c7c1f3e9d4a6f8b21"}]}},
+}
+
+
+class CommitView(SettlingView):
+    """``topics/{topic}/commit/``."""
+
+    @documented("commit", "End deliveries with success", **_SETTLED)
+    def post(self, request: Request, topic: str) -> Response:
+        """Commit."""
+        return self.settle(request, topic, "commit")
+
+
+class ExtendView(SettlingView):
+    """``topics/{topic}/extend/``."""
+
+    @documented("extend", "Begin the time-out of deliveries anew", **_SETTLED)
+    def post(self, request: Request, topic: str) -> Response:
+        """Extend."""
+        return self.settle(request, topic, "extend")
+
+
+class ReleaseView(SettlingView):
+    """``topics/{topic}/release/``."""
+
+    @documented("release", "Give deliveries back that have not begun, with nothing spent", **_SETTLED)
+    def post(self, request: Request, topic: str) -> Response:
+        """Release."""
+        return self.settle(request, topic, "release")
+
+
+class RollbackView(SettlingView):
+    """``topics/{topic}/rollback/``."""
+
+    @documented(
+        "rollback",
+        "End deliveries with failure: they are tried again after a rest, or lie dead when no retries are left",
+        takes=requests.RollbackFields,
+        answers={200: answers.SettlementAnswer},
+        errors=[404, 409, 507],
+        examples={
+            "one": {
+                "deliveries": [
+                    {
+                        "id": "3.eyJza3UiOjF9",
+                        "receipt": "17.0b5c7c1f3e9d4a6f8b21",
+                        "error": "Timeout: no answer",
+                    }
+                ]
+            }
+        },
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Roll back."""
+        name = self.topic(topic).name
+        asked = self.read(requests.RollbackFields, request.data)["deliveries"]
+        settled = [Settled(one["id"], one["receipt"]) for one in asked]
+        outcomes = [
+            Outcome(
+                one.get("error", ""),
+                round(one["delay"] * 1000) if "delay" in one else None,
+                one["reject"],
+            )
+            for one in asked
+        ]
+        return Response(
+            answers.settled(settled, self.operations.deliveries(name).rollback(settled, outcomes))
+        )

@@ -1,0 +1,102 @@
+"""Probes: this process answers, and all is well."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_rmq.api import requests
+from django_rmq.api.answers import health as answers
+from django_rmq.api.formats import check_size
+from django_rmq.api.schema import documented
+from django_rmq.api.view import RmqView
+from django_rmq.operations import Actor, Health, Operations, Permission
+from django_rmq.operations.health import Limits
+
+READY_SECONDS = 1.0
+"""How old an answer may be that anybody can ask for."""
+
+
+class PublicView(RmqView):
+    """A route that anybody may ask, for probes."""
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Look at nothing but the size and what is accepted."""
+        check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
+        APIView.initial(self, request, *args, **kwargs)
+
+    def get_permissions(self) -> Any:
+        """Return what asks for nothing."""
+        return [AllowAny()]
+
+    def get_throttles(self) -> Any:
+        """Return nothing for a probe: one that is refused is a process that is killed."""
+        known = getattr(self.request.user, "is_authenticated", False)
+        return super().get_throttles() if known else []
+
+
+class LiveView(PublicView):
+    """``health/live``."""
+
+    authentication_classes = ()
+
+    @documented("live", "This process answers", answers={200: answers.LiveAnswer}, public=True)
+    def get(self, request: Request) -> Response:
+        """Say that we live."""
+        return Response({"ok": True})
+
+
+class _Ready:
+    """What was found last, for those who may know no more than yes or no."""
+
+    def __init__(self) -> None:
+        self._config: Any = None
+        self._until = 0.0
+        self._found: Health | None = None
+
+    def look(self) -> Health:
+        """Return what was found within the last second, else look."""
+        probe = Operations(Actor("probe", "rest"))
+        config = probe.config
+        if self._found is None or self._config is not config or time.monotonic() >= self._until:
+            # Of no topic: anybody may ask, and shall not make us count all slots.
+            self._found = probe.health(Limits(needs_workers=False), ())
+            self._config, self._until = config, time.monotonic() + READY_SECONDS
+        return self._found
+
+
+_ready = _Ready()
+
+
+class ReadyView(PublicView):
+    """``health/ready``."""
+
+    @documented(
+        "ready",
+        "Whether Redis answers and slots are assigned; who may see topics is told what was found, and may set limits",
+        query=requests.HealthQuery,
+        answers={200: answers.ReadyAnswer, 503: answers.ReadyAnswer},
+        errors=[401, 403],
+        public=True,
+    )
+    def get(self, request: Request) -> Response:
+        """Look whether all is well."""
+        asked = self.read(requests.HealthQuery, request.query_params)
+        operations = self.operations
+        if operations.actor.may(Permission.VIEW):
+            known = self.known()
+            limits = Limits(asked.get("max_age"), asked.get("max_dead"), asked["workers"])
+            found = answers.ready(operations.health(limits, known), set(known))
+        elif request.query_params:
+            self.permission_denied(request, f"{operations.actor.name} may not see topics")
+        else:
+            found = answers.ready(_ready.look(), None)
+        response = Response(found, status=200 if found["ok"] else 503)
+        if not found["ok"]:
+            response["Retry-After"] = "2"
+        return response

@@ -1,0 +1,157 @@
+"""Messages: lists of them, one with all its copies, and new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from django_rmq import Send
+from django_rmq.api import errors, requests
+from django_rmq.api.answers import acts
+from django_rmq.api.answers import messages as answers
+from django_rmq.api.bodies import body_for
+from django_rmq.api.outcomes import MESSAGE_ID, outcome
+from django_rmq.api.schema import documented
+from django_rmq.api.view import RmqView
+from django_rmq.core.words.messages import Topic
+from django_rmq.operations import Permission
+
+LONGEST_KEY = 255
+"""Characters of an Idempotency-Key."""
+
+
+class MessagesView(RmqView):
+    """``topics/{topic}/messages/``."""
+
+    needs = {"GET": Permission.VIEW, "POST": Permission.SEND}
+
+    @documented(
+        "messages",
+        "Messages of a topic in one state, page by page",
+        query=requests.MessagesQuery,
+        answers={200: answers.MessagesAnswer},
+        errors=[404, 409],
+    )
+    def get(self, request: Request, topic: str) -> Response:
+        """List messages."""
+        declared = self.topic(topic)
+        asked = self.read(requests.MessagesQuery, request.query_params)
+        order = asked.get("order")
+        listing = self.operations.listing(
+            declared.name,
+            asked["state"],
+            cursor=asked.get("cursor", ""),
+            wanted=requests.wanted(asked),
+            limit=asked.get("page_size"),
+            descending=None if order is None else order == "descending",
+        )
+        following = None
+        if listing.cursor:
+            query = request.query_params.copy()
+            query["cursor"] = listing.cursor
+            following = f"{request.build_absolute_uri(request.path)}?{query.urlencode()}"
+        return Response(answers.page(listing, following))
+
+    @documented(
+        "send",
+        "Send one message, or many: nothing is sent if one of them cannot be",
+        takes=("Sending", [requests.SendFields, requests.SendsFields]),
+        headers={
+            "Idempotency-Key": (
+                "A text of your own, 1 to 255 characters: a repeated request is done once a day, and answered alike",
+                {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
+            ),
+        },
+        answers={202: answers.SendsAnswer},
+        errors=[404, 409, 422, 429, 507],
+        examples={
+            "a priority topic": {"body": {"sku": 1, "shop": 7}, "priority": 500},
+            "a fixed_time topic": {"body": {"order": 9}, "fixed_time": "2030-01-31T12:00:00Z"},
+            "many of a range_merge topic": {"messages": [{"body": {"sku": 1}}, {"body": {"sku": 2}}]},
+        },
+        answered={
+            "stored": {
+                "results": [{"id": "3.eyJza3UiOjF9", "slot": 3, "status": "stored", "score": 1893456000000}],
+                "outcomes": {"stored": 1},
+            }
+        },
+    )
+    def post(self, request: Request, topic: str) -> Response:
+        """Send."""
+        declared = self.topic(topic)
+        data = request.data
+        many = isinstance(data, Mapping) and "messages" in data
+        asked = self.read(requests.SendsFields if many else requests.SendFields, data)
+        sends = [_send(declared, one) for one in (asked["messages"] if many else [asked])]
+        # Without it the framework reads no body.
+        size = int(request.META["CONTENT_LENGTH"])
+        key = request.headers.get("Idempotency-Key")
+        if key is None:
+            return Response(self._send(declared, sends, size), status=202)
+        if not (1 <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
+            raise errors.Invalid(f"Idempotency-Key must be 1 to {LONGEST_KEY} printable characters of ASCII.")
+        if len(sends) > requests.MOST_ONCE:
+            raise errors.Invalid(
+                f"At most {requests.MOST_ONCE} messages can be sent with an Idempotency-Key."
+            )
+        with self.operations.once(key, [declared.name, data], len(sends)) as attempt:
+            if attempt.answer is None:
+                attempt.done(self._send(declared, sends, size))
+        return Response(attempt.answer, status=202)
+
+    def _send(self, topic: Topic, sends: list[Send], size: int) -> Any:
+        operations = self.operations
+        operations.spend_sends(len(sends), size)
+        results = operations.send_each(topic.name, sends)
+        return answers.sends(results, results.counts(), operations.sent_id)
+
+
+def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
+    options = {
+        name: asked[name]
+        for name in ("key", "priority", "fixed_time", "slot_basis", "headers", "expires")
+        if name in asked
+    }
+    if "time_range_ms" in asked:
+        options["time_range"] = asked["time_range_ms"]
+    return Send(body_for(topic, asked["body"]), **options)
+
+
+class MessageView(RmqView):
+    """``topics/{topic}/messages/{id}/``."""
+
+    needs = {"GET": Permission.VIEW, "DELETE": Permission.DELETE}
+
+    @documented(
+        "message",
+        "All copies of a message: where it waits, runs, rests, is claimed or lies dead",
+        path=MESSAGE_ID,
+        answers={200: answers.CopiesAnswer},
+        errors=[400, 404, 409],
+    )
+    def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002 - the name in the address
+        """Show a message."""
+        copies = self.operations.get(self.topic(topic).name, id)
+        return Response({"results": [answers.copy(one) for one in copies]})
+
+    @documented(
+        "delete",
+        "Delete a message: 202 where it runs, and ends with its delivery",
+        path=MESSAGE_ID,
+        query=requests.CopyQuery,
+        answers={200: acts.OutcomeAnswer, 202: acts.OutcomeAnswer},
+        errors=[404, 409],
+    )
+    def delete(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
+        """Delete a message."""
+        name, operations = self.topic(topic).name, self.operations
+        copy = self.read(requests.CopyQuery, request.query_params).get("copy")
+        done = operations.delete_only(name, id) if copy is None else operations.delete(name, [id], copy)
+        if "both" in done.outcomes:
+            raise errors.Conflict(
+                "The message is dead and was sent again: say copy=live or copy=dead.", "both"
+            )
+        return outcome(done, id, {"deleted": 200, "in_flight": 202})

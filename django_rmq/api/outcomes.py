@@ -1,0 +1,29 @@
+"""Acts on one message: how it is named, and how what came of it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rest_framework.response import Response
+
+from django_rmq.api import errors
+from django_rmq.exceptions import MessageGone, OperationRefused
+from django_rmq.operations import Done, not_found
+
+MESSAGE_ID = {"id": {"type": "string", "pattern": "^[0-9]{1,7}\\..+$"}}
+"""A slot, and what names a message there."""
+
+
+def outcome(done: Done, message_id: str, good: Mapping[str, int]) -> Response:
+    """Answer what came of an act on one message; ``good``: outcome → status."""
+    (word,) = done.found.values()
+    if word == "gone":
+        raise MessageGone(f"there is no message {message_id[:80]} (any more)")
+    if word == "not_found":
+        raise OperationRefused(not_found(message_id))
+    if word not in good:
+        raise errors.Conflict(f"The message is {word.replace('_', ' ')}: this is not for it.", word)
+    return Response({"id": message_id, "outcome": word}, status=good[word])
+
+
+__all__ = ["MESSAGE_ID", "outcome"]

@@ -1,0 +1,115 @@
+"""What all routes have in common: each translates a request, asks ``operations``, and translates the answer.
+
+A view names the permission of each of its methods in ``needs``; without one it answers nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpRequest
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.serializers import BaseSerializer
+from rest_framework.views import APIView
+
+from django_rmq.api import errors, permissions, throttles
+from django_rmq.api.formats import Negotiation, Parser, Renderer, check_size
+from django_rmq.api.schema import view_schema
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import NotPermitted, UnknownTopic
+from django_rmq.operations import Actor, Operations, Permission
+
+
+class RmqView(APIView):
+    """What all routes have in common."""
+
+    needs: ClassVar[Mapping[str, Permission]] = {}
+    """Method → the permission without which it is not answered."""
+    needed = Permission.VIEW
+    """The one that the present request needs."""
+
+    http_method_names = ("get", "post", "delete", "head")
+    parser_classes = (Parser,)
+    renderer_classes = (Renderer,)
+    content_negotiation_class = Negotiation
+    versioning_class = None
+    metadata_class = None
+    schema = view_schema()
+
+    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
+        """Return the request; whatever it calls its encoding, addresses and bodies are UTF-8."""
+        request.encoding = "utf-8"
+        return super().initialize_request(request, *args, **kwargs)
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Look at the size, then who asks, then whether that is permitted."""
+        check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
+        super().initial(request, *args, **kwargs)
+        method = "GET" if request.method == "HEAD" else str(request.method)
+        if method.lower() not in self.http_method_names or not hasattr(self, method.lower()):
+            return  # which is a 405
+        needed = self.needs.get(method)
+        try:
+            if needed is None:
+                raise NotPermitted("nobody may do this")
+            self.needed = needed
+            self.operations.actor.require(needed)
+        except NotPermitted as error:
+            self.permission_denied(request, str(error))
+
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+        """Return the response; nobody on its way may keep it."""
+        response["Cache-Control"] = "no-store"
+        return super().finalize_response(request, response, *args, **kwargs)
+
+    def get_permissions(self) -> Any:
+        """Return the permission that the settings choose."""
+        return [permissions.chosen()]
+
+    def get_throttles(self) -> Any:
+        """Return those of the project."""
+        return throttles.chosen()
+
+    def get_exception_handler(self) -> Any:
+        """Return ours, whatever the project has."""
+        return errors.answer
+
+    # --- what views ask for
+
+    @property
+    def operations(self) -> Operations:
+        """What the user of this request may see and do."""
+        # A project may have nobody where Django has an anonymous user.
+        user: Any = self.request.user
+        return Operations(Actor.of_user(user or AnonymousUser(), "rest"))
+
+    def may_know(self, topic: Topic) -> bool:
+        """Return whether the user may know of a topic."""
+        return permissions.chosen().has_object_permission(self.request, self, topic)
+
+    def known(self) -> list[str]:
+        """Return the names of all topics that the user may know of."""
+        return [name for name, topic in self.operations.config.topics.items() if self.may_know(topic)]
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic; one that the user must not know of is answered like one that is not there."""
+        try:
+            found = self.operations.config.topic(name)
+        except UnknownTopic:
+            found = None
+        if found is None or not self.may_know(found):
+            raise errors.NotFound(f"There is no topic {name[:100]!r}.")
+        return found
+
+    @staticmethod
+    def read(kind: type[BaseSerializer[Any]], data: Any) -> dict[str, Any]:
+        """Return the validated values of a request. Raises ``ValidationError``."""
+        fields = kind(data=data)
+        fields.is_valid(raise_exception=True)
+        return dict(fields.validated_data)
+
+
+__all__ = ["RmqView"]

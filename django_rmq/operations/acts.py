@@ -1,0 +1,72 @@
+"""What can be done to messages of a slot: the call for each act, and what people call its answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from django_rmq.core.words.messages import cut_error
+from django_rmq.operations.actors import Actor
+from django_rmq.operations.runs import Progress
+from django_rmq.operations.sweeps import Tell
+
+_BOTH_LIVE = "in_flight_and_waiting"
+_DELETED = {
+    "waiting": "deleted",
+    "retry": "deleted",
+    "dead": "deleted",
+    _BOTH_LIVE: "in_flight",
+    "not_found": "gone",
+}
+_BURIED = {"waiting": "buried", "retry": "buried", _BOTH_LIVE: "in_flight", "not_found": "gone"}
+_RESCHEDULED = {"waiting": "rescheduled", "retry": "rescheduled", "not_found": "gone"}
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing that is done to messages."""
+
+    name: str
+    tell: Tell
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    """The script's word → the outcome."""
+
+    def renamed(self, progress: Progress) -> Progress:
+        """Return the progress of a sweep with outcomes instead of words."""
+        renamed: Counter[str] = Counter()
+        for word, count in progress.outcomes.items():
+            renamed[self.outcomes.get(word, "gone" if word == "not_found" else word)] += count
+        return replace(progress, outcomes=dict(renamed))
+
+
+REPLAY = Act("replay", lambda pipeline, topic, slot, members: pipeline.replay(topic, slot, members))
+
+
+def delete(copy: str) -> Act:
+    """Return the act that deletes a copy: ``live`` or ``dead``."""
+    return Act(
+        "delete", lambda pipeline, topic, slot, members: pipeline.remove(topic, slot, members, copy), _DELETED
+    )
+
+
+def bury(actor: Actor, why: str) -> Act:
+    """Return the act that puts messages into Dead. Their reason is not to be taken for the class of an error."""
+    reason = cut_error(f"buried by {actor.name}{f': {why}' if why else ''}").decode()
+    return Act(
+        "bury", lambda pipeline, topic, slot, members: pipeline.bury(topic, slot, members, reason), _BURIED
+    )
+
+
+def reschedule(score: int) -> Act:
+    """Return the act that gives waiting messages another score."""
+    return Act(
+        "reschedule",
+        lambda pipeline, topic, slot, members: pipeline.reschedule(
+            topic, slot, [score] * len(members), members
+        ),
+        _RESCHEDULED,
+    )
+
+
+__all__ = ["REPLAY", "Act", "bury", "delete", "reschedule"]

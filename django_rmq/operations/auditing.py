@@ -1,0 +1,90 @@
+"""The ledgers of a topic: whether in every slot what came equals what went plus what is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics.definitions import as_registered
+from django_rmq.core.words.messages import Ledger, Topic, former_slot_counts, slot_counts
+from django_rmq.exceptions import ConfigurationError, RmqError
+
+SLOTS_PER_TRIP = 1_000
+DRIFTS = ("live", "dead", "delivery", "claim", "send")
+DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the ledgers of all slots of a topic say together."""
+
+    topic: Topic
+    """With the slots that are registered."""
+    counters: Mapping[str, int]
+    depths: Mapping[str, int]
+    drifting: list[dict[str, int]]
+    """Slots that do not balance: the slot, and by how much in each of ``DRIFTS``."""
+    adopted: int
+    """Messages that were booked as foreign."""
+
+    @property
+    def moving(self) -> int:
+        """Messages that have left one slot and not reached another."""
+        return sum(
+            self.counters.get(f"{kind}_out", 0) - self.counters.get(f"{kind}_in", 0)
+            for kind in ("moved", "moved_dead")
+        )
+
+
+def audit(broker: Broker, topic: Topic, registered: dict[str, Any], *, adopt: bool) -> Audit:
+    """Read the ledgers of a topic; ``adopt``: book what is there beyond the account as foreign."""
+    topic = as_registered(topic, registered)
+    # Slots of before a re-slotting are empty, and their counters are of what happened then.
+    counted = replace(topic, slots=max((topic.slots, *former_slot_counts(registered))))
+    counters: Counter[str] = Counter()
+    depths = dict.fromkeys(DEPTHS, 0)
+    drifting, adopted = [], 0
+    for slot, ledger in _ledgers(broker, counted):
+        if adopt and ledger.live_drift > 0:
+            booked = _adopt(broker, topic, slot, ledger)
+            adopted += booked
+            ledger = broker.audit(topic, slot) if booked else ledger
+        for name, value in ledger:
+            counters[name] += value
+        for name in DEPTHS:
+            depths[name] += getattr(ledger, name)
+        if not ledger.balanced:
+            drifting.append({"slot": slot, **{name: getattr(ledger, f"{name}_drift") for name in DRIFTS}})
+    return Audit(topic, dict(sorted(counters.items())), depths, drifting, adopted)
+
+
+def check_is_settled(topic: Topic, registered: dict[str, Any]) -> None:
+    """Raise ``ConfigurationError`` where a topic is being re-slotted: its messages are where they do not belong."""
+    if registered and len(slot_counts(registered)) > 1:
+        raise ConfigurationError(
+            f'topic "{topic.name}" is being re-slotted: look for strays when that has ended'
+        )
+
+
+def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:
+    for first in range(0, topic.slots, SLOTS_PER_TRIP):
+        slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
+        pipeline = broker.pipeline()
+        for slot in slots:
+            pipeline.audit(topic, slot)
+        for slot, answer in zip(slots, pipeline.execute(), strict=True):
+            if isinstance(answer, RmqError):
+                raise answer
+            yield slot, answer
+
+
+def _adopt(broker: Broker, topic: Topic, slot: int, ledger: Ledger) -> int:
+    """Book the drift that ``ledger`` shows, unless another adoption came first; return how much was booked."""
+    drift = ledger.live_drift
+    return drift if broker.adopt(topic, slot, drift, ledger["foreign"]) == "ok" else 0
+
+
+__all__ = ["DRIFTS", "Audit", "audit", "check_is_settled"]

@@ -1,0 +1,155 @@
+"""The slots of one block of a list, merged by score: each is asked for a little, and again where it ran out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Entry
+from django_rmq.exceptions import RmqError
+from django_rmq.operations.copies import from_entry
+from django_rmq.operations.cursors import Order, Place
+
+PAGE_BYTES = 8_388_608
+"""What one page reads, about."""
+
+_Key = tuple[float, int]
+"""The order within a block: (score, slot), and within these as Redis has it. Negated where the list descends."""
+
+
+class _Feed:
+    """The entries of one slot, fetched a few at a time, as far as the order is known."""
+
+    def __init__(self, slot: int, bounds: tuple[float, float]) -> None:
+        self.slot = slot
+        self.bounds = bounds
+        self.after: tuple[str, bytes] | None = None
+        self.frontier: _Key | None = (-math.inf, slot)
+        """What comes before it has been fetched; None: everything has."""
+
+    def take(self, cursor: tuple[str, bytes] | None, sign: int) -> None:
+        """Note where the next fetch goes on."""
+        if cursor is None:
+            self.frontier = None
+        else:
+            self.after = cursor
+            self.frontier = (sign * float(cursor[0]), self.slot)
+
+
+class Block:
+    """Merges the slots of one block for one page."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        order: Order,
+        block: int,
+        slots: Iterable[int],
+        after: Place | None,
+        now_ms: int,
+    ) -> None:
+        self.broker = broker
+        self.order = order
+        self.block = block
+        self.sign = -1 if order.descending else 1
+        self.scanned = 0
+        self.bytes = 0
+        self.problems: list[str] = []
+        bounds = order.wanted.scores(order.state, now_ms)
+        self.feeds = [_Feed(slot, bounds) for slot in slots]
+        self._waiting: list[tuple[_Key, Entry]] = []
+        if after is not None and after.slot >= 0:
+            for feed in self.feeds:
+                self._begin(feed, after)
+
+    def _begin(self, feed: _Feed, after: Place) -> None:
+        """Let a slot begin behind a place: among equal scores the slots follow each other."""
+        score = self.sign * after.score
+        low, high = feed.bounds
+        if feed.slot == after.slot:
+            feed.after = (f"{score:.17g}", after.member)
+        elif self.order.descending:
+            feed.bounds = (
+                low,
+                min(high, math.nextafter(score, -math.inf) if feed.slot < after.slot else score),
+            )
+        else:
+            feed.bounds = max(low, math.nextafter(score, math.inf) if feed.slot < after.slot else score), high
+
+    def read(self, limit: int, budget: int) -> tuple[list[tuple[int, Entry]], Place | None]:
+        """Return entries in order with their slots, and the place behind which to go on; None: the block is done."""
+        self._fetch(self.feeds, limit, budget)
+        rows: list[tuple[int, Entry]] = []
+        last: Place | None = None
+        while True:
+            behind = [(feed.frontier, feed) for feed in self.feeds if feed.frontier is not None]
+            safe = min((frontier for frontier, _ in behind), default=None)
+            # The sort is stable: entries of one slot and score stay as Redis has them.
+            self._waiting.sort(key=lambda row: row[0])
+            taken = 0
+            for key, entry in self._waiting:
+                if len(rows) >= limit or (safe is not None and key > safe):
+                    break
+                taken += 1
+                rows.append((key[1], entry))
+                last = Place(self.block, *key, entry.member)
+            del self._waiting[:taken]
+            if safe is None and not self._waiting:
+                return rows, None
+            if len(rows) >= limit:
+                return rows, last
+            if self.scanned >= budget or self.bytes >= PAGE_BYTES:
+                feed = next(feed for frontier, feed in behind if frontier == safe)
+                assert safe is not None
+                assert feed.after is not None
+                # Nothing before the frontier is left out, and all behind it comes with the next page.
+                return rows, Place(self.block, *safe, feed.after[1])
+            nearest = sorted(behind, key=lambda pair: pair[0])[: 2 * (limit - len(rows))]
+            self._fetch([feed for _, feed in nearest], limit - len(rows), budget)
+
+    def _fetch(self, asked: Sequence[_Feed], missing: int, budget: int) -> None:
+        """Ask slots for more, all in one round trip."""
+        topic, state, search = self.order.topic, self.order.state, self.order.wanted.search
+        scan = max(20, min(1_000, (budget - self.scanned) // len(asked)))
+        room = max(1_024, (PAGE_BYTES - self.bytes) // len(asked))
+        pipeline = self.broker.pipeline()
+        for feed in asked:
+            options: dict[str, Any] = {
+                "after": feed.after,
+                "descending": self.order.descending,
+                "min_score": feed.bounds[0],
+                "max_score": feed.bounds[1],
+                "limit": min(500, 2 * missing // len(asked) + 2),
+                "max_bytes": room,
+            }
+            if search:
+                pipeline.find(topic, feed.slot, state, scan=scan, **search, **options)
+            else:
+                pipeline.peek(topic, feed.slot, state, **options)
+        for feed, answer in zip(asked, pipeline.execute(), strict=True):
+            if isinstance(answer, RmqError):
+                feed.frontier = None
+                self.problems.append(f"slot {feed.slot}: {answer}")
+                continue
+            entries = [entry for entry in answer.entries if not search or self._is_meant(feed, entry)]
+            self._waiting += [((self.sign * entry.score, feed.slot), entry) for entry in entries]
+            self.bytes += sum(map(_size, answer.entries))
+            if search:
+                # How many entries a search that reached the end has looked at is not said.
+                self.scanned += scan if answer.cursor is not None else scan // 4
+            else:
+                self.scanned += len(answer.entries)
+            feed.take(answer.cursor, self.sign)
+
+    def _is_meant(self, feed: _Feed, entry: Entry) -> bool:
+        copy = from_entry(self.order.topic, feed.slot, self.order.state, entry)
+        return self.order.wanted.matches(copy, entry)
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.member) + len(entry.envelope or b"") + len(entry.record or b"")
+
+
+__all__ = ["PAGE_BYTES", "Block"]

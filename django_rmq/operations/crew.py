@@ -1,0 +1,137 @@
+"""The workers there are, by what Redis or ZooKeeper has of them, and what is assigned to each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from django_rmq.core.coordination import Holding, Member, Worker
+from django_rmq.core.coordination.redis import describe_roster, members_of_roster
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Roster, Topic
+from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
+from django_rmq.project import connections
+
+
+@dataclass(slots=True)
+class Serving:
+    """What live workers do for one topic."""
+
+    workers: int = 0
+    threads: int = 0
+    owned_slots: list[Holding] = field(default_factory=list)
+    """Of serial topics, by slot; also those of workers that are gone."""
+
+
+class Crew:
+    """The workers there are, and what is assigned to them, by topic."""
+
+    def __init__(
+        self, members: Sequence[Member] = (), holdings: Sequence[Holding] = (), problem: str = ""
+    ) -> None:
+        self.members = members
+        self.holdings = holdings
+        self.problem = problem
+        """Why nobody can tell; empty: all is known."""
+        self._present = {member.worker.id for member in members}
+        self._serving: defaultdict[str, Serving] = defaultdict(Serving)
+        # Most workers say the same, which is read once.
+        groups: defaultdict[int, list[Worker]] = defaultdict(list)
+        for member in members:
+            groups[id(member.worker.topics)].append(member.worker)
+        for workers in groups.values():
+            threads = sum(worker.threads for worker in workers)
+            for name in {topic.name for topic in workers[0].topics}:
+                serving = self._serving[name]
+                serving.workers += len(workers)
+                serving.threads += threads
+        for one in holdings:
+            self._serving[one.topic].owned_slots.append(one)
+
+    def serving(self, topic: Topic) -> Serving:
+        """Return who serves a topic."""
+        return self._serving.get(topic.name) or Serving()
+
+    def owned(self, topic: Topic) -> int:
+        """Return how many slots of a topic live workers own."""
+        return sum(
+            max(0, min(one.stop, topic.slots) - one.start)
+            for one in self.serving(topic).owned_slots
+            if one.worker in self._present
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """One live worker and what is assigned to it."""
+
+    member: Member
+    slots: dict[str, int] = field(default_factory=dict)
+    """Serial topic -> how many of its slots."""
+    shared: tuple[str, ...] = ()
+    """Topics that all their workers share."""
+
+
+def workers(broker: Broker) -> list[WorkerFigures]:
+    """Return all live workers, by host and start. Raises ``ServerTrouble``."""
+    crew = crew_of(broker.roster())
+    if crew.problem:
+        raise ServerUnavailable(crew.problem)
+    owned: dict[str, dict[str, int]] = {}
+    for one in crew.holdings:
+        topics = owned.setdefault(one.worker, {})
+        topics[one.topic] = topics.get(one.topic, 0) + one.stop - one.start
+    found = [
+        WorkerFigures(
+            member,
+            owned.get(member.worker.id, {}),
+            tuple(topic.name for topic in member.worker.topics if not topic.serial),
+        )
+        for member in crew.members
+    ]
+    return sorted(found, key=lambda one: (one.member.worker.host, one.member.worker.started))
+
+
+def serving(broker: Broker, topic: str) -> list[str]:
+    """Return the live workers that serve ``topic``, each in words. Raises ``ServerTrouble``."""
+    found = [one.member.worker for one in workers(broker)]
+    return [f"process {one.pid} on {one.host}" for one in found if topic in one.capacity.topics]
+
+
+def crew_of(roster: Roster | RmqError) -> Crew:
+    """Return who is there: in ZooKeeper where workers come together there, else by the roster.
+
+    While ZooKeeper is away, or the roster cannot be read, what is in Redis can be shown all the same.
+    """
+    if isinstance(roster, ServerTrouble):
+        raise roster
+    if isinstance(roster, RmqError):
+        return _crew_in_zookeeper() or Crew(problem=str(roster))
+    return _crew_in_zookeeper() or Crew(members_of_roster(roster), describe_roster(roster))
+
+
+def _crew_in_zookeeper() -> Crew | None:
+    """Return who is there where workers come together in ZooKeeper; None: they do not."""
+    try:
+        found = connections.survey_zookeeper()
+    except ServerTrouble as error:
+        return Crew(problem=str(error))
+    return None if found is None else Crew(found.members, found.holdings)
+
+
+def holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
+    """Return the holding that ``slot`` lies in; they are in order and do not overlap."""
+    low, high = 0, len(holdings)
+    while low < high:
+        middle = (low + high) // 2
+        if holdings[middle].stop <= slot:
+            low = middle + 1
+        else:
+            high = middle
+    if low < len(holdings) and holdings[low].start <= slot:
+        return holdings[low]
+    return None
+
+
+__all__ = ["Crew", "WorkerFigures", "crew_of", "holding_of", "serving", "workers"]

@@ -1,0 +1,57 @@
+"""The topics of the settings beside what Redis has registered of them, for who runs commands: compared, and applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics import definitions
+from django_rmq.core.topics.definitions import Difference
+from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.stored import Definitions
+from django_rmq.operations.crew import serving
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """One topic of the settings, and what is registered of it."""
+
+    topic: Topic
+    state: str
+    """unreadable, new, differs or same; registered or applied, where that has been done just now."""
+    registered: dict[str, Any] | None
+    """None: nothing."""
+    differences: list[Difference] = field(default_factory=list)
+    obstacles: list[str] = field(default_factory=list)
+    """Why it was not applied."""
+
+
+def compare(topic: Topic, registered: Definitions) -> Defined:
+    """Return in what ``topic`` differs from what is registered."""
+    if topic.name in registered.unreadable:
+        return Defined(topic, "unreadable", None, obstacles=[registered.problem(topic.name)])
+    known = registered.get(topic.name)
+    if known is None:
+        return Defined(topic, "new", None)
+    different = definitions.differences(topic, known)
+    return Defined(topic, "differs" if different else "same", known, different)
+
+
+def apply(broker: Broker, found: Defined, *, force: bool) -> Defined:
+    """Register what is new, and change what may be changed; ``force``: even if live workers go on with the old values."""
+    topic = found.topic
+    if found.state == "new":
+        broker.define(topic)
+        return Defined(topic, "registered", found.registered)
+    if found.state == "differs":
+        running = [] if force else serving(broker, topic.name)
+        obstacles = definitions.obstacles(broker, topic, found.differences, running)
+        if obstacles:
+            return Defined(topic, found.state, found.registered, found.differences, obstacles)
+        definitions.apply(broker, topic)
+        return Defined(topic, "applied", found.registered, found.differences)
+    return found
+
+
+__all__ = ["Defined", "apply", "compare"]

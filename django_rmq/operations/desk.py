@@ -1,0 +1,83 @@
+"""Who acts, and on what: what every room of ``operations`` is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Topic
+from django_rmq.operations.actors import Actor, Trace, record
+from django_rmq.operations.runs import Progress, Run
+from django_rmq.project import connections
+from django_rmq.project.settings.config import Config, get_config
+from django_rmq.project.watching import announcing
+
+
+class Desk:
+    """An actor, the broker that is asked, and the settings. ``purpose`` says whose connections to use.
+
+    ``trace``: what is done is one action of several requests, and recorded as one.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        purpose: connections.Purpose = "web",
+        *,
+        broker: Broker | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        self.actor = actor
+        self._trace = trace
+        self._purpose = purpose
+        self._given = broker
+
+    @property
+    def broker(self) -> Broker:
+        """The broker that is asked."""
+        return self._given if self._given is not None else connections.get_broker(self._purpose)
+
+    @property
+    def config(self) -> Config:
+        """The settings."""
+        return get_config()
+
+    def present(self, name: str) -> Topic:
+        """Return a topic with the slots that it has by now, whatever the settings say."""
+        return connections.present(self.config.topic(name), self._given)
+
+    def present_all(self, names: Iterable[str] | None) -> list[Topic]:
+        """Return these topics, or all of the settings, as ``present`` does."""
+        return [self.present(name) for name in (self.config.topics if names is None else names)]
+
+    def agreed(self, name: str) -> Topic:
+        """Return a topic as ``present`` does. Raises ``TopicMismatch`` as a worker would."""
+        declared = self.config.topic(name)
+        if self._given is None:
+            connections.agree(declared)
+        return connections.present(declared, self._given)
+
+    def record(self, act: str, topic: str, outcomes: Mapping[str, int], note: str = "") -> None:
+        """Record what came of an act, and announce what was replayed."""
+        record(self.actor, act, topic, outcomes, note, trace=self._trace)
+        done = {word: outcomes[word] for word in ("replayed", "merged") if outcomes.get(word)}
+        if act.startswith("replay") and done:
+            announcing.replayed(topic, done, self.actor.name)
+
+    def recorded(self, act: str, topic: Topic, what: str, steps: Iterator[Progress]) -> Run:
+        """Return a run that is recorded when it ends, however that comes."""
+
+        def recorded() -> Iterator[Progress]:
+            last: Progress | None = None
+            try:
+                for last in steps:
+                    yield last
+            finally:
+                if last is not None:
+                    note = what if last.is_complete else f"{what}, not to the end"
+                    self.record(act, topic.name, last.outcomes, note)
+
+        return Run(recorded())
+
+
+__all__ = ["Desk"]

@@ -1,0 +1,80 @@
+"""A dead message with another body, sent again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_rmq.core.producer.producer import score_at_once
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.messages import Envelope, Looked, Topic, encode_body, encode_envelope
+from django_rmq.exceptions import InvalidMessage
+from django_rmq.operations.actors import Permission
+from django_rmq.operations.copies import Copy, from_look
+from django_rmq.operations.desk import Desk
+from django_rmq.operations.named import Done, instead
+from django_rmq.operations.reading import find_one
+from django_rmq.project import connections
+from django_rmq.project.sending import front as sending
+
+
+def replay_edited(desk: Desk, name: str, message_id: str, body: Any) -> Done:
+    """Replay one dead message with another body. Outcomes: as ``replay``.
+
+    Where the body is the message's identity, the edited one is another message: it is sent, then the dead one is
+    deleted. Of two persons who do that at once both may have sent theirs; a double click sends one.
+    Raises ``InvalidMessage`` for a body that cannot be sent.
+    """
+    desk.actor.require(Permission.REPLAY, Permission.EDIT)
+    topic = desk.present(name)
+    encode_body(topic, body)
+    identity, member = find_one(desk, topic, message_id)
+    word = "gone"
+    if member is not None:
+        (looked,) = desk.broker.look(topic, identity.slot, [member])
+        if looked.dead is None:
+            word = instead(looked)
+        else:
+            word = _replay(desk, topic, identity.slot, member, looked, body)
+    desk.record("replay edited", topic.name, {word: 1})
+    return Done({message_id: word})
+
+
+def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, body: Any) -> str:
+    """Replay one dead message with another body; return the outcome."""
+    (dead,) = (copy for copy in from_look(topic, slot, member, looked) if copy.state == "dead")
+    producer = connections.get_producer()
+    broker = desk.broker
+    # It may be taken at once, or has the priority that it had.
+    score = score_at_once(topic, dead.scored, broker.now_ms())
+    if topic.keyed:
+        try:
+            key = member.decode()
+        except UnicodeDecodeError:
+            raise InvalidMessage("the key is not UTF-8: such a message cannot be edited") from None
+        basis = dead.slot_basis if topic.slot_basis is None else None
+        envelope = _edited(topic, looked, dead, body, broker.now_ms())
+        outgoing = producer.outgoing(topic, body, score, envelope, key=key, slot_basis=basis)
+        if outgoing.slot == slot or topic.slot_basis is None:
+            (word,) = broker.replay(topic, slot, [member], [envelope])
+            return "gone" if word == "not_found" else word
+    else:
+        outgoing = producer.outgoing(topic, body, score)
+        if topic.slot_basis is None and slot != slot_of(member, topic.slots):
+            # It was sent with a slot basis of its own, which nobody knows any more.
+            outgoing = outgoing._replace(slot=slot, crc=None)
+        if outgoing.member == member:
+            (word,) = broker.replay(topic, slot, [member])
+            return "gone" if word == "not_found" else word
+    sent = sending.send_outgoing(outgoing, body)
+    broker.remove(topic, slot, [member], "dead")
+    return "merged" if sent.status in ("merged", "replaced") else "replayed"
+
+
+def _edited(topic: Topic, looked: Looked, dead: Copy, body: Any, now_ms: int) -> bytes:
+    """Return the envelope of a keyed message with another body; an expiry that has passed is dropped."""
+    expires_ms = dead.expires_ms if dead.expires_ms > now_ms else 0
+    envelope = Envelope(encode_body(topic, body), expires_ms, dead.slot_basis, dead.headers or None)
+    return encode_envelope(envelope)
+
+
+__all__ = ["replay_edited"]

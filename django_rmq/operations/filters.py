@@ -1,0 +1,109 @@
+"""Which messages of a state are meant: by text, error, age and slot."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django_rmq.core.words.bounds import MAX_AGE, is_number, is_whole, shown
+from django_rmq.core.words.messages import Entry, Topic, TopicType
+from django_rmq.exceptions import InvalidRequest, OperationRefused
+from django_rmq.operations.copies import Copy
+from django_rmq.operations.ids import STATES
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages of a state are meant; all conditions must hold. Ages in seconds.
+
+    The age of what waits is how long it has been due, of what is in flight since it was handed out or extended, of
+    what is dead since it died. What rests, and what waits by priority, has none.
+    """
+
+    text: str = ""
+    """Part of the body, the key, the headers or the error."""
+    error: str = ""
+    """The class of the last error, whole, or its last part (``Boom`` for ``shop.errors.Boom``)."""
+    older_than: float | None = None
+    newer_than: float | None = None
+    slot: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is meant."""
+        return self == Filter()
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """What Redis is to look for, as arguments of ``find``: a superset of what is meant; empty: there is no search.
+
+        A class of errors is compared with that of the last error alone: who may look for one may not search bodies.
+        """
+        if self.text:
+            return {"text": self.text.encode("utf-8", "surrogateescape")}
+        return {"text": self.error.encode("utf-8", "surrogateescape"), "where": "error"} if self.error else {}
+
+    def as_of(self, state: str, seconds: float) -> Filter:
+        """Return what a sweep that began so many seconds ago still means of a state.
+
+        What has died since is not part of it: else what fails again would be replayed for ever.
+        """
+        if state != "dead":
+            return self
+        return replace(self, older_than=max(self.older_than or 0.0, seconds))
+
+    def check(self, topic: Topic, state: str) -> None:
+        """Raise ``InvalidRequest`` or ``OperationRefused`` where ``topic`` cannot be filtered so."""
+        if state not in STATES:
+            raise InvalidRequest(f"{state!r} is no state: it must be one of {', '.join(STATES)}")
+        if self.slot is not None and not (is_whole(self.slot) and 0 <= self.slot < topic.slots):
+            raise InvalidRequest(f"topic {topic.name} has no slot {shown(self.slot)}: it has {topic.slots}")
+        for age in (self.older_than, self.newer_than):
+            if age is None:
+                continue
+            if not is_number(age) or not 0 <= age <= MAX_AGE:
+                raise InvalidRequest(f"an age must be seconds from 0 to {MAX_AGE}, got {shown(age)}")
+            check_age(topic, state)
+        if self.error and state == "prepare":
+            raise OperationRefused(
+                "what is in flight cannot be filtered by its error: its delivery is not over"
+            )
+
+    def scores(self, state: str, now_ms: int) -> tuple[float, float]:
+        """Return the bounds of the scores that are meant."""
+        if self.older_than is None and self.newer_than is None:
+            return -math.inf, math.inf
+        # 999 and less on time topics are retries: they have no time.
+        low = 1000.0 if self.newer_than is None else math.ceil(now_ms - self.newer_than * 1000)
+        high = now_ms if self.older_than is None else math.floor(now_ms - self.older_than * 1000)
+        # In flight, the three last digits are the retries left.
+        return max(low, 1000.0), high + 999 if state == "prepare" else high
+
+    def matches(self, copy: Copy, entry: Entry) -> bool:
+        """Return whether an entry that Redis found is meant indeed."""
+        if self.error:
+            name = copy.error_class
+            if self.error != name and not name.endswith(f".{self.error}"):
+                return False
+        if self.text:
+            needle = self.text.encode("utf-8", "surrogateescape")
+            headers = " ".join(part for pair in copy.headers.items() for part in pair)
+            places = (entry.member, copy.raw or b"", copy.error.encode(), headers.encode())
+            return any(needle in place for place in places)
+        return True
+
+
+def check_age(topic: Topic, state: str) -> None:
+    """Raise ``OperationRefused`` where the messages of a state have no age."""
+    if state == "retry":
+        raise OperationRefused("what rests has no age: its time is that of its next delivery")
+    if state == "claim":
+        raise OperationRefused("what Spark has claimed has no age of its own: its lease decides")
+    if state == "store" and topic.type is TopicType.PRIORITY:
+        raise OperationRefused(
+            f"topic {topic.name} orders by priority: what waits in it holds no time, so nothing there has an age"
+        )
+
+
+__all__ = ["Filter", "check_age"]

@@ -1,0 +1,72 @@
+"""What has passed through topics so far, of which two looks tell rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar
+
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import RmqError, ServerTrouble
+from django_rmq.operations.figures import slots_to_look_at
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What has passed through topics until an instant; two of them tell rates."""
+
+    RATES: ClassVar[tuple[str, ...]] = ("sent", "done", "failed")
+    """sent: taken from senders, merged ones too; done: committed and acknowledged; failed: failed or timed out."""
+
+    now_ms: int
+    counted: dict[str, dict[str, int]]
+    """Topic → name of ``RATES`` → how many ever."""
+    problems: tuple[str, ...] = ()
+    """Slots whose counters cannot be read, and why: they are not in the sums."""
+
+    def since(self, before: Flow) -> dict[str, dict[str, float]]:
+        """Return topic → name → how many per second since then."""
+        seconds = max(self.now_ms - before.now_ms, 1) / 1000
+        return {
+            topic: {
+                name: max(0, count - before.counted[topic][name]) / seconds for name, count in now.items()
+            }
+            for topic, now in self.counted.items()
+            if topic in before.counted
+        }
+
+
+_COUNTERS = {
+    "sent": ("sent",),
+    "done": ("committed", "acked"),
+    "failed": ("failed", "expired", "rejected"),
+}
+
+
+def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
+    """Return what has passed through ``topics`` so far; those with very many slots are left out."""
+    looked_at = slots_to_look_at(topics)
+    small = [topic for topic in topics if len(looked_at[topic.name]) == topic.slots]
+    now_ms = broker.now_ms()
+    pipeline = broker.pipeline()
+    for topic in small:
+        for slot in looked_at[topic.name]:
+            pipeline.audit(topic, slot)
+    answers = iter(pipeline.execute())
+    counted, problems = {}, []
+    for topic in small:
+        totals = counted[topic.name] = dict.fromkeys(Flow.RATES, 0)
+        for slot, answer in enumerate(islice(answers, topic.slots)):
+            if isinstance(answer, ServerTrouble):
+                raise answer
+            if isinstance(answer, RmqError):
+                problems.append(f"topic {topic.name}, slot {slot}: {answer}")
+            else:
+                for name, counters in _COUNTERS.items():
+                    totals[name] += sum(answer[counter] for counter in counters)
+    return Flow(now_ms, counted, tuple(problems))
+
+
+__all__ = ["Flow", "flow"]

@@ -1,0 +1,87 @@
+"""What monitoring systems want to know of topics: depths, counts since the first message, durations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.telling import history
+from django_rmq.core.telling.history import EDGES_MS, Depth, Latest, Totals
+from django_rmq.core.words.messages import Times, Topic, former_slot_counts
+from django_rmq.exceptions import RmqError, WrongType
+from django_rmq.operations import figures
+from django_rmq.operations.figures import TopicFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One topic as a monitoring system wants to know it: depths now, and what has been counted since its first message.
+
+    Of topics that are too large for an overview both are the sums of the last record of the history.
+    """
+
+    figures: TopicFigures
+    """Depths: ``depth`` where it is given."""
+    depth: Depth | None
+    """Of large topics: what all slots together held at ``sampled_ms``."""
+    totals: Totals | None
+    """None: large, and no worker has sampled it of late; or they cannot be read."""
+    times: Times | None
+    """None: they cannot be read."""
+    sampled_ms: int
+    """When, by Redis' clock, depth and totals were read."""
+    is_scaled: bool = False
+    """Not all slots were read; sums are scaled."""
+    problems: tuple[str, ...] = ()
+    """Why totals or times cannot be read."""
+
+
+class Measurement(NamedTuple):
+    """All topics as a monitoring system wants to know them."""
+
+    topics: list[Measured]
+    workers: int | None
+    problem: str
+
+
+def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
+    """Return what there is to measure of ``topics``: of up to 8,192 slots as it is, of more as workers sampled it.
+
+    Costs two looks at each of these slots, and one at the times of each topic, all in a few round trips. What
+    cannot be read is missing of its own topic. Raises ``ServerTrouble``.
+    """
+    try:
+        definitions: Mapping[str, dict[str, Any]] = broker.definitions()
+    except WrongType:
+        definitions = {}
+    seen = figures.survey(broker, topics)
+    large = [one.topic for one in seen.topics if one.looked_at + len(one.problems) < one.topic.slots]
+    latest = dict(zip(large, history.latest(broker, large), strict=True))
+    counted = {topic: _everywhere(topic, definitions) for topic in topics if topic not in latest}
+    totals = dict(zip(counted, history.totals(broker, list(counted.values())), strict=True))
+    found = []
+    for one, times in zip(seen.topics, history.times(broker, topics), strict=True):
+        record, sums = latest.get(one.topic), totals.get(one.topic)
+        problems = tuple(str(each) for each in (record, sums, times) if isinstance(each, RmqError))
+        known = None if isinstance(times, RmqError) else times
+        if isinstance(record, Latest):
+            found.append(
+                Measured(
+                    one, record.depth, record.totals, known, record.sampled_ms, record.is_scaled, problems
+                )
+            )
+        else:
+            sums = None if isinstance(sums, RmqError) else sums
+            found.append(Measured(one, None, sums, known, one.now_ms, problems=problems))
+    return Measurement(found, seen.workers, seen.problem)
+
+
+def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, Any]]) -> Topic:
+    """Return ``topic`` with the slots that it had before, too: they have counted."""
+    former = former_slot_counts(definitions.get(topic.name, {}))
+    return replace(topic, slots=min(max(topic.slots, *former), figures.LIVE_SLOTS)) if former else topic
+
+
+__all__ = ["EDGES_MS", "Measured", "Measurement", "measured"]

@@ -1,0 +1,180 @@
+"""Acts on messages that are named one by one."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django_rmq.core.producer.producer import check_fixed_time, check_priority
+from django_rmq.core.words.messages import Looked, Topic
+from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.operations import acts
+from django_rmq.operations.actors import Permission
+from django_rmq.operations.acts import REPLAY, Act
+from django_rmq.operations.desk import Desk
+from django_rmq.operations.ids import Identity
+from django_rmq.operations.reading import copies_of, find, identified
+
+MAX_IDS = 1_000
+"""Messages that may be named one by one in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of an act on named messages."""
+
+    found: dict[str, str]
+    """Id → outcome, in the order given."""
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Outcome → how many."""
+        return dict(Counter(self.found.values()))
+
+
+def replay(desk: Desk, name: str, ids: Sequence[str]) -> Done:
+    """Send dead messages again, with their full budget of retries.
+
+    Outcomes: ``replayed``; ``merged`` (it waits already, and the dead copy is gone); where it is not dead (any
+    more), what it is instead: ``waiting``, ``retry``, ``in_flight`` or ``gone``. Of all acts on named messages:
+    ``not_found``, where it may be there, but was not found near the place that a sealed id says.
+    """
+    desk.actor.require(Permission.REPLAY)
+    return _do(desk, REPLAY, desk.present(name), ids)
+
+
+def delete(desk: Desk, name: str, ids: Sequence[str], copy: str) -> Done:
+    """Delete messages; ``copy``: ``live`` (waiting, resting or in flight) or ``dead``.
+
+    Outcomes: ``deleted``; ``in_flight`` (it runs, and ends with its delivery, never to be tried again); where
+    there is no such copy (any more) ``gone``.
+    """
+    desk.actor.require(Permission.DELETE)
+    topic = desk.present(name)
+    if copy not in ("live", "dead"):
+        raise InvalidRequest(f"delete which copy: live or dead? Got {copy!r}")
+    return _do(desk, acts.delete(copy), topic, ids)
+
+
+def delete_only(desk: Desk, name: str, message_id: str) -> Done:
+    """Delete the only copy of a message. Outcomes: as ``delete``; ``both``: there are two, and nothing was done."""
+    desk.actor.require(Permission.DELETE)
+    copies = copies_of(desk, desk.present(name), message_id)
+    found = {"dead" if one.state == "dead" else "live" for one in copies}
+    if len(found) > 1:
+        return Done({message_id: "both"})
+    return delete(desk, name, [message_id], found.pop())
+
+
+def bury(desk: Desk, name: str, ids: Sequence[str], why: str = "") -> Done:
+    """Put messages into Dead, to be looked at. Outcomes: ``buried``, ``in_flight`` (it dies when its delivery
+    ends), ``dead`` (it was already), ``gone``."""
+    desk.actor.require(Permission.DELETE)
+    return _do(desk, acts.bury(desk.actor, why), desk.present(name), ids)
+
+
+def reschedule(
+    desk: Desk,
+    name: str,
+    ids: Sequence[str],
+    *,
+    due: datetime | int | None = None,
+    priority: int | None = None,
+) -> Done:
+    """Give waiting messages another due time (aware datetime or ms; past: at once), or another priority.
+
+    Outcomes: ``rescheduled``; ``in_flight``; ``refused`` (a retry on a priority topic keeps its place);
+    ``gone``. Raises ``OperationRefused`` for a time on a priority topic and the reverse.
+    """
+    desk.actor.require(Permission.EDIT)
+    topic = desk.present(name)
+    return _do(desk, acts.reschedule(_new_score(topic, due, priority)), topic, ids)
+
+
+def _new_score(topic: Topic, due: datetime | int | None, priority: int | None) -> int:
+    if topic.is_priority:
+        if due is not None or priority is None:
+            raise OperationRefused(f"topic {topic.name} orders by priority: give a priority, not a time")
+        return check_priority(topic, priority)
+    if priority is not None or due is None:
+        raise OperationRefused(f"topic {topic.name} orders by time: give a time, not a priority")
+    return check_fixed_time(due, name="due", past=True)
+
+
+def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str]) -> Done:
+    """Do something to named messages, and record what came of it; nothing is done if one id is none."""
+    if len(ids) > MAX_IDS:
+        raise InvalidRequest(f"at most {MAX_IDS} messages can be named at once, got {len(ids)}")
+    identities = {one: identified(desk, topic, one) for one in ids}
+    sought = find(desk, topic, identities.values())
+    members = {one: sought.members.get(identity) for one, identity in identities.items()}
+    by_slot: defaultdict[int, dict[bytes, str]] = defaultdict(dict)
+    for one, member in members.items():
+        if member is not None:
+            by_slot[identities[one].slot].setdefault(member, one)
+    found = dict.fromkeys(identities, "gone")
+    error = _tell(desk, act, topic, by_slot, found)
+    if error is None:
+        _say_where(desk, act, topic, identities, members, found)
+    # Two ids may name one message: it was done once.
+    for one, member in members.items():
+        if member is not None:
+            found[one] = found[by_slot[identities[one].slot].get(member, one)]
+        elif identities[one] in sought.unseen:
+            found[one] = "not_found"
+    if error is not None and not set(found.values()) - {"gone", "not_found"}:
+        raise error
+    desk.record(act.name, topic.name, Counter(found.values()), f"{len(ids)} chosen")
+    if error is not None:
+        raise error
+    return Done(found)
+
+
+def _tell(
+    desk: Desk, act: Act, topic: Topic, by_slot: Mapping[int, dict[bytes, str]], found: dict[str, str]
+) -> RmqError | None:
+    """Do it slot by slot, and note outcomes in ``found``; return the error that ended it."""
+    for slot, named in by_slot.items():
+        pipeline = desk.broker.pipeline()
+        act.tell(pipeline, topic, slot, list(named))
+        (answer,) = pipeline.execute()
+        if isinstance(answer, RmqError):
+            return answer
+        for one, word in zip(named.values(), answer, strict=True):
+            found[one] = act.outcomes.get(word, word)
+    return None
+
+
+def _say_where(
+    desk: Desk,
+    act: Act,
+    topic: Topic,
+    identities: Mapping[str, Identity],
+    members: Mapping[str, bytes | None],
+    found: dict[str, str],
+) -> None:
+    """Say of messages that were not dead (any more) what they are instead."""
+    if act is not REPLAY:
+        for one, word in found.items():
+            found[one] = "gone" if word == "not_found" else word
+        return
+    by_slot: defaultdict[int, list[str]] = defaultdict(list)
+    for one, word in found.items():
+        if word == "not_found":
+            by_slot[identities[one].slot].append(one)
+    for slot, ids in by_slot.items():
+        for first in range(0, len(ids), 100):
+            part = ids[first : first + 100]
+            looked = desk.broker.look(topic, slot, [members[one] or b"" for one in part])
+            found |= {one: instead(state) for one, state in zip(part, looked, strict=True)}
+
+
+def instead(looked: Looked) -> str:
+    """Return what a message is that is not dead."""
+    if looked.store is not None:
+        return "waiting"
+    if looked.prepare is not None or looked.claim is not None:
+        return "in_flight"
+    return "retry" if looked.retry is not None else "gone"

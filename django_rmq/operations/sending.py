@@ -1,0 +1,67 @@
+"""Messages that an actor sends, and how much of that it may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from django_rmq.core.words.messages import SendResult, SendResults
+from django_rmq.exceptions import TopicFull
+from django_rmq.operations import quotas
+from django_rmq.operations.actors import Permission, record
+from django_rmq.operations.desk import Desk
+from django_rmq.project.sending import front
+
+
+def send(desk: Desk, name: str, body: Any, **options: Any) -> SendResult:
+    """Send one message at once; ``options`` are those of ``send_message``. Raises what that does."""
+    desk.actor.require(Permission.SEND)
+    result = front.send_message(name, body, on_commit=False, **options)
+    record(desk.actor, "send", name, {result.status: 1})
+    return result
+
+
+def send_many(desk: Desk, name: str, bodies: Sequence[Any], **options: Any) -> dict[str, int]:
+    """Send many messages at once; return how many have which status. Nothing is sent if one cannot be."""
+    desk.actor.require(Permission.SEND)
+    results = front.send_messages(name, bodies, on_commit=False, **options)
+    outcomes = dict(results.counts())
+    record(desk.actor, "send", name, outcomes)
+    return outcomes
+
+
+def send_each(desk: Desk, name: str, sends: Sequence[front.Send]) -> SendResults:
+    """Send messages with options of their own at once, for a program; return what became of each.
+
+    As ``send_many``; it leaves no LogEntry. Raises ``TopicFull`` where every one of them was refused.
+    """
+    desk.actor.require(Permission.SEND)
+    results = front.send_messages(name, list(sends), on_commit=False)
+    outcomes = results.counts()
+    record(desk.actor, "send", name, dict(outcomes), entry=False)
+    if 0 < outcomes["refused"] == len(results):
+        raise TopicFull(f"topic {name} is full: MAX_BACKLOG is reached where this was to go")
+    return results
+
+
+def spend_sends(desk: Desk, messages: int, size: int) -> None:
+    """Charge the actor with so many messages, of ``size`` bytes in all, as ``RMQ["API"]`` limits them.
+
+    Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
+    """
+    desk.actor.require(Permission.SEND)
+    rates = {"messages": (messages, desk.config.api.rate), "bytes": (size, desk.config.api.byte_rate)}
+    quotas.spend(desk.broker, desk.actor, _charges(rates))
+
+
+def once(desk: Desk, key: str, content: Any, messages: int) -> AbstractContextManager[quotas.Once]:
+    """Let a send of so many messages that the actor names by ``key`` be done once; see ``quotas.once``."""
+    desk.actor.require(Permission.SEND)
+    kept = {"messages with an Idempotency-Key": (messages, desk.config.api.once_rate)}
+    return quotas.once(desk.broker, desk.actor, key, content, _charges(kept))
+
+
+def _charges(rates: Mapping[str, tuple[int, tuple[int, float] | None]]) -> list[quotas.Charge]:
+    """Return what is charged where there is a rate, and anything to be charged."""
+    return [quotas.Charge(what, wanted, *rate) for what, (wanted, rate) in rates.items() if rate and wanted]

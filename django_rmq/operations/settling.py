@@ -1,0 +1,115 @@
+"""Phase two of consuming by requests: how each delivery ends, or that it lasts longer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from django_rmq.core.consumer.executor import chosen_delay
+from django_rmq.core.redis.broker import BATCH, Broker
+from django_rmq.core.words.messages import Delivery, Failure, Message, Topic
+from django_rmq.exceptions import InvalidRequest, RmqError
+from django_rmq.operations.ids import ALL_ROUNDS, Identity, find_members, identify
+from django_rmq.operations.permits import Permits
+from django_rmq.operations.receipts import unsealed
+
+
+class Settled(NamedTuple):
+    """One delivered message, as its consumer names it when it settles it."""
+
+    id: str
+    receipt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a delivery has failed."""
+
+    error: str = ""
+    delay_ms: int | None = None
+    """Rest until the next delivery; None: the topic's back-off."""
+    is_rejected: bool = False
+    """It can never succeed: to Dead at once."""
+
+
+class Settling:
+    """Ends deliveries of one topic."""
+
+    def __init__(self, broker: Broker, topic: Topic, permits: Permits) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._permits = permits
+
+    def settle(
+        self, verb: str, settled: Sequence[Settled], outcomes: Sequence[Outcome] | None = None
+    ) -> list[str]:
+        if len(settled) > BATCH:
+            raise InvalidRequest(f"at most {BATCH} deliveries can be settled at once, got {len(settled)}")
+        topic, words = self._topic, ["stale"] * len(settled)
+        groups: defaultdict[tuple[int, int], dict[bytes, int]] = defaultdict(dict)
+        identities = [replace(identify(topic, one.id), place=None) for one in settled]
+        receipts = [
+            unsealed(topic.name, identity.slot, one.receipt)
+            for identity, one in zip(identities, settled, strict=True)
+        ]
+        named = self._members(
+            identity for identity, receipt in zip(identities, receipts, strict=True) if receipt is not None
+        )
+        for index, (identity, receipt) in enumerate(zip(identities, receipts, strict=True)):
+            member = named.get(identity)
+            if receipt is not None and member is not None:
+                groups[identity.slot, receipt].setdefault(member, index)
+        pipeline = self._broker.pipeline()
+        for (slot, receipt), members in groups.items():
+            if outcomes is None:
+                getattr(pipeline, verb)(topic, slot, receipt, list(members))
+            else:
+                failed = {member: outcomes[index] for member, index in members.items()}
+                pipeline.rollback(topic, slot, receipt, self._failures(slot, failed))
+        error = None
+        for ((slot, receipt), members), answer in zip(groups.items(), pipeline.execute(), strict=True):
+            if isinstance(answer, RmqError):
+                error = error or answer
+                continue
+            for index, word in zip(members.values(), answer, strict=True):
+                words[index] = word
+            if topic.max_in_flight and "ok" in answer:
+                self._permits.note_end(slot, receipt, 0 if verb == "extend" else answer.count("ok"))
+        if error is not None:
+            raise error
+        return words
+
+    def _members(self, identities: Iterable[Identity]) -> dict[Identity, bytes]:
+        """Return the members that ids mean; long ones are looked for among what is in flight."""
+        found = find_members(self._broker, self._topic, identities, rounds=ALL_ROUNDS, states=("prepare",))
+        return found.members
+
+    def _failures(self, slot: int, failed: dict[bytes, Outcome]) -> list[Failure]:
+        topic, found = self._topic, []
+        left: dict[bytes, int] = {}
+        if topic.backoff.function is not None:
+            left = self._retries_left(
+                slot, [member for member, how in failed.items() if how.delay_ms is None]
+            )
+        for member, how in failed.items():
+            delay_ms = how.delay_ms
+            if delay_ms is None and member in left and not how.is_rejected:
+                delivery = Delivery(member, 0.0, left[member])
+                delay_ms = chosen_delay(Message(topic, slot, 0, delivery))
+            kind = "rejected" if how.is_rejected else "failed"
+            found.append(Failure(member, kind, None if how.is_rejected else delay_ms, how.error))
+        return found
+
+    def _retries_left(self, slot: int, members: Sequence[bytes]) -> dict[bytes, int]:
+        found = {}
+        for start in range(0, len(members), 100):
+            part = members[start : start + 100]
+            for member, looked in zip(part, self._broker.look(self._topic, slot, part), strict=True):
+                if looked.prepare is not None:
+                    found[member] = int(looked.prepare) % 1000
+        return found
+
+
+__all__ = ["Outcome", "Settled", "Settling"]

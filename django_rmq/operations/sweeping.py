@@ -1,0 +1,149 @@
+"""Acts on all messages that are meant, and on whole topics: each is a run of small steps."""
+
+from __future__ import annotations
+
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import OperationRefused
+from django_rmq.operations import acts, retiring, sweeps
+from django_rmq.operations.actors import Permission
+from django_rmq.operations.acts import REPLAY, Act
+from django_rmq.operations.desk import Desk
+from django_rmq.operations.filters import Filter
+from django_rmq.operations.reading import checked
+from django_rmq.operations.runs import Limits, Run
+from django_rmq.project import connections
+
+_PURGED = ("store", "retry", "dead")
+
+
+def replay_all(
+    desk: Desk,
+    name: str,
+    wanted: Filter | None = None,
+    *,
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> Run:
+    """Replay all dead messages that ``wanted`` means, slots in turns. Outcomes: ``replayed``, ``merged``, ``gone``.
+
+    ``dry_run``: only count them (``matching``).
+    """
+    desk.actor.require(Permission.REPLAY)
+    return _sweep(desk, REPLAY, desk.present(name), "dead", wanted, limits, dry_run)
+
+
+def delete_all(
+    desk: Desk,
+    name: str,
+    state: str,
+    wanted: Filter | None = None,
+    *,
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> Run:
+    """Delete all messages of a state that ``wanted`` means. Outcomes: ``deleted``, ``in_flight``, ``gone``."""
+    desk.actor.require(Permission.DELETE)
+    act = acts.delete("dead" if state == "dead" else "live")
+    return _sweep(desk, act, desk.present(name), state, wanted, limits, dry_run)
+
+
+def bury_all(
+    desk: Desk,
+    name: str,
+    state: str,
+    wanted: Filter | None = None,
+    *,
+    why: str = "",
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> Run:
+    """Bury all messages of a state that ``wanted`` means. Outcomes: ``buried``, ``in_flight``, ``gone``."""
+    desk.actor.require(Permission.DELETE)
+    topic = desk.present(name)
+    if state == "dead":
+        raise OperationRefused("what is dead is buried already")
+    return _sweep(desk, acts.bury(desk.actor, why), topic, state, wanted, limits, dry_run)
+
+
+def _sweep(
+    desk: Desk,
+    act: Act,
+    topic: Topic,
+    state: str,
+    wanted: Filter | None,
+    limits: Limits | None,
+    dry_run: bool,
+) -> Run:
+    wanted = checked(desk, topic, state, wanted)
+    limits = limits or Limits()
+    limits.check()
+    told = None if dry_run else act.tell
+    steps = sweeps.sweep(desk.broker, topic, state, wanted, told, limits=limits)
+    renamed = (act.renamed(progress) for progress in steps)
+    return Run(renamed) if dry_run else desk.recorded(f"{act.name} all", topic, state, renamed)
+
+
+def purge(
+    desk: Desk,
+    name: str,
+    state: str,
+    *,
+    older_than: float | None = None,
+    slot: int | None = None,
+    limits: Limits | None = None,
+    dry_run: bool = False,
+) -> Run:
+    """Empty a state of a topic (store, retry or dead), without looking at the messages. Outcome: ``purged``.
+
+    ``older_than``: only what has been due, or dead, for so many seconds; waiting retries have no time and stay.
+    What is in flight is never purged. Raises ``OperationRefused`` where messages hold no time.
+    """
+    desk.actor.require(Permission.PURGE)
+    topic = desk.present(name)
+    if state not in _PURGED:
+        raise OperationRefused(
+            f"cannot purge {state!r}: only {', '.join(_PURGED)}. What is in flight ends with its delivery"
+        )
+    wanted = Filter(older_than=older_than, slot=slot)
+    wanted.check(topic, state)
+    limits = limits or Limits()
+    limits.check()
+    steps = sweeps.purge(desk.broker, topic, state, wanted, limits=limits, dry_run=dry_run)
+    return Run(steps) if dry_run else desk.recorded("purge", topic, state, steps)
+
+
+def pause(desk: Desk, name: str) -> Run:
+    """Stop handing out messages of a topic, until ``resume``. What runs comes to its end. Counts slots.
+
+    Outcomes: ``paused``, ``unchanged``. Every worker is answered so by Redis at its next prepare.
+    """
+    return _pause(desk, name, True)
+
+
+def resume(desk: Desk, name: str) -> Run:
+    """Go on with a paused topic; its workers are woken. Outcomes, of slots: ``resumed``, ``unchanged``."""
+    return _pause(desk, name, False)
+
+
+def _pause(desk: Desk, name: str, paused: bool) -> Run:
+    desk.actor.require(Permission.PAUSE)
+    topic = desk.present(name)
+    steps = sweeps.tell_every_slot(
+        desk.broker, topic, lambda pipeline, slot: pipeline.pause(topic, slot, paused)
+    )
+    return desk.recorded("pause" if paused else "resume", topic, "slots", steps)
+
+
+def retire(desk: Desk, name: str, *, to: str | None = None, delete: bool = False, dead: str = "") -> Run:
+    """Move the messages of a topic that is not declared to the topic ``to``, or delete them; then forget the topic.
+
+    ``dead``: what becomes of dead messages that are not to be deleted with the others: ``move`` (they are sent to
+    ``to`` like new ones) or ``delete``. Outcomes: those of sends, ``purged``, ``kept`` (they have no slot in ``to``, or
+    it is full; the topic stays) and ``retired``. Raises ``OperationRefused`` where messages are in flight or dead, or
+    anything is there without ``to`` and ``delete``.
+    """
+    desk.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
+    found = retiring.find(desk.broker, desk.config.topics, name)
+    target = None if to is None else desk.present(to)
+    steps = retiring.retire(desk.broker, connections.get_producer, found, target, delete=delete, dead=dead)
+    return desk.recorded("retire", found.topic, f"to {to}" if to else "", steps)

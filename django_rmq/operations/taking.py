@@ -1,0 +1,176 @@
+"""Phase one of consuming by requests: the slots in which something is due are tried in turn, until something is taken."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from django_rmq.core.redis.broker import BATCH, Broker
+from django_rmq.core.words.bounds import is_number, is_whole, shown
+from django_rmq.core.words.messages import Message, Topic
+from django_rmq.exceptions import InvalidRequest, RmqError
+from django_rmq.operations.permits import Permits
+
+LONGEST_WAIT = 20.0
+"""Seconds that a consumer may wait for a message."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
+"""Seconds between two looks of a consumer that waits, unless something that it has seen is due before: how late it gets
+what is sent meanwhile. No connection is kept."""
+
+SHORTEST_PAUSE = 0.05
+"""Seconds between two looks where something is due all the time, in slots that others hold."""
+
+SLOTS_PER_SECOND = 16_384
+"""Slots that a consumer that waits looks at in a second: on a topic of many more its looks are rarer."""
+
+ROUND_SECONDS = 1.5
+"""How long one round over the slots of a topic may take."""
+
+HEADS = 1_024
+"""Slots asked for in one look."""
+
+TRIED_AT_ONCE = 16
+"""Slots tried in one round trip, where those before them were held by others."""
+
+MOST_BYTES = 4_194_304
+"""What one take hands out, about, unless its first message alone is larger."""
+
+REDIRECTS = 4
+"""How often one take asks a slot again that has another slot count, or more behind what is in flight."""
+
+
+class _Try(NamedTuple):
+    topic: Topic
+    """With the slot count that the slot has."""
+    slot: int
+    after: tuple[str, bytes] | None = None
+    asked: int = 0
+
+
+class Taking:
+    """What is taken of one topic, as far as its limits allow."""
+
+    def __init__(self, broker: Broker, topic: Topic, permits: Permits) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._permits = permits
+
+    def take(self, owner: str, most: int, wait: float) -> list[Message]:
+        """Return up to ``most`` messages that are due now, or the first ones within ``wait`` seconds.
+
+        Messages of one slot come in the order in which they are to be worked, one after the other.
+        """
+        if not (is_whole(most) and 1 <= most <= BATCH):
+            raise InvalidRequest(f"a consumer takes 1 to {BATCH} messages at once, got {shown(most)}")
+        if not (is_number(wait) and 0 <= wait <= LONGEST_WAIT):
+            raise InvalidRequest(f"a consumer waits 0 to {LONGEST_WAIT:g} seconds, got {shown(wait)}")
+        end = time.monotonic() + wait
+        rest = self._topic.slots / SLOTS_PER_SECOND
+        pause = max(FIRST_PAUSE, rest)
+        # Requests of one consumer may run side by side: what each has been allowed is its own.
+        request = f"{owner}:{uuid4().hex}"
+        is_short = False
+        try:
+            while True:
+                later: list[float] = []
+                taken, is_short = self._round(owner, request, most, most if wait else 0, later)
+                left = end - time.monotonic()
+                if taken or left <= 0:
+                    return taken
+                until_due = [max(SHORTEST_PAUSE, rest, at - time.monotonic()) for at in later]
+                time.sleep(min(pause, left, *until_due))
+                pause = max(rest, min(pause * 1.5, LONGEST_PAUSE))
+        finally:
+            if is_short and wait:
+                self._permits.tell(request, 0, 0, ())
+
+    def _round(
+        self, owner: str, request: str, most: int, wish: int, later: list[float]
+    ) -> tuple[list[Message], bool]:
+        """Try each slot once in which something is due; return what was taken, and whether limits left no room.
+
+        ``wish``: where they leave none, it is remembered that so many are wanted. ``later`` gets when, by the monotonic
+        clock, what is not due yet will be.
+        """
+        due = self._due(later)
+        first = next(due, None)
+        if first is None:
+            return [], False
+        room, tokens = self._permits.ask(request, most)
+        taken: list[Message] = []
+        try:
+            if room > 0:
+                self._prepare(owner, chain([first], due), room, taken)
+        finally:
+            self._permits.tell(request, 0 if room > 0 else wish, tokens, taken)
+        return taken, room <= 0
+
+    def _due(self, later: list[float]) -> Iterator[int]:
+        """Yield the slots in which something is due, beginning anywhere; add to ``later`` the next moment that is known."""
+        topic, now_ms = self._topic, self._broker.now_ms()
+        now = time.monotonic()
+        blocks = -(-topic.slots // HEADS)
+        begin = random.randrange(blocks)
+        for block in (*range(begin, blocks), *range(begin)):
+            slots = range(block * HEADS, min((block + 1) * HEADS, topic.slots))
+            heads = self._broker.heads(topic, slots)
+            due = [slot for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now_ms]
+            following = min((at for at in heads if at is not None and at > now_ms), default=None)
+            if following is not None:
+                later.append(now + (following - now_ms) / 1000)
+            random.shuffle(due)
+            yield from due
+
+    def _prepare(self, owner: str, due: Iterator[int], most: int, taken: list[Message]) -> None:
+        """Take from one slot after the other; where they are held by others, from several at once."""
+        end, at_once, error = time.monotonic() + ROUND_SECONDS, 1, None
+        tries = deque([_Try(self._topic, next(due))])
+        size = 0
+        while tries and len(taken) < most and size < MOST_BYTES:
+            room = most - len(taken)
+            now = [tries.popleft() for _ in range(min(len(tries), at_once, room))]
+            try:
+                replies = self._ask(owner, now, room, MOST_BYTES - size)
+            except RmqError as trouble:
+                # What was taken before is handed out; for what may have been taken now the consumer asks `held`.
+                error = error or trouble
+                break
+            for one, reply in zip(now, replies, strict=True):
+                if isinstance(reply, RmqError):
+                    error = error or reply
+                elif reply.status == "ok":
+                    messages = [
+                        Message(one.topic, one.slot, reply.receipt, each) for each in reply.deliveries
+                    ]
+                    taken += messages
+                    size += sum(len(each.member) + len(each.envelope or b"") for each in reply.deliveries)
+                elif one.asked < REDIRECTS and reply.status == "moved" and reply.slots:
+                    tries.append(_Try(replace(one.topic, slots=reply.slots), one.slot, None, one.asked + 1))
+                elif one.asked < REDIRECTS and reply.status == "more":
+                    tries.append(one._replace(after=reply.cursor, asked=one.asked + 1))
+            at_once = min(2 * at_once, TRIED_AT_ONCE)
+            try:
+                wanted = at_once - len(tries) if time.monotonic() < end else 0
+                tries += [_Try(self._topic, slot) for slot in islice(due, max(0, wanted))]
+            except RmqError as trouble:
+                error = error or trouble
+        if error is not None and not taken:
+            raise error
+
+    def _ask(self, owner: str, tries: Sequence[_Try], room: int, most_bytes: int) -> list[Any]:
+        """Prepare in several slots, which share the room there is."""
+        pipeline = self._broker.pipeline()
+        each, bytes_each = room // len(tries), most_bytes // len(tries)
+        for one in tries:
+            pipeline.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after)
+        return pipeline.execute()
+
+
+__all__ = ["LONGEST_WAIT", "ROUND_SECONDS", "Taking"]

@@ -16,7 +16,7 @@ from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.ordering import Entry, due_entries
 from django_rmq.core.memory.refusing import check_lease
 from django_rmq.core.memory.slot import CLAIMING, ENDING, Slot, on
-from django_rmq.core.memory.upkeep import Upkeep
+from django_rmq.core.memory.upkeep import keep_up
 from django_rmq.core.memory.waking import note_undrained, wake_at_gate
 from django_rmq.core.words.messages import BATCH, CLAIM_STEP_BYTES, Claimed, ClaimRead
 
@@ -29,7 +29,7 @@ def claim(
     if slot.moved_to is not None:
         return Claimed("moved")
     limit = max(1, limit)
-    upkeep = Upkeep(slot, limit)
+    upkeep = keep_up(slot, limit)
     wake_at_gate(slot, upkeep.due, ended=upkeep.expired > 0)
     note_undrained(slot)
     word = may_claim(slot, consumer, number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from django_rmq.core.memory.choosing import look_further, turned
@@ -45,9 +44,8 @@ def retries_apart(slot: Slot, after: Cursor | None) -> tuple[list[Entry], list[E
     waiting = [row for row in slot.store.rows(descending=priority) if is_behind(*row, after, priority)]
     if priority:
         return waiting, []
-    first = 999 if after is None else -math.inf
     resting = [row for row in waiting if row[1] <= 999] if after is None else []
-    return [row for row in waiting if first < row[1] <= slot.now_ms], resting
+    return [row for row in waiting[len(resting) :] if row[1] <= slot.now_ms], resting
 
 
 def candidates(slot: Slot, limit: int, receipt: int, after: Cursor | None) -> Candidates:

@@ -12,7 +12,7 @@ from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.ordering import Candidates, Cursor, Entry, candidates
 from django_rmq.core.memory.scores import budget
 from django_rmq.core.memory.slot import CLAIMING, ENDING, InFlight, Slot, on, opened
-from django_rmq.core.memory.upkeep import Upkeep
+from django_rmq.core.memory.upkeep import keep_up
 from django_rmq.core.memory.waking import next_due, note_undrained, sleep_until
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import BATCH, GATE, NEVER, Acquired, Delivery, Held, Prepared, Topic
@@ -100,7 +100,7 @@ def prepare(
         slot.count("fenced")
         return Prepared("fenced")
     limit = max(1, min(limit, BATCH))
-    is_behind = Upkeep(slot, limit).is_behind
+    is_behind = keep_up(slot, limit).is_behind
     word = at_the_gate(slot, owner)
     if word != "open":
         return idle(slot, word, GATE if word == "busy" else None, at_once=is_behind)

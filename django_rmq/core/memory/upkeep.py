@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from django_rmq.core.memory.failing import end_failed
 from django_rmq.core.memory.holding import UPKEEP, expire_claim
 from django_rmq.core.memory.numbers import bounded
@@ -11,21 +13,26 @@ from django_rmq.core.memory.waking import earliest, note_undrained, wake, wake_a
 from django_rmq.core.words.messages import BATCH, MAX_RETRIES_LIMIT
 
 
-class Upkeep:
-    """What comes before a prepare or a claim of up to ``limit`` messages: as much upkeep, and 400 at most."""
+class Upkeep(NamedTuple):
+    """What was done before a prepare or a claim."""
 
-    def __init__(self, slot: Slot, limit: int) -> None:
-        # What people and sweepers have to know of the topic.
-        slot.control[b"slots"] = b"%d" % slot.topic.slots
-        slot.control[b"timeout"] = b"%d" % slot.timeout
-        slot.control[b"max_retries"] = b"%d" % slot.max_retries
-        share = min(limit, UPKEEP)
-        self.expired, due = expire_due(slot, share)
-        promoted = promote_due(slot, share)
-        self.due = slot.now_ms if promoted else due
-        """When one of these can be taken again."""
-        self.is_behind = self.expired >= share or promoted >= share
-        """Whether there may be more to do."""
+    expired: int
+    due: float | None
+    """When something of it can be taken again."""
+    is_behind: bool
+    """There may be more to do."""
+
+
+def keep_up(slot: Slot, limit: int) -> Upkeep:
+    """Do as much upkeep as messages are asked for, and 400 at most."""
+    # What people and sweepers have to know of the topic.
+    slot.control[b"slots"] = b"%d" % slot.topic.slots
+    slot.control[b"timeout"] = b"%d" % slot.timeout
+    slot.control[b"max_retries"] = b"%d" % slot.max_retries
+    share = min(limit, UPKEEP)
+    expired, due = expire_due(slot, share)
+    promoted = promote_due(slot, share)
+    return Upkeep(expired, slot.now_ms if promoted else due, expired >= share or promoted >= share)
 
 
 def expire_due(slot: Slot, limit: int) -> tuple[int, float | None]:

@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.messages import Failure, Message, SendResult, Topic
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, Reject, Retry
 

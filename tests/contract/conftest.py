@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from django_rmq.core.cluster.broker import Cluster, ClusterBroker
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Topic, TopicType
 from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace

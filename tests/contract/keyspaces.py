@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import redis
 
 from django_rmq.core.cluster.broker import Cluster
-from django_rmq.core.memory.broker import Hash, InMemoryBroker, SortedSet
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.keyspace import Hash, SortedSet
 from django_rmq.core.words.keys import SlotKeys
 
 Dump = dict[bytes, dict[bytes, Any]]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from django_rmq.core.memory.broker import Clock
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import SlotKeys, slot_keys
 from django_rmq.core.words.messages import (
     BATCH,

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.memory.broker import CONSUMERS, TOMBSTONE_MS, Clock
+from django_rmq.core.memory.clock import Clock
+from django_rmq.core.memory.holding import CONSUMERS, TOMBSTONE_MS
 from django_rmq.core.words.messages import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker, Pipeline
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
@@ -62,6 +63,21 @@ def test_a_pipeline_answers_each_call_in_order_and_errors_in_their_places(
     assert present[0].status == "present" and isinstance(moved, SlotMoved)
     assert prepared.deliveries[0].member == b"a" and committed == ["ok"]
     assert len(pipeline) == 0
+
+
+class Call(NamedTuple):
+    name: str
+    given: Mapping[str, Any]
+
+
+def test_a_transition_that_is_a_value_is_found_by_its_name() -> None:
+    broker, topic = InMemoryBroker(clock=Clock(START_MS)), Topic("t", TopicType.PRIORITY, slots=1)
+    place = {"topic": topic, "slot": 0}
+    sent = broker.run(Call("send_replace", {**place, "scores": [50], "members": [b"a"], "envelopes": ()}))
+    assert [(one.status, one.score) for one in sent] == [("stored", 50)]
+    page = broker.run(Call("peek", {**place, "state": "store", "after": None, "limit": 5}))
+    assert [entry.member for entry in page.entries] == [b"a"]
+    assert broker.run(Call("heads", {"topic": topic, "slots": [0]})) == broker.heads(topic, [0]) == [0]
 
 
 def test_the_time_is_the_brokers(broker: Any, clock: Clock) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from django_rmq.core.memory.broker import Clock
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.messages import MAX_PRIORITY, BackOff, Death, FailureRecord, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, Slot
 

@@ -10,7 +10,7 @@ import pytest
 from redis.crc import key_slot
 
 from django_rmq.core.cluster.broker import ClusterBroker, Node
-from django_rmq.core.memory.broker import Clock
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import GATE, NEVER, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from tests.workers import client_of
 

@@ -16,7 +16,8 @@ from django.test import override_settings
 from rest_framework.throttling import SimpleRateThrottle
 
 from django_rmq.api import throttles
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.exceptions import InvalidRequest, TooManySends
 from django_rmq.operations import Actor, Permission, quotas
 from django_rmq.operations.quotas import Charge

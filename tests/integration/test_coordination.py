@@ -27,7 +27,8 @@ from redis.retry import Retry
 
 from django_rmq.core.coordination import StaticCoordinator, Worker, topic_slots
 from django_rmq.core.coordination.redis import RedisCoordinator, describe, members
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import worker_keys
 from django_rmq.core.words.messages import Topic, TopicType

@@ -15,7 +15,8 @@ import pytest
 
 from django_rmq.core.consumer import dispatcher as module
 from django_rmq.core.consumer.heartbeat import Heartbeat
-from django_rmq.core.memory.broker import Hash, InMemoryBroker, SortedSet
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.keyspace import Hash, SortedSet
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import BackOff, Failure, Message, Topic, TopicType
@@ -60,10 +61,10 @@ def foreign_send(broker: Any, topic: Topic, slot: int, member: bytes, score: flo
     """A plain ZADD, as a stranger does it: nobody is woken."""
     key = slot_keys(broker.prefix, topic.name, slot).store
     if isinstance(broker, InMemoryBroker):
-        with broker._lock:
-            store = broker._open(key, SortedSet)
+        with broker.lock:
+            store = broker.get(key, SortedSet)
             store[member] = score
-            broker._keep(key, store)
+            broker.keep(key, store)
     else:
         broker.client.zadd(key, {member: score})
 

@@ -12,7 +12,7 @@ from math import sqrt
 import pytest
 import redis
 
-from django_rmq.core.memory.broker import Clock
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import BATCH, BackOff, Failure, Topic, TopicType
 

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core import scripts
-from django_rmq.core.memory.broker import Clock
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker, Call, Transitions
 from django_rmq.core.words.keys import SlotKeys
 from django_rmq.core.words.messages import Area, Claimed, Loose, Row, Topic, TopicType

@@ -11,7 +11,8 @@ import pytest
 from django.test import AsyncRequestFactory, override_settings
 from health_check.views import HealthCheckView
 
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.project import connections
 from django_rmq.project.settings.config import get_config

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from django_rmq.core.cluster.broker import ClusterBroker
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, Lateness, Minute, TimesCount
@@ -121,7 +122,7 @@ def test_a_slot_of_another_type_is_left_out_and_the_others_are_told(broker: Any,
     merge(broker, 1, "a", "b")
     key = slot_keys(broker.prefix, TOPIC.name, 0).dead
     if isinstance(broker, InMemoryBroker):
-        from django_rmq.core.memory.broker import Hash
+        from django_rmq.core.memory.keyspace import Hash
 
         broker.keyspace[key] = Hash({b"a": b"b"})
     else:
@@ -381,7 +382,7 @@ def test_what_is_no_record_is_a_gap(broker: Any, clock: Clock, raw: bytes) -> No
     minute = START_MS // 60_000
     key = history_keys(broker.prefix, TOPIC.name).minutes
     if isinstance(broker, InMemoryBroker):
-        from django_rmq.core.memory.broker import Hash
+        from django_rmq.core.memory.keyspace import Hash
 
         broker.keyspace[key] = Hash({b"%d" % minute: raw})
     else:

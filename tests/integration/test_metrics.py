@@ -24,7 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, TimesCount

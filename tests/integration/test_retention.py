@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer.duties import Duties, trim_dead
-from django_rmq.core.memory.broker import Clock
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Failure, Topic, TopicType
 from tests.workers import LONG, audit, client_of, eventually

@@ -16,7 +16,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core import scripts
-from django_rmq.core.memory.broker import MOVED, UPKEEP, Clock
+from django_rmq.core.memory.clock import Clock
+from django_rmq.core.memory.holding import UPKEEP
+from django_rmq.core.memory.moving import MOVED
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import (
     BATCH,

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.topics import reslotting
 from django_rmq.core.words.keys import slot_of

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.slot import opened
 from django_rmq.core.topics import reslotting
 from django_rmq.core.words.messages import Handover, slot_counts
 from tests.proof import reslot_histories
@@ -28,14 +29,14 @@ def nothing_is_in_flight(patch: Patch) -> None:
         return WHOLE["survey"](self, *args)._replace(in_flight=0)
 
     def move_out(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **kwargs: Any) -> Handover:
-        with self._slot(topic, slot, "prepare") as s:
+        with opened(self, topic, slot, ["prepare"]) as s:
             kept = dict(s.prepare)
             s.prepare.clear()
         try:
             answer: Handover = WHOLE["move_out"](self, topic, slot, *args, **kwargs)
             return answer
         finally:
-            with self._slot(topic, slot, "prepare") as s:
+            with opened(self, topic, slot, ["prepare"]) as s:
                 s.prepare.update(kept)
 
     patch.setattr(InMemoryBroker, "survey", survey)
@@ -44,13 +45,13 @@ def nothing_is_in_flight(patch: Patch) -> None:
 
 def the_gate_is_open(patch: Patch) -> None:
     def prepare(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **kwargs: Any) -> Any:
-        with self._slot(topic, slot, "control") as s:
+        with opened(self, topic, slot, ["control"]) as s:
             moving = s.control.pop(b"moving", None)
         try:
             return WHOLE["prepare"](self, topic, slot, *args, **kwargs)
         finally:
             if moving:
-                with self._slot(topic, slot, "control") as s:
+                with opened(self, topic, slot, ["control"]) as s:
                     s.control[b"moving"] = moving
 
     patch.setattr(InMemoryBroker, "prepare", prepare)
@@ -58,7 +59,7 @@ def the_gate_is_open(patch: Patch) -> None:
 
 def tickets_are_not_kept(patch: Patch) -> None:
     def move_in(self: InMemoryBroker, topic: Any, slot: int, *args: Any) -> Any:
-        with self._slot(topic, slot, "arrived") as s:
+        with opened(self, topic, slot, ["arrived"]) as s:
             s.arrived.clear()
         return WHOLE["move_in"](self, topic, slot, *args)
 
@@ -68,7 +69,7 @@ def tickets_are_not_kept(patch: Patch) -> None:
 def what_left_is_forgotten_at_once(patch: Patch) -> None:
     def move_out(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **kwargs: Any) -> Any:
         answer = WHOLE["move_out"](self, topic, slot, *args, **kwargs)
-        with self._slot(topic, slot, "leaving") as s:
+        with opened(self, topic, slot, ["leaving"]) as s:
             s.leaving.clear()
         return answer
 
@@ -113,7 +114,7 @@ def the_new_count_comes_first(patch: Patch) -> None:
 def an_older_re_slotting_may_still_move(patch: Patch) -> None:
     def mend(name: str) -> Callable[..., Any]:
         def call(self: InMemoryBroker, topic: Any, slot: int, reslot: int, *args: Any, **kwargs: Any) -> Any:
-            with self._slot(topic, slot, "control") as s:
+            with opened(self, topic, slot, ["control"]) as s:
                 s.control.setdefault(b"moving", b"1")
                 number = int(s.control.get(b"reslot", 0))
             return WHOLE[name](self, topic, slot, number, *args, **kwargs)

@@ -23,7 +23,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import (

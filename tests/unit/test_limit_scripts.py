@@ -9,7 +9,8 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.messages import Topic, TopicType

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer.notes import BEGUN, DIED, DONE, MARKS, SPARE, Notes, Settled, mark_of, settle
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.words.messages import BATCH, FailureRecord, Topic, TopicType
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.producer import ROUND_TRIP, Outgoing, Producer, batched
 from django_rmq.core.words.messages import Topic, TopicType, basis_bytes, decode_envelope
 from django_rmq.exceptions import (

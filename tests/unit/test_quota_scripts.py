@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.core import scripts
-from django_rmq.core.memory.broker import Clock, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker, Call
 from django_rmq.core.words.keys import answer_key, bucket_key, limits_key
 from django_rmq.core.words.messages import Topic, TopicType

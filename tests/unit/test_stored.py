@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_rmq.core.memory.broker import Hash, InMemoryBroker
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.keyspace import Hash
 from django_rmq.core.words import stored
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.core.words.stored import Definitions

@@ -1,0 +1,76 @@
+"""Wake-ups and events: what Redis publishes, between threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+_Told = TypeVar("_Told")
+
+
+class Channels:
+    """Who listens to what in this memory."""
+
+    def __init__(self) -> None:
+        self._listening: list[Subscription[Any]] = []
+        self._lock = threading.Lock()
+
+    def add(self, subscription: Subscription[_Told]) -> None:
+        """Let ``subscription`` hear what is published from now on."""
+        with self._lock:
+            self._listening.append(subscription)
+
+    def forget(self, subscription: Subscription[_Told]) -> None:
+        """Let ``subscription`` hear nothing any more."""
+        with self._lock:
+            self._listening = [other for other in self._listening if other is not subscription]
+
+    def publish(self, channel: bytes, told: Any) -> int:
+        """Tell those who listen to ``channel``; return how many."""
+        with self._lock:
+            hearing = [listening for listening in self._listening if channel in listening.channels]
+            for listening in hearing:
+                listening.put(told)
+        return len(hearing)
+
+
+class Subscription(Generic[_Told]):
+    """Channels that are listened to from now until ``close``."""
+
+    def __init__(self, heard: Channels, channels: set[bytes]) -> None:
+        self.channels = channels
+        self._heard = heard
+        self._told: deque[_Told] = deque()
+        self._changed = threading.Condition()
+        heard.add(self)
+
+    def put(self, told: _Told) -> None:
+        """Hear something."""
+        with self._changed:
+            self._told.append(told)
+            self._changed.notify_all()
+
+    def fileno(self) -> int:
+        """Raise ``OSError``: there is no socket to select on; call ``get`` with a time-out."""
+        raise OSError("wake-ups in memory have no file descriptor")
+
+    def get(self, timeout: float = 0.0) -> list[_Told]:
+        """Return what was told, waiting at most ``timeout`` seconds for the first."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._told), timeout)
+            told = list(self._told)
+            self._told.clear()
+        return told
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._heard.forget(self)
+
+
+class Wakeups(Subscription[tuple[str, int]]):
+    """A subscription to wake-ups: (topic, slot) pairs."""
+
+
+class Events(Subscription[bytes]):
+    """A subscription to what happens to messages."""

@@ -1,0 +1,64 @@
+"""How far the scripts look, and where they begin: no rule of the protocol.
+
+Any choice among equals would do. It is copied from the Lua files so that whole keyspaces can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from django_rmq.core.memory.slot import Slot
+from django_rmq.core.words.messages import BATCH, CLAIM_STEP, CLAIM_STEP_BYTES
+
+
+def look_further(slot: Slot) -> int:
+    """Return how much farther a prepare looks, once, where all that it sees runs already."""
+    return min(len(slot.prepare) + len(slot.claim), 1000)
+
+
+def turned(
+    slot: Slot, free: list[tuple[bytes, float]], score: float, limit: int, receipt: int
+) -> list[tuple[bytes, float]]:
+    """Take the group of ``score``, which the limit cuts, from a start that changes with every prepare."""
+    above = [row for row in free if row[1] > score]
+    group = [row for row in slot.store.rows(descending=True) if row[1] == score]
+    start = (slot.micros * 16_807 + receipt * 69_621) % 2_147_483_647 % len(group)
+    want = min(len(group), limit - len(above) + look_further(slot))
+    return above + [row for row in (group[start:] + group[:start])[:want] if not slot.runs(row[0])]
+
+
+def free_to_claim(
+    slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, *, ours: bool
+) -> tuple[list[tuple[bytes, float]], bool]:
+    """Return what a claim may take of the ``due`` ones, and whether there may be more.
+
+    What runs already is left out: its newer copy waits for its end. ``ours``: the claim holds something already.
+    """
+    for scan in (limit, limit + BATCH):
+        rows = due[:scan]
+        free = [row for row in rows if row[0] not in slot.prepare and not (ours and row[0] in slot.claim)]
+        if free or len(rows) < scan:
+            break
+    return free[:limit], len(rows) == scan or len(free) > limit
+
+
+def as_they_are(slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_bytes: int) -> int | None:
+    """Return how many of the ``due`` ones a claim takes past Lua; None: each is to be looked at.
+
+    All of them where few of those that wait have to be carried back, else a step.
+    """
+    if slot.prepare or slot.claim or slot.retry or slot.body:
+        return None
+    rows = due[:limit]
+    rest = len(slot.store) - len(rows)
+    if rest <= CLAIM_STEP and rest < len(rows) and len(rows) * _longest(rows) <= max_bytes:
+        return len(rows)
+    rows = rows[:CLAIM_STEP]
+    fit = min(len(rows), min(max_bytes, CLAIM_STEP_BYTES) // _longest(rows))
+    return None if fit < min(len(rows), BATCH) else fit
+
+
+def _longest(rows: Sequence[tuple[bytes, float]]) -> int:
+    """Return the length of the longest of a hundred, evenly spaced."""
+    return max((1, *(len(member) for member, _ in rows[:: max(1, math.ceil(len(rows) / 100))])))

@@ -1,0 +1,161 @@
+"""Claims: what a Spark consumer holds."""
+
+from __future__ import annotations
+
+from django_rmq.core.memory.choosing import as_they_are, free_to_claim
+from django_rmq.core.memory.failing import bury_lapsed, has_lapsed, supersede_resting
+from django_rmq.core.memory.holding import (
+    close_claim,
+    forget_claimed,
+    make_room_for,
+    newest_claim,
+    note_claim,
+    return_claimed,
+)
+from django_rmq.core.memory.numbers import score_text
+from django_rmq.core.memory.ordering import Entry, due_entries
+from django_rmq.core.memory.refusing import check_lease
+from django_rmq.core.memory.slot import CLAIMING, ENDING, Slot, on
+from django_rmq.core.memory.upkeep import keep_up
+from django_rmq.core.memory.waking import note_undrained, wake_at_gate
+from django_rmq.core.words.messages import BATCH, CLAIM_STEP_BYTES, Claimed, ClaimRead
+
+
+@on(*ENDING, *CLAIMING)
+def claim(
+    slot: Slot, consumer: str, number: int, lease_ms: int, limit: int, max_bytes: int = 16_777_216
+) -> Claimed:
+    check_lease(lease_ms, number)
+    if slot.moved_to is not None:
+        return Claimed("moved")
+    limit = max(1, limit)
+    upkeep = keep_up(slot, limit)
+    wake_at_gate(slot, upkeep.due, ended=upkeep.expired > 0)
+    note_undrained(slot)
+    word = may_claim(slot, consumer, number)
+    if word != "ok":
+        return Claimed(word)
+    ours = consumer.encode() in slot.claimants
+    taken, more = choose(slot, limit, max_bytes, ours=ours)
+    for member, score in taken:
+        del slot.store[member]
+        supersede_resting(slot, member)
+        slot.claim[member] = score
+        if member in slot.body:
+            slot.claim_body[member] = slot.body.pop(member)
+    if taken:
+        if number > newest_claim(slot, consumer)[0]:
+            note_claim(slot, consumer, number, "open")
+        slot.claimants[consumer.encode()] = float(slot.now_ms + lease_ms)
+        slot.control[b"owner"] = consumer.encode()
+        slot.count("claimed", len(taken))
+    note_undrained(slot)
+    return Claimed("ok", len(taken), len(slot.claim), more)
+
+
+def may_claim(slot: Slot, consumer: str, number: int) -> str:
+    """Return ok, or why claim ``number`` of the consumer takes nothing."""
+    if not make_room_for(slot, consumer):
+        return "full"
+    newest, state = newest_claim(slot, consumer)
+    ours = consumer.encode() in slot.claimants
+    if number < newest or (number == newest and state != "open"):
+        return "stale"
+    if ours and number > newest:
+        return "unfinished"
+    holding = bool(slot.claimants)
+    # While a re-slotting moves messages, nothing is handed out by anybody.
+    if (holding and not ours) or (slot.topic.serial and slot.prepare) or b"moving" in slot.control:
+        return "busy"
+    return "paused" if b"paused" in slot.control else "ok"
+
+
+def choose(slot: Slot, limit: int, max_bytes: int, *, ours: bool) -> tuple[list[Entry], bool]:
+    """Choose: the limit, the bytes, what has lapsed to Dead. Also whether there is more."""
+    due = due_entries(slot)
+    fit = as_they_are(slot, due, limit, max_bytes)
+    if fit is not None:
+        return due[:fit], fit == limit or fit < len(due)
+    free, more = free_to_claim(slot, due, min(limit, BATCH), ours=ours)
+    max_bytes = min(max_bytes, CLAIM_STEP_BYTES)
+    taken: list[Entry] = []
+    lapsed: list[Entry] = []
+    size = 0
+    for member, score in free:
+        envelope = slot.body.get(member)
+        if has_lapsed(slot, envelope):
+            lapsed.append((member, score))
+            continue
+        size += len(member) + len(envelope or b"")
+        if taken and size > max_bytes:
+            more = True
+            break
+        taken.append((member, score))
+    for member, score in lapsed:
+        bury_lapsed(slot, member, score)
+    return taken, more
+
+
+@on("stats", "control", "claimants", "claim", "claims")
+def renew(slot: Slot, consumer: str, number: int, lease_ms: int, *, seal: bool = False) -> int | None:
+    check_lease(lease_ms)
+    newest, state = newest_claim(slot, consumer)
+    if number != newest or state not in ("open", "sealed"):
+        slot.count("stale")
+        return None
+    if seal and state == "open":
+        note_claim(slot, consumer, number, "sealed")
+    slot.claimants[consumer.encode()] = float(slot.now_ms + lease_ms)
+    return len(slot.claim)
+
+
+@on("store", "prepare", "failures", "stats", "control", "retry", *CLAIMING)
+def ack(slot: Slot, consumer: str, number: int, limit: int = 1000) -> tuple[str, int]:
+    newest, state = newest_claim(slot, consumer)
+    if number != newest or state not in ("open", "sealed", "acked"):
+        slot.count("stale")
+        return "stale", 0
+    if state == "open":
+        return "open", len(slot.claim)
+    if consumer.encode() not in slot.claimants:
+        return "ok", 0
+    if state == "sealed":
+        note_claim(slot, consumer, number, "acked")
+    forget_claimed(slot, min(limit, BATCH))
+    left = close_claim(slot, consumer)
+    wake_at_gate(slot, None, ended=left == 0)
+    return "ok", left
+
+
+@on(*ENDING, *CLAIMING)
+def return_claim(
+    slot: Slot, consumer: str, number: int, *, spent: bool = False, limit: int = 1000
+) -> tuple[str, int]:
+    newest, state = newest_claim(slot, consumer)
+    if number != newest or state == "acked":
+        slot.count("stale")
+        return "stale", 0
+    if consumer.encode() not in slot.claimants:
+        return "ok", 0
+    # What was begun as one of the two ends as that one.
+    if state in ("open", "sealed"):
+        state = "lost" if spent else "returned"
+        note_claim(slot, consumer, number, state)
+    due = return_claimed(slot, min(limit, BATCH), spent=state == "lost")
+    left = close_claim(slot, consumer)
+    note_undrained(slot)
+    wake_at_gate(slot, due, ended=left == 0)
+    return "ok", left
+
+
+@on("claim", "claims", "claim_body")
+def read_claim(slot: Slot, consumer: str, number: int = 0, offset: int = 0, limit: int = 0) -> ClaimRead:
+    newest, state = newest_claim(slot, consumer)
+    if number > 0 and number != newest:
+        return ClaimRead("none", newest, 0, [], [])
+    if state not in ("open", "sealed"):
+        return ClaimRead(state, newest, 0, [], [])
+    rows = slot.claim.rows()[offset : offset + min(limit, BATCH)] if state == "sealed" else []
+    flat = [part for member, score in rows for part in (member, score_text(score).encode())]
+    kept = [slot.claim_body.get(member) for member, _ in rows] if slot.claim_body else []
+    return ClaimRead(state, newest, len(slot.claim), flat, kept)

@@ -1,0 +1,24 @@
+"""Time: the machine's, or one that a test gives."""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """A given time, for tests: microseconds since the epoch, moved by ``advance`` alone."""
+
+    def __init__(self, start_ms: int = 1_800_000_000_000) -> None:
+        self._micros = start_ms * 1000
+
+    def __call__(self) -> int:
+        return self._micros
+
+    def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
+        """Go on by so much, to the microsecond; negative: a clock that was set back."""
+        self._micros += round(seconds * 1_000_000) + round(ms * 1000)
+
+
+def system_clock() -> int:
+    """Return the time of this machine in microseconds."""
+    return time.time_ns() // 1000

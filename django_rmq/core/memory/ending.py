@@ -1,0 +1,82 @@
+"""Phase two: how deliveries end. ``broker.Broker`` says what is asked and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django_rmq.core.memory.failing import end_failed, end_marked, forget, give_back, land
+from django_rmq.core.memory.numbers import bounded
+from django_rmq.core.memory.refusing import check_batch
+from django_rmq.core.memory.slot import ENDING, Slot, on
+from django_rmq.core.memory.waking import earliest, note_undrained, wake_at_gate
+from django_rmq.core.words.messages import Failure, cut_error
+
+LONGEST_DELAY_MS = 1 << 42
+"""139 years: now plus this stays below ``LARGEST_WITH_RETRIES``."""
+
+
+def _words(slot: Slot, held: Sequence[bool]) -> list[str]:
+    slot.count("stale", held.count(False))
+    return ["ok" if holds else "stale" for holds in held]
+
+
+@on(*ENDING)
+def commit(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
+    check_batch(members)
+    words = _words(slot, [slot.is_receipt(receipt, member) for member in members])
+    ending = dict.fromkeys(member for member, word in zip(members, words, strict=True) if word == "ok")
+    for i, member in enumerate(ending):
+        if not end_marked(slot, member, i):
+            del slot.inflight[member]
+            slot.count("committed", int(slot.prepare.pop(member, None) is not None))
+            land(slot, member)
+            forget(slot, member)
+    wake_at_gate(slot, None, ended=bool(ending))
+    return words
+
+
+@on(*ENDING)
+def rollback(slot: Slot, receipt: int, failures: Sequence[Failure]) -> list[str]:
+    check_batch(failures)
+    held: list[bool] = []
+    dues: list[float | None] = []
+    for i, (member, kind, delay_ms, error) in enumerate(failures):
+        held.append(slot.holds(receipt, member))
+        if held[-1]:
+            left = bounded(slot.prepare[member] % 1000, 0, slot.max_retries)
+            if delay_ms is not None:
+                delay_ms = bounded(delay_ms, 0, LONGEST_DELAY_MS)
+            dues.append(end_failed(slot, member, left, kind, cut_error(error), delay_ms, i))
+    if any(held):
+        note_undrained(slot)
+    wake_at_gate(slot, earliest(dues), ended=any(held))
+    return _words(slot, held)
+
+
+@on(*ENDING)
+def release(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
+    check_batch(members)
+    held: list[bool] = []
+    dues: list[float | None] = []
+    for i, member in enumerate(members):
+        held.append(slot.holds(receipt, member))
+        if held[-1] and not end_marked(slot, member, i):
+            score = slot.flight(member).score
+            del slot.prepare[member], slot.inflight[member]
+            land(slot, member)
+            slot.count("released")
+            dues.append(give_back(slot, member, score))
+    if any(held):
+        note_undrained(slot)
+    wake_at_gate(slot, earliest(dues), ended=any(held))
+    return _words(slot, held)
+
+
+@on("prepare", "inflight", "stats", "control")
+def extend(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
+    check_batch(members)
+    held = [slot.holds(receipt, member) for member in members]
+    for member, holds in zip(members, held, strict=True):
+        if holds:
+            slot.prepare[member] = float(slot.now_s * 1000 + int(slot.prepare[member] % 1000))
+    return _words(slot, held)

@@ -1,0 +1,173 @@
+"""The end of a delivery that did not succeed: waiting or resting again, dead, or given up for a newer send."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from django_rmq.core.memory.numbers import score_text
+from django_rmq.core.memory.scores import first_score, is_retry, retry_score
+from django_rmq.core.memory.slot import InFlight, Slot
+from django_rmq.core.words.messages import FailureRecord, TopicType
+
+_EXPIRES = re.compile(rb"(\d+) ")
+
+
+class Copy(NamedTuple):
+    """A copy of a message that was taken out of its place, and what is known of it."""
+
+    member: bytes
+    origin: float
+    """The score it had before it first failed."""
+    failure: FailureRecord | None
+    """Its last failure before this end."""
+    kept: bytes | None
+    """The body that it had in its place."""
+
+    @classmethod
+    def of(cls, slot: Slot, member: bytes, score: float, kept: bytes | None) -> Copy:
+        failure = slot.failure_of(member)
+        return cls(member, first_score(slot, score, failure), failure, kept)
+
+
+def backoff_ms(slot: Slot, failures: int, index: int) -> int:
+    """Return the topic's exponential back-off, jittered by up to half. ``index`` spreads a batch."""
+    base, cap = slot.topic.backoff.base_ms, slot.topic.backoff.cap_ms
+    delay = min(cap, base * 2.0 ** min(failures, 40))
+    if cap > base:
+        delay *= 1 - (slot.micros + index * 7919) % 1000 / 2000
+    return math.floor(delay)
+
+
+def note_failure(slot: Slot, copy: Copy, kind: str, error: bytes) -> None:
+    """Note how often the member has failed, and how it did last."""
+    known = copy.failure
+    times, first_ms = (known.times + 1, known.first_ms) if known else (1, slot.now_ms)
+    head = f"{kind} {times} {first_ms} {slot.now_ms} {score_text(copy.origin)}\n"
+    slot.failures[copy.member] = head.encode() + error
+
+
+def land(slot: Slot, member: bytes) -> bytes | None:
+    """Let what a delivery was handed out with go where the message goes, unless a newer body is there; return it."""
+    delivered = slot.prepare_body.pop(member, None)
+    if delivered is not None:
+        slot.body.setdefault(member, delivered)
+    return delivered
+
+
+def forget(slot: Slot, member: bytes) -> None:
+    """Delete body and diagnosis of a member, unless it lives on; one that runs or is claimed has its own body."""
+    if not slot.waits(member):
+        slot.body.pop(member, None)
+        if not slot.runs(member):
+            slot.failures.pop(member, None)
+
+
+def supersede_resting(slot: Slot, member: bytes) -> None:
+    """Give up the resting retry of a member that a stranger's ZADD has sent again."""
+    if slot.retry.pop(member, None) is not None:
+        slot.count("dropped")
+
+
+def give_back(slot: Slot, member: bytes, score: float) -> float | None:
+    """Return to Store what nothing was spent of; return when it can be taken again, or None.
+
+    A newer copy stays; on range_merge topics with the earlier time, as if both had been sent.
+    """
+    waiting = slot.store.get(member)
+    if slot.waits(member):
+        slot.count("dropped")
+        merges = slot.topic.type is TopicType.RANGE_MERGE and not is_retry(slot, score)
+        if not merges or waiting is None or score >= waiting:
+            return None
+    slot.store[member] = score
+    return 0 if slot.topic.is_priority else score
+
+
+def die(slot: Slot, copy: Copy, reason: str, error: bytes, failed: int) -> None:
+    """Put a copy into Dead, with all a person wants to see. ``failed``: 1 where this end is one more failure."""
+    member, known, kept = copy.member, copy.failure, copy.kept
+    if member in slot.dead:
+        slot.count("dead_merged")
+    slot.dead[member] = float(slot.now_ms)
+    times, first_ms = (known.times, known.first_ms) if known else (0, slot.now_ms)
+    head = (
+        f"{reason} {times + failed} {first_ms} {slot.now_ms} {score_text(copy.origin)}"
+        f" {len(error)} {int(kept is not None)}\n"
+    )
+    slot.deaths[member] = head.encode() + error + (kept or b"")
+    forget(slot, member)
+    slot.count("lapsed" if reason == "lapsed" else "died")
+
+
+def go_on(
+    slot: Slot, copy: Copy, left: int, what: str, error: bytes, delay_ms: int | None, index: int
+) -> float | None:
+    """Give up for a newer copy what failed, or bring it to Dead, or make it a retry.
+
+    Returns when the member can be taken again (ms), or None. ``delay_ms`` None: the topic's back-off.
+    """
+    if slot.waits(copy.member):
+        slot.count("dropped")
+        note_failure(slot, copy, what, error)
+        return None
+    if left <= 0:
+        die(slot, copy, what, error, 1)
+        return None
+    if delay_ms is None:
+        delay_ms = backoff_ms(slot, slot.max_retries - left, index)
+    note_failure(slot, copy, what, error)
+    if delay_ms > 0:
+        slot.retry[copy.member] = slot.now_ms + delay_ms + left / 1024
+        return slot.now_ms + delay_ms
+    slot.store[copy.member] = retry_score(slot, left, copy.origin)
+    return slot.now_ms
+
+
+def end_failed(
+    slot: Slot, member: bytes, left: int, what: str, error: bytes, delay_ms: int | None, index: int
+) -> float | None:
+    """End a delivery: removed, buried, dead, dropped for a newer send, waiting or resting again; as ``go_on``."""
+    record = InFlight.parse(slot.inflight.pop(member, None))
+    slot.prepare.pop(member, None)
+    copy = Copy.of(slot, member, record.score, land(slot, member))
+    if record.mark in ("removed", "buried"):
+        slot.count("ended_marked")
+    if record.mark == "removed":
+        slot.count("removed")
+        forget(slot, member)
+    elif record.mark == "buried" and record.outlived and member in slot.dead:
+        # The newer copy that was buried with it is the one that stays.
+        slot.count("dropped")
+        forget(slot, member)
+    elif record.mark == "buried":
+        die(slot, copy, "buried", error, 1)
+    elif what == "rejected":
+        slot.count("rejected")
+        die(slot, copy, "rejected", error, 1)
+    else:
+        slot.count("expired" if what == "timed_out" else "failed")
+        return go_on(slot, copy, left, what, error, delay_ms, index)
+    return None
+
+
+def end_marked(slot: Slot, member: bytes, index: int) -> bool:
+    """End a delivery as a person has marked it, whatever its holder says; return whether it was marked."""
+    if not slot.flight(member).mark:
+        return False
+    end_failed(slot, member, 0, "failed", b"", None, index)
+    return True
+
+
+def has_lapsed(slot: Slot, envelope: bytes | None) -> bool:
+    """Whether the message may no longer be delivered."""
+    match = _EXPIRES.match(envelope or b"")
+    return match is not None and 0 < int(match[1]) < slot.now_ms
+
+
+def bury_lapsed(slot: Slot, member: bytes, score: float) -> None:
+    """Bring a message to Dead that may no longer be delivered."""
+    del slot.store[member]
+    supersede_resting(slot, member)
+    die(slot, Copy.of(slot, member, score, slot.body.get(member)), "lapsed", b"", 0)

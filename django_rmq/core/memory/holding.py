@@ -1,0 +1,99 @@
+"""What a claim holds, and how it goes back: the rules that several transitions of claims share."""
+
+from __future__ import annotations
+
+import re
+
+from django_rmq.core.memory.failing import Copy, give_back, go_on
+from django_rmq.core.memory.scores import budget
+from django_rmq.core.memory.slot import Slot
+from django_rmq.core.memory.waking import earliest
+
+TOMBSTONE_MS = 30 * 86_400_000
+"""How long it is remembered of a consumer how its newest claim ended."""
+
+CONSUMERS = 1_000
+"""Spark consumers that one slot remembers at most."""
+
+UPKEEP = 400
+"""Deliveries that one prepare times out, and rested messages that it returns, at most; so too of a claim that was lost."""
+
+_CLAIM = re.compile(rb"(\d+) ([a-z]+) (\d+)")
+
+
+def newest_claim(slot: Slot, consumer: str) -> tuple[int, str]:
+    """Return number and state of the consumer's newest claim."""
+    match = _CLAIM.fullmatch(slot.claims.get(consumer.encode(), b""))
+    return (int(match[1]), match[2].decode()) if match else (0, "none")
+
+
+def note_claim(slot: Slot, consumer: str, number: int, state: str) -> None:
+    """Note the state of a claim, which is the consumer's newest."""
+    slot.claims[consumer.encode()] = f"{number} {state} {slot.now_ms}".encode()
+
+
+def close_claim(slot: Slot, consumer: str) -> int:
+    """End the claim if it holds nothing any more; return how many are left."""
+    if not slot.claim:
+        slot.claimants.pop(consumer.encode(), None)
+    return len(slot.claim)
+
+
+def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
+    """Give back up to ``limit`` messages; return when one can be taken again.
+
+    ``spent``: as after a time-out, and at most 400; else as if never claimed.
+    """
+    dues: list[float | None] = []
+    for index, (member, score) in enumerate(slot.claim.rows()[: min(limit, UPKEEP) if spent else limit]):
+        del slot.claim[member]
+        kept = slot.claim_body.pop(member, None)
+        if kept is not None:
+            slot.body.setdefault(member, kept)
+        slot.count("claim_returned")
+        if spent:
+            copy = Copy.of(slot, member, score, kept)
+            dues.append(go_on(slot, copy, budget(slot, score), "timed_out", b"", None, 2 * index + 1))
+        else:
+            dues.append(give_back(slot, member, score))
+    return earliest(dues)
+
+
+def forget_claimed(slot: Slot, limit: int) -> None:
+    """Forget up to ``limit`` acknowledged messages, or all where nothing needs tidying up."""
+    gone = list(slot.claim) if not slot.failures else [member for member, _ in slot.claim.rows()[:limit]]
+    for member in gone:
+        del slot.claim[member]
+        slot.claim_body.pop(member, None)
+        if not slot.waits(member):
+            slot.failures.pop(member, None)
+    slot.count("acked", len(gone))
+
+
+def expire_claim(slot: Slot, limit: int) -> tuple[int, float | None]:
+    """Go on with a claim whose lease has ended: lost, unless it was acknowledged before."""
+    over = [name for name, ends in slot.claimants.rows()[:1] if ends <= slot.now_ms]
+    if limit < 1 or not over:
+        return 0, None
+    consumer = over[0].decode()
+    number, state = newest_claim(slot, consumer)
+    held, due = len(slot.claim), None
+    if state == "acked":
+        forget_claimed(slot, limit)
+    else:
+        if state not in ("lost", "returned"):
+            note_claim(slot, consumer, number, "lost")
+        due = return_claimed(slot, limit, spent=state != "returned")
+    return held - close_claim(slot, consumer), due
+
+
+def make_room_for(slot: Slot, consumer: str) -> bool:
+    """Forget what ended thirty days ago, where ``consumer`` is new; return whether there is room for it."""
+    if consumer.encode() in slot.claims:
+        return True
+    for other, record in list(slot.claims.items()):
+        match = _CLAIM.fullmatch(record)
+        since = int(match[3]) if match else 0
+        if since < slot.now_ms - TOMBSTONE_MS and other not in slot.claimants:
+            del slot.claims[other]
+    return len(slot.claims) < CONSUMERS

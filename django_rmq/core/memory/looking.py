@@ -1,0 +1,102 @@
+"""What a slot holds, as a whole and of single members; nothing is changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from django_rmq.core.memory.keyspace import Hash, Memory, SortedSet
+from django_rmq.core.memory.listing import on_state
+from django_rmq.core.memory.numbers import ceil, floor
+from django_rmq.core.memory.slot import Slot, on
+from django_rmq.core.words import stored
+from django_rmq.core.words.keys import SlotKeys, slot_keys
+from django_rmq.core.words.messages import GATE, RECORDS, Counts, Ledger, Looked, Topic
+from django_rmq.exceptions import ServerRefused
+
+_LIVES = ("store", "prepare", "retry", "dead", "claim")
+
+
+@on("store", "prepare", "retry", "dead", "control", "claim")
+def count(slot: Slot) -> Counts:
+    due, oldest = len(slot.store), None
+    if not slot.topic.is_priority:
+        due = sum(score <= slot.now_ms for score in slot.store.values())
+        oldest = min(
+            (int(score) for score in slot.store.values() if 999 < score <= slot.now_ms), default=None
+        )
+    owner = slot.control.get(b"owner", b"").decode(errors="backslashreplace")
+    since = slot.control.get(b"undrained_since") if slot.topic.is_priority and slot.store else None
+    return Counts(
+        len(slot.store),
+        due,
+        len(slot.prepare),
+        len(slot.retry),
+        len(slot.dead),
+        len(slot.claim),
+        oldest,
+        owner,
+        b"paused" in slot.control,
+        None if since is None else int(since),
+    )
+
+
+@on(*_LIVES, "stats")
+def audit(slot: Slot) -> Ledger:
+    counters = stored.counters(slot.keys.stats, slot.stats.items())
+    return Ledger(
+        counters, len(slot.store), len(slot.prepare), len(slot.retry), len(slot.dead), len(slot.claim)
+    )
+
+
+@on(*_LIVES, *RECORDS)
+def look(slot: Slot, members: Sequence[bytes]) -> list[Looked]:
+    if len(members) > 100:
+        raise ServerRefused("ERR too many members")
+    names = (*_LIVES, *RECORDS)
+    return [Looked(*(getattr(slot, name).get(member) for name in names)) for member in members]
+
+
+@on_state(1)
+def ranks(slot: Slot, state: str, members: Sequence[bytes]) -> list[int | None]:
+    if len(members) > 1000:
+        raise ServerRefused("ERR too many members")
+    scores = slot.members(state)
+    alike = {
+        member: sorted(m for m in scores if scores[m] == scores[member]) for member in {*members} & {*scores}
+    }
+    return [alike[member].index(member) if member in alike else None for member in members]
+
+
+def heads(memory: Memory, topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> list[int | None]:
+    if len(slots) > 1024:
+        raise ServerRefused("ERR too many slots")
+    with memory.lock:
+        return [_head(memory, topic, slot_keys(memory.prefix, topic.name, slot), upkeep) for slot in slots]
+
+
+def _head(memory: Memory, topic: Topic, keys: SlotKeys, upkeep: bool) -> int | None:
+    """Return when a slot can next be taken from; 0 of one with a key of the wrong type: its prepare will name it."""
+    named = (keys.store, keys.retry, keys.prepare, keys.claimants)
+    found = [memory.keyspace.get(key) for key in named]
+    control = memory.keyspace.get(keys.control)
+    if all(key is None for key in found):
+        return None
+    if any(isinstance(key, Hash) for key in found) or isinstance(control, SortedSet):
+        return 0
+    store, retry, prepare, claimants = (
+        [*key.values()] if isinstance(key, SortedSet) else [] for key in found
+    )
+    dues: list[float] = []
+    if store and not upkeep:
+        dues.append(0 if topic.is_priority else ceil(min(store)))
+    if retry and not upkeep:
+        dues.append(floor(min(retry)))
+    if prepare:
+        own = control.get(b"timeout") if isinstance(control, Hash) else None
+        timeout = topic.timeout if own is None else int(own)
+        dues.append((floor(min(prepare) / 1000) + timeout + 1) * 1000)
+    if claimants:
+        dues.append(ceil(min(claimants)))
+    due = min(dues, default=math.inf)
+    return max(0, int(due)) if due < GATE and due > -math.inf else None if due > 0 else 0

@@ -1,0 +1,79 @@
+"""In which order messages are taken, and which of them are free to be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django_rmq.core.memory.choosing import look_further, turned
+from django_rmq.core.memory.slot import Slot
+
+Entry = tuple[bytes, float]
+"""A member and its score."""
+Cursor = tuple[str, bytes]
+"""The score of an entry as a text, and its member."""
+
+
+class Candidates(NamedTuple):
+    """What a prepare may take."""
+
+    free: list[Entry]
+    """In the order in which it is taken."""
+    complete: bool
+    """Whether that is all there is."""
+    last: Entry | None
+    """The last entry seen, busy ones included."""
+
+
+def is_behind(member: bytes, score: float, after: Cursor | None, descending: bool) -> bool:
+    """Whether an entry comes after ``after`` in its order."""
+    if after is None:
+        return True
+    at = (float(after[0]), after[1])
+    return (score, member) < at if descending else (score, member) > at
+
+
+def due_entries(slot: Slot) -> list[Entry]:
+    """Return what waits in the order in which it is taken; of times those that have come."""
+    rows = slot.store.rows(descending=slot.topic.is_priority)
+    return rows if slot.topic.is_priority else [row for row in rows if row[1] <= slot.now_ms]
+
+
+def retries_apart(slot: Slot, after: Cursor | None) -> tuple[list[Entry], list[Entry]]:
+    """Return what is due behind ``after``; from the head of a time topic on, the retries apart from the fresh ones."""
+    priority = slot.topic.is_priority
+    waiting = [row for row in slot.store.rows(descending=priority) if is_behind(*row, after, priority)]
+    if priority:
+        return waiting, []
+    resting = [row for row in waiting if row[1] <= 999] if after is None else []
+    return [row for row in waiting[len(resting) :] if row[1] <= slot.now_ms], resting
+
+
+def candidates(slot: Slot, limit: int, receipt: int, after: Cursor | None) -> Candidates:
+    """Return what prepare may take. What runs already is left out: its newer copy waits for its end."""
+    waiting, resting = retries_apart(slot, after)
+    for scan in (limit, limit + look_further(slot)):
+        rows, late = waiting[:scan], resting[:scan]
+        complete = len(late) < scan and len(rows) < scan
+        free = [row for row in rows if not slot.runs(row[0])]
+        rested = [row for row in late if not slot.runs(row[0])]
+        if free or rested or complete:
+            break
+    seen = rows or late
+    last = seen[-1] if seen else None
+    if rested:
+        share = share_of_retries(limit, receipt, len(rested), len(free))
+        complete = complete and share == len(rested)
+        free = rested[:share] + free
+    if slot.topic.is_priority and after is None and last and (len(free) > limit or not complete):
+        score = free[limit - 1][1] if len(free) >= limit else last[1]
+        complete = complete and len(free) <= limit
+        free = turned(slot, free, score, limit, receipt)
+    return Candidates(free, complete, last)
+
+
+def share_of_retries(limit: int, receipt: int, rested: int, fresh: int) -> int:
+    """Return how many retries a prepare takes: at most half of it while fresh messages are due.
+
+    Of an odd limit the odd one alternates.
+    """
+    return min(rested, max(limit // 2 + limit % 2 * (receipt % 2), limit - fresh))

@@ -1,0 +1,203 @@
+"""What people and programs do to messages: again, to Dead, away, at another time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from django_rmq.core.memory.failing import Copy, die, forget, supersede_resting
+from django_rmq.core.memory.numbers import bounded, floor
+from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
+from django_rmq.core.memory.scores import LARGEST_WITH_RETRIES, floor_priority, fraction, is_retry
+from django_rmq.core.memory.slot import ENDING, Slot, on
+from django_rmq.core.memory.waking import earliest, note_undrained, wake
+from django_rmq.core.words.messages import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT, Death, cut_error
+
+
+@on(*ENDING, "claim")
+def replay(slot: Slot, members: Sequence[bytes], envelopes: Sequence[bytes] = ()) -> list[str]:
+    check_batch(members)
+    check_not_moved(slot)
+    words: list[str] = []
+    dues: list[float | None] = []
+    for member, envelope in zip(members, envelopes or [b""] * len(members), strict=True):
+        if slot.dead.pop(member, None) is None:
+            words.append("not_found")
+            continue
+        raw = slot.deaths.pop(member, None)
+        death = None if raw is None else Death.parse(raw)
+        if is_outlived(slot, member, envelope, death):
+            words.append("merged")
+            slot.count("replay_merged")
+        else:
+            words.append("replayed")
+            slot.count("revived")
+            again = score_again(slot, death)
+            slot.store[member] = float(again)
+            dues.append(0 if slot.topic.is_priority else again)
+            if not envelope and death:
+                envelope = death.envelope or b""
+        if envelope:
+            slot.body[member] = envelope
+    note_undrained(slot)
+    wake(slot, earliest(dues))
+    return words
+
+
+def is_outlived(slot: Slot, member: bytes, envelope: bytes, death: Death | None) -> bool:
+    """Whether a newer copy goes on in the place of a dead one that is replayed.
+
+    What runs has a newer body than the dead copy, and keeps it unless a person has marked its end.
+    """
+    if slot.waits(member):
+        return True
+    is_older = not envelope and death is not None and death.envelope is not None
+    return is_older and slot.runs(member) and not slot.flight(member).mark
+
+
+def score_again(slot: Slot, death: Death | None) -> int:
+    """Return now, or the priority that the message had."""
+    if not slot.topic.is_priority:
+        return slot.now_ms
+    again = bounded(floor(float(death.score)) if death else 0, 0, MAX_PRIORITY)
+    return floor_priority(slot) + 1 if is_retry(slot, again) else again
+
+
+def mark(slot: Slot, member: bytes, end: str, word: str) -> str:
+    """Mark a delivery for its end, which only its holder or the time-out brings; return what was found."""
+    waits = word in ("waiting", "retry")
+    if member in slot.prepare:
+        record = slot.flight(member)
+        outlived = "outlived" if waits and end == "buried" else record.outlived
+        slot.inflight[member] = record._replace(mark=end, outlived=outlived).encode()
+    elif member not in slot.claim:
+        # Where Spark has claimed it, nothing can be marked: it goes on.
+        return word
+    return "in_flight_and_waiting" if waits else "in_flight"
+
+
+@on(*ENDING, "claim")
+def bury(slot: Slot, members: Sequence[bytes], why: str = "") -> list[str]:
+    check_batch(members)
+    words: list[str] = []
+    for member in members:
+        word = "dead" if member in slot.dead else "not_found"
+        if slot.waits(member):
+            word = "waiting" if member in slot.store else "retry"
+            # What Spark holds cannot be marked. With a body of its own the newer copy stays: it would be dead
+            # before the older one ends.
+            if not (member in slot.claim and member in slot.body):
+                bury_waiting(slot, member, cut_error(why))
+        words.append(mark(slot, member, "buried", word))
+    note_undrained(slot)
+    return words
+
+
+def bury_waiting(slot: Slot, member: bytes, why: bytes) -> None:
+    """Bring to Dead what waits or rests."""
+    score = slot.store.pop(member, None)
+    if score is None:
+        del slot.retry[member]
+        failure = slot.failure_of(member)
+        score = float(failure.score) if failure else 0.0
+    else:
+        supersede_resting(slot, member)
+    die(slot, Copy.of(slot, member, score, slot.body.get(member)), "buried", why, 0)
+
+
+@on(*ENDING, "claim")
+def remove(slot: Slot, members: Sequence[bytes], which: str = "any") -> list[str]:
+    check_batch(members)
+    words: list[str] = []
+    for member in members:
+        word = "not_found"
+        if which != "dead":
+            waited = slot.store.pop(member, None) is not None
+            rested = slot.retry.pop(member, None) is not None
+            slot.count("removed", waited + rested)
+            word = "waiting" if waited else "retry" if rested else word
+            if waited or rested:
+                forget(slot, member)
+            word = mark(slot, member, "removed", word)
+        if word == "not_found" and which != "live" and slot.dead.pop(member, None) is not None:
+            slot.deaths.pop(member, None)
+            slot.count("removed_dead")
+            word = "dead"
+        words.append(word)
+    note_undrained(slot)
+    return words
+
+
+@on("dead", "deaths", "stats")
+def discard(slot: Slot, scores: Sequence[float], members: Sequence[bytes]) -> list[str]:
+    check_batch(members)
+    words: list[str] = []
+    for score, member in zip(scores, members, strict=True):
+        died = slot.dead.get(member)
+        if died is None:
+            words.append("not_found")
+        elif died != score:
+            words.append("changed")
+        else:
+            del slot.dead[member]
+            slot.deaths.pop(member, None)
+            slot.count("removed_dead")
+            words.append("dead")
+    return words
+
+
+@on("store", "retry", "prepare", "stats", "control", "claim")
+def reschedule(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> list[str]:
+    check_batch(members)
+    check_fresh(slot, scores)
+    words: list[str] = []
+    dues: list[float | None] = []
+    for score, member in zip(scores, members, strict=True):
+        waiting = slot.store.get(member)
+        if waiting is not None and not is_retry(slot, waiting):
+            slot.store[member] = float(score)
+            words.append("waiting")
+        elif slot.waits(member) and slot.topic.is_priority:
+            words.append("refused")
+            continue
+        elif slot.waits(member):
+            rest_until(slot, member, score)
+            words.append("retry")
+        else:
+            words.append("in_flight" if slot.runs(member) else "not_found")
+            continue
+        slot.count("rescheduled")
+        dues.append(0 if slot.topic.is_priority else score)
+    wake(slot, earliest(dues))
+    return words
+
+
+def rest_until(slot: Slot, member: bytes, score: int) -> None:
+    """Let what waits as a retry rest until then, so that its score still carries its budget."""
+    waiting, resting = slot.store.pop(member, None), slot.retry.get(member)
+    if waiting is not None and resting is not None:
+        slot.count("dropped")
+    q = floor(waiting) if waiting is not None else fraction(resting or 0.0)
+    rest = min(score, LARGEST_WITH_RETRIES)
+    slot.retry[member] = rest + bounded(q, 1, MAX_RETRIES_LIMIT) / 1024
+
+
+@on("store", "retry", "dead", "prepare", "deaths", "failures", "body", "stats", "claim", "control")
+def purge(
+    slot: Slot, state: str, up_to: float = math.inf, limit: int = 1000, *, min_score: float = -math.inf
+) -> int:
+    if state not in ("store", "retry", "dead"):
+        raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
+    emptied = slot.members(state)
+    found = [member for member, score in emptied.rows() if min_score <= score <= up_to]
+    gone = found[: min(limit, BATCH)]
+    for member in gone:
+        del emptied[member]
+        if state == "dead":
+            slot.deaths.pop(member, None)
+        else:
+            forget(slot, member)
+    slot.count("purged_dead" if state == "dead" else "purged", len(gone))
+    if gone:
+        note_undrained(slot)
+    return len(gone)

@@ -1,0 +1,64 @@
+"""How a score carries the budget: q deliveries are left to what waits as a retry of q."""
+
+from __future__ import annotations
+
+import math
+
+from django_rmq.core.memory.numbers import bounded, floor
+from django_rmq.core.memory.slot import Slot
+from django_rmq.core.words.messages import MAX_PRIORITY, MAX_RETRIES_LIMIT, FailureRecord
+
+LARGEST_WITH_RETRIES = (1 << 43) - 1
+"""The largest score that ten bits of retries fit below in a double. At 2^43 they would be rounded."""
+
+
+def floor_priority(slot: Slot) -> int:
+    """At most this, a priority score reads as a retry."""
+    return max(16, slot.max_retries)
+
+
+def is_retry(slot: Slot, score: float) -> bool:
+    """Whether the message waits as a retry."""
+    if not slot.topic.is_priority:
+        return score <= 999
+    return score <= floor_priority(slot) or (math.isfinite(score) and score % 1 != 0)
+
+
+def is_fresh(slot: Slot, score: float) -> bool:
+    """Whether a send may give this score."""
+    if is_retry(slot, score) or not math.isfinite(score) or score % 1 != 0:
+        return False
+    return score <= (MAX_PRIORITY if slot.topic.is_priority else 1e14)
+
+
+def fraction(score: float) -> float:
+    """Return the retries that a score has behind its point, not yet bounded."""
+    return floor(score % 1 * 1024 + 0.5)
+
+
+def budget(slot: Slot, score: float) -> int:
+    """Return the retries left to a delivery that is taken with this score."""
+    if not is_retry(slot, score):
+        return slot.max_retries
+    q = floor(score)
+    if slot.topic.is_priority and score > floor_priority(slot):
+        q = fraction(score)
+    return bounded(q - 1, 0, slot.max_retries)
+
+
+def retry_score(slot: Slot, q: float, first: float) -> float:
+    """Return the Store score of a retry of ``q``; ``first``: the score before the first failure."""
+    q = bounded(q, 1, MAX_RETRIES_LIMIT)
+    topic = slot.topic
+    if topic.is_priority and topic.retry_priority == "original" and first > floor_priority(slot):
+        return math.floor(min(first, LARGEST_WITH_RETRIES)) + q / 1024
+    return float(q)
+
+
+def first_score(slot: Slot, score: float, failure: FailureRecord | None) -> float:
+    """Return the score a message had before it first failed, as far as it is known."""
+    if not is_retry(slot, score):
+        return score
+    if slot.topic.is_priority and score > floor_priority(slot):
+        return floor(score)
+    return float(failure.score) if failure else score

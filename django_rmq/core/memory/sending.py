@@ -1,0 +1,107 @@
+"""Sending: what a message meets in its slot, and what becomes of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
+from django_rmq.core.memory.scores import is_retry
+from django_rmq.core.memory.slot import SENDING, Slot, on
+from django_rmq.core.memory.waking import note_undrained, wake
+from django_rmq.core.words.messages import BATCH, Sent, TopicType
+from django_rmq.exceptions import ServerRefused
+
+
+@on(*SENDING)
+def send_merge(
+    slot: Slot, range_ms: int, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
+) -> list[Sent]:
+    if not (0 <= range_ms <= 1e14 and 1 <= len(members) <= BATCH):
+        raise ServerRefused("ERR range_ms or n is out of bounds")
+    check_not_moved(slot)
+    return place(slot, members, [slot.now_ms + range_ms] * len(members), envelopes, "merged")
+
+
+@on(*SENDING)
+def send_replace(
+    slot: Slot, scores: Sequence[int], members: Sequence[bytes], envelopes: Sequence[bytes] = ()
+) -> list[Sent]:
+    check_batch(members, at_least=1)
+    check_not_moved(slot)
+    check_fresh(slot, scores)
+    return place(slot, members, scores, envelopes, "replaced")
+
+
+@on(*SENDING, "prepare", "claim")
+def ensure(
+    slot: Slot, scores: Sequence[int], members: Sequence[bytes], envelopes: Sequence[bytes] = ()
+) -> list[Sent]:
+    check_batch(members, at_least=1)
+    check_not_moved(slot)
+    if slot.topic.type is TopicType.RANGE_MERGE:
+        scores = [slot.now_ms + range_ms if range_ms >= 0 else range_ms for range_ms in scores]
+    check_fresh(slot, scores)
+    return place(slot, members, scores, envelopes, "present")
+
+
+def place(
+    slot: Slot, members: Sequence[bytes], scores: Sequence[float], envelopes: Sequence[bytes], met: str
+) -> list[Sent]:
+    """Put members into Store, each after the other; ``met``: what to do about a copy that waits fresh.
+
+    merged: it keeps its score. replaced: it gets the new score. present: nothing is sent, nor
+    where the member rests or runs. A copy that waits or rests as a retry is superseded otherwise.
+    """
+    sent: list[Sent] = []
+    room = math.inf
+    if slot.topic.slot_backlog:
+        room = slot.topic.slot_backlog - len(slot.store) - len(slot.retry)
+    placed: dict[bytes, str] = {}
+    earliest = math.inf
+    for i, member in enumerate(members):
+        word = placed[member] = meet(slot, member, placed.get(member), met, has_room=room >= 1)
+        slot.count(word)
+        if word in ("refused", "present"):
+            sent.append(Sent(word, math.nan if word == "refused" else slot.store.get(member, math.nan)))
+            continue
+        room -= word == "stored"
+        give_up_retries(slot, member, word)
+        if word != "merged":
+            slot.store[member] = float(scores[i])
+            earliest = min(earliest, scores[i])
+        if envelopes:
+            slot.body[member] = envelopes[i]
+        slot.count("sent")
+        sent.append(Sent(word, slot.store[member]))
+    slot.control.setdefault(b"slots", b"%d" % slot.topic.slots)
+    if slot.topic.is_priority:
+        slot.control.setdefault(b"max_retries", b"%d" % slot.max_retries)
+    note_undrained(slot)
+    if earliest < math.inf:
+        wake(slot, 0 if slot.topic.is_priority else earliest)
+    return sent
+
+
+def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: bool) -> str:
+    """Return what becomes of a member; ``before``: what became of it earlier in the same send."""
+    waiting = slot.store.get(member)
+    if before == "refused":
+        return "refused"
+    if met == "present" and (slot.waits(member) or slot.runs(member)):
+        return "present"
+    if waiting is not None and (before is not None or not is_retry(slot, waiting)):
+        return met
+    if slot.waits(member):
+        return "superseded"
+    return "stored" if has_room else "refused"
+
+
+def give_up_retries(slot: Slot, member: bytes, word: str) -> None:
+    """Count the copies that a send supersedes, and take out the one that rests."""
+    if word == "superseded":
+        slot.count("stored")
+        if member in slot.store:
+            slot.count("dropped")
+    if slot.retry.pop(member, None) is not None:
+        slot.count("dropped")

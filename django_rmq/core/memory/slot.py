@@ -1,0 +1,195 @@
+"""One slot while a transition works on it: its keys, the instant, and what will be counted.
+
+A transition is a function of a ``Slot`` and its own arguments. ``on`` names the keys that it opens, as the header
+of the Lua file of the same name declares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+
+from django_rmq.core.memory.keyspace import Hash, Memory, SortedSet
+from django_rmq.core.memory.numbers import score_text
+from django_rmq.core.words.keys import slot_keys, wake_channel
+from django_rmq.core.words.messages import FailureRecord, Topic
+
+SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim"})
+SENDING = ("store", "retry", "body", "stats", "control")
+ENDING = (
+    "store", "prepare", "retry", "dead", "inflight", "deaths", "failures", "body", "stats", "control",
+    "prepare_body",
+)  # fmt: skip
+CLAIMING = ("claimants", "claim", "claims", "claim_body")
+
+_IN_FLIGHT = re.compile(rb"(\d+) (\S+) ?(\S*) ?(\S*)")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class InFlight(NamedTuple):
+    """What ``inflight_{K}`` says of a delivery: whose it is, where it came from, what a person wants."""
+
+    receipt: int
+    score: float
+    mark: str = ""
+    outlived: str = ""
+    """``outlived``, where a newer copy of it was buried."""
+
+    @classmethod
+    def parse(cls, raw: bytes | None) -> InFlight:
+        match = _IN_FLIGHT.match(raw or b"")
+        if match is None:
+            return cls(0, 0.0)
+        return cls(int(match[1]), float(match[2]), match[3].decode(), match[4].decode())
+
+    def encode(self) -> bytes:
+        return f"{self.receipt} {score_text(self.score)} {self.mark} {self.outlived}".rstrip().encode()
+
+
+class Slot:
+    """The keys of one slot, as far as the transition names them, and small looks at them."""
+
+    store: SortedSet
+    prepare: SortedSet
+    retry: SortedSet
+    dead: SortedSet
+    claimants: SortedSet
+    claim: SortedSet
+    claims: Hash
+    claim_body: Hash
+    inflight: Hash
+    deaths: Hash
+    failures: Hash
+    body: Hash
+    stats: Hash
+    control: Hash
+    leaving: Hash
+    arrived: Hash
+    prepare_body: Hash
+
+    def __init__(self, memory: Memory, topic: Topic, index: int) -> None:
+        self.topic = topic
+        self.index = index
+        self.keys = slot_keys(memory.prefix, topic.name, index)
+        micros = memory.micros()
+        self.now_s, self.micros = divmod(micros, 1_000_000)
+        self.now_ms = micros // 1000
+        self.counts: Counter[str] = Counter()
+        self._memory = memory
+        # Of a transition that does not name it, nothing it touches is claimed.
+        self.claim = SortedSet()
+        self.claimants = SortedSet()
+
+    @property
+    def max_retries(self) -> int:
+        """The slot's own, once it has one: never a worker's."""
+        return int(self.control.get(b"max_retries", self.topic.max_retries))
+
+    @property
+    def timeout(self) -> int:
+        """Seconds; the slot's own, once it has one."""
+        return int(self.control.get(b"timeout", self.topic.timeout))
+
+    @property
+    def moved_to(self) -> int | None:
+        """The slot count that the slot was given, where the caller has another."""
+        slots = self.control.get(b"slots")
+        return None if slots is None or int(slots) == self.topic.slots else int(slots)
+
+    @property
+    def room(self) -> int:
+        """The gate is open while Prepare holds fewer than this."""
+        return 1 if self.topic.serial else self.topic.max_prepared
+
+    def members(self, state: str) -> SortedSet:
+        """Return one of the sorted sets by its name."""
+        found = getattr(self, state)
+        assert isinstance(found, SortedSet)
+        return found
+
+    def records(self, kind: str) -> Hash:
+        """Return one of the hashes by its name."""
+        found = getattr(self, kind)
+        assert isinstance(found, Hash)
+        return found
+
+    def runs(self, member: bytes) -> bool:
+        """Whether the member is in flight, or claimed by Spark."""
+        return member in self.prepare or member in self.claim
+
+    def waits(self, member: bytes) -> bool:
+        """Whether a copy of the member waits in Store, or rests as a retry."""
+        return member in self.store or member in self.retry
+
+    def flight(self, member: bytes) -> InFlight:
+        """Return what is noted of a delivery."""
+        return InFlight.parse(self.inflight.get(member))
+
+    def holds(self, receipt: int, member: bytes) -> bool:
+        """Whether the delivery of ``member`` is still the one with this receipt."""
+        return self.is_receipt(receipt, member) and member in self.prepare
+
+    def is_receipt(self, receipt: int, member: bytes) -> bool:
+        """Whether ``receipt`` is the one that is noted of ``member``."""
+        return self.inflight.get(member, b"").startswith(b"%d " % receipt)
+
+    def failure_of(self, member: bytes) -> FailureRecord | None:
+        """Return the last failure of a member."""
+        raw = self.failures.get(member)
+        return None if raw is None else FailureRecord.parse(raw)
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter of the slot's ledger, once the transition is through."""
+        self.counts[name] += by
+
+    def configure(self) -> None:
+        """Write the definition of the caller's topic."""
+        self.control[b"slots"] = b"%d" % self.topic.slots
+        self.control[b"timeout"] = b"%d" % self.topic.timeout
+        self.control[b"max_retries"] = b"%d" % self.topic.max_retries
+
+    def publish(self, told: int | None = None) -> None:
+        """Wake those who listen to the topic; ``told``: what they hear instead of the slot."""
+        channel = wake_channel(self._memory.prefix, self.topic.name)
+        self._memory.channels.publish(channel, (self.topic.name, self.index if told is None else told))
+
+
+_Rule = Callable[Concatenate[Slot, _P], _T]
+Transition = Callable[Concatenate[Memory, Topic, int, _P], _T]
+
+
+@contextmanager
+def opened(memory: Memory, topic: Topic, index: int, names: Sequence[str]) -> Iterator[Slot]:
+    """Open the named keys of a slot. A transition is atomic: nobody sees half of one."""
+    with memory.lock:
+        slot = Slot(memory, topic, index)
+        for name in names:
+            key = getattr(slot.keys, name)
+            setattr(slot, name, memory.get(key, SortedSet) if name in SETS else memory.get(key, Hash))
+        yield slot
+        for counter, by in slot.counts.items():
+            if by:
+                field = counter.encode()
+                slot.stats[field] = b"%d" % (int(slot.stats.get(field, 0)) + by)
+        for name in names:
+            memory.keep(getattr(slot.keys, name), getattr(slot, name))
+
+
+def on(*names: str) -> Callable[[_Rule[_P, _T]], Transition[_P, _T]]:
+    """Make a rule of one slot a transition of the memory, which opens the named keys for it."""
+
+    def transition(rule: _Rule[_P, _T]) -> Transition[_P, _T]:
+        @wraps(rule)
+        def run(memory: Memory, topic: Topic, slot: int, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+            with opened(memory, topic, slot, names) as s:
+                return rule(s, *args, **kwargs)
+
+        # Topic and slot may be named too, which no type says together with ``_P``.
+        return cast("Transition[_P, _T]", run)
+
+    return transition

@@ -1,0 +1,201 @@
+"""Phase one: who owns a slot, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from django_rmq.core.memory.failing import bury_lapsed, has_lapsed, supersede_resting
+from django_rmq.core.memory.keyspace import Memory
+from django_rmq.core.memory.numbers import score_text
+from django_rmq.core.memory.ordering import Candidates, Cursor, Entry, candidates
+from django_rmq.core.memory.scores import budget
+from django_rmq.core.memory.slot import CLAIMING, ENDING, InFlight, Slot, on, opened
+from django_rmq.core.memory.upkeep import keep_up
+from django_rmq.core.memory.waking import next_due, note_undrained, sleep_until
+from django_rmq.core.words.keys import slot_keys
+from django_rmq.core.words.messages import BATCH, GATE, NEVER, Acquired, Delivery, Held, Prepared, Topic
+from django_rmq.exceptions import ServerRefused, WrongType
+
+
+def next_epoch(slot: Slot) -> int:
+    """Begin to own the slot."""
+    epoch = int(slot.control.get(b"epoch", 0)) + 1
+    slot.control[b"epoch"] = b"%d" % epoch
+    return epoch
+
+
+@on("control")
+def acquire(slot: Slot) -> int:
+    try:
+        return next_epoch(slot)
+    except ValueError:
+        raise ServerRefused("ERR hash value is not an integer") from None
+
+
+def acquire_all(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[Acquired]:
+    if len(slots) > 1024:
+        raise ServerRefused("ERR too many slots")
+    with memory.lock:
+        return [_acquire_one(memory, topic, slot) for slot in slots]
+
+
+def _acquire_one(memory: Memory, topic: Topic, index: int) -> Acquired:
+    """Begin to own a slot, and fall asleep at once if it holds nothing."""
+    keys = slot_keys(memory.prefix, topic.name, index)
+    with suppress(WrongType, ValueError), opened(memory, topic, index, ["control"]) as slot:
+        epoch = next_epoch(slot)
+        slots = b"%d" % topic.slots
+        is_open = (
+            not slot.control.keys() & {b"paused", b"moving"} and slot.control.get(b"slots", slots) == slots
+        )
+        holding = {keys.store, keys.retry, keys.prepare, keys.claimants} & memory.keyspace.keys()
+        if holding or not is_open:
+            return Acquired(epoch, is_asleep=False)
+        slot.control[b"slots"] = slots
+        slot.control.setdefault(b"timeout", b"%d" % topic.timeout)
+        slot.control.setdefault(b"max_retries", b"%d" % topic.max_retries)
+        sleep_until(slot, NEVER)
+        return Acquired(epoch, is_asleep=True)
+    return Acquired(None, is_asleep=False)
+
+
+@on("prepare", "inflight", "prepare_body", "control")
+def held(slot: Slot, owner: str, offset: int = 0, limit: int = 1000) -> list[Held] | None:
+    holder = slot.control.get(b"owner")
+    if holder != owner.encode():
+        return None if holder is not None and slot.prepare else []
+    found = []
+    for member, score in slot.prepare.rows()[offset : offset + min(limit, BATCH)]:
+        record = slot.flight(member)
+        delivery = Delivery(member, record.score, int(score) % 1000, slot.prepare_body.get(member))
+        found.append(Held(delivery, record.receipt, bool(record.mark)))
+    return found
+
+
+class Chosen(NamedTuple):
+    """What of the candidates is handed out."""
+
+    taken: list[Delivery]
+    lapsed: list[Entry]
+    refused: bool
+    """The first one has to be alone, and is not."""
+    cut: bool
+    """Some that are free were left for the next."""
+
+
+@on(*ENDING, *CLAIMING)
+def prepare(
+    slot: Slot,
+    owner: str,
+    epoch: int | None,
+    limit: int,
+    max_bytes: int = 16_777_216,
+    after: Cursor | None = None,
+) -> Prepared:
+    if slot.moved_to is not None:
+        return Prepared("moved", slots=slot.moved_to)
+    if epoch is not None and epoch < int(slot.control.get(b"epoch", epoch)):
+        slot.count("fenced")
+        return Prepared("fenced")
+    limit = max(1, min(limit, BATCH))
+    is_behind = keep_up(slot, limit).is_behind
+    word = at_the_gate(slot, owner)
+    if word != "open":
+        return idle(slot, word, GATE if word == "busy" else None, at_once=is_behind)
+    if not slot.topic.serial:
+        limit = min(limit, slot.room - len(slot.prepare))
+    receipt = int(slot.control.get(b"deliveries", 0)) + 1
+    found = candidates(slot, limit, receipt, after)
+    chosen = choose(slot, found.free[:limit], max_bytes)
+    for member, score in chosen.lapsed:
+        bury_lapsed(slot, member, score)
+    if not chosen.taken:
+        return empty_handed(slot, found, chosen, is_behind)
+    hand_out(slot, owner, receipt, chosen.taken)
+    more = chosen.cut or not found.complete or len(found.free) > limit
+    due = next_due(slot, at_once=is_behind or more)
+    is_suspect = is_suspicious(slot, chosen.taken[0].member)
+    return Prepared("ok", due, receipt, chosen.taken, is_suspect=is_suspect)
+
+
+def idle(slot: Slot, word: str, sleep: int | None, *, at_once: bool) -> Prepared:
+    """Leave the caller idle: until its due instant it hears of nothing but a wake-up."""
+    if sleep is not None:
+        sleep_until(slot, sleep)
+    note_undrained(slot)
+    return Prepared(word, next_due(slot, at_once=at_once))
+
+
+def at_the_gate(slot: Slot, owner: str) -> str:
+    """Return open, or why nothing is handed out: busy or paused."""
+    serial, in_flight = slot.topic.serial, len(slot.prepare)
+    shut = in_flight >= slot.room
+    if serial:
+        shut = slot.control.get(b"owner") != owner.encode() and bool(in_flight or slot.claimants)
+    # While a re-slotting moves messages, nothing is handed out by anybody.
+    if shut or b"moving" in slot.control:
+        return "busy"
+    if b"paused" in slot.control:
+        return "paused"
+    if serial and in_flight == 1 and is_suspicious(slot, next(iter(slot.prepare))):
+        return "busy"
+    return "open"
+
+
+def is_suspicious(slot: Slot, member: bytes) -> bool:
+    """Whether its last end was a time-out: then it is handed out alone, for it may kill its process."""
+    return slot.failures.get(member, b"").startswith(b"timed_out ")
+
+
+def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:
+    """Choose: the bytes, a suspicious one alone, what has lapsed to Dead."""
+    taken: list[Delivery] = []
+    lapsed: list[Entry] = []
+    size = 0
+    for i, (member, score) in enumerate(free):
+        envelope = slot.body.get(member)
+        if has_lapsed(slot, envelope):
+            lapsed.append((member, score))
+            continue
+        alone = is_suspicious(slot, member)
+        size += len(member) + len(envelope or b"")
+        refused = alone and slot.topic.serial and bool(slot.prepare) and not taken
+        if refused or (taken and (alone or size > max_bytes)):
+            return Chosen(taken, lapsed, refused, cut=True)
+        taken.append(Delivery(member, score, budget(slot, score), envelope or None))
+        if alone:
+            return Chosen(taken, lapsed, refused=False, cut=i + 1 < len(free))
+    return Chosen(taken, lapsed, refused=False, cut=False)
+
+
+def hand_out(slot: Slot, owner: str, receipt: int, taken: Sequence[Delivery]) -> None:
+    """Bring to Prepare what was chosen."""
+    for member, score, left, _ in taken:
+        del slot.store[member]
+        supersede_resting(slot, member)
+        slot.prepare[member] = float(slot.now_s * 1000 + left)
+        slot.inflight[member] = InFlight(receipt, score).encode()
+        if member in slot.body:
+            # A delivery has its body for itself: a newer one may come while it runs.
+            slot.prepare_body[member] = slot.body.pop(member)
+    slot.control[b"owner"] = owner.encode()
+    slot.control[b"deliveries"] = b"%d" % receipt
+    slot.count("prepared", len(taken))
+    note_undrained(slot)
+
+
+def empty_handed(slot: Slot, found: Candidates, chosen: Chosen, is_behind: bool) -> Prepared:
+    """Say why nothing was taken though the gate is open, and when to ask again."""
+    if chosen.refused:
+        return idle(slot, "busy", GATE, at_once=is_behind)
+    if chosen.lapsed:
+        return idle(slot, "empty", None, at_once=True)
+    if found.last is not None and not found.complete:
+        note_undrained(slot)
+        return Prepared("more", slot.now_ms, cursor=(score_text(found.last[1]), found.last[0]))
+    if found.last is not None:
+        return idle(slot, "busy", GATE, at_once=is_behind)
+    due = next_due(slot, at_once=is_behind)
+    return idle(slot, "empty", NEVER if due is None else due, at_once=is_behind)

@@ -1,0 +1,56 @@
+"""Sleeping and waking: who has nothing to take hears of nothing but a wake-up."""
+
+from __future__ import annotations
+
+import math
+
+from django_rmq.core.memory.numbers import bounded, ceil, floor
+from django_rmq.core.memory.slot import Slot
+from django_rmq.core.words.messages import GATE, NEVER
+
+
+def next_due(slot: Slot, *, at_once: bool) -> int | None:
+    """Return the earliest instant (ms) at which asking again can help; None: no such instant."""
+    dues: list[float] = [slot.now_ms] if at_once else []
+    if not slot.topic.is_priority:
+        dues += sorted(math.ceil(min(s, NEVER)) for s in slot.store.values() if s > slot.now_ms)[:1]
+    if slot.retry:
+        dues.append(floor(min(slot.retry.values())))
+    if slot.prepare:
+        dues.append((floor(min(slot.prepare.values()) / 1000) + slot.timeout + 1) * 1000)
+    dues += [ceil(ends) for ends in slot.claimants.values()]
+    return bounded(min(dues), 0, NEVER) if dues else None
+
+
+def sleep_until(slot: Slot, due: int) -> None:
+    """Note until when the caller hears of nothing but a wake-up."""
+    slot.control[b"sleeping_until"] = b"%d" % due
+
+
+def wake(slot: Slot, due: float | None) -> None:
+    """Wake who sleeps past ``due``, once: the next to fall asleep writes ``sleeping_until`` anew."""
+    sleeping_until = slot.control.get(b"sleeping_until")
+    if sleeping_until is not None and due is not None and due < int(sleeping_until):
+        del slot.control[b"sleeping_until"]
+        slot.publish()
+
+
+def wake_at_gate(slot: Slot, due: float | None, *, ended: bool) -> None:
+    """Wake for ``due``; at once where a delivery has ended and somebody waits at a gate that is open now."""
+    waits = slot.control.get(b"sleeping_until") == b"%d" % GATE
+    wake(slot, 0 if ended and waits and len(slot.prepare) < slot.room else due)
+
+
+def earliest(dues: list[float | None]) -> float | None:
+    """Return the earliest of the instants that there are."""
+    return min((due for due in dues if due is not None), default=None)
+
+
+def note_undrained(slot: Slot) -> None:
+    """Note since when Store of a priority topic has not been empty: priorities hold no time."""
+    if not slot.topic.is_priority:
+        return
+    if slot.store:
+        slot.control.setdefault(b"undrained_since", b"%d" % slot.now_ms)
+    else:
+        slot.control.pop(b"undrained_since", None)

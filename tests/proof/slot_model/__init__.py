@@ -1,0 +1,1 @@
+"""The protocol of one slot, walked whole: begin with ``rules``."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.consumer import loop as module
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.memory.broker import Hash, InMemoryBroker, SortedSet
 from django_rmq.core.producer.producer import Producer

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from django_rmq.core import scripts
-from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.consumer import loop as module
 from django_rmq.core.redis.broker import Pipeline
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType

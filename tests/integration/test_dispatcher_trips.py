@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import Dispatcher
-from django_rmq.core.consumer import dispatcher as module
-from django_rmq.core.consumer.executor import Slice
-from django_rmq.core.consumer.places import Place
+from django_rmq.core.consumer import loop as module
+from django_rmq.core.consumer.slots import Place
+from django_rmq.core.consumer.threads import Slice
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.workers import Broker, Listener, audit, client_of, send, total

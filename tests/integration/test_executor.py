@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import journal
-from django_rmq.core.consumer.executor import (
+from django_rmq.core.consumer.threads import (
     NO_HOOKS,
     Batch,
     ExecutorThread,
@@ -137,7 +137,7 @@ def test_a_body_that_cannot_be_decoded_has_a_kind_of_its_own_and_reaches_no_list
     failure = outcome(called.append, raw)
     assert failure is not None
     assert failure.kind == "undecodable"
-    assert failure.error.startswith("django_rmq.core.consumer.executor.Undecodable: body is not json: ")
+    assert failure.error.startswith("django_rmq.core.consumer.threads.Undecodable: body is not json: ")
     assert called == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import dispatcher, executor
+from django_rmq.core.consumer import loop, threads
 from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
 from tests.workers import LONG, Worker, audit, eventually, live, send, total
 
@@ -32,8 +32,8 @@ def options(topic: Topic) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for something better waits no longer than a few calls of the listener."""
-    monkeypatch.setattr(executor, "PATIENCE_SECONDS", 0.005)
-    monkeypatch.setattr(dispatcher, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(threads, "PATIENCE_SECONDS", 0.005)
+    monkeypatch.setattr(loop, "REFRESH_SECONDS", 0.02)
 
 
 @pytest.mark.parametrize("size", [2, 20, 500])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.consumer import loop as module
 from django_rmq.core.consumer.notes import Notes, settle
 from django_rmq.core.redis.broker import Broker, Call
 from django_rmq.core.words.keys import SlotKeys, slot_keys

@@ -18,11 +18,11 @@ import pytest
 
 from django_rmq.core.consumer import Dispatcher, lookout, notes
 from django_rmq.core.consumer.crew import Crew
-from django_rmq.core.consumer.executor import NO_HOOKS, Batch, ExecutorThread, Hooks, Slice, uptime
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.listening import Listening
 from django_rmq.core.consumer.lookout import ThreadLost
 from django_rmq.core.consumer.notes import SPARE, Notes, mark_of
+from django_rmq.core.consumer.threads import NO_HOOKS, Batch, ExecutorThread, Hooks, Slice, uptime
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.redis import RedisCoordinator
@@ -126,7 +126,7 @@ def test_what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logg
         raise MemoryError
 
     monkeypatch.setattr(ExecutorThread, "_work_each", fail)
-    monkeypatch.setattr("django_rmq.core.consumer.executor.logger.exception", fail)
+    monkeypatch.setattr("django_rmq.core.consumer.threads.logger.exception", fail)
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)
     messages = [Message(MERGE, 0, 1, Delivery(b"%d" % i, 1.0, 16)) for i in range(3)]

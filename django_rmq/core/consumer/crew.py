@@ -5,8 +5,8 @@ from __future__ import annotations
 from queue import SimpleQueue
 from typing import Any
 
-from django_rmq.core.consumer.executor import Batch, ExecutorThread, Hooks
 from django_rmq.core.consumer.notes import SPARE, Marks, Notes
+from django_rmq.core.consumer.threads import Batch, ExecutorThread, Hooks
 
 
 class Crew:

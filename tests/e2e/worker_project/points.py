@@ -23,7 +23,7 @@ from typing import Any
 from redis.connection import AbstractConnection
 
 from django_rmq.core import scripts
-from django_rmq.core.consumer import dispatcher, executor, supervisor
+from django_rmq.core.consumer import loop, supervisor, threads
 from django_rmq.core.redis.broker import Broker, Call, Pipeline
 from django_rmq.project.listening import worker as consuming
 from tests.e2e import ledger
@@ -204,10 +204,10 @@ def install() -> None:
     AbstractConnection.send_packed_command = sending  # type: ignore[method-assign]
     Pipeline.receive = receiving  # type: ignore[method-assign]
     Broker._run = running  # type: ignore[method-assign]
-    thread: Any = executor.ExecutorThread
+    thread: Any = threads.ExecutorThread
     thread.put = _wrapped(thread.put, "before-thread", "after-thread")
     thread._report = _wrapped(thread._report, "after-listener", "after-report")
-    worker: Any = dispatcher.Dispatcher
+    worker: Any = loop.Dispatcher
     django: Any = consuming
     worker._adopt = _wrapped(worker._adopt, "going-on", "gone-on")
     worker.own, worker.disown = _wrapped(worker.own, after="gaining"), _wrapped(worker.disown, after="losing")

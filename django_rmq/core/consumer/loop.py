@@ -24,7 +24,17 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from django_rmq.core.consumer.crew import Crew
-from django_rmq.core.consumer.executor import (
+from django_rmq.core.consumer.fences import LOOK_SECONDS, Fences
+from django_rmq.core.consumer.heartbeat import Heartbeat
+from django_rmq.core.consumer.lanes import Lanes
+from django_rmq.core.consumer.limits import Limits
+from django_rmq.core.consumer.listening import Listening
+from django_rmq.core.consumer.lookout import Lookout, Watched
+from django_rmq.core.consumer.notes import Notes
+from django_rmq.core.consumer.sizes import BytesInHand
+from django_rmq.core.consumer.slots import Place, Places
+from django_rmq.core.consumer.suspects import Suspects
+from django_rmq.core.consumer.threads import (
     NO_HOOKS,
     Batch,
     Exited,
@@ -34,16 +44,6 @@ from django_rmq.core.consumer.executor import (
     Watcher,
     uptime,
 )
-from django_rmq.core.consumer.fences import LOOK_SECONDS, Fences
-from django_rmq.core.consumer.heartbeat import Heartbeat
-from django_rmq.core.consumer.lanes import Lanes
-from django_rmq.core.consumer.limits import Limits
-from django_rmq.core.consumer.listening import Listening
-from django_rmq.core.consumer.lookout import Lookout, Watched
-from django_rmq.core.consumer.notes import Notes
-from django_rmq.core.consumer.places import Place, Places
-from django_rmq.core.consumer.sizes import BytesInHand
-from django_rmq.core.consumer.suspects import Suspects
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.redis.broker import BATCH, Broker

@@ -22,7 +22,7 @@ from uuid import UUID, uuid4
 
 from django.core.signing import BadSignature, Signer
 
-from django_rmq.core.consumer.threads import chosen_delay
+from django_rmq.core.consumer.failures import chosen_delay
 from django_rmq.core.redis.broker import BATCH, Broker
 from django_rmq.core.words.bounds import MAX_DURATION_MS, is_number, is_whole, shown
 from django_rmq.core.words.messages import Delivery, Failure, Message, Topic

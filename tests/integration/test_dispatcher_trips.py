@@ -12,8 +12,8 @@ import pytest
 
 from django_rmq.core.consumer import Dispatcher
 from django_rmq.core.consumer import loop as module
+from django_rmq.core.consumer.batches import Slice
 from django_rmq.core.consumer.slots import Place
-from django_rmq.core.consumer.threads import Slice
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.workers import Broker, Listener, audit, client_of, send, total

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import Dispatcher, lookout, notes
+from django_rmq.core.consumer.batches import Batch, Slice
+from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.crew import Crew
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.listening import Listening
 from django_rmq.core.consumer.lookout import ThreadLost
 from django_rmq.core.consumer.notes import SPARE, Notes, mark_of
-from django_rmq.core.consumer.threads import NO_HOOKS, Batch, ExecutorThread, Hooks, Slice, uptime
+from django_rmq.core.consumer.threads import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.redis import RedisCoordinator

@@ -121,7 +121,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         (THREADS + "of_a_serial_slot_the_older_batch_runs_first_whatever_their_heads",),
     ),
     "trusts_errors": PythonMutant(
-        "core/consumer/threads.py",
+        "core/consumer/failures.py",
         "except BaseException:  # noqa: BLE001 - its class, its text or the memory fails",
         "except ZeroDivisionError:  # its class, its text or the memory fails",
         "An error that cannot be described is a failure like any other.",
@@ -135,8 +135,8 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         (THREADS + "what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logged",),
     ),
     "copies_go_on": PythonMutant(
-        "core/consumer/threads.py",
-        "if threading.current_thread() is _forking:",
+        "core/consumer/forks.py",
+        "if threading.current_thread() is forking:",
         "if False:",
         "A process that a listener forked ends when the listener returns in it.",
         (

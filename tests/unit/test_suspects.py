@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.suspects import Suspects
-from django_rmq.core.consumer.threads import Batch
 from django_rmq.core.words.messages import Delivery, Message, Topic, TopicType
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from queue import SimpleQueue
 from typing import Any
 
+from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.notes import SPARE, Marks, Notes
-from django_rmq.core.consumer.threads import Batch, ExecutorThread, Hooks
+from django_rmq.core.consumer.threads import ExecutorThread, Hooks
 
 
 class Crew:

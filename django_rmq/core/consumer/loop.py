@@ -23,6 +23,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from django_rmq.core.consumer.batches import Batch, Exited, ListenerLike, Slice
+from django_rmq.core.consumer.clocks import ServerClock, uptime
 from django_rmq.core.consumer.crew import Crew
 from django_rmq.core.consumer.fences import LOOK_SECONDS, Fences
 from django_rmq.core.consumer.heartbeat import Heartbeat
@@ -34,16 +36,7 @@ from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.consumer.sizes import BytesInHand
 from django_rmq.core.consumer.slots import Place, Places
 from django_rmq.core.consumer.suspects import Suspects
-from django_rmq.core.consumer.threads import (
-    NO_HOOKS,
-    Batch,
-    Exited,
-    Hooks,
-    ListenerLike,
-    Slice,
-    Watcher,
-    uptime,
-)
+from django_rmq.core.consumer.threads import NO_HOOKS, Hooks, Watcher
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.redis.broker import BATCH, Broker
@@ -127,24 +120,6 @@ class Pace:
         sample = seconds / messages
         weight = 0.5 if sample > self.seconds else 0.2
         self.seconds += (sample - self.seconds) * weight
-
-
-class ServerClock:
-    """Redis' clock as seen from here: each look bounds the difference, and looks that agree narrow it."""
-
-    def __init__(self) -> None:
-        self._low = self._high = 0.0
-
-    def note(self, before: float, server_ms: int, after: float) -> None:
-        """Note what TIME answered (cut to ms) between two instants of ``time.monotonic``."""
-        low, high = server_ms - after * 1000, server_ms + 1 - before * 1000
-        self._low, self._high = max(self._low, low), min(self._high, high)
-        if self._low > self._high:
-            # The first look, or one of the clocks was set or has drifted since.
-            self._low, self._high = low, high
-
-    def ms(self) -> float:
-        return time.monotonic() * 1000 + (self._low + self._high) / 2
 
 
 class _Own(NamedTuple):

@@ -24,6 +24,17 @@ class Crew:
         """Where threads wrote that hung and have ended."""
         self._hanging: list[tuple[ExecutorThread, Batch | None]] = []
 
+    def start(self) -> None:
+        """Start all threads."""
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> list[ExecutorThread]:
+        """Let all threads end when nothing is left for them; return those that run nothing."""
+        for thread in self.threads:
+            thread.stop()
+        return [thread for thread in self.threads if not thread.current]
+
     def is_manned(self, index: int) -> bool:
         """Return whether a thread works there."""
         thread = self.threads[index]

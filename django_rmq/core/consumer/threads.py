@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from django_rmq.core.consumer import forks, journal
 from django_rmq.core.consumer.batches import Batch, Exited, Outcome, Slice, Tally
@@ -15,7 +15,7 @@ from django_rmq.core.consumer.calling import Interrupted, call_group, call_one, 
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.notes import BEGUN, DONE, Marks
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.words.messages import Failure, Message, Topic
+from django_rmq.core.words.messages import Message, Topic
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -41,16 +41,6 @@ class Hooks(NamedTuple):
 
 
 NO_HOOKS = Hooks()
-
-
-class Watcher(Protocol):
-    """Is told, by the dispatcher's own thread, what Redis has confirmed; so it must be quick."""
-
-    def wants(self) -> bool:
-        """Return whether anybody wants to know; asked once per report of a thread."""
-
-    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
-        """Take note of deliveries of one slot that have ended, by our telling and with our receipt."""
 
 
 class ExecutorThread(threading.Thread):

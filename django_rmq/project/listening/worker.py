@@ -22,7 +22,7 @@ from uuid import uuid4
 from django.db import close_old_connections
 from django.db import connections as databases
 
-from django_rmq.core.consumer import Dispatcher, Hooks
+from django_rmq.core.consumer import Dispatcher, Hooks, Ownership, Terms, Watching
 from django_rmq.core.consumer.duties import Duties, trim_dead
 from django_rmq.core.consumer.limits import return_permits
 from django_rmq.core.consumer.notes import Notes, settle
@@ -192,27 +192,29 @@ class WorkerProcess:
             connections.get_broker("worker"),
             chosen,
             registry.listeners(),
-            threads=threads,
+            Terms(
+                threads=threads,
+                burst=options.burst,
+                shutdown_timeout=shutdown_timeout,
+                poll_seconds=config.consumer.poll_interval,
+                max_messages=options.max_messages,
+                max_idle_time=options.max_idle_time,
+                swept=[connections.present(topic) for topic in config.topics.values() if topic not in chosen],
+            ),
             hooks=Hooks(
                 before=close_old_connections,
                 after=close_old_connections,
                 end=databases.close_all,
                 around=announcing.around,
             ),
-            burst=options.burst,
-            shutdown_timeout=shutdown_timeout,
-            poll_seconds=config.consumer.poll_interval,
-            max_messages=options.max_messages,
-            max_idle_time=options.max_idle_time,
-            beat=self._beat,
-            settled=lambda: self.coordinator.wait_settled(0.0),
-            confirmed=lambda: self.coordinator.confirmed(),  # noqa: PLW0108 - it is made below
-            leaving=self._leave,
-            on_moved=self._note_move,
-            swept=[connections.present(topic) for topic in config.topics.values() if topic not in chosen],
             notes=notes,
-            watcher=self._reporter,
-            **counting,
+            ownership=Ownership(
+                settled=lambda: self.coordinator.wait_settled(0.0),
+                confirmed=lambda: self.coordinator.confirmed(),  # noqa: PLW0108 - it is made below
+                leaving=self._leave,
+                on_moved=self._note_move,
+            ),
+            watching=Watching(beat=self._beat, watcher=self._reporter, **counting),
         )
         worker = Worker(
             id=self.dispatcher.owner,

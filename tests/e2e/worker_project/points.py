@@ -23,7 +23,7 @@ from typing import Any
 from redis.connection import AbstractConnection
 
 from django_rmq.core import scripts
-from django_rmq.core.consumer import loop, supervisor, threads
+from django_rmq.core.consumer import doubts, loop, supervisor, threads
 from django_rmq.core.redis.broker import Broker, Call, Pipeline
 from django_rmq.project.listening import worker as consuming
 from tests.e2e import ledger
@@ -209,7 +209,8 @@ def install() -> None:
     thread._report = _wrapped(thread._report, "after-listener", "after-report")
     worker: Any = loop.Dispatcher
     django: Any = consuming
-    worker._adopt = _wrapped(worker._adopt, "going-on", "gone-on")
+    recovery: Any = doubts.Recovery
+    recovery.adopt = _wrapped(recovery.adopt, "going-on", "gone-on")
     worker.own, worker.disown = _wrapped(worker.own, after="gaining"), _wrapped(worker.disown, after="losing")
     run_child, django.run_child = django.run_child, child
     settle, django.settle = django.settle, settling

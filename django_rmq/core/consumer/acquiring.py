@@ -36,7 +36,7 @@ class Acquiring:
         schedule: Schedule,
         troubles: Troubles,
         recovery: Recovery,
-        confirmed: Callable[[], float],
+        fences: Fences,
     ) -> None:
         self.unacquired: dict[Place, None] = {}
         """To be acquired again, or asked what a lost reply handed out."""
@@ -48,7 +48,7 @@ class Acquiring:
         self._schedule = schedule
         self._troubles = troubles
         self._recovery = recovery
-        self.fences = Fences(broker, owner, confirmed)
+        self.fences = fences
 
     def due(self, now: float) -> float:
         """Return the monotonic time at which there is something to acquire."""

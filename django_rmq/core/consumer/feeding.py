@@ -16,6 +16,7 @@ from django_rmq.core.consumer.schedule import Schedule
 from django_rmq.core.consumer.settling import Settling
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.consumer.suspects import Suspects
+from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Delivery, Message, Topic
 
 REFRESH_SECONDS = 1.0
@@ -26,11 +27,11 @@ REFRESHED = 128
 
 
 class Feeding:
-    """Feeds the threads of ``crew``. ``took`` hears of calls of a listener, with how many seconds each took, ``extend`` of
-    a message whose time-out is to begin again."""
+    """Feeds the threads of ``crew``. ``took`` hears of calls of a listener, with how many seconds each took."""
 
     def __init__(
         self,
+        broker: Broker,
         crew: Crew,
         hand: Hand,
         room: Room,
@@ -38,9 +39,9 @@ class Feeding:
         settling: Settling,
         ending: Ending,
         took: Callable[[Topic, Sequence[float]], None],
-        extend: Callable[[Message], bool],
     ) -> None:
         self.suspects = Suspects()
+        self._broker = broker
         self._crew = crew
         self._hand = hand
         self._room = room
@@ -49,7 +50,6 @@ class Feeding:
         self._settling = settling
         self._ending = ending
         self._took = took
-        self._extend = extend
         self._refreshes = any(topic.is_priority or not topic.serial for topic in room.places.topics.values())
         """Whether something may have to be taken anew."""
         self._next_refresh = 0.0
@@ -82,6 +82,10 @@ class Feeding:
         self._room.started(batch)
         if not is_suspect or self.suspects.add(batch):
             self._put(batch, thread)
+
+    def _extend(self, message: Message) -> bool:
+        member = message.delivery.member
+        return self._broker.extend(message.topic, message.slot, message.receipt, [member]) == ["ok"]
 
     def _put(self, batch: Batch, thread: int) -> None:
         topic = batch.topic.name

@@ -12,18 +12,18 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from functools import partial
 from uuid import uuid4
 
 from django_rmq.core.consumer.acquiring import Acquiring
 from django_rmq.core.consumer.answering import Answering
 from django_rmq.core.consumer.asking import Asking
-from django_rmq.core.consumer.batches import ListenerLike, Slice
+from django_rmq.core.consumer.batches import ListenerLike
 from django_rmq.core.consumer.companions import Companions
 from django_rmq.core.consumer.crew import Crew
 from django_rmq.core.consumer.doubts import Recovery
 from django_rmq.core.consumer.ending import Ending
 from django_rmq.core.consumer.feeding import Feeding
+from django_rmq.core.consumer.fences import Fences
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.inbox import Disown, Inbox, Own, Stop
 from django_rmq.core.consumer.lookout import Lookout
@@ -44,7 +44,7 @@ from django_rmq.core.consumer.troubles import Troubles
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Message, Topic
+from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.consumer")
@@ -59,7 +59,7 @@ class Dispatcher:
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` say which slots are ours; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
     all is settled, or, in a burst, when nothing can be taken any more. ``notes`` is where threads note what they run,
-    for whoever comes after a sudden death.
+    for whoever comes after a sudden death. ``lookout`` looks after our threads, and those that are added to it.
     """
 
     def __init__(
@@ -77,9 +77,7 @@ class Dispatcher:
         self.owner = owner = uuid4().hex
         self.topics = {topic.name: topic for topic in topics}
         self.lookout = Lookout()
-        """Looks after our threads, and those that are added to it."""
-        self._terms = terms
-        self._ownership, self._watching = ownership, watching
+        self._terms, self._ownership, self._watching = terms, ownership, watching
         self._complain = Complaints(logger)
         self._ending, self._inbox = ending, inbox = Ending(), Inbox()
         count = max(1, terms.threads)
@@ -91,24 +89,19 @@ class Dispatcher:
         self._schedule = schedule = Schedule(places, room.depth, terms.poll_seconds)
         troubles = Troubles(schedule, ending, self._complain, self._companions.renew)
         self._settling = settling = Settling(troubles, ending, watching.watcher)
-        self._feeding = feeding = Feeding(
-            crew, hand, room, schedule, settling, ending, watching.took, partial(_extend, broker)
-        )
+        self._feeding = feeding = Feeding(broker, crew, hand, room, schedule, settling, ending, watching.took)
         self._relief = Relief(crew, hand, feeding, places, schedule, self.lookout, inbox)
         recovery = Recovery(broker, owner, hand, room, settling, feeding, troubles)
-        self._acquiring = acquiring = Acquiring(
-            broker, owner, places, schedule, troubles, recovery, ownership.confirmed
-        )
+        fences = Fences(broker, owner, ownership.confirmed)
+        self._acquiring = acquiring = Acquiring(broker, owner, places, schedule, troubles, recovery, fences)
         self._polling = polling = Polling(broker, places, schedule, troubles, acquiring, terms.poll_seconds)
         self._sweeping = Sweeping(broker, terms.swept, self._complain)
         asking = Asking(owner, hand, room, schedule, settling, self._complain)
-        answering = Answering(
-            room, schedule, settling, feeding, acquiring, ending, watching.handed_out, ownership.on_moved
-        )
+        handed_out, moved = watching.handed_out, ownership.on_moved
+        answering = Answering(room, schedule, settling, feeding, acquiring, ending, handed_out, moved)
         self._trips = Trips(broker, settling, asking, answering, room.bytes)
         self._rest = Rest(terms, hand, settling, places, schedule, ownership.settled, inbox)
-        self._news = News(inbox, places, schedule, feeding, acquiring, polling, ending, ownership.on_moved)
-        inbox.on(Slice, feeding.finished)
+        self._news = News(inbox, places, schedule, feeding, acquiring, polling, ending, moved)
 
     @property
     def processed(self) -> int:
@@ -289,11 +282,6 @@ class Dispatcher:
             batch.halted = batch.dropped = True
         for thread in (*companions, *self._crew.stop()):
             thread.join(2.0)
-
-
-def _extend(broker: Broker, message: Message) -> bool:
-    member = message.delivery.member
-    return broker.extend(message.topic, message.slot, message.receipt, [member]) == ["ok"]
 
 
 __all__ = ["Dispatcher"]

@@ -1,11 +1,11 @@
-"""News: what a dispatcher does when it is told of slots, wake-ups and its end."""
+"""News: what a dispatcher does when it is told of slots, wake-ups, results and its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from django_rmq.core.consumer.acquiring import Acquiring
-from django_rmq.core.consumer.batches import Exited
+from django_rmq.core.consumer.batches import Exited, Slice
 from django_rmq.core.consumer.ending import Ending
 from django_rmq.core.consumer.feeding import Feeding
 from django_rmq.core.consumer.inbox import Disown, Inbox, Own, Resubscribed, Stop, Wake
@@ -18,7 +18,7 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class News:
-    """Takes from ``inbox`` what concerns slots and the end. ``on_moved`` hears of topics that may have moved."""
+    """Has what is put into ``inbox`` go where it belongs. ``on_moved`` hears of topics that may have moved."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class News:
         self._polling = polling
         self._ending = ending
         self._on_moved = on_moved
+        inbox.on(Slice, feeding.finished)
         inbox.on(Wake, self._woken)
         inbox.on(Own, self._gained)
         inbox.on(Disown, self._lost)

@@ -22,7 +22,7 @@ from django_rmq.core.consumer import Dispatcher, Hooks, Ownership, Terms, Watchi
 from django_rmq.core.consumer.children import RECYCLE
 from django_rmq.core.consumer.duties import Duties, trim_dead
 from django_rmq.core.consumer.notes import Notes
-from django_rmq.core.coordination import Worker, topic_slots
+from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.telling import history
 from django_rmq.core.topics.definitions import as_registered
@@ -95,6 +95,13 @@ class WorkerProcess:
         duties_broker = connections.get_broker("coordinator")
         times = history.TimesCount(duties_broker) if config.history.hours else None
         self.dispatcher = self._new_dispatcher(options, threads, times)
+        self.coordinator = self._new_coordinator(threads)
+        self.dispatcher.lookout.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
+        self._duties = self._new_duties(duties_broker, times)
+        if notes is not None:
+            notes.owner = self.dispatcher.owner
+
+    def _new_coordinator(self, threads: int) -> Coordinator:
         worker = Worker(
             id=self.dispatcher.owner,
             host=socket.gethostname(),
@@ -103,14 +110,9 @@ class WorkerProcess:
             threads=threads,
             topics=topic_slots(self._served),
         )
-        token = notes.token if notes is not None else uuid4().hex
-        self.coordinator = connections.coordinator_maker()(
-            worker, self.dispatcher.own, self.dispatcher.disown, token
-        )
-        self.dispatcher.lookout.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
-        self._duties = self._new_duties(duties_broker, times)
-        if notes is not None:
-            notes.owner = worker.id
+        token = self._notes.token if self._notes is not None else uuid4().hex
+        own, disown = self.dispatcher.own, self.dispatcher.disown
+        return connections.coordinator_maker()(worker, own, disown, token)
 
     def _new_dispatcher(self, options: Options, threads: int, times: history.TimesCount | None) -> Dispatcher:
         config, topics = self._config, self._config.topics.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from itertools import islice
-from operator import add, sub
+from operator import add
 from typing import Any
 
 from django_rmq.core.consumer.hand import Hand
@@ -29,7 +29,7 @@ TURN_MESSAGES = 1_500
 class Asked:
     """What the prepares of one round trip may bring at most."""
 
-    __slots__ = ("bytes", "expected", "held", "load", "messages", "of_topic", "places", "slots_of_topic")
+    __slots__ = ("bytes", "expected", "load", "messages", "of_topic", "places", "slots_of_topic", "work")
 
     def __init__(self, held: list[float]) -> None:
         self.places: list[Place] = []
@@ -38,17 +38,13 @@ class Asked:
         """Bytes that they were granted."""
         self.expected = 0
         """Messages that they are expected to bring."""
-        self.held = held
+        self.work = [0.0] * len(held)
+        """Seconds of work that they are reckoned to bring for each thread."""
         self.load = held.copy()
-        """Seconds of work of each thread: what it has (``held``), and what they are reckoned to bring."""
+        """The same with what each thread has (``held``)."""
         self.of_topic: Counter[str] = Counter()
         """Topic -> messages."""
         self.slots_of_topic: Counter[str] = Counter()
-
-    @property
-    def work(self) -> list[float]:
-        """Seconds of work that they are reckoned to bring for each thread."""
-        return list(map(sub, self.load, self.held))
 
     def add(self, place: Place, limit: int, size: int) -> None:
         """Note a slot that is asked for up to ``limit`` messages of ``size`` bytes."""
@@ -119,7 +115,9 @@ class Asking:
             place.cursor = None
             asked.add(place, limit, size)
             # What a slot will hand out is not known; half the limit keeps many slots from flooding one thread.
-            asked.load[thread] += limit / 2 * room.paces[topic.name].seconds
+            seconds = limit / 2 * room.paces[topic.name].seconds
+            asked.load[thread] += seconds
+            asked.work[thread] += seconds
             if asked.is_enough:
                 break
         for place in asked.places:

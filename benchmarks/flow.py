@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from benchmarks.works import Listener
-from django_rmq.core.consumer import Dispatcher
+from django_rmq.core.consumer import Dispatcher, Terms
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Topic, TopicType
@@ -52,7 +52,7 @@ class Worker:
             "free": Listener("free", self._free),
             "slow": Listener("slow", self._slow),
         }
-        self.dispatcher = Dispatcher(self.broker, [FREE, self.slow], listeners, threads=THREADS)
+        self.dispatcher = Dispatcher(self.broker, [FREE, self.slow], listeners, Terms(threads=THREADS))
         self.dispatcher.own((topic.name, slot) for topic in (FREE, self.slow) for slot in range(topic.slots))
         self._thread = threading.Thread(target=self.dispatcher.run)
         self._thread.start()

@@ -16,7 +16,7 @@ from typing import Any
 import hiredis
 import redis
 
-from django_rmq.core.consumer import Dispatcher
+from django_rmq.core.consumer import Dispatcher, Terms, Watching
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import Broker
@@ -168,10 +168,9 @@ class Bench:
             self.broker,
             [TOPIC],
             {TOPIC.name: Listener(TOPIC.name, function, batch_size)},
-            threads=1,
-            burst=True,
+            Terms(threads=1, burst=True),
             notes=Notes(1),
-            beat=beat,
+            watching=Watching(beat=beat),
         )
         dispatcher.own((TOPIC.name, slot) for slot in range(SLOTS))
         gc.collect()

@@ -257,7 +257,7 @@ def _drain_slot(
     broker: Any, topic: Topic, slot: int, owner: str, listener: Any, raise_errors: bool, limit: int
 ) -> int:
     """Deliver what is due in one slot; return how many deliveries that were."""
-    from django_rmq.core.consumer import executor
+    from django_rmq.core.consumer import calling
     from django_rmq.project.watching import announcing
 
     raised: list[BaseException] = []
@@ -294,7 +294,7 @@ def _drain_slot(
         messages = [
             Message(topic, slot, prepared.receipt, delivery, extend) for delivery in prepared.deliveries
         ]
-        outcomes = executor.run(recording, messages)
+        outcomes = calling.run(recording, messages)
         done = [
             message.delivery.member
             for message, outcome in zip(messages, outcomes, strict=True)

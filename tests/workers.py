@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import pytest
@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core.cluster.broker import Cluster, ClusterBroker
-from django_rmq.core.consumer import Dispatcher
+from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.producer import Producer
 from django_rmq.core.redis.broker import Broker
@@ -107,10 +107,17 @@ class Worker:
         chosen = [topics] if isinstance(topics, Topic) else list(topics)
         functions = listener if isinstance(listener, Mapping) else {topic.name: listener for topic in chosen}
         options = {"threads": 2, "shutdown_timeout": LONG, **options}
+
+        def taken(names: Iterable[str]) -> dict[str, Any]:
+            return {name: options.pop(name) for name in names if name in options}
+
         self.dispatcher = Dispatcher(
             broker,
             chosen,
             {name: Listener(name, function, batch_size) for name, function in functions.items()},
+            Terms(**taken([field.name for field in fields(Terms)])),
+            ownership=Ownership(**taken(Ownership._fields)),
+            watching=Watching(**taken(Watching._fields)),
             **options,
         )
         self.dispatcher.own(
@@ -145,10 +152,10 @@ class Worker:
             lambda: (
                 dispatcher._places
                 and not dispatcher._places.is_told_more
-                and not dispatcher._unacquired
-                and not dispatcher._in_hand
-                and not dispatcher._settlements
-                and not dispatcher._waiting
+                and not dispatcher._acquiring.unacquired
+                and not dispatcher._hand.messages
+                and not dispatcher._settling.pending
+                and not dispatcher._schedule.waiting
                 and all(place.due > 0 for place in list(dispatcher._places.awake.values()))
             ),
             "falling asleep",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from django_rmq.core.consumer.executor import chosen_delay
+from django_rmq.core.consumer.failures import chosen_delay
 from django_rmq.core.redis.broker import BATCH, Broker
 from django_rmq.core.words.messages import Delivery, Failure, Message, Topic
 from django_rmq.exceptions import InvalidRequest, RmqError

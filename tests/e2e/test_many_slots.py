@@ -26,7 +26,7 @@ def test_sixty_five_thousand_slots_are_owned_and_cost_little(redis_url: str, pre
         print(f"100 messages of before were taken after {time.monotonic() - began:.1f} s")
         dispatcher = worker.dispatcher
         eventually(
-            lambda: len(dispatcher._places) == SLOTS and not dispatcher._unacquired,
+            lambda: len(dispatcher._places) == SLOTS and not dispatcher._acquiring.unacquired,
             "acquiring every slot",
             60,
         )

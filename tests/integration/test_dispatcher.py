@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.consumer import asking, feeding, sweeping
 from django_rmq.core.consumer.heartbeat import Heartbeat
+from django_rmq.core.consumer.inbox import Wake
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.keyspace import Hash, SortedSet
 from django_rmq.core.producer.producer import Producer
@@ -287,7 +288,7 @@ def test_without_serial_one_slot_keeps_all_threads_busy(broker: Any) -> None:
 def test_without_serial_what_waits_behind_a_long_listener_goes_to_another_thread(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.1)
     topic = replace(MERGE, slots=1, serial=False)
     heard, go = Heard(), threading.Event()
 
@@ -359,7 +360,7 @@ def test_a_late_high_priority_is_not_stuck_behind_what_was_prefetched(broker: An
 def test_what_waits_long_for_its_thread_is_taken_anew_by_priority(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.1)
     topic = replace(PRIORITY, slots=2)
     order: list[str] = []
     begun, go = threading.Event(), threading.Event()
@@ -893,7 +894,7 @@ def test_all_threads_end_with_the_worker(broker: Any) -> None:
 
 
 def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IN_HAND", 64)
+    monkeypatch.setattr(asking, "IN_HAND", 64)
     topic = replace(PRIORITY, slots=16)
     begun, go = threading.Event(), threading.Event()
 
@@ -904,9 +905,9 @@ def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.Monkey
     send(broker, topic, range(1000), priority=100)
     with Worker(broker, topic, listener, threads=1, poll_seconds=0.05) as worker:
         assert begun.wait(LONG)
-        eventually(lambda: worker.dispatcher._in_hand > 32, "a prefetch")
+        eventually(lambda: worker.dispatcher._hand.messages > 32, "a prefetch")
         threading.Event().wait(0.2)
-        assert worker.dispatcher._in_hand <= 64
+        assert worker.dispatcher._hand.messages <= 64
         assert sum(ledger.prepare for ledger in audit(broker, topic)) <= 64
         go.set()
         eventually(lambda: total(broker, topic, "committed") == 1000, "the end")
@@ -924,13 +925,13 @@ def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
         worker.asleep()
         sizes = []
         for _ in range(200):
-            worker.dispatcher._inbox.put(module._Wake(topic.name, 1))
-            eventually(worker.dispatcher._inbox.empty, "being heard")
+            worker.dispatcher._inbox.queue.put(Wake(topic.name, 1))
+            eventually(worker.dispatcher._inbox.queue.empty, "being heard")
             worker.asleep()
-            sizes.append(len(worker.dispatcher._heap))
+            sizes.append(len(worker.dispatcher._schedule._heap))
         assert max(sizes) <= 2 * topic.slots + 65
         assert len(set(sizes)) > 1, "each wake-up leaves an entry, for a while"
-        assert worker.dispatcher._batches == {}
+        assert worker.dispatcher._hand.batches == {}
 
 
 # --- what may have killed its process
@@ -981,7 +982,7 @@ def test_messages_that_timed_out_repeatedly_run_one_at_a_time_and_hold_up_no_oth
     with Worker(broker, topic, listener, threads=4) as worker:
         assert set(heard.wait(4)) == {*suspects, fresh}
         worker.asleep()
-        assert not worker.dispatcher._suspects
+        assert not worker.dispatcher._feeding.suspects
     assert together == [1, 1, 1]
     assert total(broker, topic, "expired") == 6
 
@@ -1019,7 +1020,7 @@ def test_a_suspect_that_waits_for_another_is_given_back_at_the_end(broker: Any) 
     time_out(broker, topic, [0, 1], times=2)
     with Worker(broker, topic, listener) as worker:
         assert begun.wait(LONG)
-        eventually(lambda: len(worker.dispatcher._suspects) == 2, "both being in hand")
+        eventually(lambda: len(worker.dispatcher._feeding.suspects) == 2, "both being in hand")
         worker.dispatcher.stop()
         eventually(lambda: total(broker, topic, "released") == 1, "the one that waits being given back")
         go.set()
@@ -1104,7 +1105,7 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
 def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(sweeping, "SWEEP_SECONDS", 0.05)
     claimed = replace(FIXED, name="claimed", slots=2, backoff=BackOff(3_600_000, 3_600_000))
     prepared = replace(claimed, name="prepared", timeout=1)
     for topic in (claimed, prepared):

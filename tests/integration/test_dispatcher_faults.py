@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from django_rmq.core import scripts
-from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.consumer import troubles
 from django_rmq.core.redis.broker import Pipeline
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
@@ -306,7 +306,7 @@ def test_a_full_redis_refuses_sends_and_drains(own_server: RedisServer) -> None:
 def test_a_foreign_key_stops_its_slot_alone_and_is_complained_about_once(
     direct: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REST_SECONDS", 0.1)
+    monkeypatch.setattr(troubles, "REST_SECONDS", 0.1)
     heard = Heard()
     wrong = slot_keys(direct.prefix, TOPIC.name, 3).retry
     send(direct, TOPIC, range(100))
@@ -337,7 +337,7 @@ def live_in(broker: Broker, slot: int) -> int:
 def test_what_cannot_be_settled_for_a_foreign_key_is_settled_once_that_is_gone(
     direct: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REST_SECONDS", 0.1)
+    monkeypatch.setattr(troubles, "REST_SECONDS", 0.1)
     topic = replace(TOPIC, slots=1)
     wrong = slot_keys(direct.prefix, topic.name, 0).retry
     heard = Heard()
@@ -350,7 +350,9 @@ def test_what_cannot_be_settled_for_a_foreign_key_is_settled_once_that_is_gone(
     send(direct, topic, range(5))
     with Worker(direct, topic, listener, poll_seconds=30) as worker:
         heard.wait(5)
-        eventually(lambda: worker.dispatcher._settlements and not worker.dispatcher._in_hand, "a refusal")
+        eventually(
+            lambda: worker.dispatcher._settling.pending and not worker.dispatcher._hand.messages, "a refusal"
+        )
         direct.client.delete(wrong)
         worker.asleep()
     assert Counter(heard.bodies) == Counter(range(5))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import Dispatcher
-from django_rmq.core.consumer import dispatcher as module
-from django_rmq.core.consumer.executor import Slice
-from django_rmq.core.consumer.places import Place
+from django_rmq.core.consumer import Dispatcher, Terms, asking
+from django_rmq.core.consumer.batches import Slice
+from django_rmq.core.consumer.inbox import Wake
+from django_rmq.core.consumer.slots import Place
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.workers import Broker, Listener, audit, client_of, send, total
@@ -32,11 +32,13 @@ def broker(redis_url: str, prefix: str) -> Iterator[Broker]:
 @pytest.fixture
 def dispatcher(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """A dispatcher that owns all slots and asks one of them in each trip."""
-    monkeypatch.setattr(module, "TURN_MESSAGES", 1)
+    monkeypatch.setattr(asking, "TURN_MESSAGES", 1)
     send(broker, TOPIC, range(COUNT))
-    made = Dispatcher(broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, lambda message: None)}, threads=1)
+    made = Dispatcher(
+        broker, [TOPIC], {TOPIC.name: Listener(TOPIC.name, lambda message: None)}, Terms(threads=1)
+    )
     made.own((TOPIC.name, slot) for slot in range(TOPIC.slots))
-    made._read_inbox(0.0)
+    made._inbox.hear()
     return made
 
 
@@ -44,8 +46,8 @@ def turn_until_under_way(dispatcher: Dispatcher) -> Place:
     """Make turns until an answer is outstanding; return the slot that is asked."""
     for _ in range(5):
         dispatcher._turn()
-        if dispatcher._trip is not None:
-            (place,) = dispatcher._trip.asked
+        if dispatcher._trips.under_way is not None:
+            (place,) = dispatcher._trips.under_way.asked.places
             return place
     raise AssertionError("no trip stays under way")
 
@@ -61,7 +63,7 @@ def in_hand(dispatcher: Dispatcher) -> list[tuple[int, bytes]]:
     """Slot and member of all that waits for the threads."""
     return sorted(
         (batch.place.slot, message.delivery.member)
-        for batch in dispatcher._batches.values()
+        for batch in dispatcher._hand.batches.values()
         for message in batch.messages
     )
 
@@ -75,7 +77,7 @@ def test_everything_is_taken_once(broker: Broker, dispatcher: Dispatcher) -> Non
     turn_until_idle(dispatcher)
     found = in_hand(dispatcher)
     assert len(found) == len(set(found)) == COUNT
-    assert dispatcher._trip is None
+    assert dispatcher._trips.under_way is None
 
 
 def test_what_arrives_for_a_slot_that_was_lost_meanwhile_is_given_back(
@@ -83,7 +85,7 @@ def test_what_arrives_for_a_slot_that_was_lost_meanwhile_is_given_back(
 ) -> None:
     place = turn_until_under_way(dispatcher)
     dispatcher.disown([place.key])
-    dispatcher._read_inbox(0.0)
+    dispatcher._inbox.hear()
     turn_until_idle(dispatcher)
     assert prepared(broker, place.slot) == 0
     assert place.slot not in {slot for slot, _ in in_hand(dispatcher)}
@@ -97,31 +99,31 @@ def test_what_arrives_for_a_slot_that_was_paused_meanwhile_is_given_back(
     place = turn_until_under_way(dispatcher)
     broker.count(TOPIC, place.slot)  # behind the prepare
     broker.pause(TOPIC, place.slot, True)
-    dispatcher._note(module._Wake(TOPIC.name, -1 - place.slot))
+    dispatcher._inbox.note(Wake(TOPIC.name, -1 - place.slot))
     turn_until_idle(dispatcher)
     assert prepared(broker, place.slot) == 0
     assert place.slot not in {slot for slot, _ in in_hand(dispatcher)}
     broker.pause(TOPIC, place.slot, False)
-    dispatcher._note(module._Wake(TOPIC.name, place.slot))
+    dispatcher._inbox.note(Wake(TOPIC.name, place.slot))
     turn_until_idle(dispatcher)
     assert len(in_hand(dispatcher)) == COUNT
 
 
 def test_a_slot_that_is_woken_meanwhile_is_asked_again(broker: Broker, dispatcher: Dispatcher) -> None:
     place = turn_until_under_way(dispatcher)
-    dispatcher._note(module._Wake(TOPIC.name, place.slot))
+    dispatcher._inbox.note(Wake(TOPIC.name, place.slot))
     assert place.again
-    assert place not in dispatcher._waiting
+    assert place not in dispatcher._schedule.waiting
     dispatcher._turn()
-    assert place in dispatcher._waiting or place.asked
+    assert place in dispatcher._schedule.waiting or place.asked
     turn_until_idle(dispatcher)
     assert len(in_hand(dispatcher)) == COUNT
 
 
 def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, dispatcher: Dispatcher) -> None:
     place = turn_until_under_way(dispatcher)
-    assert dispatcher._trip is not None
-    pipeline: Any = dispatcher._trip.pipeline
+    assert dispatcher._trips.under_way is not None
+    pipeline: Any = dispatcher._trips.under_way.pipeline
     receive = pipeline.receive
 
     def lose() -> list[Any]:
@@ -140,19 +142,19 @@ def test_a_lost_answer_runs_nothing_twice_and_loses_nothing(broker: Broker, disp
 
 def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher: Dispatcher) -> None:
     turn_until_idle(dispatcher)
-    for batch in list(dispatcher._batches.values()):
-        dispatcher._threads[0].withdraw(batch)
+    for batch in list(dispatcher._hand.batches.values()):
+        dispatcher._crew.threads[0].withdraw(batch)
         members = [message.delivery.member for message in batch.messages]
-        dispatcher._finished(Slice(batch, members, [], [], 0.001, True))
-    trip = dispatcher._send()
+        dispatcher._feeding.finished(Slice(batch, members, [], [], 0.001, True))
+    trip = dispatcher._trips.send()
     assert trip is not None
-    assert not dispatcher._settlements
+    assert not dispatcher._settling.pending
     replies = trip.pipeline.receive()
-    assert all(words == ["ok"] * len(words) for words in replies[: len(trip.settling)])
+    assert all(words == ["ok"] * len(words) for words in replies[: len(trip.parts)])
     trip.pipeline.receive = lambda: (_ for _ in ()).throw(ServerUnavailable("the answer is lost"))
     with pytest.raises(ServerUnavailable):
-        dispatcher._receive(trip)
-    assert all(settlement.repeated for settlement in dispatcher._settlements.values())
+        dispatcher._trips.receive(trip)
+    assert all(settlement.repeated for settlement in dispatcher._settling.pending.values())
     turn_until_idle(dispatcher)
     assert dispatcher.processed == total(broker, TOPIC, "committed") == COUNT
     assert all(ledger.balanced for ledger in audit(broker, TOPIC))
@@ -164,6 +166,6 @@ def test_a_dispatcher_that_stops_waits_for_what_is_under_way_and_gives_it_back(
     turn_until_under_way(dispatcher)
     dispatcher._shut_down()
     assert not dispatcher.forced
-    assert dispatcher._trip is None
+    assert dispatcher._trips.under_way is None
     assert sum(prepared(broker, slot) for slot in range(TOPIC.slots)) == 0
     assert sum(broker.count(TOPIC, slot).store for slot in range(TOPIC.slots)) == COUNT

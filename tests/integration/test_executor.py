@@ -15,18 +15,11 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import journal
-from django_rmq.core.consumer.executor import (
-    NO_HOOKS,
-    Batch,
-    ExecutorThread,
-    Exited,
-    Hooks,
-    Slice,
-    describe,
-    groups,
-    run,
-    uptime,
-)
+from django_rmq.core.consumer.batches import Batch, Exited, Slice
+from django_rmq.core.consumer.calling import groups, run
+from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.failures import describe
+from django_rmq.core.consumer.threads import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.logs import complaints
 from django_rmq.core.words import discretion
 from django_rmq.core.words.messages import BackOff, Delivery, Failure, Message, Topic, TopicType
@@ -137,7 +130,7 @@ def test_a_body_that_cannot_be_decoded_has_a_kind_of_its_own_and_reaches_no_list
     failure = outcome(called.append, raw)
     assert failure is not None
     assert failure.kind == "undecodable"
-    assert failure.error.startswith("django_rmq.core.consumer.executor.Undecodable: body is not json: ")
+    assert failure.error.startswith("django_rmq.core.consumer.failures.Undecodable: body is not json: ")
     assert called == []
 
 

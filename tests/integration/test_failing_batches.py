@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import dispatcher, executor
+from django_rmq.core.consumer import feeding, threads
 from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
 from tests.workers import LONG, Worker, audit, eventually, live, send, total
 
@@ -32,8 +32,8 @@ def options(topic: Topic) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for something better waits no longer than a few calls of the listener."""
-    monkeypatch.setattr(executor, "PATIENCE_SECONDS", 0.005)
-    monkeypatch.setattr(dispatcher, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(threads, "PATIENCE_SECONDS", 0.005)
+    monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.02)
 
 
 @pytest.mark.parametrize("size", [2, 20, 500])
@@ -88,9 +88,10 @@ def test_a_worker_that_stops_gives_back_the_rest_of_a_list_that_raised(broker: A
     with Worker(broker, topic, listener, batch_size=20, threads=1) as worker:
         assert begun.wait(LONG)
         worker.dispatcher.stop()
-        eventually(lambda: worker.dispatcher._stopping, "the stop being heard")
+        eventually(lambda: worker.dispatcher._ending.begun, "the stop being heard")
         eventually(
-            lambda: all(batch.dropped for batch in worker.dispatcher._batches.values()), "the end of the pass"
+            lambda: all(batch.dropped for batch in worker.dispatcher._hand.batches.values()),
+            "the end of the pass",
         )
         go.set()
     assert sorted(runs.values()) == [1] * 19 + [2]

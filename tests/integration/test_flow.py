@@ -50,7 +50,7 @@ def test_the_limit_settles_at_what_the_bottleneck_takes(broker: Any) -> None:
     bottleneck = Bottleneck(3, 0.02)
     send(broker, SLOW, range(10_000))
     with Worker(broker, SLOW, bottleneck, threads=12) as worker:
-        flow = worker.dispatcher._lanes.flows["slow"]
+        flow = worker.dispatcher._room.lanes.flows["slow"]
         seen: deque[int] = deque(maxlen=500)
         done = 0
 
@@ -69,7 +69,7 @@ def test_a_topic_with_a_flow_leaves_a_thread_to_the_others(broker: Any) -> None:
     bottleneck, heard = Bottleneck(100, 0.3), Heard()
     send(broker, SLOW, range(300))
     with Worker(broker, [SLOW, FREE], {"slow": bottleneck, "free": heard}, threads=4) as worker:
-        flow = worker.dispatcher._lanes.flows["slow"]
+        flow = worker.dispatcher._room.lanes.flows["slow"]
         eventually(lambda: flow.limit == 3 and bottleneck.running == 3, seconds=60)
         begun = time.monotonic()
         for part in range(5):

@@ -22,7 +22,7 @@ from django_rmq.exceptions import ConfigurationError, WrongType
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Limits
 from django_rmq.project import connections
-from django_rmq.project.listening import worker as consuming
+from django_rmq.project.listening import starting
 from django_rmq.project.settings.config import get_config
 from tests.integration.test_definitions import run
 
@@ -129,13 +129,13 @@ def test_a_worker_leaves_out_what_cannot_be_read_and_says_so(
 ) -> None:
     topics = list(get_config().topics.values())
     broker.client.hset(topics_key(prefix), "spoilt", "null")
-    assert [topic.name for topic in consuming.check_start(topics)] == ["sound", "ranked"]
+    assert [topic.name for topic in starting.check_start(topics)] == ["sound", "ranked"]
     (record,) = [one for one in caplog.records if getattr(one, "rmq_event", "") == "unreadable"]
     assert record.levelno == logging.ERROR
     assert "rmq:topics" in record.getMessage()
     broker.client.hset(topics_key(prefix), mapping={"sound": "1", "ranked": "{"})
     with pytest.raises(ConfigurationError, match="no topic can be consumed"):
-        consuming.check_start(topics)
+        starting.check_start(topics)
 
 
 def test_rmqtopics_tells_of_what_cannot_be_read_and_applies_the_rest(broker: Broker, prefix: str) -> None:

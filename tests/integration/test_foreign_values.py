@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_rmq.core.consumer import dispatcher as module
+from django_rmq.core.consumer import troubles
 from django_rmq.core.consumer.notes import Notes, settle
 from django_rmq.core.redis.broker import Broker, Call
 from django_rmq.core.words.keys import SlotKeys, slot_keys
@@ -92,7 +92,7 @@ def bodies_heard(heard: Heard, wanted: set[str]) -> Callable[[], bool]:
 def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
     redis_broker: Broker, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr(module, "REST_SECONDS", 0.2)
+    monkeypatch.setattr(troubles, "REST_SECONDS", 0.2)
     assert len(ATTACKS) == len(list(attacks())) and FREE, "each has a slot of its own"
     broker, heard = redis_broker, Heard()
 

@@ -23,7 +23,7 @@ from django_rmq.core.topics.durability import flaws, places, rights
 from django_rmq.core.words.messages import Failure, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.project import connections
-from django_rmq.project.listening import worker as consuming
+from django_rmq.project.listening import starting
 from django_rmq.project.settings.config import get_config
 from tests.integration import test_commands as commands
 from tests.integration.test_commands import *  # noqa: F403 - every test of the commands, with the rights below
@@ -89,7 +89,7 @@ def test_nothing_is_refused_and_the_check_says_so(server: RedisServer, redis_url
     assert [flaw.name for flaw in flaws(broker, [WORK])] == ["persistence"]
     with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": commands.TOPICS}):
         assert [message.id for message in check_redis()] == ["rmq.W042"]
-        assert consuming.check_start(get_config().topics.values())
+        assert starting.check_start(get_config().topics.values())
         connections.close()
     broker.close()
 

@@ -19,7 +19,7 @@ from django_rmq.core.topics.durability import flaws
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.project import connections
-from django_rmq.project.listening import worker as consuming
+from django_rmq.project.listening import starting
 from django_rmq.project.settings.config import get_config
 from tests.contract.keyspaces import RedisKeyspace
 from tests.servers import RedisCluster, RedisServer, ask
@@ -195,7 +195,7 @@ def test_workers_warn_and_start_or_refuse_where_durability_is_strict(
 ) -> None:
     with RedisServer() as server:
         with override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
-            consuming.check_start(get_config().topics.values())
+            starting.check_start(get_config().topics.values())
             assert "keeps nothing on disk" in caplog.text
             (warning,) = check_redis()
             assert isinstance(warning, Warning)
@@ -203,7 +203,7 @@ def test_workers_warn_and_start_or_refuse_where_durability_is_strict(
             connections.close()
         with override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS, "DURABILITY": "strict"}):
             with pytest.raises(ConfigurationError, match=r"keeps nothing on disk.*appendonly yes"):
-                consuming.check_start(get_config().topics.values())
+                starting.check_start(get_config().topics.values())
             (error,) = check_redis()
             assert isinstance(error, Error)
             assert error.id == "rmq.E042"
@@ -222,7 +222,7 @@ def test_a_server_that_is_away_is_an_error_of_the_check(server: RedisServer) -> 
 def test_of_memory_nothing_is_said() -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS, "DURABILITY": "strict"}):
         assert check_redis() == []
-        consuming.check_start(get_config().topics.values())
+        starting.check_start(get_config().topics.values())
     with (
         override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}),
         connections.replaced_broker(InMemoryBroker()),

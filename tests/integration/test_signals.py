@@ -215,13 +215,13 @@ def test_nobody_listening_costs_nothing(broker: Any) -> None:
     assert not reporter.wants()
     with Worker(broker, TOPIC, listen, watcher=reporter) as running:
         settled: list[int] = []
-        tell = running.dispatcher._tell
+        tell = running.dispatcher._settling._tell
 
         def spy(messages: dict[bytes, Message], *rest: Any) -> None:
             settled.append(len(messages))
             tell(messages, *rest)
 
-        running.dispatcher._tell = spy  # type: ignore[method-assign,assignment]
+        running.dispatcher._settling._tell = spy  # type: ignore[method-assign,assignment]
         send(broker, TOPIC, range(5))
         heard.wait(5)
         eventually(lambda: settled, "a commit")

@@ -16,13 +16,16 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import Dispatcher, lookout, notes
+from django_rmq.core.consumer import Dispatcher, Terms, lookout, notes
+from django_rmq.core.consumer.batches import Batch, Slice
+from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.crew import Crew
-from django_rmq.core.consumer.executor import NO_HOOKS, Batch, ExecutorThread, Hooks, Slice, uptime
 from django_rmq.core.consumer.heartbeat import Heartbeat
+from django_rmq.core.consumer.inbox import Overrun
 from django_rmq.core.consumer.listening import Listening
 from django_rmq.core.consumer.lookout import ThreadLost
 from django_rmq.core.consumer.notes import SPARE, Notes, mark_of
+from django_rmq.core.consumer.threads import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.redis import RedisCoordinator
@@ -126,7 +129,7 @@ def test_what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logg
         raise MemoryError
 
     monkeypatch.setattr(ExecutorThread, "_work_each", fail)
-    monkeypatch.setattr("django_rmq.core.consumer.executor.logger.exception", fail)
+    monkeypatch.setattr("django_rmq.core.consumer.threads.logger.exception", fail)
     inbox: SimpleQueue[Any] = SimpleQueue()
     thread = ExecutorThread(0, inbox, NO_HOOKS)
     messages = [Message(MERGE, 0, 1, Delivery(b"%d" % i, 1.0, 16)) for i in range(3)]
@@ -173,8 +176,8 @@ def test_a_dead_thread_is_replaced_and_holds_nothing(
         heard.wait(40)
         worker.asleep()
         assert worker.dispatcher.lookout.is_whole
-        assert not worker.dispatcher._batches
-        assert worker.dispatcher._load == pytest.approx([0.0])
+        assert not worker.dispatcher._hand.batches
+        assert worker.dispatcher._hand.load == pytest.approx([0.0])
     assert Counter(heard.bodies) == Counter(range(40))
     assert total(broker, topic, "expired") == begun, "only what had begun is charged"
     assert "another one takes its place" in caplog.text
@@ -285,8 +288,14 @@ def test_a_worker_that_cannot_replace_a_thread_is_not_whole_and_ends(
         start(thread)
 
     monkeypatch.setattr(ExecutorThread, "start", no_more)
-    worker = Worker(broker, MERGE, Heard(), threads=1, poll_seconds=0.05)
-    worker.dispatcher._beat = lambda: seen.append(worker.dispatcher.lookout.is_whole)
+    worker: Worker = Worker(
+        broker,
+        MERGE,
+        Heard(),
+        threads=1,
+        poll_seconds=0.05,
+        beat=lambda: seen.append(worker.dispatcher.lookout.is_whole),
+    )
     with pytest.raises(ThreadLost, match="can't start new thread"), worker:
         worker.join()
     assert seen[0]
@@ -386,13 +395,15 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
 def shut(broker: Any) -> Dispatcher:
     """A dispatcher whose threads do not run, with a slot in which a listener has begun and will not return."""
     topic = replace(MERGE, slots=1)
-    made = Dispatcher(broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, threads=1)
+    made = Dispatcher(
+        broker, [topic], {topic.name: Listener(topic.name, lambda message: None)}, Terms(threads=1)
+    )
     made.own([(topic.name, 0)])
-    made._read_inbox(0.0)
+    made._inbox.hear()
     send(broker, topic, ["hangs"])
     while made._turn():
         pass
-    [batch] = made._batches.values()
+    [batch] = made._hand.batches.values()
     assert batch.thread is not None
     batch.thread.withdraw(batch)
     batch.thread.current, batch.begun = batch, 1
@@ -409,31 +420,31 @@ def settle(dispatcher: Dispatcher) -> None:
 def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_return(
     broker: Any, shut: Dispatcher, is_lost: bool
 ) -> None:
-    [batch] = shut._batches.values()
+    [batch] = shut._hand.batches.values()
     place = batch.place
-    shut._ready(place)
-    trip = shut._send()
+    shut._schedule.ready(place)
+    trip = shut._trips.send()
     assert trip is not None
-    assert trip.asked == [place]
+    assert trip.asked.places == [place]
     if is_lost:
         replies = trip.pipeline.receive()
         assert replies[-1].status == "ok"
-        shut._lost(trip)
+        shut._trips.lost(trip)
         assert place.uncertain
-        shut._overran(batch)
+        shut._relief.overran(Overrun(batch))
         settle(shut)
         assert not place.uncertain, "it was asked what was handed out"
     else:
-        shut._overran(batch)
-        shut._receive(trip)
+        shut._relief.overran(Overrun(batch))
+        shut._trips.receive(trip)
         settle(shut)
-    assert list(shut._batches.values()) == [batch]
+    assert list(shut._hand.batches.values()) == [batch]
     [ledger] = audit(broker, batch.topic)
     assert (ledger.prepare, ledger.store, ledger["released"]) == (1, 1, 1)
     # When the listener returns at last, the slot goes on.
-    shut._finished(Slice(batch, [b'"hangs"'], [], [], 5.0, True))
+    shut._feeding.finished(Slice(batch, [b'"hangs"'], [], [], 5.0, True))
     settle(shut)
-    [following] = shut._batches.values()
+    [following] = shut._hand.batches.values()
     assert [message.body for message in following.messages] == ["next"]
 
 

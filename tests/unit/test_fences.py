@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.core.consumer.executor import uptime
+from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.fences import Fences
-from django_rmq.core.consumer.places import Place
+from django_rmq.core.consumer.slots import Place
 from django_rmq.core.coordination import StaticCoordinator, Worker
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.messages import Topic, TopicType

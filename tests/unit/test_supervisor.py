@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer import supervisor as module
+from django_rmq.core.consumer.children import RECYCLE, SERVER, Child
 from django_rmq.core.consumer.notes import Notes
-from django_rmq.core.consumer.supervisor import RECYCLE, Supervisor
+from django_rmq.core.consumer.supervisor import Supervisor
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from example_project.embedded_server import free_port
 
@@ -255,7 +255,7 @@ def test_the_watchdog_replaces_a_hung_process_beside_one_that_works(diary: Diary
 
 def test_the_wait_before_a_successor_doubles_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     parent = supervise(lambda notes: 1)
-    child = module._Child(Notes(1))
+    child = Child(Notes(1))
     monkeypatch.setattr(time, "monotonic", lambda: 1_000.0)
     waits = []
     for _ in range(12):
@@ -264,7 +264,7 @@ def test_the_wait_before_a_successor_doubles_up_to_a_bound(monkeypatch: pytest.M
         waits.append(child.not_before - 1_000)
     assert waits[:3] == pytest.approx([0.1, 0.2, 0.4])
     assert waits[-1] == 30
-    parent._ended(child, 1, module.SERVER)
+    parent._ended(child, 1, SERVER)
     assert child.not_before - 1_000 == 1
     child.started = 1_000.0 - 31
     parent._ended(child, 1, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.consumer.executor import Batch
+from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.suspects import Suspects
 from django_rmq.core.words.messages import Delivery, Message, Topic, TopicType
 

@@ -1,6 +1,7 @@
 """Consuming: a dispatcher, its executor threads and a heartbeat. Knows no Django and no ZooKeeper."""
 
-from django_rmq.core.consumer.dispatcher import Dispatcher
-from django_rmq.core.consumer.executor import Hooks
+from django_rmq.core.consumer.loop import Dispatcher
+from django_rmq.core.consumer.terms import Ownership, Terms, Watching
+from django_rmq.core.consumer.threads import Hooks
 
-__all__ = ["Dispatcher", "Hooks"]
+__all__ = ["Dispatcher", "Hooks", "Ownership", "Terms", "Watching"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from queue import SimpleQueue
 from typing import Any
 
-from django_rmq.core.consumer.executor import Batch, ExecutorThread, Hooks
+from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.notes import SPARE, Marks, Notes
+from django_rmq.core.consumer.threads import ExecutorThread, Hooks
 
 
 class Crew:
@@ -22,6 +23,17 @@ class Crew:
         self._free: list[Marks] = []
         """Where threads wrote that hung and have ended."""
         self._hanging: list[tuple[ExecutorThread, Batch | None]] = []
+
+    def start(self) -> None:
+        """Start all threads."""
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> list[ExecutorThread]:
+        """Let all threads end when nothing is left for them; return those that run nothing."""
+        for thread in self.threads:
+            thread.stop()
+        return [thread for thread in self.threads if not thread.current]
 
     def is_manned(self, index: int) -> bool:
         """Return whether a thread works there."""

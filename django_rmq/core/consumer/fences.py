@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from django_rmq.core.consumer.executor import uptime
-from django_rmq.core.consumer.places import Place
+from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.slots import Place
 from django_rmq.core.redis.broker import Broker
 
 LOOK_SECONDS = 0.25

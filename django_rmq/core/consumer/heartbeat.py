@@ -11,7 +11,8 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 
-from django_rmq.core.consumer.executor import Batch, uptime
+from django_rmq.core.consumer.batches import Batch
+from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.redis.broker import Broker

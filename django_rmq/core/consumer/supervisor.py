@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import logging
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from django_rmq.core.consumer.children import USAGE, WATCHDOG, Child, is_clean_end, log_end
 from django_rmq.core.consumer.health import HealthServer
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.logs.safe import safe_logger
@@ -27,44 +26,8 @@ from django_rmq.exceptions import ConfigurationError, RmqError
 
 logger = safe_logger("django_rmq.consumer")
 
-RECYCLE = 75
-"""Exit code of a child that asks for a successor: it was told to end, or has reached its share of messages or memory."""
-
-USAGE, SERVER, WATCHDOG = 2, 3, 4
-"""Exit codes: no successor would do better; Redis or the coordinator was away; the watchdog had to end the last process that
-could work."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
-"""Seconds before a child that died is replaced; doubling while they die young."""
-
-LONGEST_PAUSE_AWAY = 1.0
-"""The same for a child that could not begin because a server was away: it shall work soon after that is back."""
-
-OLD_ENOUGH = 30.0
-"""Seconds after which a child's death says nothing of the next one's."""
-
 FRESH_SECONDS = 15.0
 """A child without a beat for so long does not count as alive: a call to Redis alone may take 5 s."""
-
-DUMP_SECONDS = 0.5
-"""How long a hung child has for writing down where it hangs."""
-
-
-@dataclass
-class _Child:
-    notes: Notes
-    pid: int = 0
-    started: float = 0.0
-    beaten: int = 0
-    seen: float = 0.0
-    """When the parent saw a new beat last, or started the child."""
-    deaths: int = 0
-    """How many in a row died young."""
-    not_before: float = 0.0
-    kill_at: float | None = None
-    """The watchdog has found it hung."""
-    done: bool = False
-    """Ended, and needs no successor."""
 
 
 @dataclass
@@ -92,7 +55,7 @@ class Supervisor:
     """Deliveries settled by all children so far."""
     begin_anew: bool = field(default=False, init=False)
     """``changed`` has ended it, and nobody has asked for the end."""
-    _children: list[_Child] = field(default_factory=list, init=False)
+    _children: list[Child] = field(default_factory=list, init=False)
     _asked: list[int] = field(default_factory=list, init=False)
     _stopping_since: float | None = field(default=None, init=False)
     _worst: int = field(default=0, init=False)
@@ -106,17 +69,7 @@ class Supervisor:
         """Run until every child has ended for good; return the exit code: 0 clean, 1 forced, 2, 3 or 4 as everywhere."""
         with self._signals(), selectors.DefaultSelector() as selector:
             try:
-                selector.register(self._wakeup[0], selectors.EVENT_READ)
-                if self.health_address:
-                    self._health = HealthServer(self.health_address, self.health)
-                    self._health.join(selector)
-                if self.heartbeat_file:
-                    try:
-                        Path(self.heartbeat_file).touch()
-                    except OSError as error:
-                        raise ConfigurationError(f"the heartbeat file cannot be touched: {error}") from error
-                self._looked = time.monotonic()
-                self._children = [_Child(self.make_notes(), seen=self._looked) for _ in range(self.processes)]
+                self._begin(selector)
                 while True:
                     self._heed()
                     self._reap()
@@ -132,10 +85,23 @@ class Supervisor:
             finally:
                 for child in self._children:
                     if child.pid:
-                        _signal(child.pid, signal.SIGKILL)
+                        child.send(signal.SIGKILL)
                         os.waitpid(child.pid, 0)
                 if self._health is not None:
                     self._health.close()
+
+    def _begin(self, selector: selectors.BaseSelector) -> None:
+        selector.register(self._wakeup[0], selectors.EVENT_READ)
+        if self.health_address:
+            self._health = HealthServer(self.health_address, self.health)
+            self._health.join(selector)
+        if self.heartbeat_file:
+            try:
+                Path(self.heartbeat_file).touch()
+            except OSError as error:
+                raise ConfigurationError(f"the heartbeat file cannot be touched: {error}") from error
+        self._looked = time.monotonic()
+        self._children = [Child(self.make_notes(), seen=self._looked) for _ in range(self.processes)]
 
     @property
     def pids(self) -> list[int]:
@@ -225,77 +191,34 @@ class Supervisor:
 
     def _tell(self, number: int) -> None:
         for child in self._children:
-            if child.pid:
-                _signal(child.pid, number)
+            child.send(number)
 
     # --- children
 
     def _start_due(self) -> None:
         for child in self._children:
             if not child.pid and not child.done and time.monotonic() >= child.not_before:
-                self._start(child)
+                self.before_fork()
+                child.fork(self.child, self._close)
 
-    def _start(self, child: _Child) -> None:
-        child.notes.clear()
-        self.before_fork()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # A signal that comes before the child has handlers of its own waits for them.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-        try:
-            pid = os.fork()
-            if pid == 0:
-                self._be_child(child)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        child.pid, child.beaten, child.kill_at = pid, 0, None
-        child.started = time.monotonic()
-        logger.info("Worker process %d started", pid, extra={"rmq_event": "process_started", "rmq_pid": pid})
-
-    def _be_child(self, child: _Child) -> NoReturn:
-        code = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            for descriptor in self._wakeup:
-                os.close(descriptor)
-            if self._health is not None:
-                self._health.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # Ctrl-C and a lost terminal go to the whole group: what follows from them the parent decides. A handler
-            # that does nothing, unlike SIG_IGN, is not handed on to programs that listeners start.
-            for number in (signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, _ignore)
-            with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
-                faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-            code = self.child(child.notes)
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        except BaseException:
-            logger.exception("A worker process failed")
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
+    def _close(self) -> None:
+        """Close in a child what is ours."""
+        for descriptor in self._wakeup:
+            os.close(descriptor)
+        if self._health is not None:
+            self._health.close()
 
     def _reap(self) -> None:
         for child in self._children:
-            if child.pid:
-                pid, status = os.waitpid(child.pid, os.WNOHANG)
-                if pid:
-                    self.processed += child.notes.processed
-                    child.pid = 0
-                    self._ended(child, pid, os.waitstatus_to_exitcode(status))
+            code = child.wait()
+            if code is not None:
+                self.processed += child.notes.processed
+                pid, child.pid = child.pid, 0
+                self._ended(child, pid, code)
 
-    def _ended(self, child: _Child, pid: int, code: int) -> None:
-        is_clean = code in (0, RECYCLE)
-        logger.log(
-            logging.INFO if is_clean else logging.ERROR,
-            "Worker process %d ended: %s",
-            pid,
-            _meaning(code),
-            extra={"rmq_event": "process_ended", "rmq_pid": pid, "rmq_exit_code": code},
-        )
+    def _ended(self, child: Child, pid: int, code: int) -> None:
+        is_clean = is_clean_end(code)
+        log_end(pid, code)
         if not is_clean:
             self._give_back(child, pid)
         was_hung, child.kill_at = child.kill_at is not None, None
@@ -312,13 +235,9 @@ class Supervisor:
         elif code == 0:
             child.done = True
         else:
-            is_young = time.monotonic() - child.started < OLD_ENOUGH
-            child.deaths = 0 if is_clean else child.deaths + 1 if is_young else 1
-            longest = LONGEST_PAUSE_AWAY if code == SERVER else LONGEST_PAUSE
-            pause = 0.0 if is_clean else min(longest, FIRST_PAUSE * 2 ** min(child.deaths - 1, 20))
-            child.not_before = time.monotonic() + pause
+            child.rest(code)
 
-    def _give_back(self, child: _Child, pid: int) -> None:
+    def _give_back(self, child: Child, pid: int) -> None:
         try:
             given = self.died(child.notes)
             if given:
@@ -331,7 +250,7 @@ class Supervisor:
         except RmqError as error:
             logger.warning("What process %d held is left to time out: %s", pid, error)
 
-    def _others_live(self, hung: _Child) -> bool:
+    def _others_live(self, hung: Child) -> bool:
         now = time.monotonic()
         return any(
             child.pid and child.kill_at is None and now - child.seen < FRESH_SECONDS
@@ -346,26 +265,7 @@ class Supervisor:
         away = now - self._looked - 2.0
         self._looked = now
         for child in self._children:
-            if away > 0:
-                # We did not run ourselves (stopped, or giving back); nobody is to blame for that time.
-                child.seen = min(now, child.seen + away)
-            beaten = child.notes.beaten
-            if child.pid and beaten != child.beaten:
-                child.beaten, child.seen = beaten, now
-            if not child.pid or self.watchdog is None:
-                continue
-            if child.kill_at is not None:
-                if now >= child.kill_at:
-                    _signal(child.pid, signal.SIGKILL)
-            elif now - max(child.seen, child.started) > self.watchdog:
-                logger.error(
-                    "Worker process %d has made no progress for %.0f s and is ended",
-                    child.pid,
-                    self.watchdog,
-                    extra={"rmq_event": "watchdog", "rmq_pid": child.pid},
-                )
-                _signal(child.pid, signal.SIGUSR1)
-                child.kill_at = now + DUMP_SECONDS
+            child.watch(now, away, self.watchdog)
         if self._stopping_since is None and now >= self._next_change:
             self._next_change = now + 1.0
             if self.changed():
@@ -379,23 +279,4 @@ class Supervisor:
                 logger.warning("The heartbeat file cannot be touched: %s", error)
 
 
-def _ignore(number: int, frame: object) -> None:
-    pass
-
-
-def _meaning(code: int) -> str:
-    if code < 0:
-        return f"killed by {_name(-code)}"
-    return {0: "done", RECYCLE: "as it was told, or another one takes over"}.get(code, f"exit code {code}")
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+__all__ = ["Supervisor"]

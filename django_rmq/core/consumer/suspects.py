@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from django_rmq.core.consumer.executor import Batch
+from django_rmq.core.consumer.batches import Batch
 
 GRAVE = 2
 """Suspects with so many failures run one at a time."""

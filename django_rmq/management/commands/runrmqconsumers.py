@@ -18,12 +18,14 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from django_rmq.core.consumer.supervisor import RECYCLE
+from django_rmq.core.consumer.children import RECYCLE
 from django_rmq.core.words.messages import Topic
 from django_rmq.management import RmqCommand, at_least
 from django_rmq.project import connections
+from django_rmq.project.listening import processes as forking
 from django_rmq.project.listening import reload as reloading
-from django_rmq.project.listening import worker as consuming
+from django_rmq.project.listening import starting
+from django_rmq.project.listening.worker import Options, WorkerProcess
 from django_rmq.project.settings.config import get_config
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(threadName)s %(message)s"
@@ -111,8 +113,8 @@ class Command(RmqCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         _log_to_stderr(options["verbosity"])
         config = get_config().consumer
-        topics = consuming.chosen_topics(options["topics"], options["exclude"])
-        how = consuming.Options(
+        topics = starting.chosen_topics(options["topics"], options["exclude"])
+        how = Options(
             threads=options["threads"] or config.threads,
             burst=options["burst"],
             shutdown_timeout=_given(options["shutdown_timeout"], config.shutdown_timeout),
@@ -122,9 +124,9 @@ class Command(RmqCommand):
         )
         processes = options["processes"] or config.processes
         if options["dry_run"]:
-            self.stdout.write(consuming.ready_line(topics, how.threads or 1, processes))
+            self.stdout.write(starting.ready_line(topics, how.threads or 1, processes))
             return
-        topics = consuming.check_start(topics)
+        topics = starting.check_start(topics)
         if connections.in_memory():
             code, settled = self._run_here(topics, how, options["verbosity"])
         else:
@@ -139,14 +141,14 @@ class Command(RmqCommand):
             self.stdout.flush()
 
     def _run_processes(
-        self, topics: list[Topic], how: consuming.Options, processes: int, options: dict[str, Any]
+        self, topics: list[Topic], how: Options, processes: int, options: dict[str, Any]
     ) -> tuple[int, int]:
         """Be the parent of the workers; return how it ended, and how many deliveries were settled."""
         config = get_config().consumer
         reloads = _given(options["reload"], settings.DEBUG) and getattr(
             self, "_called_from_command_line", False
         )
-        supervisor = consuming.supervise(
+        supervisor = forking.supervise(
             topics,
             how,
             processes=processes,
@@ -156,16 +158,16 @@ class Command(RmqCommand):
             heartbeat_file=options["heartbeat_file"] or config.heartbeat_file,
             health_address=options["health_addr"] or config.health_address,
         )
-        self._say(options["verbosity"], consuming.ready_line(topics, how.threads or 1, processes))
+        self._say(options["verbosity"], starting.ready_line(topics, how.threads or 1, processes))
         code = supervisor.run()
         if supervisor.begin_anew:
-            consuming.before_fork()
+            forking.before_fork()
             reloading.start_again()
         return code, supervisor.processed
 
-    def _run_here(self, topics: list[Topic], how: consuming.Options, verbosity: int) -> tuple[int, int]:
+    def _run_here(self, topics: list[Topic], how: Options, verbosity: int) -> tuple[int, int]:
         """Be the one worker: a broker in memory is known to no other process."""
-        worker = consuming.WorkerProcess(topics, how)
+        worker = WorkerProcess(topics, how)
         asked: list[int] = []
 
         def ask(number: int, frame: object) -> None:
@@ -176,7 +178,7 @@ class Command(RmqCommand):
 
         previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            self._say(verbosity, consuming.ready_line(topics, how.threads or 1))
+            self._say(verbosity, starting.ready_line(topics, how.threads or 1))
             code = worker.run()
         finally:
             for number, handler in previous.items():

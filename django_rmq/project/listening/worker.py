@@ -1,14 +1,10 @@
-"""Consuming from Django: which topics a worker serves, and what surrounds its listeners.
-
-Builds worker processes from the settings and gives them their Django hooks; the consumer knows none.
-"""
+"""The worker of one process: a dispatcher with Django's hooks, made from the settings, and what it does beside."""
 
 from __future__ import annotations
 
 import gc
 import os
 import resource
-import signal
 import socket
 import sys
 import threading
@@ -22,18 +18,16 @@ from uuid import uuid4
 from django.db import close_old_connections
 from django.db import connections as databases
 
-from django_rmq.core.consumer import Dispatcher, Hooks
+from django_rmq.core.consumer import Dispatcher, Hooks, Ownership, Terms, Watching
+from django_rmq.core.consumer.children import RECYCLE
 from django_rmq.core.consumer.duties import Duties, trim_dead
-from django_rmq.core.consumer.limits import return_permits
-from django_rmq.core.consumer.notes import Notes, settle
-from django_rmq.core.consumer.supervisor import RECYCLE, Supervisor
-from django_rmq.core.coordination import Worker, topic_slots
-from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.consumer.notes import Notes
+from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.telling import history
-from django_rmq.core.topics.definitions import as_registered, register_topics
+from django_rmq.core.topics.definitions import as_registered
 from django_rmq.core.words.messages import Topic, slot_counts
-from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble, SlotMoved
+from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
 from django_rmq.project.settings.config import get_config
@@ -44,50 +38,11 @@ logger = safe_logger("django_rmq.consumer")
 LEAVE_SECONDS = 2.0
 """How long leaving the other workers may take; past that their session with us runs out."""
 
-START_SECONDS = 0.5
-"""How long a new process waits for a server that does not answer before it asks again."""
-
 LOOK_SECONDS = 0.5
 """Between two looks at the parent process, at the memory in use and at the coordinator."""
 
 UNSETTLED_SECONDS = 10.0
 """A worker that does not know its slots for so long is not ready."""
-
-
-def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
-    """Return the topics to serve: those named, or all that have a listener, less the excluded ones.
-
-    Imports the listeners. Raises ``ConfigurationError`` for listeners that cannot be imported and for a
-    named topic without one, and ``UnknownTopic`` for a name that is not declared.
-    """
-    config = get_config()
-    failed = registry.discover()
-    if failed:
-        reasons = "; ".join(f"{one.module}: {one.reason}" for one in failed)
-        raise ConfigurationError(f"listeners cannot be imported: {reasons}") from failed[0].error
-    listeners = registry.listeners()
-    for name in listeners:
-        config.topic(name)
-    excluded = {config.topic(name).name for name in exclude}
-    named = [config.topic(name) for name in names]
-    for topic in named:
-        if topic.name not in listeners:
-            raise ConfigurationError(
-                f"topic {topic.name} has no listener: write one with @listener({topic.name!r}) "
-                f"in the {config.autodiscover or 'listeners'}.py of an installed app"
-            )
-    wanted = named or [topic for topic in config.topics.values() if topic.name in listeners]
-    chosen = [topic for topic in dict.fromkeys(wanted) if topic.name not in excluded]
-    if not chosen:
-        raise ConfigurationError("there is no topic to consume: no declared topic has a listener")
-    without = sorted(
-        topic.name
-        for topic in config.topics.values()
-        if topic.listener and topic.name not in listeners and not named
-    )
-    if without:
-        logger.warning("Topics without a listener are not consumed: %s", ", ".join(without))
-    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,52 +56,6 @@ class Options:
     max_memory: int | None = None
     """MiB of resident memory."""
     max_idle_time: float | None = None
-
-
-def check_start(topics: Iterable[Topic]) -> list[Topic]:
-    """Make sure, before any process is forked, that workers could start; return the topics that they can consume.
-
-    A topic whose registered definition cannot be read is left out, with an error in the log.
-
-    Raises ``ConfigurationError`` where workers could not come together or a strict DURABILITY is not met,
-    ``TopicMismatch`` where Redis knows another definition, and ``ServerTrouble`` where it (or ZooKeeper) does
-    not answer.
-    """
-    chosen = list(topics)
-    connections.check_coordinator()
-    broker = connections.get_broker("worker")
-    broker.ping()
-    _look_at_server(chosen)
-    known = broker.definitions()
-    for topic in chosen:
-        if topic.name in known.unreadable:
-            logger.error(
-                "Topic %s is not consumed: %s",
-                topic.name,
-                known.problem(topic.name),
-                extra={"rmq_event": "unreadable", "rmq_topic": topic.name},
-            )
-    readable = [topic for topic in chosen if topic.name not in known.unreadable]
-    if not readable:
-        raise ConfigurationError("no topic can be consumed: Redis holds no definition that can be read")
-    register_topics(broker, readable)
-    return readable
-
-
-def _look_at_server(topics: list[Topic]) -> None:
-    """Warn of what may lose messages; refuse it where DURABILITY is strict."""
-    found = connections.server_flaws(topics)
-    if found and get_config().durability == "strict":
-        reasons = " ".join(f"{flaw.message} {flaw.hint}" for flaw in found)
-        raise ConfigurationError(f'RMQ["DURABILITY"] is "strict": {reasons}')
-    for flaw in found:
-        logger.warning("%s %s", flaw.message, flaw.hint, extra={"rmq_event": "server_flaw"})
-
-
-def before_fork() -> None:
-    """Close what no two processes may share."""
-    databases.close_all()
-    connections.close()
 
 
 class WorkerProcess:
@@ -165,17 +74,14 @@ class WorkerProcess:
         parent: int | None = None,
     ) -> None:
         config = get_config()
-        self._topics = chosen = list(topics)
+        self._config = config
+        self._topics = list(topics)
         """As the settings have them."""
         self._moved = True
         """Some topic may have other slots than the others were told."""
         self._served: list[Topic] = []
         """As the others were told."""
         self._load_slots()
-        threads = options.threads or config.consumer.threads
-        shutdown_timeout = options.shutdown_timeout
-        if shutdown_timeout is None:
-            shutdown_timeout = config.consumer.shutdown_timeout
         self._notes = notes
         self._parent = parent
         self._max_memory = options.max_memory
@@ -185,35 +91,17 @@ class WorkerProcess:
         self._wants_successor = False
         self._leaving: threading.Thread | None = None
         self._reporter = announcing.Reporter()
-        duties_broker, hours = connections.get_broker("coordinator"), config.history.hours
-        times = history.TimesCount(duties_broker) if hours else None
-        counting: dict[str, Any] = {"handed_out": times.note, "took": times.note_calls} if times else {}
-        self.dispatcher = Dispatcher(
-            connections.get_broker("worker"),
-            chosen,
-            registry.listeners(),
-            threads=threads,
-            hooks=Hooks(
-                before=close_old_connections,
-                after=close_old_connections,
-                end=databases.close_all,
-                around=announcing.around,
-            ),
-            burst=options.burst,
-            shutdown_timeout=shutdown_timeout,
-            poll_seconds=config.consumer.poll_interval,
-            max_messages=options.max_messages,
-            max_idle_time=options.max_idle_time,
-            beat=self._beat,
-            settled=lambda: self.coordinator.wait_settled(0.0),
-            confirmed=lambda: self.coordinator.confirmed(),  # noqa: PLW0108 - it is made below
-            leaving=self._leave,
-            on_moved=self._note_move,
-            swept=[connections.present(topic) for topic in config.topics.values() if topic not in chosen],
-            notes=notes,
-            watcher=self._reporter,
-            **counting,
-        )
+        threads = options.threads or config.consumer.threads
+        duties_broker = connections.get_broker("coordinator")
+        times = history.TimesCount(duties_broker) if config.history.hours else None
+        self.dispatcher = self._new_dispatcher(options, threads, times)
+        self.coordinator = self._new_coordinator(threads)
+        self.dispatcher.lookout.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
+        self._duties = self._new_duties(duties_broker, times)
+        if notes is not None:
+            notes.owner = self.dispatcher.owner
+
+    def _new_coordinator(self, threads: int) -> Coordinator:
         worker = Worker(
             id=self.dispatcher.owner,
             host=socket.gethostname(),
@@ -222,21 +110,55 @@ class WorkerProcess:
             threads=threads,
             topics=topic_slots(self._served),
         )
-        token = notes.token if notes is not None else uuid4().hex
-        self.coordinator = connections.coordinator_maker()(
-            worker, self.dispatcher.own, self.dispatcher.disown, token
+        token = self._notes.token if self._notes is not None else uuid4().hex
+        own, disown = self.dispatcher.own, self.dispatcher.disown
+        return connections.coordinator_maker()(worker, own, disown, token)
+
+    def _new_dispatcher(self, options: Options, threads: int, times: history.TimesCount | None) -> Dispatcher:
+        config, topics = self._config, self._config.topics.values()
+        counting: dict[str, Any] = {"handed_out": times.note, "took": times.note_calls} if times else {}
+        shutdown_timeout = options.shutdown_timeout
+        if shutdown_timeout is None:
+            shutdown_timeout = config.consumer.shutdown_timeout
+        return Dispatcher(
+            connections.get_broker("worker"),
+            self._topics,
+            registry.listeners(),
+            Terms(
+                threads=threads,
+                burst=options.burst,
+                shutdown_timeout=shutdown_timeout,
+                poll_seconds=config.consumer.poll_interval,
+                max_messages=options.max_messages,
+                max_idle_time=options.max_idle_time,
+                swept=[connections.present(topic) for topic in topics if topic not in self._topics],
+            ),
+            hooks=Hooks(
+                before=close_old_connections,
+                after=close_old_connections,
+                end=databases.close_all,
+                around=announcing.around,
+            ),
+            notes=self._notes,
+            ownership=Ownership(
+                settled=lambda: self.coordinator.wait_settled(0.0),
+                confirmed=lambda: self.coordinator.confirmed(),  # noqa: PLW0108 - it is made afterwards
+                leaving=self._leave,
+                on_moved=self._note_move,
+            ),
+            watching=Watching(beat=self._beat, watcher=self._reporter, **counting),
         )
-        self.dispatcher.lookout.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
-        everything = [connections.present(topic) for topic in config.topics.values()]
-        self._duties = Duties(
+
+    def _new_duties(self, broker: Any, times: history.TimesCount | None) -> Duties:
+        everything = [connections.present(topic) for topic in self._config.topics.values()]
+        hours = self._config.history.hours
+        return Duties(
             [
-                *trim_dead(duties_broker, everything, self._slots_to_look_after),
-                *history.sampling(duties_broker, everything, hours, self._may_sample, connections.present),
+                *trim_dead(broker, everything, self._slots_to_look_after),
+                *history.sampling(broker, everything, hours, self._may_sample, connections.present),
                 *([times.flushing] if times else []),
             ]
         )
-        if notes is not None:
-            notes.owner = worker.id
 
     def run(self) -> int:
         """Join, work until told to stop or done, leave; return 0, 1 (something had to be left behind) or ``RECYCLE``."""
@@ -362,97 +284,4 @@ def memory_mib() -> float:
         return most / (1_048_576 if sys.platform == "darwin" else 1024)
 
 
-def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: int) -> int:
-    """Be a child of the supervisor: work until SIGTERM, or until the parent is gone; return the exit code."""
-    asked: list[int] = []
-    working: list[WorkerProcess] = []
-
-    def ask(number: int, frame: object) -> None:
-        # Asked twice is asked once: a group's signal comes from the system and from the parent.
-        asked.append(number)
-        if working:
-            working[0].stop()
-
-    signal.signal(signal.SIGTERM, ask)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-    try:
-        if asked:
-            return RECYCLE
-        worker = _begun(topics, options, notes, parent, asked)
-        if worker is None:
-            return RECYCLE
-        working.append(worker)
-        if asked:
-            return RECYCLE
-        return worker.run()
-    except ServerTrouble as error:
-        logger.error("A worker process cannot go on: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
-        return 3
-    except (ConfigurationError, SlotMoved) as error:
-        logger.error("A worker process cannot go on: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
-        return 2
-
-
-def _begun(
-    topics: Iterable[Topic], options: Options, notes: Notes, parent: int, asked: list[int]
-) -> WorkerProcess | None:
-    """Return a worker as soon as Redis (or the coordinator) answers; None: it was told to end before that."""
-    complain = Complaints(logger)
-    while not asked and os.getppid() == parent:
-        try:
-            return WorkerProcess(topics, options, notes=notes, parent=parent)
-        except ServerTrouble as error:
-            complain("server", "A worker process waits for its server (%s)", error)
-            notes.beat(0, False)
-            time.sleep(START_SECONDS)
-    return None
-
-
-def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervisor:
-    """Return a supervisor of worker processes; ``how`` are its options."""
-    chosen, parent = list(topics), os.getpid()
-    threads = options.threads or get_config().consumer.threads
-
-    def died(notes: Notes) -> int:
-        if not notes.owner:
-            return 0
-        try:
-            broker = connections.get_broker("coordinator")
-            served = [connections.present(topic) for topic in chosen]
-            settled = settle(broker, served, notes)
-            return_permits(broker, served, notes.owner)
-        finally:
-            try:
-                connections.end_session(notes.owner, notes.token)
-            except ServerTrouble as error:
-                logger.warning(
-                    "Others take over from worker %s only when its session ends: %s", notes.owner, error
-                )
-        if settled.committed:
-            logger.info(
-                "Committed %d messages that a dead process had done",
-                settled.committed,
-                extra={"rmq_event": "committed_for", "rmq_messages": settled.committed},
-            )
-        if settled.charged:
-            logger.warning(
-                "Charged %d messages that a dead process was running as timed out",
-                settled.charged,
-                extra={"rmq_event": "charged_for", "rmq_messages": settled.charged},
-            )
-        return settled.released
-
-    return Supervisor(
-        child=lambda notes: run_child(chosen, options, notes, parent),
-        make_notes=lambda: Notes(threads),
-        died=died,
-        before_fork=before_fork,
-        **how,
-    )
-
-
-def ready_line(topics: Iterable[Topic], threads: int, processes: int = 1) -> str:
-    """Return one line that says what is being consumed."""
-    parts = ", ".join(f"{topic.name} ({topic.slots} slots)" for topic in topics)
-    several = f" in each of {processes} processes" if processes > 1 else ""
-    return f"Consuming {parts} with {threads} threads{several}"
+__all__ = ["Options", "WorkerProcess", "memory_mib"]

@@ -23,9 +23,9 @@ from typing import Any
 from redis.connection import AbstractConnection
 
 from django_rmq.core import scripts
-from django_rmq.core.consumer import dispatcher, executor, supervisor
+from django_rmq.core.consumer import children, doubts, loop, threads
 from django_rmq.core.redis.broker import Broker, Call, Pipeline
-from django_rmq.project.listening import worker as consuming
+from django_rmq.project.listening import processes
 from tests.e2e import ledger
 
 WORKER_DATA = Path(os.environ.get("WORKER_DATA", "."))
@@ -204,14 +204,15 @@ def install() -> None:
     AbstractConnection.send_packed_command = sending  # type: ignore[method-assign]
     Pipeline.receive = receiving  # type: ignore[method-assign]
     Broker._run = running  # type: ignore[method-assign]
-    thread: Any = executor.ExecutorThread
+    thread: Any = threads.ExecutorThread
     thread.put = _wrapped(thread.put, "before-thread", "after-thread")
     thread._report = _wrapped(thread._report, "after-listener", "after-report")
-    worker: Any = dispatcher.Dispatcher
-    django: Any = consuming
-    worker._adopt = _wrapped(worker._adopt, "going-on", "gone-on")
+    worker: Any = loop.Dispatcher
+    django: Any = processes
+    recovery: Any = doubts.Recovery
+    recovery.adopt = _wrapped(recovery.adopt, "going-on", "gone-on")
     worker.own, worker.disown = _wrapped(worker.own, after="gaining"), _wrapped(worker.disown, after="losing")
     run_child, django.run_child = django.run_child, child
     settle, django.settle = django.settle, settling
     # They die young here, and shall have successors all the same.
-    supervisor.LONGEST_PAUSE = supervisor.FIRST_PAUSE
+    children.LONGEST_PAUSE = children.FIRST_PAUSE

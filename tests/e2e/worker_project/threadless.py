@@ -7,7 +7,7 @@ import threading
 
 from django_rmq import Message, listener
 from django_rmq.core.consumer import lookout
-from django_rmq.core.consumer.executor import ExecutorThread
+from django_rmq.core.consumer.threads import ExecutorThread
 from tests.e2e.worker_project.happened import write_down
 from tests.e2e.worker_project.settings import WORKER_DATA
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from django_rmq.core.consumer import dispatcher
+from django_rmq.core.consumer import loop
 from tests.e2e.worker_project import listeners
 
-vars(dispatcher)["uuid4"] = lambda: UUID(int=7)
+vars(loop)["uuid4"] = lambda: UUID(int=7)
 
 __all__ = ["listeners"]

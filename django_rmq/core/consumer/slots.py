@@ -106,7 +106,9 @@ class Places:
         self.awake: dict[tuple[str, int], Place] = {}
         self.slots_of_thread = [0] * threads
         """How many of those that are awake each thread works."""
-        self._topics = topics
+        self.topics = topics
+        self.blocked: set[Place] = set()
+        """Shut: a listener that exceeded MAX_RUNTIME has not returned in them."""
         self._states = {name: bytearray(topic.slots) for name, topic in topics.items()}
         self._epochs = {name: array("q", bytes(8 * topic.slots)) for name, topic in topics.items()}
         self._sleeping = 0
@@ -140,12 +142,12 @@ class Places:
         self._states[topic][slot] = _AWAKE
         thread = min(range(len(self.slots_of_thread)), key=self.slots_of_thread.__getitem__)
         self.slots_of_thread[thread] += 1
-        place = self.awake[topic, slot] = Place(self._topics[topic], slot, thread)
+        place = self.awake[topic, slot] = Place(self.topics[topic], slot, thread)
         return place
 
     def lull(self, place: Place) -> None:
         """Let a slot fall asleep that is at rest."""
-        if place.topic is self._topics[place.topic.name] and self.awake.get(place.key) is place:
+        if place.topic is self.topics[place.topic.name] and self.awake.get(place.key) is place:
             self.drop(place)
             self.sleep(place.topic.name, place.slot, place.epoch)
 
@@ -153,6 +155,27 @@ class Places:
         """Forget the object of a slot."""
         if self.awake.pop(place.key, None) is not None:
             self.slots_of_thread[place.thread] -= 1
+
+    def forget(self, place: Place) -> None:
+        """Drop a slot that is no longer ours once nothing of it is in hand: its thread is its own till then."""
+        if not (place.owned or place.batches or place.uncertain or place.asked):
+            self.drop(place)
+
+    def move(self, place: Place, thread: int) -> None:
+        """Give a slot to another thread."""
+        self.slots_of_thread[place.thread] -= 1
+        self.slots_of_thread[thread] += 1
+        place.thread = thread
+
+    def block(self, place: Place, batch: Any) -> None:
+        """Shut a slot until the listener of ``batch`` returns."""
+        place.blocked_by = batch
+        self.blocked.add(place)
+
+    def unblock(self, place: Place) -> None:
+        """Open a slot again."""
+        place.blocked_by = None
+        self.blocked.discard(place)
 
     def sleep(self, topic: str, slot: int, epoch: int | None) -> None:
         """Note a slot that was acquired and holds nothing."""
@@ -224,7 +247,7 @@ class Places:
             place = self.awake.get((topic, slot))
             if place is not None:
                 yield topic, slot, place
-        for topic in self._topics:
+        for topic in self.topics:
             slot = self._states[topic].find(_ASLEEP)
             while slot >= 0:
                 yield topic, slot, None

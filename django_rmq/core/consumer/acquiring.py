@@ -1,0 +1,224 @@
+"""Acquiring: slots that are ours are made known as ours to Redis, before anything is prepared in them."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.doubts import HandedOut, Recovery
+from django_rmq.core.consumer.fences import LOOK_SECONDS, Fences
+from django_rmq.core.consumer.schedule import Schedule
+from django_rmq.core.consumer.slots import Place, Places
+from django_rmq.core.consumer.troubles import NODE_REST_SECONDS, Troubles
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH
+from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable
+
+ACQUIRED = 2048
+"""Slots acquired between two looks at everything else at most."""
+
+AT_ONCE = 512
+"""Slots acquired in one round trip at most."""
+
+
+class Acquiring:
+    """Acquires what is ours, and what comes back to us."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        owner: str,
+        places: Places,
+        schedule: Schedule,
+        troubles: Troubles,
+        recovery: Recovery,
+        fences: Fences,
+    ) -> None:
+        self.unacquired: dict[Place, None] = {}
+        """To be acquired again, or asked what a lost reply handed out."""
+        self._next_look = 0.0
+        """When to look again at the slots that another worker has acquired."""
+        self._broker = broker
+        self._owner = owner
+        self._places = places
+        self._schedule = schedule
+        self._troubles = troubles
+        self._recovery = recovery
+        self.fences = fences
+
+    def due(self, now: float) -> float:
+        """Return the monotonic time at which there is something to acquire."""
+        rest = now + NODE_REST_SECONDS if self.unacquired else float("inf")
+        return min(rest, self._next_look) if self.fences else rest
+
+    # --- what changes hands
+
+    def own(self, topic: str, slots: array[int]) -> None:
+        """Note slots that are ours from now on."""
+        for place in self._places.tell(topic, slots):
+            if not place.owned:
+                place.owned, place.acquired = True, False
+                place.due = place.not_before = place.shut_until = 0.0
+                place.away = False
+                self.unacquired[place] = None
+
+    def disown(self, place: Place) -> None:
+        """Take no more from a slot; what is uncertain there is still asked for."""
+        place.owned = place.acquired = False
+        self.fences.remove(place)
+        self._schedule.drop(place)
+        if not place.uncertain:
+            self.unacquired.pop(place, None)
+
+    def doubt(self, place: Place) -> None:
+        """Ask what Redis handed out before anything more is taken: a reply was lost."""
+        if place.topic.serial:
+            place.uncertain, place.acquired = True, False
+            self.unacquired[place] = None
+            place.due, place.entry = 0.0, 0
+        else:
+            self._schedule.ready(place)
+
+    def failed(self, place: Place, error: RmqError) -> ServerTrouble | None:
+        """Note that a prepare failed, and perhaps handed out something; return trouble that concerns the whole server."""
+        trouble = self._troubles.of(place, error)
+        if trouble is not None or isinstance(error, (NodeUnavailable, Unreadable)):
+            self.doubt(place)
+        return trouble
+
+    def fenced(self, place: Place) -> None:
+        """Stay away from a slot that another owner has acquired."""
+        self._troubles.complain(
+            f"{place.topic.name}/fenced",
+            f"Topic {place.topic.name} slot {place.slot}: %s",
+            LostRace("another worker has acquired it"),
+        )
+        if place.owned:
+            self.fences.add(place)
+        place.acquired, place.epoch = False, None
+        place.due, place.entry = float("inf"), 0
+
+    def return_to_fenced(self, hear: Callable[[], None]) -> None:
+        """Acquire again what another worker has acquired and the coordinator, asked since, still says is ours.
+
+        ``hear`` reads what we were told until then.
+        """
+        now = time.monotonic()
+        if not self.fences or now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        confirmed = self.fences.confirmed()
+        hear()
+        for place in self.fences.ours_at(confirmed):
+            self.acquire_fenced(place)
+
+    def acquire_fenced(self, place: Place) -> None:
+        """Acquire a slot again that another worker has acquired."""
+        self.fences.remove(place)
+        place.due = 0.0
+        self.unacquired[place] = None
+
+    # --- the first time
+
+    def acquire_told(self) -> None:
+        """Acquire slots for the first time; most of many are empty, and asleep at once."""
+        taken = self._places.take(ACQUIRED)
+        topics = self._places.topics
+        pipeline = self._broker.pipeline()
+        asked: list[tuple[str, list[int]]] = []
+        for name, slots in taken:
+            for start in range(0, len(slots) if topics[name].serial else 0, AT_ONCE):
+                asked.append((name, slots[start : start + AT_ONCE]))
+                pipeline.acquire_all(topics[name], asked[-1][1])
+        try:
+            answers = pipeline.execute()
+        except ServerTrouble:
+            self._places.put_back(taken)
+            raise
+        for name, slots in taken:
+            for slot in () if topics[name].serial else slots:
+                self._acquired(self._places.add(name, slot))
+        trouble: ServerTrouble | None = None
+        for (name, slots), answer in zip(asked, answers, strict=True):
+            trouble = self._told(name, slots, answer) or trouble
+        if trouble is not None:
+            raise trouble
+
+    def _told(self, name: str, slots: list[int], answer: Any) -> ServerTrouble | None:
+        """Note what became of slots of a topic that were acquired in one call."""
+        trouble: ServerTrouble | None = None
+        found = [answer] * len(slots) if isinstance(answer, RmqError) else answer
+        for slot, one in zip(slots, found, strict=True):
+            if not isinstance(one, RmqError) and one.is_asleep:
+                self._places.sleep(name, slot, one.epoch)
+                continue
+            place = self._places.add(name, slot)
+            self.unacquired[place] = None
+            if isinstance(one, RmqError):
+                trouble = self._troubles.of(place, one) or trouble
+            elif one.epoch is not None:
+                place.epoch = one.epoch
+                self._acquired(place)
+        return trouble
+
+    # --- again
+
+    def acquire_again(self) -> bool:
+        """Acquire what is not acquired, and go on with what a prepare handed out whose reply was lost.
+
+        Return whether there is more of it: it is done in parts, so that work goes on meanwhile.
+        """
+        local = time.monotonic()
+        rested = list(islice((place for place in self.unacquired if place.shut_until <= local), ACQUIRED + 1))
+        for start in range(0, min(len(rested), ACQUIRED), AT_ONCE):
+            self._acquire_some(rested[start : start + AT_ONCE])
+        return len(rested) > ACQUIRED
+
+    def _acquire_some(self, places: list[Place]) -> None:
+        pipeline = self._broker.pipeline()
+        for place in places:
+            if place.owned and place.topic.serial:
+                pipeline.acquire(place.topic, place.slot)
+            if place.uncertain:
+                pipeline.held(place.topic, place.slot, self._owner, 0, BATCH)
+        at = uptime()
+        replies = iter(pipeline.execute())
+        trouble: ServerTrouble | None = None
+        lost: list[HandedOut] = []
+        for place in places:
+            epoch = next(replies) if place.owned and place.topic.serial else None
+            held = next(replies) if place.uncertain else []
+            error = epoch if isinstance(epoch, RmqError) else held if isinstance(held, RmqError) else None
+            if error is None:
+                try:
+                    found = self._recovery.unknown(place, held or [])
+                except RmqError as failed:
+                    error = failed
+            if error is not None:
+                trouble = self._troubles.of(place, error) or trouble
+                continue
+            place.epoch = epoch
+            lost += found
+            if not found:
+                self._acquired(place)
+        if lost:
+            adopted, other = self._recovery.adopt(lost, at)
+            trouble = other or trouble
+            for place in adopted:
+                self._acquired(place)
+        if trouble is not None:
+            raise trouble
+
+    def _acquired(self, place: Place) -> None:
+        self.unacquired.pop(place, None)
+        place.uncertain = False
+        place.acquired = place.owned
+        self._schedule.ready(place)
+        self._places.forget(place)
+
+
+__all__ = ["Acquiring"]

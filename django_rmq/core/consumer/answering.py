@@ -1,0 +1,128 @@
+"""Answering: what follows from what a prepare answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from django_rmq.core.consumer.acquiring import Acquiring
+from django_rmq.core.consumer.ending import Ending
+from django_rmq.core.consumer.feeding import Feeding
+from django_rmq.core.consumer.room import Room
+from django_rmq.core.consumer.schedule import Schedule
+from django_rmq.core.consumer.settling import Settling
+from django_rmq.core.consumer.slots import Place
+from django_rmq.core.words.messages import Delivery, Prepared, Topic
+from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved
+
+
+class Answering:
+    """Goes on with slots whose prepare was answered.
+
+    ``handed_out`` hears of every one that brought something, with the server's time in ms. Where a slot was given another
+    slot count, ``on_moved`` hears of it, and without it the worker ends.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        schedule: Schedule,
+        settling: Settling,
+        feeding: Feeding,
+        acquiring: Acquiring,
+        ending: Ending,
+        handed_out: Callable[[Topic, Sequence[Delivery], float], None],
+        on_moved: Callable[[str], None] | None,
+    ) -> None:
+        self._room = room
+        self._places = room.places
+        self._schedule = schedule
+        self._settling = settling
+        self._feeding = feeding
+        self._acquiring = acquiring
+        self._ending = ending
+        self._handed_out = handed_out
+        self._on_moved = on_moved
+
+    def lost(self, place: Place) -> None:
+        """Note that the answer of a slot was lost."""
+        place.asked = place.again = place.recalled = False
+        self._acquiring.doubt(place)
+        self._places.forget(place)
+
+    def prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
+        """Go on with what prepare answered; return trouble that concerns more than this slot."""
+        recalled = place.recalled or not place.owned
+        place.asked = place.recalled = False
+        trouble = None
+        if isinstance(reply, RmqError):
+            trouble = self._acquiring.failed(place, reply)
+        else:
+            place.shut_until, place.away = 0.0, False
+            place.yielded = len(reply.deliveries)
+            if reply.status != "ok":
+                self._nothing(place, reply)
+            elif recalled:
+                members = [delivery.member for delivery in reply.deliveries]
+                self._settling.release(place, reply.receipt, members)
+                self._schedule.ready(place)
+            else:
+                self._take(place, reply, at)
+        if place.again:
+            place.again = False
+            self._schedule.ready(place)
+        self._places.forget(place)
+        return trouble
+
+    def _take(self, place: Place, reply: Prepared, at: float) -> None:
+        """Take what was handed out."""
+        topic, receipt, deliveries = place.topic, reply.receipt, reply.deliveries
+        self._handed_out(topic, deliveries, self._schedule.clock.ms())
+        total = self._room.bytes.weigh(topic, deliveries)
+        if topic.serial:
+            self._feeding.start(place, receipt, deliveries, at, total, is_suspect=reply.is_suspect)
+            self._schedule.look_at(place, reply.next_due)
+            return
+        size = self._room.batch_size(topic)
+        parts = 1 if topic.flow else self._room.threads
+        share = -(-len(deliveries) // (size * parts)) * size
+        for start in range(0, len(deliveries), share):
+            part = deliveries[start : start + share]
+            weight = total * len(part) // len(deliveries)
+            self._feeding.start(place, receipt, part, at, weight, is_suspect=reply.is_suspect)
+        # Only a prepare that finds nothing makes senders wake us, and other threads are free.
+        self._schedule.ready(place)
+
+    def _nothing(self, place: Place, reply: Prepared) -> None:
+        """Go on with a slot that handed out nothing."""
+        if reply.status == "more":
+            place.cursor = reply.cursor
+            self._schedule.ready(place)
+        elif reply.status in ("busy", "paused"):
+            self._schedule.pause(place, reply.next_due, is_paused=reply.status == "paused")
+        elif reply.status == "fenced":
+            self._acquiring.fenced(place)
+            self._feeding.give_back_slot(place)
+        elif reply.status == "moved":
+            self._moved(place, reply.slots)
+        else:
+            self._schedule.look_at(place, reply.next_due)
+            # Keep no more of a slot that holds nothing than has to be.
+            if place.is_at_rest and not self._settling.concerns(place):
+                self._places.lull(place)
+
+    def _moved(self, place: Place, slots: int | None) -> None:
+        if self._on_moved is not None and slots:
+            # Its messages may be moving: until they have moved it answers busy.
+            place.topic = replace(place.topic, slots=slots)
+            self._on_moved(place.topic.name)
+            self._schedule.ready(place)
+            return
+        self._ending.moved = SlotMoved(
+            f"topic {place.topic.name} has another slot count than {place.topic.slots} by now; "
+            "start again with its present definition"
+        )
+        self._ending.begun = True
+
+
+__all__ = ["Answering"]

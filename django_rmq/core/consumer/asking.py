@@ -1,0 +1,164 @@
+"""Asking: which of the slots that are due are prepared in the next round trip, and for how much."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from itertools import islice
+from operator import add
+from typing import Any
+
+from django_rmq.core.consumer.hand import Hand
+from django_rmq.core.consumer.room import WORK_SECONDS, Room
+from django_rmq.core.consumer.schedule import Schedule
+from django_rmq.core.consumer.settling import Settling
+from django_rmq.core.consumer.slots import Place
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.words.messages import Topic
+
+IN_HAND = 20_000
+"""Messages in hand of one process at most."""
+
+TURN = 512
+"""Slots prepared in one round trip at most."""
+
+TURN_MESSAGES = 1_500
+"""Messages that one round trip is expected to bring: while it lasts, the threads work on what the last one brought."""
+
+
+class Asked:
+    """What the prepares of one round trip may bring at most."""
+
+    __slots__ = ("bytes", "expected", "load", "messages", "of_topic", "places", "slots_of_topic", "work")
+
+    def __init__(self, held: list[float]) -> None:
+        self.places: list[Place] = []
+        self.messages = 0
+        self.bytes = 0
+        """Bytes that they were granted."""
+        self.expected = 0
+        """Messages that they are expected to bring."""
+        self.work = [0.0] * len(held)
+        """Seconds of work that they are reckoned to bring for each thread."""
+        self.load = held.copy()
+        """The same with what each thread has (``held``)."""
+        self.of_topic: Counter[str] = Counter()
+        """Topic -> messages."""
+        self.slots_of_topic: Counter[str] = Counter()
+
+    def add(self, place: Place, limit: int, size: int) -> None:
+        """Note a slot that is asked for up to ``limit`` messages of ``size`` bytes."""
+        self.places.append(place)
+        self.messages += limit
+        self.bytes += size
+        self.expected += min(limit, 2 * place.yielded + 16)
+        self.of_topic[place.topic.name] += limit
+        self.slots_of_topic[place.topic.name] += 1
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the answer is to be waited for before more is asked."""
+        return len(self.places) >= TURN or self.expected >= TURN_MESSAGES
+
+
+class Asking:
+    """Asks in the name of ``owner`` for what there is room for."""
+
+    def __init__(
+        self,
+        owner: str,
+        hand: Hand,
+        room: Room,
+        schedule: Schedule,
+        settling: Settling,
+        complain: Complaints,
+    ) -> None:
+        self._owner = owner
+        self._hand = hand
+        self._room = room
+        self._schedule = schedule
+        self._settling = settling
+        self._complain = complain
+        self._has_priorities = any(topic.is_priority for topic in room.places.topics.values())
+
+    def nothing(self, coming: Asked | None = None) -> Asked:
+        """Return what is asked before the first slot; ``coming`` is what a trip under way brings."""
+        load = self._hand.load
+        return Asked(load if coming is None else list(map(add, load, coming.work)))
+
+    def queue(self, pipeline: Any, coming: Asked | None) -> Asked:
+        """Queue prepares of slots that wait, and return what they may bring."""
+        asked, room = self.nothing(coming), self._room
+        parked: list[Place] = []
+        left = IN_HAND - self._hand.messages - (0 if coming is None else coming.messages)
+        for place in self._schedule.waiting:
+            topic = place.topic
+            if topic.flow and room.of_lanes(topic.name) <= asked.slots_of_topic[topic.name]:
+                parked.append(place)
+                continue
+            thread = room.thread_for(place, asked.load)
+            # A thread takes the highest head among its priority slots, so each of these has a batch ready.
+            if asked.load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
+                if not self._has_priorities and min(asked.load) > 2 * WORK_SECONDS:
+                    break
+                continue
+            if asked.messages >= left:
+                break
+            limit = self._limit(topic, left, asked)
+            if limit <= 0:
+                parked.append(place)
+                continue
+            size = room.bytes.grant(topic, limit)
+            if not size:
+                break
+            pipeline.prepare(topic, place.slot, self._owner, place.epoch, limit, size, after=place.cursor)
+            place.cursor = None
+            asked.add(place, limit, size)
+            # What a slot will hand out is not known; half the limit keeps many slots from flooding one thread.
+            seconds = limit / 2 * room.paces[topic.name].seconds
+            asked.load[thread] += seconds
+            asked.work[thread] += seconds
+            if asked.is_enough:
+                break
+        for place in asked.places:
+            del self._schedule.waiting[place]
+        for place in parked:
+            self._schedule.park(place)
+        return asked
+
+    def _limit(self, topic: Topic, left: int, asked: Asked) -> int:
+        """Return how many messages the next prepare of a topic may bring; 0: its limits leave no room."""
+        limit = min(self._room.limit(topic), left - asked.messages)
+        if self._room.limits:
+            allowed = self._room.limits.room(topic.name) - asked.of_topic[topic.name]
+            limit = min(limit, -(-allowed // self._room.threads))
+        return limit
+
+    @property
+    def has_more(self) -> bool:
+        """Whether slots wait that need not be counted first."""
+        return bool(self._schedule.waiting) and not self._room.is_limited
+
+    def ask_limits(self) -> bool:
+        """Ask for room where slots wait for it; return whether some of them have got any."""
+        if not self._room.is_limited:
+            return False
+        parked = self._schedule.parked
+        self._room.limits.ask(
+            time.monotonic(),
+            lambda name: len(parked[name]),
+            lambda name, error: self._complain(
+                f"{name}/limits", f"Cannot ask for the limits of topic {name}: %s", error
+            ),
+            unsettled=self._settling.unsettled,
+        )
+        found = False
+        for name, places in parked.items():
+            for place in list(islice(places, self._room.slots(name))) if places else ():
+                del places[place]
+                self._schedule.ready(place)
+                found = True
+        return found
+
+
+__all__ = ["Asked", "Asking"]

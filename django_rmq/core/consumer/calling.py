@@ -1,0 +1,135 @@
+"""Calling: what one call of a listener does to its messages, one by one or in lists."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from inspect import isasyncgen, isawaitable, isgenerator
+from typing import Any
+
+from django_rmq.core.consumer import forks, journal
+from django_rmq.core.consumer.batches import ListenerLike, Outcome
+from django_rmq.core.consumer.failures import Undecodable, failure_of, judged, name_of, text_of
+from django_rmq.core.words.messages import Failure, Message
+
+
+class Interrupted(Exception):
+    """A listener raised SystemExit or KeyboardInterrupt: what it had failed, and the process shall stop."""
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        super().__init__("a listener asked the process to exit")
+        self.outcomes = outcomes
+
+
+def _is(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Return what ``isinstance`` does, without asking the error: it may answer with an error of its own."""
+    return issubclass(type(error), kinds)
+
+
+def _check_returned(returned: Any) -> None:
+    """Raise ``TypeError`` for what would have run later: committing it would lose the message."""
+    if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
+        if hasattr(returned, "close"):
+            returned.close()
+        raise TypeError(f"the listener returned a {type(returned).__name__}, which nobody runs")
+
+
+def call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:
+    """Call a listener with ``argument``, which is ``message`` or a list of it alone."""
+    try:
+        try:
+            message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+            raise Undecodable(f"body is not {message.topic.body}: {text_of(error)}") from None
+        try:
+            returned = function(argument)
+        finally:
+            if forks.forking is not None:
+                forks.end_copy()
+        if returned is not None:
+            if returned is False:
+                failure = Failure(message.delivery.member, "failed", None, "the listener returned False")
+                return judged(message, failure)
+            _check_returned(returned)
+    except BaseException as error:
+        failure = failure_of(message, error)
+        if _is(error, KeyboardInterrupt, SystemExit):
+            raise Interrupted([(message, failure)]) from error
+        return failure
+    return None if message.outcome is None else judged(message, message.outcome)
+
+
+def call_group(function: Callable[[Any], Any], group: list[Message]) -> list[Outcome] | None:
+    """Call a batch listener; None: it failed as a whole, and nobody knows by whose fault."""
+    if len(group) == 1:
+        return [(group[0], call_one(function, group[0], group))]
+    readable: list[Message] = []
+    outcomes: list[Outcome] = []
+    unreadable: list[tuple[Message, Undecodable]] = []
+    for message in group:
+        try:
+            message.body  # noqa: B018
+            readable.append(message)
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+            unreadable.append((message, Undecodable(f"body is not {message.topic.body}: {text_of(error)}")))
+    if readable:
+        why: object = "returned False"
+        try:
+            try:
+                returned = function(readable)
+            finally:
+                if forks.forking is not None:
+                    forks.end_copy()
+            if returned is not None and returned is not False:
+                _check_returned(returned)
+        except BaseException as error:
+            if _is(error, KeyboardInterrupt, SystemExit):
+                failed = [*((message, error) for message in readable), *unreadable]
+                raise Interrupted(
+                    [(message, failure_of(message, each)) for message, each in failed]
+                ) from error
+            why, returned = name_of(error), False
+        if returned is False:
+            journal.batch_failed(readable[0].topic, len(readable), str(why))
+            for message in readable:
+                message.outcome = None
+            return None
+        outcomes = [(m, None if m.outcome is None else judged(m, m.outcome)) for m in readable]
+    return outcomes + [(message, failure_of(message, error)) for message, error in unreadable]
+
+
+def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
+    """Split messages for a batch listener: retries alone, the others in lists of up to ``size``."""
+    found: list[list[Message]] = []
+    fresh: list[Message] = []
+    for message in messages:
+        if message.retries_left < message.topic.max_retries:
+            found.append([message])
+        else:
+            fresh.append(message)
+    return [fresh[at : at + size] for at in range(0, len(fresh), size)] + found
+
+
+def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | None]:
+    """Call ``listener`` for ``messages``; return None (commit) or a ``Failure`` for each, in order.
+
+    What would end the process (SystemExit, KeyboardInterrupt) is raised.
+    """
+    try:
+        if not listener.batch_size:
+            return [call_one(listener.function, message, message) for message in messages]
+        outcomes: dict[int, Failure | None] = {}
+        lists = deque(groups(messages, listener.batch_size))
+        while lists:
+            group = lists.popleft()
+            found = call_group(listener.function, group)
+            if found is None:
+                lists.extendleft([message] for message in reversed(group))
+            else:
+                outcomes.update((id(message), outcome) for message, outcome in found)
+    except Interrupted as interrupted:
+        raise (interrupted.__cause__ or interrupted) from None
+    return [outcomes[id(message)] for message in messages]
+
+
+__all__ = ["Interrupted", "call_group", "call_one", "groups", "run"]

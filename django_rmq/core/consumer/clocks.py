@@ -1,0 +1,34 @@
+"""Clocks: one that counts while the machine is suspended, and Redis' own as seen from here."""
+
+from __future__ import annotations
+
+import time
+
+
+def uptime() -> float:
+    """Return seconds of a clock that also counts while the machine is suspended."""
+    return time.clock_gettime(_UPTIME_CLOCK)
+
+
+_UPTIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class ServerClock:
+    """Redis' clock as seen from here: each look bounds the difference, and looks that agree narrow it."""
+
+    def __init__(self) -> None:
+        self._low = self._high = 0.0
+
+    def note(self, before: float, server_ms: int, after: float) -> None:
+        """Note what TIME answered (cut to ms) between two instants of ``time.monotonic``."""
+        low, high = server_ms - after * 1000, server_ms + 1 - before * 1000
+        self._low, self._high = max(self._low, low), min(self._high, high)
+        if self._low > self._high:
+            # The first look, or one of the clocks was set or has drifted since.
+            self._low, self._high = low, high
+
+    def ms(self) -> float:
+        return time.monotonic() * 1000 + (self._low + self._high) / 2
+
+
+__all__ = ["ServerClock", "uptime"]

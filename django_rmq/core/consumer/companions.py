@@ -1,0 +1,65 @@
+"""Companions: the two threads beside the loop, which extends what is in hand and which waits for wake-ups."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from django_rmq.core.consumer.batches import Batch
+from django_rmq.core.consumer.hand import Hand
+from django_rmq.core.consumer.heartbeat import Heartbeat
+from django_rmq.core.consumer.inbox import Inbox, Overrun, Resubscribed, Wake
+from django_rmq.core.consumer.listening import Listening
+from django_rmq.core.consumer.lookout import Lookout, Watched
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Topic
+
+
+class Companions:
+    """They tell ``inbox`` what they find. ``lookout`` replaces them."""
+
+    def __init__(
+        self, broker: Broker, topics: Iterable[Topic], hand: Hand, inbox: Inbox, lookout: Lookout
+    ) -> None:
+        self._broker = broker
+        self._topics = list(topics)
+        self._hand = hand
+        self._inbox = inbox
+        self._listening = Watched(self._new_listening)
+        self._heartbeat = Watched(self._new_heartbeat)
+        lookout.add("heartbeat", self._heartbeat.is_alive, self._heartbeat.replace)
+        lookout.add("wake-up", self._listening.is_alive, self._listening.replace)
+
+    def start(self) -> None:
+        """Start both."""
+        self._heartbeat.thread.start()
+        self._listening.thread.start()
+
+    def wait_subscribed(self, seconds: float) -> None:
+        """Wait until wake-ups are heard, but not longer than ``seconds``."""
+        self._listening.thread.subscribed.wait(seconds)
+
+    def renew(self) -> None:
+        """Subscribe again: the connection may be dead without an error."""
+        self._listening.thread.renew()
+
+    def stop(self) -> list[threading.Thread]:
+        """Let both end, and return them."""
+        self._heartbeat.thread.stop()
+        self._listening.thread.stop()
+        return [self._heartbeat.thread, self._listening.thread]
+
+    def _new_heartbeat(self) -> Heartbeat:
+        def overrun(batch: Batch) -> None:
+            self._inbox.queue.put(Overrun(batch))
+
+        return Heartbeat(self._broker, self._topics, lambda: self._hand.batches.copy().values(), overrun)
+
+    def _new_listening(self) -> Listening:
+        def woken(topic: str, slot: int) -> None:
+            self._inbox.queue.put(Wake(topic, slot))
+
+        return Listening(self._broker, self._topics, woken, lambda: self._inbox.queue.put(Resubscribed()))
+
+
+__all__ = ["Companions"]

@@ -1,0 +1,110 @@
+"""Doubts: what Redis handed out in a prepare whose reply was lost is found, and gone on with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from django_rmq.core.consumer.feeding import Feeding
+from django_rmq.core.consumer.hand import Hand
+from django_rmq.core.consumer.room import Room
+from django_rmq.core.consumer.settling import Settling
+from django_rmq.core.consumer.slots import Place
+from django_rmq.core.consumer.troubles import Troubles
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH, Held
+from django_rmq.exceptions import RmqError, ServerTrouble
+
+logger = safe_logger("django_rmq.consumer")
+
+
+class HandedOut(NamedTuple):
+    """What one prepare handed out of one slot without our hearing of it."""
+
+    place: Place
+    receipt: int
+    things: list[Held]
+
+
+class Recovery:
+    """Finds what was handed out to ``owner``."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        owner: str,
+        hand: Hand,
+        room: Room,
+        settling: Settling,
+        feeding: Feeding,
+        troubles: Troubles,
+    ) -> None:
+        self._broker = broker
+        self._owner = owner
+        self._hand = hand
+        self._room = room
+        self._settling = settling
+        self._feeding = feeding
+        self._troubles = troubles
+
+    def unknown(self, place: Place, held: list[Held]) -> list[HandedOut]:
+        """Return what Redis handed out to us without our hearing of it; ``held`` is the first page of what we hold.
+
+        Raises ``RmqError``.
+        """
+        held = self._all_held(place, held)
+        if not held:
+            return []
+        known = {batch.receipt for batch in self._hand.batches.values() if batch.place.key == place.key}
+        known |= {receipt for other, receipt in self._settling.pending if other.key == place.key}
+        lost: defaultdict[int, list[Held]] = defaultdict(list)
+        for thing in held:
+            if thing.receipt and thing.receipt not in known:
+                lost[thing.receipt].append(thing)
+        return [HandedOut(place, receipt, things) for receipt, things in lost.items()]
+
+    def _all_held(self, place: Place, held: list[Held]) -> list[Held]:
+        page = held
+        while len(page) == BATCH:
+            page = self._broker.held(place.topic, place.slot, self._owner, len(held), BATCH) or []
+            held = [*held, *page]
+        return held
+
+    def adopt(self, lost: list[HandedOut], at: float) -> tuple[set[Place], ServerTrouble | None]:
+        """Go on with deliveries of a prepare whose reply was lost; give them back where nothing may begin.
+
+        Return the slots of which nothing is lost any more, and trouble that concerns more than one slot.
+        """
+        # Their time-out began at an instant we do not know: extend before anything starts.
+        pipeline = self._broker.pipeline()
+        for place, receipt, things in lost:
+            pipeline.extend(place.topic, place.slot, receipt, [thing.delivery.member for thing in things])
+        trouble: ServerTrouble | None = None
+        refused: set[Place] = set()
+        for one, words in zip(lost, pipeline.execute(), strict=True):
+            if isinstance(words, RmqError):
+                refused.add(one.place)
+                trouble = self._troubles.of(one.place, words) or trouble
+                continue
+            ours = [thing for thing, word in zip(one.things, words, strict=True) if word == "ok"]
+            self._go_on(HandedOut(one.place, one.receipt, ours), at)
+        return {one.place for one in lost} - refused, trouble
+
+    def _go_on(self, ours: HandedOut, at: float) -> None:
+        place, receipt, things = ours
+        begin = [thing.delivery for thing in things if place.owned and not thing.marked]
+        back = [thing.delivery.member for thing in things if not place.owned or thing.marked]
+        if place.topic.is_priority:
+            begin.sort(key=lambda delivery: -delivery.score)
+        logger.info("The hand-out of %d messages was lost; going on with them", len(things))
+        if begin:
+            # What it was before nobody tells; who has failed alone may have timed out.
+            is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries
+            size = self._room.bytes.weigh(place.topic, begin)
+            self._feeding.start(place, receipt, begin, at, size, is_suspect=is_suspect)
+        if back:
+            self._settling.release(place, receipt, back)
+
+
+__all__ = ["HandedOut", "Recovery"]

@@ -1,0 +1,90 @@
+"""Failures: what a listener's error means for its message, and what of it is kept. Raises nothing itself."""
+
+from __future__ import annotations
+
+import traceback
+
+from django_rmq.core.consumer import journal
+from django_rmq.core.words.bounds import delay_ms
+from django_rmq.core.words.messages import Failure, Message, cut_error
+from django_rmq.exceptions import Reject, Retry
+
+
+class Undecodable(ValueError):
+    """The body is not what the topic's BODY says."""
+
+
+def describe(error: BaseException) -> str:
+    """Return the error's class and message, then the end of its traceback, within 1 KB."""
+    head = cut_error(f"{name_of(error)}: {text_of(error)}", 400).decode()
+    frames = traceback.format_tb(error.__traceback__, limit=-8)
+    tail = "".join(frames).encode("utf-8", "backslashreplace")
+    return f"{head}\n{tail[-600:].decode('utf-8', 'ignore')}"
+
+
+def name_of(error: BaseException) -> str:
+    kind = type(error)
+    try:
+        is_known = kind.__module__ == "builtins"
+        return kind.__qualname__ if is_known else f"{kind.__module__}.{kind.__qualname__}"
+    except BaseException:  # noqa: BLE001 - a class may have any metaclass
+        return "an exception whose class has no name"
+
+
+def text_of(thing: object) -> str:
+    try:
+        return str(thing)
+    except BaseException:  # noqa: BLE001 - an error whose own text fails must not hide that the listener failed
+        return "(its text cannot be shown)"
+
+
+def failure_of(message: Message, error: BaseException) -> Failure:
+    """Return what a listener's error means for its message, and log it. Raises nothing, whatever the error is like."""
+    try:
+        return _understood(message, error)
+    except BaseException:  # noqa: BLE001 - its class, its text or the memory fails, and the message still has to end
+        return Failure(message.delivery.member, "failed", None, "an exception that cannot be described")
+
+
+def _understood(message: Message, error: BaseException) -> Failure:
+    member = message.delivery.member
+    if isinstance(error, Reject):
+        failure = Failure(member, "rejected", None, f"Reject: {text_of(error.reason)}")
+    elif isinstance(error, Retry):
+        failure = Failure(member, "failed", None, f"Retry: {text_of(error)}")
+        if error.delay is not None:
+            try:
+                failure = failure._replace(delay_ms=delay_ms(error.delay))
+            except Exception as wrong:  # noqa: BLE001 - whatever a listener gave for a number
+                journal.unusable(message.topic, "Retry(delay=...)", wrong)
+    else:
+        kind = "undecodable" if isinstance(error, Undecodable) else "failed"
+        failure = Failure(member, kind, None, describe(error))
+    return judged(message, failure, error)
+
+
+def judged(message: Message, failure: Failure, error: BaseException | None = None) -> Failure:
+    """Log a failure and give it the delay that the topic's own back-off function chooses."""
+    if failure.kind != "rejected":
+        if failure.delay_ms is None:
+            failure = failure._replace(delay_ms=chosen_delay(message))
+        elif failure.delay_ms < 0:
+            failure = failure._replace(delay_ms=0)
+    journal.failed(message, failure, error)
+    return failure
+
+
+def chosen_delay(message: Message) -> int | None:
+    """Return what the topic's own back-off function says, in ms; None: the registered exponential."""
+    function = message.topic.backoff.function
+    if function is None:
+        return None
+    failures = message.topic.max_retries - message.retries_left + 1
+    try:
+        return delay_ms(function(failures))
+    except Exception as wrong:  # noqa: BLE001 - whatever a function of the project raises
+        journal.unusable(message.topic, "BACKOFF", wrong)
+        return None
+
+
+__all__ = ["Undecodable", "chosen_delay", "describe", "failure_of", "judged", "name_of", "text_of"]

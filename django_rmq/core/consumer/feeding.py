@@ -1,0 +1,188 @@
+"""Feeding: batches go to the threads, their reports come back, and what has not begun is taken back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from django_rmq.core.consumer.batches import Batch, Slice
+from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.crew import Crew
+from django_rmq.core.consumer.ending import Ending
+from django_rmq.core.consumer.hand import Hand
+from django_rmq.core.consumer.room import Room
+from django_rmq.core.consumer.schedule import Schedule
+from django_rmq.core.consumer.settling import Settling
+from django_rmq.core.consumer.slots import Place
+from django_rmq.core.consumer.suspects import Suspects
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Delivery, Message, Topic
+
+REFRESH_SECONDS = 1.0
+"""What waits longer for its thread is given back and taken anew, where that may find something better."""
+
+REFRESHED = 128
+"""Batches refreshed at once at most."""
+
+
+class Feeding:
+    """Feeds the threads of ``crew``. ``took`` hears of calls of a listener, with how many seconds each took."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        crew: Crew,
+        hand: Hand,
+        room: Room,
+        schedule: Schedule,
+        settling: Settling,
+        ending: Ending,
+        took: Callable[[Topic, Sequence[float]], None],
+    ) -> None:
+        self.suspects = Suspects()
+        self._broker = broker
+        self._crew = crew
+        self._hand = hand
+        self._room = room
+        self._places = room.places
+        self._schedule = schedule
+        self._settling = settling
+        self._ending = ending
+        self._took = took
+        self._refreshes = any(topic.is_priority or not topic.serial for topic in room.places.topics.values())
+        """Whether something may have to be taken anew."""
+        self._next_refresh = 0.0
+
+    # --- to the threads
+
+    def start(
+        self,
+        place: Place,
+        receipt: int,
+        deliveries: Sequence[Delivery],
+        at: float,
+        size: int,
+        *,
+        is_suspect: bool = False,
+    ) -> None:
+        """Hand ``size`` bytes of messages to a thread, unless they have to wait for another suspect.
+
+        They were handed out by a call that was sent ``at``.
+        """
+        if place.blocked_by:
+            # It was shut while the answer was on its way: nothing runs beside a listener that does not return.
+            self._settling.release(place, receipt, [delivery.member for delivery in deliveries])
+            return
+        messages = [Message(place.topic, place.slot, receipt, each, self._extend) for each in deliveries]
+        batch = Batch(place, self._room.listeners[place.topic.name], receipt, messages, at)
+        batch.size = size
+        thread = self._room.thread_for(place, self._hand.load)
+        self._hand.add(batch)
+        self._room.started(batch)
+        if not is_suspect or self.suspects.add(batch):
+            self._put(batch, thread)
+
+    def _extend(self, message: Message) -> bool:
+        member = message.delivery.member
+        return self._broker.extend(message.topic, message.slot, message.receipt, [member]) == ["ok"]
+
+    def _put(self, batch: Batch, thread: int) -> None:
+        topic = batch.topic.name
+        batch.cost = len(batch.messages) * self._room.paces[topic].seconds
+        self._hand.load[thread] += batch.cost
+        self._room.lanes.started(id(batch), topic, thread)
+        self._crew.threads[thread].put(batch)
+
+    def cleared(self, batch: Batch) -> None:
+        """Let those suspects run that waited for this one."""
+        for follower in self.suspects.remove(batch):
+            if not self._ending.begun:
+                self._put(follower, self._room.thread_for(follower.place, self._hand.load))
+
+    # --- from the threads
+
+    def finished(self, report: Slice) -> None:
+        """Go on with what a thread reports."""
+        batch = report.batch
+        place: Place = batch.place
+        released = report.released
+        if released and (batch.cut or batch.stale):
+            released = [m for m in released if m not in batch.cut and m not in batch.stale]
+        self._settling.note(report, released)
+        if report.times:
+            self._took(place.topic, report.times)
+        done = len(report.committed) + len(report.failures)
+        if done:
+            self._hand.last_work = now = time.monotonic()
+            self._room.reported(place.topic.name, report.seconds, done, now)
+        if report.last and self._hand.remove(batch):
+            self._ended(batch, place)
+            if released and place.topic.is_priority:
+                # It took longer than reckoned: what is queued behind it was taken too early as well.
+                self.give_back_slot(place, drops=False)
+            # In the same round trip that settles it: a prepare that finds nothing says so to the senders.
+            self._schedule.ready(place)
+            self._places.forget(place)
+
+    def _ended(self, batch: Batch, place: Place) -> None:
+        self._room.ended(batch)
+        if place.blocked_by is batch:
+            self._places.unblock(place)
+        self.cleared(batch)
+
+    # --- what is taken back
+
+    def give_back_slot(self, place: Place, *, drops: bool = True) -> None:
+        """Give back all of a slot that has not begun, and what is on its way to us."""
+        place.recalled = place.asked
+        for batch in self._hand.of(place):
+            self.give_back(batch, drops=drops)
+
+    def give_back(self, batch: Batch, *, drops: bool = True) -> None:
+        """Begin nothing more of a batch, and release what has not begun, whatever its thread is doing.
+
+        Unless that ``drops`` it, its thread settles one by one what ran in a list that failed.
+        """
+        batch.halted, batch.dropped = True, batch.dropped or drops
+        waits = batch.thread is None and batch in self.suspects
+        if waits or (batch.thread is not None and batch.thread.withdraw(batch)):
+            self.finished(Slice(batch, [], [], members_of(batch.messages), 0.0, True))
+            return
+        rest = members_of(batch.messages[batch.begun :])
+        released = [member for member in rest if member not in batch.cut and member not in batch.stale]
+        if released:
+            batch.cut |= frozenset(released)
+            self._settling.release(batch.place, batch.receipt, released)
+
+    @property
+    def due(self) -> float:
+        """The monotonic time of the next ``refresh``."""
+        return self._next_refresh if self._refreshes and self._hand.messages else float("inf")
+
+    def refresh(self, now: float) -> None:
+        """Take anew what has long waited for its thread, if it is time to.
+
+        A higher priority may have come to its slot; without ``SERIAL`` another thread may be free.
+        """
+        if not self._refreshes or now < self._next_refresh:
+            return
+        self._next_refresh = now + REFRESH_SECONDS
+        oldest = uptime() - REFRESH_SECONDS
+        late = (
+            batch
+            for batch in self._hand.batches.values()
+            if batch.queued < oldest
+            and not batch.halted
+            and (batch.topic.is_priority if not batch.begun else not batch.topic.serial)
+        )
+        for batch in list(islice(late, REFRESHED)):
+            self.give_back(batch, drops=False)
+
+
+def members_of(messages: Sequence[Message]) -> list[bytes]:
+    """Return the members of messages."""
+    return [message.delivery.member for message in messages]
+
+
+__all__ = ["Feeding", "members_of"]

@@ -1,0 +1,52 @@
+"""Forks: a process that a listener has forked is a copy of a worker, and ends where the listener returns in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from functools import partial
+from typing import NoReturn
+
+forking: threading.Thread | None = None
+"""In a process that a listener has forked: the thread that did, which is the only one there."""
+
+
+def watch(kind: type[threading.Thread]) -> None:
+    """Look for listeners that fork in threads of this kind."""
+    os.register_at_fork(after_in_child=partial(_note_fork, kind))
+
+
+def _note_fork(kind: type[threading.Thread]) -> None:
+    global forking  # noqa: PLW0603 - there is one per process
+    thread = threading.current_thread()
+    forking = thread if isinstance(thread, kind) else None
+
+
+def end_copy() -> None:
+    """End this process if a listener has forked it and now returns in it: it is a copy of a worker, and not a worker.
+
+    It would run the rest of the batch a second time, report to nobody, and never end.
+    """
+    if threading.current_thread() is forking:
+        _exit_copy(sys.exception())
+
+
+def _exit_copy(error: BaseException | None) -> NoReturn:
+    code = 0 if error is None else 1
+    try:
+        if isinstance(error, SystemExit):
+            code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+        else:
+            how = "".join(traceback.format_exception(error)) if error is not None else ""
+            # Not by logging: a lock that another thread held at the fork is never released here.
+            text = (
+                f"A listener forked and did not end the child process {os.getpid()}; it is ended now.\n{how}"
+            )
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+    finally:
+        os._exit(code & 0xFF)
+
+
+__all__ = ["end_copy", "watch"]

@@ -1,0 +1,94 @@
+"""News: what a dispatcher does when it is told of slots, wake-ups, results and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django_rmq.core.consumer.acquiring import Acquiring
+from django_rmq.core.consumer.batches import Exited, Slice
+from django_rmq.core.consumer.ending import Ending
+from django_rmq.core.consumer.feeding import Feeding
+from django_rmq.core.consumer.inbox import Disown, Inbox, Own, Resubscribed, Stop, Wake
+from django_rmq.core.consumer.polling import Polling
+from django_rmq.core.consumer.schedule import Schedule
+from django_rmq.core.consumer.slots import Place, Places
+from django_rmq.core.logs.safe import safe_logger
+
+logger = safe_logger("django_rmq.consumer")
+
+
+class News:
+    """Has what is put into ``inbox`` go where it belongs. ``on_moved`` hears of topics that may have moved."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        places: Places,
+        schedule: Schedule,
+        feeding: Feeding,
+        acquiring: Acquiring,
+        polling: Polling,
+        ending: Ending,
+        on_moved: Callable[[str], None] | None,
+    ) -> None:
+        self._places = places
+        self._schedule = schedule
+        self._feeding = feeding
+        self._acquiring = acquiring
+        self._polling = polling
+        self._ending = ending
+        self._on_moved = on_moved
+        inbox.on(Slice, feeding.finished)
+        inbox.on(Wake, self._woken)
+        inbox.on(Own, self._gained)
+        inbox.on(Disown, self._lost)
+        inbox.on(Resubscribed, self._resubscribed)
+        inbox.on(Exited, self._exited)
+        inbox.on(Stop, self._stop)
+
+    def disown(self, place: Place) -> None:
+        """Take no more from a slot, and give back what has not begun."""
+        self._acquiring.disown(place)
+        self._feeding.give_back_slot(place)
+        self._places.forget(place)
+
+    def _woken(self, item: Wake) -> None:
+        if item.slot < 0:
+            # It was paused: nothing more of what is in hand begins.
+            paused = self._places.awake.get((item.topic, -1 - item.slot))
+            if paused is not None:
+                self._feeding.give_back_slot(paused)
+        elif (place := self._places.get(item.topic, item.slot)) is not None:
+            place.not_before = 0.0
+            self._schedule.ready(place)
+
+    def _gained(self, item: Own) -> None:
+        # Who is about to leave takes over nothing: it would only fence the one who does.
+        for topic, slots in () if self._ending.begun else item.slots.items():
+            self._acquiring.own(topic, slots)
+
+    def _lost(self, item: Disown) -> None:
+        for topic, slot in item.slots:
+            if (place := self._places.lose(topic, slot)) is not None:
+                self.disown(place)
+
+    def _resubscribed(self, item: Resubscribed) -> None:
+        # Wake-ups were missed until now: whoever rests until one is asked at once.
+        self._polling.hurry()
+        for place in self._places.awake.values():
+            place.not_before = 0.0
+        if self._on_moved is not None:
+            for name in self._places.topics:
+                self._on_moved(name)
+
+    def _exited(self, item: Exited) -> None:
+        logger.error("A listener of topic %s asked the process to exit", item.batch.topic.name)
+        self._ending.exit_asked = self._ending.begun = True
+
+    def _stop(self, item: Stop) -> None:
+        if not self._ending.begun:
+            logger.info("Stopping: running listeners may end, what has not begun is given back")
+        self._ending.begun = True
+
+
+__all__ = ["News"]

@@ -1,0 +1,138 @@
+"""Polling: sleeping slots are asked for their next due times, so that foreign sends and lost wake-ups are found."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
+
+from django_rmq.core.consumer.acquiring import Acquiring
+from django_rmq.core.consumer.schedule import Schedule
+from django_rmq.core.consumer.slots import Place, Places
+from django_rmq.core.consumer.troubles import Troubles, concerns_all
+from django_rmq.core.redis.broker import Broker
+from django_rmq.exceptions import RmqError, ServerTrouble
+
+POLL_SECONDS = 1.0
+"""The slow poll: the lateness of a foreign ZADD and of a lost wake-up."""
+
+HEADS = 1024
+"""Slots asked for by one slow-poll script."""
+
+POLLED = 4 * HEADS
+"""Slots asked by one slow poll: a worker with more of them asks for all within several polls."""
+
+Sleeping = tuple[int, Place | None]
+"""A slot, and its object if it has one."""
+
+
+class Polling:
+    """The slow poll of one worker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        places: Places,
+        schedule: Schedule,
+        troubles: Troubles,
+        acquiring: Acquiring,
+        poll_seconds: float,
+    ) -> None:
+        self.due = 0.0
+        """Monotonic time of the next poll."""
+        self._broker = broker
+        self._places = places
+        self._schedule = schedule
+        self._troubles = troubles
+        self._acquiring = acquiring
+        self._poll_seconds = poll_seconds
+        self._round: Iterator[tuple[str, int, Place | None]] | None = None
+        """The slots that the slow poll has not asked yet since it began anew."""
+        self._hurries = False
+        """Wake-ups may have been lost: the slow poll goes through all slots without a pause."""
+
+    def hurry(self) -> None:
+        """Ask all slots soon: wake-ups may have been lost."""
+        self.due, self._hurries, self._round = 0.0, True, None
+
+    def poll(self) -> None:
+        """Ask for the next due times of what sleeps. Raises trouble that concerns the whole server."""
+        before = time.monotonic()
+        server = self._broker.now_ms()
+        self._schedule.clock.note(before, server, time.monotonic())
+        blocked = list(self._places.blocked)
+        pipeline = self._broker.pipeline()
+        asked = self._parts(server)
+        for name, part in asked:
+            pipeline.heads(self._places.topics[name], [slot for slot, _ in part])
+        for place in blocked:
+            # Nothing is prepared here until its listener returns, so nothing else would time it out.
+            pipeline.expire(place.topic, place.slot)
+        replies = pipeline.execute()
+        untaken: list[Place] = []
+        trouble: ServerTrouble | None = None
+        for (name, part), heads in zip(asked, replies, strict=False):
+            if isinstance(heads, RmqError):
+                self._troubles.complain("heads", "The slow poll failed: %s", heads)
+                trouble = heads if isinstance(heads, ServerTrouble) and concerns_all(heads) else trouble
+                continue
+            untaken += self._wake(name, part, heads, server)
+        for place, expired in zip(blocked, replies[len(asked) :], strict=True):
+            if isinstance(expired, RmqError):
+                trouble = self._troubles.of(place, expired) or trouble
+        if untaken:
+            for place in self._acquiring.fences.left_alone(untaken):
+                self._acquiring.acquire_fenced(place)
+        if trouble is not None:
+            raise trouble
+        self._hurries &= self._round is not None
+        self.due = 0.0 if self._hurries else time.monotonic() + self._poll_seconds
+
+    def _parts(self, server: float) -> list[tuple[str, list[Sleeping]]]:
+        """Return what to ask, a script's worth at a time."""
+        by_topic: defaultdict[str, list[Sleeping]] = defaultdict(list)
+        for name, slot, place in self._next(server):
+            by_topic[name].append((slot, place))
+        return [
+            (name, found[start : start + HEADS])
+            for name, found in by_topic.items()
+            for start in range(0, len(found), HEADS)
+        ]
+
+    def _wake(self, name: str, part: list[Sleeping], heads: list[float | None], server: float) -> list[Place]:
+        """Make those slots ready in which something is due sooner than known; return the fenced ones that are due."""
+        untaken: list[Place] = []
+        for (slot, known), due in zip(part, heads, strict=True):
+            place = known
+            if place is None:
+                place = self._places.get(name, slot) if due is not None else None
+            if place is None:
+                continue
+            if place.fenced_at:
+                if due is not None and due <= server:
+                    untaken.append(place)
+                else:
+                    place.untaken_since = None
+            elif due is not None and due < place.due:
+                # Even if that is later than now: prepare tells the senders anew until when we sleep.
+                self._schedule.ready(place)
+        return untaken
+
+    def _next(self, server: float) -> list[tuple[str, int, Place | None]]:
+        """Return the next slots that sleep; all of them come in turn."""
+        if self._round is None or len(self._places) <= POLLED:
+            self._round = self._places.round()
+        sleeping = (
+            (topic, slot, place)
+            for topic, slot, place in self._round
+            if place is None
+            or (place.blocked_by is None and (place.fenced_at or (place.acquired and place.due > server)))
+        )
+        found = list(islice(sleeping, POLLED))
+        if len(found) < POLLED or len(self._places) <= POLLED:
+            self._round = None
+        return found
+
+
+__all__ = ["POLL_SECONDS", "Polling"]

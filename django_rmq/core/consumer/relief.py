@@ -1,0 +1,80 @@
+"""Relief: threads that died or hang are replaced, and what they had is in hand no more."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from django_rmq.core.consumer.batches import Slice
+from django_rmq.core.consumer.crew import Crew
+from django_rmq.core.consumer.feeding import Feeding
+from django_rmq.core.consumer.hand import Hand
+from django_rmq.core.consumer.inbox import Inbox, Overrun
+from django_rmq.core.consumer.lookout import Lookout
+from django_rmq.core.consumer.schedule import Schedule
+from django_rmq.core.consumer.slots import Places
+
+
+class Relief:
+    """Looks after the threads of ``crew`` with ``lookout``. ``inbox`` has what they report."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        hand: Hand,
+        feeding: Feeding,
+        places: Places,
+        schedule: Schedule,
+        lookout: Lookout,
+        inbox: Inbox,
+    ) -> None:
+        self._crew = crew
+        self._hand = hand
+        self._feeding = feeding
+        self._places = places
+        self._schedule = schedule
+        self._lookout = lookout
+        self._inbox = inbox
+        inbox.on(Overrun, self.overran)
+        for i in range(len(crew.threads)):
+            lookout.add(f"executor {i}", partial(crew.is_manned, i), partial(self._relieve, i))
+
+    def clear_dead(self) -> None:
+        """Forget batches whose thread is dead: what has not begun is given back, the rest times out."""
+        dead = [batch for batch in self._hand.batches.values() if batch.thread and batch.thread.is_dead]
+        dead += self._crew.returned()
+        if dead:
+            # Whatever they reported before they died is there by now.
+            self._inbox.hear()
+        for batch in dead:
+            if batch in self._hand:
+                self._feeding.give_back(batch)
+                self._feeding.finished(Slice(batch, [], [], [], 0.0, True))
+
+    def overran(self, item: Overrun) -> None:
+        """Give the other slots of a hung thread to another one; its own slot stays shut in this process."""
+        batch = item.batch
+        self._feeding.give_back(batch)
+        self._feeding.cleared(batch)
+        thread, place = batch.thread, batch.place
+        if thread is None or thread.current is not batch:
+            return
+        thread.hangs = True
+        batch.thread = None
+        if place.topic.serial:
+            self._places.block(place, batch)
+            self._schedule.waiting.pop(place, None)
+            self._feeding.give_back_slot(place)
+        self._lookout.due = 0.0
+
+    def _relieve(self, index: int) -> None:
+        """Give back what a dead or hung thread has, and start another one. Raises what ``Crew.succeed`` does."""
+        thread = self._crew.threads[index]
+        self.clear_dead()
+        for batch in [batch for batch in self._hand.batches.values() if batch.thread is thread]:
+            self._feeding.give_back(batch)
+            batch.thread = None
+        self._hand.load[index] = 0.0
+        self._crew.succeed(index)
+
+
+__all__ = ["Relief"]

@@ -1,0 +1,80 @@
+"""Rest: whether nothing is left to do, for a burst or for MAX_IDLE_TIME to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from django_rmq.core.consumer.hand import Hand
+from django_rmq.core.consumer.inbox import Inbox
+from django_rmq.core.consumer.schedule import Schedule
+from django_rmq.core.consumer.settling import Settling
+from django_rmq.core.consumer.slots import Places
+from django_rmq.core.consumer.terms import Terms
+
+SETTLING_SECONDS = 0.05
+"""Between two questions of a burst worker whether its slots are its own for good."""
+
+
+class Rest:
+    """Knows when a worker is done. ``owns_all`` says whether all slots that shall be ours have been told; they are in
+    ``inbox``."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        hand: Hand,
+        settling: Settling,
+        places: Places,
+        schedule: Schedule,
+        owns_all: Callable[[], bool],
+        inbox: Inbox,
+    ) -> None:
+        self._terms = terms
+        self._hand = hand
+        self._settling = settling
+        self._places = places
+        self._schedule = schedule
+        self._owns_all = owns_all
+        self._inbox = inbox
+
+    def is_over(self) -> bool:
+        """Return whether the worker has nothing more to do."""
+        return self._is_idle() and ((self._terms.burst and self._burst_is_over()) or self._idle_too_long())
+
+    def due(self, now: float) -> float:
+        """Return the monotonic time at which to ask ``is_over`` again."""
+        if self._hand.messages:
+            return float("inf")
+        due = now + SETTLING_SECONDS if self._terms.burst else float("inf")
+        idle = self._terms.max_idle_time
+        return due if idle is None else min(due, self._hand.last_work + idle)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is in hand, but for what Redis refuses to settle."""
+        return not self._hand.messages and all(
+            place.shut_until and not place.away for place, _ in self._settling.pending
+        )
+
+    def _idle_too_long(self) -> bool:
+        idle = self._terms.max_idle_time
+        if idle is None or any(self._schedule.parked.values()):
+            return False
+        return time.monotonic() - self._hand.last_work >= idle
+
+    def _burst_is_over(self) -> bool:
+        if not self._owns_all():
+            return False
+        # What was told until then may not have been read yet.
+        self._inbox.hear()
+        return self._is_idle() and self._drained()
+
+    def _drained(self) -> bool:
+        now = self._schedule.clock.ms()
+        return not self._places.is_told_more and all(
+            place.due > now or place.blocked_by or place.fenced_at or not place.owned
+            for place in self._places.awake.values()
+        )
+
+
+__all__ = ["Rest"]

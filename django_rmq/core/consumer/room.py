@@ -1,0 +1,127 @@
+"""Room: how much of which topic is taken, by what its listener took recently, its lanes, its limits and the bytes in hand."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+from django_rmq.core.consumer.batches import Batch, ListenerLike
+from django_rmq.core.consumer.lanes import Lanes
+from django_rmq.core.consumer.limits import Limits
+from django_rmq.core.consumer.sizes import BytesInHand
+from django_rmq.core.consumer.slots import Place, Places
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH, Topic
+
+WORK_SECONDS = 0.05
+"""How much work one prepare shall hand out, by what a topic's listener took of late."""
+
+QUICK_SECONDS = 0.005
+"""A priority slot whose messages take longer has one batch in hand, not a second one behind it."""
+
+
+class Pace:
+    """What a topic's listener takes per message, smoothed."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.002
+
+    def note(self, seconds: float, messages: int) -> None:
+        sample = seconds / messages
+        weight = 0.5 if sample > self.seconds else 0.2
+        self.seconds += (sample - self.seconds) * weight
+
+
+class Room:
+    """The room of one worker. ``owner`` is the name under which it asks for its share of the limits."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        owner: str,
+        places: Places,
+        listeners: Mapping[str, ListenerLike],
+        threads: int,
+    ) -> None:
+        topics = places.topics.values()
+        self.listeners = listeners
+        self.threads = threads
+        self.bytes = BytesInHand(topics)
+        self.lanes = Lanes(topics, threads)
+        self.limits = Limits(broker, owner, topics, self._capacity)
+        self.paces: defaultdict[str, Pace] = defaultdict(Pace)
+        self.places = places
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether slots that are due may have to wait for limits or lanes."""
+        return bool(self.limits or self.lanes)
+
+    def depth(self, place: Place) -> int:
+        """Return how many batches of a slot may be in hand: one runs, the next is ready."""
+        if not place.topic.serial:
+            return 2 * self.threads
+        if self.lanes and not place.topic.flow and self.lanes.is_lane(place.thread, time.monotonic()):
+            return 1  # so that it gets to another thread
+        # Where permits are few, none lies idle behind one that runs.
+        has_one = place.topic.is_priority or place.topic.max_in_flight or place.topic.flow
+        return 1 if has_one and self.paces[place.topic.name].seconds > QUICK_SECONDS else 2
+
+    def thread_for(self, place: Place, load: list[float]) -> int:
+        """Return the thread for the next batch of a slot; ``load``: seconds of work in hand of each."""
+        topic = place.topic
+        if self.lanes and not (topic.serial and place.batches):
+            thread = self.lanes.choose(topic.name, place.thread, load, time.monotonic())
+            if topic.serial and thread != place.thread:
+                self.places.move(place, thread)
+            return thread
+        return place.thread if topic.serial else min(range(len(load)), key=load.__getitem__)
+
+    def limit(self, topic: Topic) -> int:
+        """Return how many messages of a topic one prepare asks for."""
+        size = self.batch_size(topic)
+        wanted = WORK_SECONDS / max(self.paces[topic.name].seconds, 1e-7)
+        limit = max(size, min(int(wanted), max(topic.prefetch, size)))
+        return max(1, min(limit - limit % size if limit > size else limit, BATCH))
+
+    def batch_size(self, topic: Topic) -> int:
+        """Return how many messages a topic's listener takes per call."""
+        return self.listeners[topic.name].batch_size or 1
+
+    def of_lanes(self, topic: str) -> int:
+        """Return how many batches of a topic its lanes can take."""
+        return self.lanes.room(topic, 2 if self.paces[topic].seconds <= QUICK_SECONDS else 1)
+
+    def slots(self, topic: str) -> int:
+        """Return how many slots of a topic that wait for limits or lanes may be asked."""
+        return max(0, min(self.limits.room(topic), self.of_lanes(topic)))
+
+    def _capacity(self, topic: Topic) -> int:
+        """How many messages of a topic all threads together can have in hand."""
+        flow = self.lanes.flows.get(topic.name)
+        return (flow.limit if flow else self.threads) * self.limit(topic)
+
+    # --- what takes room
+
+    def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
+        """Note that the listener of a topic took ``seconds`` for ``messages``."""
+        self.lanes.reported(topic, seconds, messages, now)
+        self.paces[topic].note(seconds, messages)
+
+    def started(self, batch: Batch) -> None:
+        """Note a batch that is in hand from now on."""
+        self.bytes.held += batch.size
+        self.limits.started(batch.place.topic.name, len(batch.messages))
+
+    def ended(self, batch: Batch) -> None:
+        """Note a batch that is in hand no more."""
+        now = time.monotonic()
+        self.bytes.held -= batch.size
+        self.limits.ended(batch.place.topic.name, len(batch.messages), now)
+        self.lanes.ended(id(batch), now)
+
+
+__all__ = ["WORK_SECONDS", "Room"]

@@ -1,0 +1,195 @@
+"""Settling: what threads report is told to Redis, and told again until Redis has confirmed it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+from django_rmq.core.consumer.batches import Slice
+from django_rmq.core.consumer.ending import Ending
+from django_rmq.core.consumer.slots import Place
+from django_rmq.core.consumer.troubles import Troubles
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.words.messages import BATCH, Failure, Message
+from django_rmq.exceptions import RmqError, ServerTrouble
+
+logger = safe_logger("django_rmq.consumer")
+
+
+class Watcher(Protocol):
+    """Is told, by the dispatcher's own thread, what Redis has confirmed; so it must be quick."""
+
+    def wants(self) -> bool:
+        """Return whether anybody wants to know; asked once per report of a thread."""
+
+    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
+        """Take note of deliveries of one slot that have ended, by our telling and with our receipt."""
+
+
+class Settlement:
+    """What is still to be told to Redis of one delivery of one slot."""
+
+    __slots__ = ("committed", "failures", "messages", "released", "repeated")
+
+    def __init__(self) -> None:
+        self.committed: list[bytes] = []
+        self.failures: list[Failure] = []
+        self.released: list[bytes] = []
+        self.repeated = False
+        """It has been told before, and the answer was lost."""
+        self.messages: dict[bytes, Message] = {}
+        """Those of ``committed`` and ``failures``, where somebody watches."""
+
+
+Settlements = dict[tuple[Place, int], Settlement]
+"""By slot and receipt."""
+
+
+class Part(NamedTuple):
+    """One call of those that tell."""
+
+    place: Place
+    receipt: int
+    verb: str
+    items: list[Any]
+    repeated: bool
+
+
+class Settling:
+    """All that is to be told to Redis, and what it has confirmed."""
+
+    def __init__(self, troubles: Troubles, ending: Ending, watcher: Watcher | None) -> None:
+        self.processed = 0
+        """Deliveries committed or rolled back so far."""
+        self.pending: defaultdict[tuple[Place, int], Settlement] = defaultdict(Settlement)
+        self._under_way: list[Settlements] = []
+        """Told, and not answered yet."""
+        self._troubles = troubles
+        self._ending = ending
+        self._watcher = watcher
+
+    def note(self, report: Slice, released: list[bytes]) -> None:
+        """Tell what a thread reports, and give back ``released``."""
+        if not (report.committed or report.failures or released):
+            return
+        batch = report.batch
+        settlement = self.pending[batch.place, batch.receipt]
+        settlement.committed += report.committed
+        settlement.failures += report.failures
+        settlement.released += released
+        if self._watcher is not None and self._watcher.wants():
+            settlement.messages.update((each.delivery.member, each) for each in batch.messages)
+
+    def release(self, place: Place, receipt: int, members: Iterable[bytes]) -> None:
+        """Give back members that have not begun."""
+        self.pending[place, receipt].released += members
+
+    def unsettled(self, topic: str) -> int:
+        """Return how many messages of a topic have ended without Redis having heard of it."""
+        return sum(
+            len(settlement.committed) + len(settlement.failures) + len(settlement.released)
+            for (place, _), settlement in self.pending.items()
+            if place.topic.name == topic
+        )
+
+    def concerns(self, place: Place) -> bool:
+        """Return whether something of a slot is to be told, or is not confirmed yet."""
+        return any(place is other for other, _ in chain(self.pending, *self._under_way))
+
+    def queue(self, pipeline: Any) -> tuple[Settlements, list[Part]]:
+        """Queue what is to be told, but for slots that are left alone; return it, and the calls in their order."""
+        told: Settlements = {}
+        kept: defaultdict[tuple[Place, int], Settlement] = defaultdict(Settlement)
+        parts: list[Part] = []
+        calls = (
+            ("committed", pipeline.commit),
+            ("failures", pipeline.rollback),
+            ("released", pipeline.release),
+        )
+        now = 0.0
+        for (place, receipt), settlement in self.pending.items():
+            if place.shut_until:
+                now = now or time.monotonic()
+                if place.shut_until > now and not self._ending.begun:
+                    kept[place, receipt] = settlement
+                    continue
+            told[place, receipt] = settlement
+            for verb, call in calls:
+                items = getattr(settlement, verb)
+                for start in range(0, len(items), BATCH):
+                    some = items[start : start + BATCH]
+                    call(place.topic, place.slot, receipt, some)
+                    parts.append(Part(place, receipt, verb, some, settlement.repeated))
+        self.pending = kept
+        if told:
+            self._under_way.append(told)
+        return told, parts
+
+    def lost(self, told: Settlements) -> None:
+        """Tell again what was told: the answer was lost."""
+        self._answered(told)
+        for key, settlement in told.items():
+            kept = self.pending[key]
+            kept.committed += settlement.committed
+            kept.failures += settlement.failures
+            kept.released += settlement.released
+            kept.messages |= settlement.messages
+            kept.repeated = True
+
+    def settled(self, told: Settlements, parts: list[Part], replies: list[Any]) -> ServerTrouble | None:
+        """Note what Redis confirmed; the rest is told again, for telling twice is harmless.
+
+        Returns trouble that concerns more than one slot.
+        """
+        self._answered(told)
+        trouble: ServerTrouble | None = None
+        for part, words in zip(parts, replies, strict=False):
+            place, receipt, verb, items, _ = part
+            messages = told[place, receipt].messages
+            if isinstance(words, RmqError):
+                kept = self.pending[place, receipt]
+                getattr(kept, verb).extend(items)
+                kept.repeated = True
+                kept.messages |= messages
+                trouble = self._troubles.of(place, words) or trouble
+                continue
+            place.shut_until, place.away = 0.0, False
+            if verb != "released":
+                self.processed += len(items)
+                self._tell(messages, verb, items, words)
+            if stale := words.count("stale"):
+                _log_stale(part, stale)
+        return trouble
+
+    def _answered(self, told: Settlements) -> None:
+        self._under_way = [other for other in self._under_way if other is not told]
+
+    def _tell(self, messages: dict[bytes, Message], verb: str, items: list[Any], words: list[str]) -> None:
+        """Tell who watches of those ``messages`` whose end Redis has confirmed."""
+        if self._watcher is None or not messages:
+            return
+        ours = [item for item, word in zip(items, words, strict=False) if word == "ok"]
+        if verb == "committed":
+            self._watcher.ended([messages[member] for member in ours if member in messages], [])
+        else:
+            failed = [(messages[each.member], each) for each in ours if each.member in messages]
+            self._watcher.ended([], failed)
+
+
+def _log_stale(part: Part, stale: int) -> None:
+    logger.log(
+        logging.INFO if part.repeated else logging.WARNING,
+        "%d %s of topic %s slot %s came too late: the delivery had ended already",
+        stale,
+        part.verb,
+        part.place.topic.name,
+        part.place.slot,
+        extra={"rmq_event": "stale", "rmq_topic": part.place.topic.name, "rmq_slot": part.place.slot},
+    )
+
+
+__all__ = ["Part", "Settlement", "Settlements", "Settling", "Watcher"]

@@ -1,0 +1,56 @@
+"""Sweeping: what has timed out is ended in topics that this worker does not serve, and perhaps nobody does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from django_rmq.core.consumer.polling import HEADS
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import RmqError
+
+SWEEP_SECONDS = 10.0
+"""Between two looks for what has timed out in topics that this worker does not serve."""
+
+
+class Sweeping:
+    """Sweeps ``topics``."""
+
+    def __init__(self, broker: Broker, topics: Iterable[Topic], complain: Complaints) -> None:
+        self._broker = broker
+        self._topics = list(topics)
+        self._complain = complain
+        self._due = 0.0
+
+    def sweep(self, now: float) -> None:
+        """End deliveries and claims that have timed out where this worker takes nothing, if it is time to."""
+        if not self._topics or now < self._due:
+            return
+        server = self._broker.now_ms()
+        pipeline = self._broker.pipeline()
+        asked = [
+            (topic, range(first, min(first + HEADS, topic.slots)))
+            for topic in self._topics
+            for first in range(0, topic.slots, HEADS)
+        ]
+        for topic, slots in asked:
+            pipeline.heads(topic, slots, upkeep=True)
+        for (topic, slots), heads in zip(asked, pipeline.execute(), strict=True):
+            if isinstance(heads, RmqError):
+                self._complain("sweep", "Cannot look for what has timed out: %s", heads)
+                continue
+            for slot, due in zip(slots, heads, strict=True):
+                if due is not None and due <= server:
+                    pipeline.expire(topic, slot)
+        ended = pipeline.execute()
+        for answer in ended:
+            if isinstance(answer, RmqError):
+                self._complain("sweep", "Cannot end what has timed out: %s", answer)
+        # There may be more of it than one script ends.
+        rest = 0.0 if any(isinstance(answer, int) and answer for answer in ended) else SWEEP_SECONDS
+        self._due = time.monotonic() + rest
+
+
+__all__ = ["Sweeping"]

@@ -1,0 +1,270 @@
+"""The executor threads: each runs batches one after the other and reports what became of their messages."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from django_rmq.core.consumer import forks, journal
+from django_rmq.core.consumer.batches import Batch, Exited, Outcome, Slice, Tally
+from django_rmq.core.consumer.calling import Interrupted, call_group, call_one, groups
+from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.notes import BEGUN, DONE, Marks
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.words.messages import Message, Topic
+
+logger = safe_logger("django_rmq.consumer")
+
+FLUSH_SECONDS = 0.1
+"""How long results of a batch under way may wait before they are reported."""
+
+PATIENCE_SECONDS = 0.2
+"""How long a thread keeps the rest of a batch for which something better may turn up: a higher
+priority, or another thread that is free."""
+
+
+class Hooks(NamedTuple):
+    """What surrounds listeners; the Django layer closes database connections here."""
+
+    before: Callable[[], None] = lambda: None
+    """Before a thread begins a batch."""
+    after: Callable[[], None] = lambda: None
+    """After a batch, and after each failure in it."""
+    end: Callable[[], None] = lambda: None
+    """When a thread ends."""
+    around: Callable[[Topic, Callable[[Any], Any]], Callable[[Any], Any]] = lambda topic, function: function
+    """Once per batch: what is called in a listener's place, with its argument, and calls it."""
+
+
+NO_HOOKS = Hooks()
+
+
+class ExecutorThread(threading.Thread):
+    """Runs batches one after the other: topics in turn, and the highest head first among priorities."""
+
+    def __init__(self, index: int, inbox: SimpleQueue[Any], hooks: Hooks, marks: Marks | None = None) -> None:
+        super().__init__(name=f"rmq-executor-{index}", daemon=True)
+        self.index = index
+        self.marks = marks
+        self.current: Batch | None = None
+        self.hangs = False
+        """Its listener exceeded MAX_RUNTIME: it gets no more work."""
+        self._inbox = inbox
+        self._hooks = hooks
+        self._queue: list[Batch] = []
+        self._turn = 0
+        self._served: dict[str, int] = {}
+        """Topic -> the turn it was last served at."""
+        self._ready = threading.Condition()
+        self._stopping = False
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has run and runs no more."""
+        return self.ident is not None and not self.is_alive()
+
+    def put(self, batch: Batch) -> None:
+        """Queue a batch."""
+        with self._ready:
+            batch.thread = self
+            self._queue.append(batch)
+            self._ready.notify()
+
+    def withdraw(self, batch: Batch) -> bool:
+        """Take a batch out of the queue; False: the thread has it already."""
+        with self._ready:
+            if batch not in self._queue:
+                return False
+            self._queue.remove(batch)
+            return True
+
+    def stop(self) -> None:
+        """End when the queue is empty."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+
+    def _next(self) -> Batch | None:
+        with self._ready:
+            while not self._queue and not self._stopping:
+                self._ready.wait()
+            if self.hangs or not self._queue:
+                return None
+            self.current = self._choose()
+            self._queue.remove(self.current)
+            self._turn += 1
+            self._served[self.current.topic.name] = self._turn
+            return self.current
+
+    def _choose(self) -> Batch:
+        """Return the batch to run: topics take turns; among a topic's priority slots the highest head is first.
+
+        The receipts of a serial slot rise: its older batch runs before its newer one, whatever their heads.
+        """
+        topic = min((batch.topic for batch in self._queue), key=lambda t: self._served.get(t.name, 0))
+        batches = [batch for batch in self._queue if batch.topic.name == topic.name]
+        if not topic.is_priority:
+            return batches[0]
+        best = max(batches, key=lambda batch: batch.head)
+        return next(batch for batch in batches if batch.place is best.place) if topic.serial else best
+
+    def run(self) -> None:
+        try:
+            while (batch := self._next()) is not None:
+                self._run_batch(batch)
+        finally:
+            self._surround(self._hooks.end)
+
+    def _surround(self, hook: Callable[[], None]) -> None:
+        """Run a hook; should it fail, the listeners run all the same, and fail by themselves if they must."""
+        try:
+            hook()
+        except Exception:
+            logger.exception("A hook around the listeners failed")
+
+    def _around(self, batch: Batch) -> Callable[[Any], Any]:
+        try:
+            return self._hooks.around(batch.topic, batch.listener.function)
+        except Exception:
+            logger.exception("A hook around the listeners failed")
+            return batch.listener.function
+
+    def _run_batch(self, batch: Batch) -> None:
+        try:
+            self._surround(self._hooks.before)
+            if batch.listener.batch_size:
+                self._work_groups(batch)
+            else:
+                self._work_each(batch)
+        except Interrupted:
+            self._inbox.put(Exited(batch))
+        except BaseException:
+            # First of all: while the dispatcher waits for this report, the batch is extended. One message counts as begun
+            # at least, so that what fails again and again is charged in the end.
+            rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
+            self._inbox.put(Slice(batch, [], [], rest, 0.0, True))
+            logger.exception(
+                "An executor thread failed outside a listener; what it had begun of its batch is left to time out"
+            )
+        finally:
+            batch.running_since = None
+            try:
+                self._surround(self._hooks.after)
+            finally:
+                self.current = None
+
+    def _states_of(self, batch: Batch) -> memoryview | bytearray:
+        """Return where to note what is begun and what is done, a byte for each message."""
+        if self.marks is None:
+            return bytearray(len(batch.messages))
+        members = [message.delivery.member for message in batch.messages]
+        return self.marks.take(batch.topic.name, batch.place.slot, batch.receipt, members)
+
+    def _patience(self, batch: Batch) -> float:
+        """Return until when (``uptime``) more messages of this batch are begun."""
+        waits_for_better = batch.topic.is_priority or not batch.topic.serial
+        return uptime() + PATIENCE_SECONDS if waits_for_better else float("inf")
+
+    def _work_each(self, batch: Batch) -> None:
+        function, messages, states = self._around(batch), batch.messages, self._states_of(batch)
+        half, patience = batch.topic.timeout / 2, self._patience(batch)
+        tally, flushed = Tally(batch), uptime()
+        for i, message in enumerate(messages, 1):
+            batch.begun = i
+            now = uptime()
+            if batch.running_since is not None:
+                # The end of one call is the beginning of the next, and one look at the clock for both.
+                tally.times.append(now - batch.running_since)
+                batch.running_since = None
+            if batch.halted or now > batch.confirmed + half or (now > patience and i > 1):
+                break
+            member = message.delivery.member
+            if batch.stale and member in batch.stale:
+                continue
+            states[i - 1] = BEGUN
+            batch.running_since = now
+            try:
+                outcome = call_one(function, message, message)
+            except Interrupted as error:
+                tally.note(error.outcomes)
+                self._report(tally, messages[i:])
+                raise
+            if outcome is None:
+                tally.committed.append(member)
+                states[i - 1] = DONE
+            else:
+                tally.failures.append(outcome)
+                self._surround(self._hooks.after)
+            if now - flushed > FLUSH_SECONDS and i < len(messages):
+                self._report(tally, None)
+                batch.reported, flushed = i, now
+        else:
+            i = len(messages) + 1
+        if batch.running_since is not None:
+            tally.times.append(uptime() - batch.running_since)
+        self._report(tally, messages[i - 1 :])
+
+    def _work_groups(self, batch: Batch) -> None:
+        function, patience = self._around(batch), self._patience(batch)
+        lists = deque(groups(batch.messages, batch.listener.batch_size or 1))
+        batch.messages = [message for group in lists for message in group]
+        states, tally, at = self._states_of(batch), Tally(batch), 0
+        while lists:
+            group = lists.popleft()
+            tally.begun, now, end = time.monotonic(), uptime(), at + len(group)
+            # What ran in a list that failed has begun: it is settled one by one, however long that takes. Otherwise the
+            # good messages would run in another list with the bad one.
+            is_again = at < batch.begun
+            batch.begun = max(batch.begun, end)
+            late = now > batch.confirmed + batch.topic.timeout / 2
+            is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
+            if late or is_over or batch.abandoned:
+                break
+            batch.running_since = now
+            ours = [message for message in group if message.delivery.member not in batch.stale]
+            states[at:end] = bytes([BEGUN]) * len(group)
+            try:
+                outcomes = call_group(function, ours) if ours else []
+            except Interrupted as error:
+                tally.note(error.outcomes)
+                self._report(tally, batch.messages[end:])
+                raise
+            tally.times.append(uptime() - now)
+            if outcomes is None:
+                self._surround(self._hooks.after)
+                lists.extendleft([message] for message in reversed(group))
+                continue
+            tally.note(outcomes)
+            states[at:end] = _states_after(group, outcomes)
+            self._report(tally, None if lists else [])
+            batch.reported = at = end
+            if any(failure is not None for _, failure in outcomes):
+                self._surround(self._hooks.after)
+        if at < len(batch.messages):
+            tally.begun = time.monotonic()
+            self._report(tally, batch.messages[at:])
+
+    def _report(self, tally: Tally, rest: list[Message] | None) -> None:
+        """Tell the dispatcher; ``rest`` is what will not begin, None: the batch goes on."""
+        batch, committed = tally.batch, tally.committed
+        self._inbox.put(tally.slice(rest))
+        tally.clear()
+        journal.done(batch.topic, batch.place.slot, committed)
+
+
+def _states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:
+    """Return what to note of the messages of a list that was called, a byte for each."""
+    if len(outcomes) == len(group) and all(failure is None for _, failure in outcomes):
+        return bytes([DONE]) * len(group)
+    done = {id(message) for message, failure in outcomes if failure is None}
+    return bytes(DONE if id(each) in done else BEGUN for each in group)
+
+
+forks.watch(ExecutorThread)
+
+
+__all__ = ["NO_HOOKS", "ExecutorThread", "Hooks"]

@@ -1,0 +1,104 @@
+"""Trips: each round trip tells what was settled and asks what is due; one is under way while the next is packed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from django_rmq.core.consumer.answering import Answering
+from django_rmq.core.consumer.asking import Asked, Asking
+from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.settling import Part, Settlements, Settling
+from django_rmq.core.consumer.sizes import BytesInHand
+from django_rmq.core.redis.broker import Broker
+from django_rmq.exceptions import ServerTrouble
+
+
+class Trip(NamedTuple):
+    """A round trip that is under way."""
+
+    pipeline: Any
+    told: Settlements
+    """What it tells; told again if its answer is lost."""
+    parts: list[Part]
+    """The calls that tell it."""
+    asked: Asked
+    at: float
+    """``uptime`` when it was sent."""
+
+
+class Trips:
+    """Makes the round trips of one worker."""
+
+    def __init__(
+        self, broker: Broker, settling: Settling, asking: Asking, answering: Answering, granted: BytesInHand
+    ) -> None:
+        self.under_way: Trip | None = None
+        """What Redis works on while the answer to the trip before it is read, and the next one packed."""
+        self._broker = broker
+        self._settling = settling
+        self._asking = asking
+        self._answering = answering
+        self._granted = granted
+
+    def make(self) -> bool:
+        """Make a round trip if there is anything to tell or to ask; return whether there was."""
+        sent = self.send()
+        trip, self.under_way = self.under_way, sent
+        if trip is None:
+            if sent is None:
+                return self._asking.ask_limits()
+            if self._asking.has_more:
+                return True
+            trip, self.under_way = sent, None
+        self.receive(trip)
+        # Not before: what has ended is in flight for all others until Redis has heard of it.
+        self._asking.ask_limits()
+        return True
+
+    def send(self, *, takes: bool = True) -> Trip | None:
+        """Send what is to be told and, if it ``takes``, asked; None: nothing."""
+        pipeline = self._broker.pipeline()
+        told, parts = self._settling.queue(pipeline)
+        coming = None if self.under_way is None else self.under_way.asked
+        asked = self._asking.queue(pipeline, coming) if takes else self._asking.nothing()
+        if not len(pipeline):
+            return None
+        trip = Trip(pipeline, told, parts, asked, uptime())
+        for place in asked.places:
+            place.asked = True
+        try:
+            pipeline.send()
+        except ServerTrouble:
+            self.lost(trip)
+            raise
+        return trip
+
+    def receive(self, trip: Trip) -> None:
+        """Wait for the answer to a trip, and go on with it. Raises trouble that concerns more than one slot."""
+        try:
+            replies = trip.pipeline.receive()
+        except ServerTrouble:
+            self.lost(trip)
+            raise
+        self._granted.answered(trip.asked.bytes)
+        trouble = self._settling.settled(trip.told, trip.parts, replies)
+        for place, reply in zip(trip.asked.places, replies[len(trip.parts) :], strict=True):
+            trouble = self._answering.prepared(place, reply, trip.at) or trouble
+        if trouble is not None:
+            raise trouble
+
+    def receive_rest(self) -> None:
+        """Wait for the trip that is under way."""
+        trip, self.under_way = self.under_way, None
+        if trip is not None:
+            self.receive(trip)
+
+    def lost(self, trip: Trip) -> None:
+        """Tell again what was told, and ask what was handed out: the answer to a trip was lost."""
+        self._granted.answered(trip.asked.bytes)
+        for place in trip.asked.places:
+            self._answering.lost(place)
+        self._settling.lost(trip.told)
+
+
+__all__ = ["Trip", "Trips"]

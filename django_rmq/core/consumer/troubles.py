@@ -1,0 +1,67 @@
+"""Trouble with one slot: it is left alone for a while, and the others go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from django_rmq.core.consumer.ending import Ending
+from django_rmq.core.consumer.schedule import Schedule
+from django_rmq.core.consumer.slots import Place
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
+
+REST_SECONDS = 5.0
+"""How long a slot is left alone whose keys Redis refuses to touch."""
+
+NODE_REST_SECONDS = 0.25
+"""How long a slot is left alone whose node of a Redis Cluster does not answer; the others go on."""
+
+RENEWAL_SECONDS = 5.0
+"""Between two new subscriptions while nodes do not answer."""
+
+
+def concerns_all(error: RmqError) -> bool:
+    """Return whether an error concerns the whole server, not a slot or a node."""
+    return isinstance(error, ServerTrouble) and not isinstance(error, (ServerRefused, NodeUnavailable))
+
+
+class Troubles:
+    """``renew`` makes a new subscription to wake-ups: it may be its node that does not answer."""
+
+    def __init__(
+        self, schedule: Schedule, ending: Ending, complain: Complaints, renew: Callable[[], None]
+    ) -> None:
+        self.complain = complain
+        self._schedule = schedule
+        self._ending = ending
+        self._renew = renew
+        self._next_renewal = 0.0
+
+    def of(self, place: Place, error: RmqError) -> ServerTrouble | None:
+        """Return an error that concerns the whole server; for any other, leave the slot alone for a while."""
+        if isinstance(error, NodeUnavailable) and not self._ending.begun:
+            self._leave_node_alone(place, error)
+            return None
+        if isinstance(error, ServerTrouble) and not isinstance(error, ServerRefused):
+            return error
+        self.complain(
+            f"{place.topic.name}/{type(error).__name__}",
+            f"Cannot work on topic {place.topic.name} slot {place.slot}: %s",
+            error,
+        )
+        self._schedule.shut(place, REST_SECONDS)
+        return None
+
+    def _leave_node_alone(self, place: Place, error: NodeUnavailable) -> None:
+        """Ask a slot later whose node does not answer: what the other nodes hold goes on."""
+        self.complain("node", "Some slots rest (%s); trying again", error)
+        self._schedule.shut(place, NODE_REST_SECONDS)
+        place.away = True
+        now = time.monotonic()
+        if now >= self._next_renewal:
+            self._next_renewal = now + RENEWAL_SECONDS
+            self._renew()
+
+
+__all__ = ["NODE_REST_SECONDS", "Troubles", "concerns_all"]

@@ -1,0 +1,129 @@
+"""Processes: the children of a supervisor, and what their parent does when one has died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from django.db import connections as databases
+
+from django_rmq.core.consumer.children import RECYCLE
+from django_rmq.core.consumer.limits import return_permits
+from django_rmq.core.consumer.notes import Notes, settle
+from django_rmq.core.consumer.supervisor import Supervisor
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
+from django_rmq.project import connections
+from django_rmq.project.listening.worker import Options, WorkerProcess
+from django_rmq.project.settings.config import get_config
+
+logger = safe_logger("django_rmq.consumer")
+
+START_SECONDS = 0.5
+"""How long a new process waits for a server that does not answer before it asks again."""
+
+
+def before_fork() -> None:
+    """Close what no two processes may share."""
+    databases.close_all()
+    connections.close()
+
+
+def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: int) -> int:
+    """Be a child of the supervisor: work until SIGTERM, or until the parent is gone; return the exit code."""
+    asked: list[int] = []
+    working: list[WorkerProcess] = []
+
+    def ask(number: int, frame: object) -> None:
+        # Asked twice is asked once: a group's signal comes from the system and from the parent.
+        asked.append(number)
+        if working:
+            working[0].stop()
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    try:
+        if asked:
+            return RECYCLE
+        worker = _begun(topics, options, notes, parent, asked)
+        if worker is None:
+            return RECYCLE
+        working.append(worker)
+        if asked:
+            return RECYCLE
+        return worker.run()
+    except ServerTrouble as error:
+        logger.error("A worker process cannot go on: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
+        return 3
+    except (ConfigurationError, SlotMoved) as error:
+        logger.error("A worker process cannot go on: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
+        return 2
+
+
+def _begun(
+    topics: Iterable[Topic], options: Options, notes: Notes, parent: int, asked: list[int]
+) -> WorkerProcess | None:
+    """Return a worker as soon as Redis (or the coordinator) answers; None: it was told to end before that."""
+    complain = Complaints(logger)
+    while not asked and os.getppid() == parent:
+        try:
+            return WorkerProcess(topics, options, notes=notes, parent=parent)
+        except ServerTrouble as error:
+            complain("server", "A worker process waits for its server (%s)", error)
+            notes.beat(0, False)
+            time.sleep(START_SECONDS)
+    return None
+
+
+def _settle_for(topics: list[Topic], notes: Notes) -> int:
+    """Settle what a dead process had in hand; return how many messages were given back."""
+    try:
+        broker = connections.get_broker("coordinator")
+        served = [connections.present(topic) for topic in topics]
+        settled = settle(broker, served, notes)
+        return_permits(broker, served, notes.owner)
+    finally:
+        try:
+            connections.end_session(notes.owner, notes.token)
+        except ServerTrouble as error:
+            logger.warning(
+                "Others take over from worker %s only when its session ends: %s", notes.owner, error
+            )
+    if settled.committed:
+        logger.info(
+            "Committed %d messages that a dead process had done",
+            settled.committed,
+            extra={"rmq_event": "committed_for", "rmq_messages": settled.committed},
+        )
+    if settled.charged:
+        logger.warning(
+            "Charged %d messages that a dead process was running as timed out",
+            settled.charged,
+            extra={"rmq_event": "charged_for", "rmq_messages": settled.charged},
+        )
+    return settled.released
+
+
+def supervise(topics: Iterable[Topic], options: Options, **how: Any) -> Supervisor:
+    """Return a supervisor of worker processes; ``how`` are its options."""
+    chosen, parent = list(topics), os.getpid()
+    threads = options.threads or get_config().consumer.threads
+
+    def died(notes: Notes) -> int:
+        return _settle_for(chosen, notes) if notes.owner else 0
+
+    return Supervisor(
+        child=lambda notes: run_child(chosen, options, notes, parent),
+        make_notes=lambda: Notes(threads),
+        died=died,
+        before_fork=before_fork,
+        **how,
+    )
+
+
+__all__ = ["before_fork", "run_child", "supervise"]

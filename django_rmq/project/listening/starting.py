@@ -1,0 +1,101 @@
+"""Starting: which topics a worker serves, and whether workers could start, before any process is forked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.topics.definitions import register_topics
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.project import connections
+from django_rmq.project.listening import registry
+from django_rmq.project.settings.config import get_config
+
+logger = safe_logger("django_rmq.consumer")
+
+
+def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
+    """Return the topics to serve: those named, or all that have a listener, less the excluded ones.
+
+    Imports the listeners. Raises ``ConfigurationError`` for listeners that cannot be imported and for a
+    named topic without one, and ``UnknownTopic`` for a name that is not declared.
+    """
+    config = get_config()
+    failed = registry.discover()
+    if failed:
+        reasons = "; ".join(f"{one.module}: {one.reason}" for one in failed)
+        raise ConfigurationError(f"listeners cannot be imported: {reasons}") from failed[0].error
+    listeners = registry.listeners()
+    for name in listeners:
+        config.topic(name)
+    excluded = {config.topic(name).name for name in exclude}
+    named = [config.topic(name) for name in names]
+    for topic in named:
+        if topic.name not in listeners:
+            raise ConfigurationError(
+                f"topic {topic.name} has no listener: write one with @listener({topic.name!r}) "
+                f"in the {config.autodiscover or 'listeners'}.py of an installed app"
+            )
+    wanted = named or [topic for topic in config.topics.values() if topic.name in listeners]
+    chosen = [topic for topic in dict.fromkeys(wanted) if topic.name not in excluded]
+    if not chosen:
+        raise ConfigurationError("there is no topic to consume: no declared topic has a listener")
+    without = sorted(
+        topic.name
+        for topic in config.topics.values()
+        if topic.listener and topic.name not in listeners and not named
+    )
+    if without:
+        logger.warning("Topics without a listener are not consumed: %s", ", ".join(without))
+    return chosen
+
+
+def check_start(topics: Iterable[Topic]) -> list[Topic]:
+    """Make sure, before any process is forked, that workers could start; return the topics that they can consume.
+
+    A topic whose registered definition cannot be read is left out, with an error in the log.
+
+    Raises ``ConfigurationError`` where workers could not come together or a strict DURABILITY is not met,
+    ``TopicMismatch`` where Redis knows another definition, and ``ServerTrouble`` where it (or ZooKeeper) does
+    not answer.
+    """
+    chosen = list(topics)
+    connections.check_coordinator()
+    broker = connections.get_broker("worker")
+    broker.ping()
+    _look_at_server(chosen)
+    known = broker.definitions()
+    for topic in chosen:
+        if topic.name in known.unreadable:
+            logger.error(
+                "Topic %s is not consumed: %s",
+                topic.name,
+                known.problem(topic.name),
+                extra={"rmq_event": "unreadable", "rmq_topic": topic.name},
+            )
+    readable = [topic for topic in chosen if topic.name not in known.unreadable]
+    if not readable:
+        raise ConfigurationError("no topic can be consumed: Redis holds no definition that can be read")
+    register_topics(broker, readable)
+    return readable
+
+
+def _look_at_server(topics: list[Topic]) -> None:
+    """Warn of what may lose messages; refuse it where DURABILITY is strict."""
+    found = connections.server_flaws(topics)
+    if found and get_config().durability == "strict":
+        reasons = " ".join(f"{flaw.message} {flaw.hint}" for flaw in found)
+        raise ConfigurationError(f'RMQ["DURABILITY"] is "strict": {reasons}')
+    for flaw in found:
+        logger.warning("%s %s", flaw.message, flaw.hint, extra={"rmq_event": "server_flaw"})
+
+
+def ready_line(topics: Iterable[Topic], threads: int, processes: int = 1) -> str:
+    """Return one line that says what is being consumed."""
+    parts = ", ".join(f"{topic.name} ({topic.slots} slots)" for topic in topics)
+    several = f" in each of {processes} processes" if processes > 1 else ""
+    return f"Consuming {parts} with {threads} threads{several}"
+
+
+__all__ = ["check_start", "chosen_topics", "ready_line"]

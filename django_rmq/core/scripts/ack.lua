@@ -12,22 +12,17 @@
 -- KEYS[10] claim_body HASH  member -> envelope
 --
 -- ARGV[1] channel
--- ARGV[2] room      others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[2] room NUMBER    others may take while Prepare holds fewer than this; 1 on serial topics
 -- ARGV[3] consumer
--- ARGV[4] number    of the claim
--- ARGV[5] limit     messages at most, where each needs tidying up
+-- ARGV[4] number NUMBER  of the claim
+-- ARGV[5] limit NUMBER   messages at most, where each needs tidying up
 -- ARGV[6] now
 --
 -- Returns {word, left in the claim}   word: ok (ask again while something is left) | open (not sealed: give it back)
 --                                         | stale (the claim is lost, or was never there)
-local store, prepare, failures, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local retry, claimants, claim, claims, claim_body = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local channel, room, consumer, number = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local limit, now = math.min(tonumber(ARGV[5]), 1000), ARGV[6]
--- include: _types
-local wrong = mistyped('zset', store, prepare, retry, claimants, claim)
-  or mistyped('hash', failures, stats, control, claims, claim_body)
-if wrong then return wrong end
+
+-- check: types
+limit = math.min(limit, 1000)
 local sleeping_until = redis.call('HGET', control, 'sleeping_until')
 -- include: _now
 -- include: _ledger

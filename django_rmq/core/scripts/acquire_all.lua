@@ -1,6 +1,6 @@
 -- Begin to own many slots, each as `acquire` does, and fall asleep in those that hold nothing, as `prepare` does there.
 --
--- KEYS[1...] store, retry, prepare, control, claimants of each slot
+-- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot
 --
 -- ARGV[1] slots        how many the topic has
 -- ARGV[2] timeout      seconds; the topic's, where the slot has none of its own
@@ -8,8 +8,7 @@
 -- ARGV[4] now
 --
 -- Returns {the new epoch of each slot, or empty where control cannot be read}, {'asleep' | 'look', ...}
-local slots_keys = KEYS
-local slots, timeout, max_retries, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
 if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
 -- include: _empty
 local epochs, words = {}, {}

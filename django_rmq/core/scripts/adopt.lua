@@ -2,16 +2,13 @@
 --
 -- KEYS[1] stats  HASH  counter -> n
 --
--- ARGV[1] drift    how many are there beyond the account
--- ARGV[2] foreign  how many were booked when that was found: two persons do not book the same
+-- ARGV[1] drift NUMBER  how many are there beyond the account
+-- ARGV[2] foreign       how many were booked when that was found: two persons do not book the same
 -- ARGV[3] now
 --
 -- Returns ok | changed
-local stats = KEYS[1]
-local drift, foreign, now = tonumber(ARGV[1]), ARGV[2], ARGV[3]
--- include: _types
-local wrong = mistyped('hash', stats)
-if wrong then return wrong end
+
+-- check: types
 if not (drift >= 1) then return redis.error_reply('ERR drift is out of bounds') end
 if (redis.call('HGET', stats, 'foreign') or '0') ~= foreign then return 'changed' end
 redis.call('HINCRBY', stats, 'foreign', drift)

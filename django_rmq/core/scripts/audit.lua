@@ -10,10 +10,7 @@
 -- ARGV[1] now
 --
 -- Returns {store, prepare, retry, dead, {counter, n, ...}, claimed}
-local store, prepare, retry, dead, stats, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local now = ARGV[1]
--- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead, claim) or mistyped('hash', stats)
-if wrong then return wrong end
+
+-- check: types
 return { redis.call('ZCARD', store), redis.call('ZCARD', prepare), redis.call('ZCARD', retry),
   redis.call('ZCARD', dead), redis.call('HGETALL', stats), redis.call('ZCARD', claim) }

@@ -19,17 +19,12 @@
 -- ARGV[#ARGV] now
 --
 -- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
-local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry, claim = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local kind, why, first, last, now = ARGV[1], ARGV[3], 4, #ARGV - 1, ARGV[#ARGV]
+
 local channel, retry_priority, backoff_base, backoff_cap, prepare_body = '', '', 0, 0, nil
--- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry, claim)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control)
-if wrong then return wrong end
+-- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'max_retries', 'undrained_since')
-local max_retries, undrained_since = tonumber(known[1] or ARGV[2]), known[2]
+local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _now
 -- include: _retries
 -- include: _ledger

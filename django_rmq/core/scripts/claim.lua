@@ -17,44 +17,34 @@
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
--- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
 -- ARGV[3] kind
--- ARGV[4] slots           the caller's slot count
--- ARGV[5] retry_priority  original or lowest
--- ARGV[6] backoff_base    ms, after a time-out
--- ARGV[7] backoff_cap     ms
--- ARGV[8] timeout         seconds; the topic's, until the slot has its own
--- ARGV[9] max_retries     the topic's, until the slot has its own
--- ARGV[10] serial         1 or 0
+-- ARGV[4] slots                the caller's slot count
+-- ARGV[5] retry_priority       original or lowest
+-- ARGV[6] backoff_base NUMBER  ms, after a time-out
+-- ARGV[7] backoff_cap NUMBER   ms
+-- ARGV[8] timeout              seconds; the topic's, until the slot has its own
+-- ARGV[9] max_retries          the topic's, until the slot has its own
+-- ARGV[10] serial FLAG         1 or 0
 -- ARGV[11] consumer
--- ARGV[12] number         of the claim: the first, or one that is still open, or the next
--- ARGV[13] lease          ms
--- ARGV[14] limit          messages at most
--- ARGV[15] max_bytes      of members and envelopes; one message is taken whatever its size
+-- ARGV[12] number NUMBER       of the claim: the first, or one that is still open, or the next
+-- ARGV[13] lease NUMBER        ms
+-- ARGV[14] limit NUMBER        messages at most
+-- ARGV[15] max_bytes NUMBER    of members and envelopes; one message is taken whatever its size
 -- ARGV[16] now
 --
 -- Returns {'moved', slots} | {word} | {'ok', taken, held in all, more or end}
 --         word: busy | paused | stale (the number is no longer open) | unfinished (an earlier claim is not over)
 --               | full (a thousand other consumers were here of late)
-local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local prepare_body = KEYS[15]
-local channel, room, kind, slots, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
-local backoff_base, backoff_cap, serial = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[10] == '1'
-local consumer, number, lease = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
-local limit, max_bytes, now = tonumber(ARGV[14]), tonumber(ARGV[15]), ARGV[16]
--- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry, claimants, claim)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control, claims, claim_body, prepare_body)
-if wrong then return wrong end
+
+-- check: types
 if not (number >= 1 and number < 9007199254740992 and lease >= 1 and lease <= 86400000) then
   return redis.error_reply('ERR number or lease is out of bounds')
 end
 local known = redis.call('HMGET', control, 'slots', 'paused', 'timeout', 'max_retries', 'sleeping_until',
   'moving', 'undrained_since')
 local known_slots, paused, sleeping_until, undrained_since = known[1], known[2], known[5], known[7]
-local timeout, max_retries = tonumber(known[3] or ARGV[8]), tonumber(known[4] or ARGV[9])
+local timeout, max_retries = tonumber(known[3] or timeout), tonumber(known[4] or max_retries)
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 limit = math.max(1, limit)
 -- What one script moves member by member, by Redis itself: at most.

@@ -8,18 +8,14 @@
 --
 -- ARGV[1] kind
 -- ARGV[2] slots
--- ARGV[3] timeout      seconds
--- ARGV[4] max_retries
--- ARGV[5] apply        1: do it; 0: only say whether it could be done
+-- ARGV[3] timeout             seconds
+-- ARGV[4] max_retries NUMBER
+-- ARGV[5] apply FLAG          1: do it; 0: only say whether it could be done
 -- ARGV[6] now
 --
 -- Returns ok | refused   refused: live scores would be read anew, priorities as retries or retries as priorities
-local store, prepare, retry, control, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local kind, slots, timeout, max_retries = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local apply, now = ARGV[5] == '1', ARGV[6]
--- include: _types
-local wrong = mistyped('zset', store, prepare, retry, claim) or mistyped('hash', control)
-if wrong then return wrong end
+
+-- check: types
 local known = tonumber(redis.call('HGET', control, 'max_retries')) or max_retries
 local live = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
   + redis.call('ZCARD', claim)

@@ -12,11 +12,8 @@
 --
 -- Returns {store, of these due, prepare, retry, dead, earliest due ms that has passed or empty, owner or empty, 1 if paused,
 --          claimed, ms since when Store of a priority topic has not been empty or empty}
-local store, prepare, retry, dead, control, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local kind, now = ARGV[1], ARGV[2]
--- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead, claim) or mistyped('hash', control)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 local waiting = redis.call('ZCARD', store)
 local due, oldest = waiting, ''

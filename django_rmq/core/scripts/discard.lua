@@ -8,11 +8,8 @@
 -- ARGV[#ARGV] now
 --
 -- Returns a word for each member: dead (it is gone) | changed (it has died again since) | not_found
-local dead, deaths, stats = KEYS[1], KEYS[2], KEYS[3]
-local first, last, now = 1, #ARGV - 1, ARGV[#ARGV]
--- include: _types
-local wrong = mistyped('zset', dead) or mistyped('hash', deaths, stats)
-if wrong then return wrong end
+
+-- check: types
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
 -- include: _ledger
 local words = {}

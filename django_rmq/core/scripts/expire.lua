@@ -17,30 +17,22 @@
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
--- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
 -- ARGV[3] kind
--- ARGV[4] retry_priority  original or lowest
--- ARGV[5] backoff_base    ms
--- ARGV[6] backoff_cap     ms
--- ARGV[7] timeout         seconds; the topic's, until the slot has its own
--- ARGV[8] max_retries     the topic's, until the slot has its own
--- ARGV[9] limit
+-- ARGV[4] retry_priority       original or lowest
+-- ARGV[5] backoff_base NUMBER  ms
+-- ARGV[6] backoff_cap NUMBER   ms
+-- ARGV[7] timeout              seconds; the topic's, until the slot has its own
+-- ARGV[8] max_retries          the topic's, until the slot has its own
+-- ARGV[9] limit NUMBER
 -- ARGV[10] now
 --
 -- Returns how many timed out
-local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local prepare_body = KEYS[15]
-local channel, room, kind, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local backoff_base, backoff_cap = tonumber(ARGV[5]), tonumber(ARGV[6])
-local limit, now = math.min(tonumber(ARGV[9]), 1000), ARGV[10]
--- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry, claimants, claim)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control, claims, claim_body, prepare_body)
-if wrong then return wrong end
+
+-- check: types
+limit = math.min(limit, 1000)
 local known = redis.call('HMGET', control, 'sleeping_until', 'timeout', 'max_retries', 'undrained_since')
-local sleeping_until, timeout, max_retries = known[1], tonumber(known[2] or ARGV[7]), tonumber(known[3] or ARGV[8])
+local sleeping_until, timeout, max_retries = known[1], tonumber(known[2] or timeout), tonumber(known[3] or max_retries)
 local undrained_since = known[4]
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now

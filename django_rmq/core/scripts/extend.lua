@@ -10,11 +10,8 @@
 -- ARGV[#ARGV] now
 --
 -- Returns {'ok'} if every receipt was good, else a word for each member: ok | stale
-local prepare, inflight, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local receipt, first, last, now = ARGV[1], 2, #ARGV - 1, ARGV[#ARGV]
--- include: _types
-local wrong = mistyped('zset', prepare) or mistyped('hash', inflight, stats, control)
-if wrong then return wrong end
+
+-- check: types
 if last < first then return {} end
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 -- include: _now

@@ -1,29 +1,27 @@
 -- Look for text in one state of a slot: a bounded scan that says where to go on.
 --
--- KEYS[1] set      ZSET  the state's: store, prepare, retry or dead
--- KEYS[2] records  HASH  what belongs to it: failures, inflight or deaths
--- KEYS[3] body     HASH  member -> envelope
+-- KEYS[1] set ZSET BY STATE       store, prepare, retry, dead or claim
+-- KEYS[2] records HASH BY STATE   what belongs to it: failures, inflight or deaths
+-- KEYS[3] body HASH BY STATE      member -> envelope: body, prepare_body or claim_body
 --
--- ARGV[1] order         ascending or descending
--- ARGV[2] lowest        only scores from this, up to highest
+-- ARGV[1] order             ascending or descending
+-- ARGV[2] lowest            only scores from this, up to highest
 -- ARGV[3] highest
--- ARGV[4] after_score   go on behind this entry; empty: from the beginning
+-- ARGV[4] after_score       go on behind this entry; empty: from the beginning
 -- ARGV[5] after_member
--- ARGV[6] limit         matches at most
--- ARGV[7] max_bytes     read at most about this much
--- ARGV[8] scan          entries to look at, at most
+-- ARGV[6] limit NUMBER      matches at most
+-- ARGV[7] max_bytes NUMBER  read at most about this much
+-- ARGV[8] scan NUMBER       entries to look at, at most
 -- ARGV[9] text
--- ARGV[10] where        anywhere: in the member, the envelope or the record; error: the class of the last error, or its last part
+-- ARGV[10] where            anywhere: in member, envelope or record; error: the class of the last error, or its last part
 -- ARGV[11] now
 --
 -- Returns {end, found} | {more, found, score, member}     found: {member, score, envelope or nil, record or nil, ...}
-local set, records, body = KEYS[1], KEYS[2], KEYS[3]
-local descending, lowest, highest = ARGV[1] == 'descending', ARGV[2], ARGV[3]
-local after_score, after_member, limit, max_bytes = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
-local scan, text, anywhere, now = math.min(tonumber(ARGV[8]), 1000), ARGV[9], ARGV[10] == 'anywhere', ARGV[11]
--- include: _types
-local wrong = mistyped('zset', set) or mistyped('hash', records, body)
-if wrong then return wrong end
+
+local descending = order == 'descending'
+local anywhere = where == 'anywhere'
+-- check: types
+scan = math.min(scan, 1000)
 -- include: _after
 -- include: _rows
 -- Nothing else is compared: people who may filter by error class may not search bodies or error texts.

@@ -1,15 +1,14 @@
 -- When each of many slots can next be taken from: the slow poll, read only.
 --
--- KEYS[1...] store, retry, prepare, control, claimants of each slot
+-- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot
 --
 -- ARGV[1] kind
--- ARGV[2] timeout  seconds; the topic's, where the slot has none of its own
--- ARGV[3] upkeep   1: only when deliveries time out and leases of claims end
+-- ARGV[2] timeout NUMBER  seconds; the topic's, where the slot has none of its own
+-- ARGV[3] upkeep FLAG     1: only when deliveries time out and leases of claims end
 -- ARGV[4] now
 --
 -- Returns for each slot its next due time in ms (0: something can be taken whatever the time), or empty
-local slots_keys = KEYS
-local kind, timeout, upkeep, now = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
+
 if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
 -- include: _empty
 local function head(i)

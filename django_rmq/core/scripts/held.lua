@@ -6,16 +6,14 @@
 -- KEYS[4] control   HASH  field -> value
 --
 -- ARGV[1] owner
--- ARGV[2] offset   rank in Prepare to begin at
--- ARGV[3] limit
+-- ARGV[2] offset NUMBER  rank in Prepare to begin at
+-- ARGV[3] limit NUMBER
 -- ARGV[4] now
 --
 -- Returns {'busy'} | {'ok', {member, score in Prepare, record, envelope or nil, ...}}
-local prepare, inflight, prepare_body, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner, offset, limit, now = ARGV[1], tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), 1000), ARGV[4]
--- include: _types
-local wrong = mistyped('zset', prepare) or mistyped('hash', inflight, prepare_body, control)
-if wrong then return wrong end
+
+-- check: types
+limit = math.min(limit, 1000)
 local holding = redis.call('HGET', control, 'owner')
 if holding and holding ~= owner and redis.call('ZCARD', prepare) > 0 then return { 'busy' } end
 if holding ~= owner then return { 'ok', {} } end

@@ -17,14 +17,8 @@
 --
 -- Returns for each member {scores in store, prepare, retry, dead and claim, in-flight record, death, last failure,
 --         envelope, envelopes of the claimed copy and of the one in flight}, nil for what there is not
-local store, prepare, inflight, retry, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local deaths, failures, body, claim, claim_body = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local prepare_body = KEYS[11]
-local first, last, now = 1, #ARGV - 1, ARGV[#ARGV]
--- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead, claim)
-  or mistyped('hash', inflight, deaths, failures, body, claim_body, prepare_body)
-if wrong then return wrong end
+
+-- check: types
 if last - first >= 100 then return redis.error_reply('ERR too many members') end
 local found = {}
 for i = first, last do

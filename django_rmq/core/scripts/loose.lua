@@ -12,20 +12,14 @@
 -- KEYS[10] claim_body HASH  claimed member -> envelope
 -- KEYS[11] prepare_body HASH  member in flight -> envelope
 --
--- ARGV[1] kind    inflight, deaths, failures, body, claim_body or prepare_body
--- ARGV[2] cursor  0: from the beginning
--- ARGV[3] repair  1: delete them
+-- ARGV[1] kind         inflight, deaths, failures, body, claim_body or prepare_body
+-- ARGV[2] cursor       0: from the beginning
+-- ARGV[3] repair FLAG  1: delete them
 -- ARGV[4] now
 --
 -- Returns {cursor to go on with (0: all were looked at), how many were looked at, {member, ...}}
-local store, prepare, retry, dead, inflight = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local deaths, failures, body, claim, claim_body = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local prepare_body = KEYS[11]
-local kind, cursor, repair, now = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
--- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead, claim)
-  or mistyped('hash', inflight, deaths, failures, body, claim_body, prepare_body)
-if wrong then return wrong end
+
+-- check: types
 local records, homes = inflight, { prepare }
 if kind == 'deaths' then
   records, homes = deaths, { dead }

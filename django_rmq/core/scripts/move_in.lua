@@ -19,18 +19,12 @@
 -- ARGV[#ARGV] now
 --
 -- Returns in | known (they are in) | stale (not shut by this re-slotting)
-local store, retry, dead, deaths, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local body, stats, control, arrived = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local reslot, source, ticket, kind = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local first, last, now = 6, #ARGV - 1, ARGV[#ARGV]
+
 local retry_priority = ''
--- include: _types
-local wrong = mistyped('zset', store, retry, dead)
-  or mistyped('hash', deaths, failures, body, stats, control, arrived)
-if wrong then return wrong end
+-- check: types
 if (last - first + 1) / 5 > 250 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'max_retries', 'undrained_since')
-local max_retries, undrained_since = tonumber(known[3] or ARGV[5]), known[4]
+local max_retries, undrained_since = tonumber(known[3] or max_retries), known[4]
 if known[1] ~= reslot or not known[2] then return 'stale' end
 if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then return 'known' end
 -- include: _now

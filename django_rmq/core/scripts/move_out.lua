@@ -12,26 +12,20 @@
 -- KEYS[10] claimants ZSET  Spark consumer -> next deadline
 -- KEYS[11] leaving   HASH  what is on its way
 --
--- ARGV[1] reslot     the number of the re-slotting
--- ARGV[2] arrived    the ticket that is known to have arrived; empty: none
--- ARGV[3] target     the other slot
--- ARGV[4] max_bytes  of one hand-over; one message goes whatever its size
+-- ARGV[1] reslot            the number of the re-slotting
+-- ARGV[2] arrived           the ticket that is known to have arrived; empty: none
+-- ARGV[3] target            the other slot
+-- ARGV[4] max_bytes NUMBER  of one hand-over; one message goes whatever its size
 -- ARGV[5] kind
--- ARGV[6...] pairs   store, retry or dead; member
+-- ARGV[6...] pairs          store, retry or dead; member
 -- ARGV[#ARGV] now
 --
 -- Returns {stale} (not shut by this re-slotting) | {busy} (something is in flight) | {nothing}
 --       | {word, ticket, target, {state, member, score, failure, envelope or death, ...}}
 --         word: moved, or staged where an earlier hand-over has to arrive first; empty texts where there is none
-local store, prepare, retry, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, claimants, leaving = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local reslot, arrived, target, max_bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local kind, first, last, now = ARGV[5], 6, #ARGV - 1, ARGV[#ARGV]
+
 local max_retries, retry_priority = 0, ''
--- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead, claimants)
-  or mistyped('hash', deaths, failures, body, stats, control, leaving)
-if wrong then return wrong end
+-- check: types
 if (last - first + 1) / 2 > 250 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'tickets', 'undrained_since')
 local undrained_since = known[4]

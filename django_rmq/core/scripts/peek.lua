@@ -1,26 +1,23 @@
 -- List one state of a slot by score, changing nothing.
 --
--- KEYS[1] set      ZSET  the state's: store, prepare, retry or dead
--- KEYS[2] records  HASH  what belongs to it: failures, inflight or deaths
--- KEYS[3] body     HASH  member -> envelope
+-- KEYS[1] set ZSET BY STATE       store, prepare, retry, dead or claim
+-- KEYS[2] records HASH BY STATE   what belongs to it: failures, inflight or deaths
+-- KEYS[3] body HASH BY STATE      member -> envelope: body, prepare_body or claim_body
 --
--- ARGV[1] order         ascending or descending
--- ARGV[2] lowest        only scores from this, up to highest
+-- ARGV[1] order             ascending or descending
+-- ARGV[2] lowest            only scores from this, up to highest
 -- ARGV[3] highest
--- ARGV[4] after_score   go on behind this entry; empty: from the beginning
+-- ARGV[4] after_score       go on behind this entry; empty: from the beginning
 -- ARGV[5] after_member
--- ARGV[6] limit
--- ARGV[7] max_bytes     stop behind the entry that reaches it
+-- ARGV[6] limit NUMBER
+-- ARGV[7] max_bytes NUMBER  stop behind the entry that reaches it
 -- ARGV[8] now
 --
 -- Returns {more | end, {member, score, envelope or nil, record or nil, ...}}; more: go on behind the last
-local set, records, body = KEYS[1], KEYS[2], KEYS[3]
-local descending, lowest, highest = ARGV[1] == 'descending', ARGV[2], ARGV[3]
-local after_score, after_member, limit, max_bytes = ARGV[4], ARGV[5], math.min(tonumber(ARGV[6]), 1000), tonumber(ARGV[7])
-local now = ARGV[8]
--- include: _types
-local wrong = mistyped('zset', set) or mistyped('hash', records, body)
-if wrong then return wrong end
+
+local descending = order == 'descending'
+-- check: types
+limit = math.min(limit, 1000)
 -- include: _after
 -- include: _rows
 local rows = rows_from(set, descending, lowest, highest, after_score, after_member, limit + 1)

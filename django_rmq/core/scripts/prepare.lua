@@ -17,20 +17,20 @@
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
--- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
 -- ARGV[3] kind
--- ARGV[4] slots           the caller's slot count
--- ARGV[5] retry_priority  original or lowest
--- ARGV[6] backoff_base    ms, after a time-out
--- ARGV[7] backoff_cap     ms
--- ARGV[8] timeout         seconds; the topic's, until the slot has its own
--- ARGV[9] max_retries     the topic's, until the slot has its own
--- ARGV[10] serial         1 or 0
+-- ARGV[4] slots                the caller's slot count
+-- ARGV[5] retry_priority       original or lowest
+-- ARGV[6] backoff_base NUMBER  ms, after a time-out
+-- ARGV[7] backoff_cap NUMBER   ms
+-- ARGV[8] timeout              seconds; the topic's, until the slot has its own
+-- ARGV[9] max_retries          the topic's, until the slot has its own
+-- ARGV[10] serial FLAG         1 or 0
 -- ARGV[11] owner
--- ARGV[12] epoch          of the owner's acquire; empty: not fenced
--- ARGV[13] limit          messages at most
--- ARGV[14] max_bytes      of members and envelopes; one message is handed out whatever its size
--- ARGV[15] after_score    with ARGV[16]: go on behind this entry; empty: from the head
+-- ARGV[12] epoch NUMBER        of the owner's acquire; empty: not fenced
+-- ARGV[13] limit NUMBER        messages at most
+-- ARGV[14] max_bytes NUMBER    of members and envelopes; one message is handed out whatever its size
+-- ARGV[15] after_score         with ARGV[16]: go on behind this entry; empty: from the head
 -- ARGV[16] after_member
 -- ARGV[17] now
 --
@@ -38,27 +38,19 @@
 --       | {'more', next due, score, member}                                    go on behind this entry
 --       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}[, 'suspect']}
 --         no retries left: all have ARGV[9]; no envelopes: each member is its own body; suspect: its last end was a time-out
-local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local prepare_body = KEYS[15]
-local channel, room, kind, slots, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
-local backoff_base, backoff_cap, serial = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[10] == '1'
-local owner, epoch, limit, max_bytes = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
-local after_score, after_member, now = ARGV[15], ARGV[16], ARGV[17]
--- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry, claimants)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control, prepare_body)
-if wrong then return wrong end
+
+-- check: types but claim claims claim_body
 -- The other keys of claims are touched only while something is claimed.
 local claimed = redis.call('ZCARD', claimants) > 0
-if claimed then wrong = mistyped('zset', claim) or mistyped('hash', claims, claim_body) end
-if wrong then return wrong end
+local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body))
+if wrong_claim then return wrong_claim end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
   'max_retries', 'sleeping_until', 'moving', 'undrained_since')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
 local receipt = (tonumber(known[5]) or 0) + 1
-local timeout, max_retries, sleeping_until = tonumber(known[6] or ARGV[8]), tonumber(known[7] or ARGV[9]), known[8]
+-- What the caller assumes where no retries left are told: those of its own settings.
+local expected = tonumber(max_retries)
+local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
 local undrained_since = known[10]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 if epoch and known_epoch and epoch < known_epoch then
@@ -242,8 +234,6 @@ if total > 0 and redis.call('HLEN', body) > 0 then
   end
   kept = redis.call('HMGET', body, unpack(names))
 end
--- What the caller assumes where no retries left are told: those of its own settings.
-local expected = tonumber(ARGV[9])
 local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, false, nil
 local members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}
 local bodies = {}

@@ -10,18 +10,15 @@
 -- ARGV[2] kind
 -- ARGV[3] retry_priority  original or lowest
 -- ARGV[4] max_retries     the topic's, until the slot has its own
--- ARGV[5] limit
+-- ARGV[5] limit NUMBER
 -- ARGV[6] now
 --
 -- Returns how many came back
-local store, retry, failures, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local channel, kind, retry_priority = ARGV[1], ARGV[2], ARGV[3]
-local limit, now = math.min(tonumber(ARGV[5]), 1000), ARGV[6]
--- include: _types
-local wrong = mistyped('zset', store, retry) or mistyped('hash', failures, stats, control)
-if wrong then return wrong end
+
+-- check: types
+limit = math.min(limit, 1000)
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
-local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or ARGV[4]), known[3]
+local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or max_retries), known[3]
 -- include: _now
 -- include: _retries
 -- include: _ledger

@@ -12,22 +12,17 @@
 -- KEYS[10] control  HASH  field -> value
 --
 -- ARGV[1] kind
--- ARGV[2] state   store, retry or dead
--- ARGV[3] lowest  only scores from this, up to highest
+-- ARGV[2] state         store, retry or dead
+-- ARGV[3] lowest        only scores from this, up to highest
 -- ARGV[4] highest
--- ARGV[5] limit
+-- ARGV[5] limit NUMBER
 -- ARGV[6] now
 --
 -- Returns how many are gone
-local store, retry, dead, prepare = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local deaths, failures, body, stats, claim, control = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local kind, state, lowest, highest = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local limit, now = math.min(tonumber(ARGV[5]), 1000), ARGV[6]
+
 local max_retries, retry_priority = 0, ''
--- include: _types
-local wrong = mistyped('zset', store, retry, dead, prepare, claim)
-  or mistyped('hash', deaths, failures, body, stats, control)
-if wrong then return wrong end
+-- check: types
+limit = math.min(limit, 1000)
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
 -- include: _retries

@@ -1,16 +1,13 @@
 -- Where members of one state stand among those of the same score, changing nothing.
 --
--- KEYS[1] set  ZSET  the state's: store, prepare, retry or dead
+-- KEYS[1] set ZSET BY STATE  store, prepare, retry, dead or claim
 --
 -- ARGV[1...] members
 -- ARGV[#ARGV] now
 --
 -- Returns for each member its rank from 0 among those of its score, nil where it is not there
-local set = KEYS[1]
-local first, last, now = 1, #ARGV - 1, ARGV[#ARGV]
--- include: _types
-local wrong = mistyped('zset', set)
-if wrong then return wrong end
+
+-- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local ranks = {}
 for i = first, last do

@@ -5,19 +5,16 @@
 -- KEYS[3] claim_body  HASH  member -> envelope
 --
 -- ARGV[1] consumer
--- ARGV[2] number     of the claim; 0: whichever is the newest
--- ARGV[3] offset     rank to begin at
--- ARGV[4] limit      0: look at its state only
+-- ARGV[2] number NUMBER  of the claim; 0: whichever is the newest
+-- ARGV[3] offset NUMBER  rank to begin at
+-- ARGV[4] limit NUMBER   0: look at its state only
 -- ARGV[5] now
 --
 -- Returns {state, number, size, {member, score, ...}, {envelope, ...}}
 --         state: open | sealed | acked | lost | returned | none; size and rows of another claim are never told
-local claim, claims, claim_body = KEYS[1], KEYS[2], KEYS[3]
-local consumer, number, offset = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local limit, now = math.min(tonumber(ARGV[4]), 1000), ARGV[5]
--- include: _types
-local wrong = mistyped('zset', claim) or mistyped('hash', claims, claim_body)
-if wrong then return wrong end
+
+-- check: types
+limit = math.min(limit, 1000)
 local newest, state = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) ')
 newest, state = tonumber(newest) or 0, state or 'none'
 if number > 0 and number ~= newest then return { 'none', newest, 0, {}, {} } end

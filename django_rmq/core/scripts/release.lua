@@ -13,23 +13,16 @@
 -- KEYS[11] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
--- ARGV[2] room     others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[2] room NUMBER  others may take while Prepare holds fewer than this; 1 on serial topics
 -- ARGV[3] kind
 -- ARGV[4] receipt
 -- ARGV[5...] members
 -- ARGV[#ARGV] now
 --
 -- Returns a word for each member: ok | stale
-local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local prepare_body = KEYS[11]
-local channel, room, kind, receipt = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local first, last, now = 5, #ARGV - 1, ARGV[#ARGV]
+
 local retry_priority, backoff_base, backoff_cap, claim = '', 0, 0, nil
--- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control, prepare_body)
-if wrong then return wrong end
+-- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
 local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or 16), known[3]

@@ -18,14 +18,9 @@
 -- ARGV[#ARGV] now
 --
 -- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
-local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry, claim = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local kind, which, first, last, now = ARGV[1], ARGV[2], 3, #ARGV - 1, ARGV[#ARGV]
+
 local max_retries, retry_priority = 0, ''
--- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry, claim)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control)
-if wrong then return wrong end
+-- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now

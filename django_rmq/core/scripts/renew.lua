@@ -7,17 +7,14 @@
 -- KEYS[5] claims     HASH  Spark consumer -> "number state ms"
 --
 -- ARGV[1] consumer
--- ARGV[2] number   of the claim
--- ARGV[3] lease    ms
--- ARGV[4] seal     1 or 0
+-- ARGV[2] number NUMBER  of the claim
+-- ARGV[3] lease NUMBER   ms
+-- ARGV[4] seal FLAG      1 or 0
 -- ARGV[5] now
 --
 -- Returns {'ok', held in all} | {'stale'}   stale: the claim is lost, or was never there
-local stats, control, claimants, claim, claims = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local consumer, number, lease, seal, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
--- include: _types
-local wrong = mistyped('zset', claimants, claim) or mistyped('hash', stats, control, claims)
-if wrong then return wrong end
+
+-- check: types
 if not (lease >= 1 and lease <= 86400000) then return redis.error_reply('ERR lease is out of bounds') end
 -- include: _now
 -- include: _ledger

@@ -5,18 +5,14 @@
 --
 -- ARGV[1] channel
 -- ARGV[2] slot
--- ARGV[3] reslot      the number of the re-slotting
--- ARGV[4] deliveries  the highest receipt of the slots that messages came from: receipts go on rising
--- ARGV[5] paused      1: one of those slots was paused
+-- ARGV[3] reslot       the number of the re-slotting
+-- ARGV[4] deliveries   the highest receipt of the slots that messages came from: receipts go on rising
+-- ARGV[5] paused FLAG  1: one of those slots was paused
 -- ARGV[6] now
 --
 -- Returns open | known (it was open) | stale (another re-slotting was here, or none)
-local control, arrived = KEYS[1], KEYS[2]
-local channel, slot, reslot, deliveries = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local paused, now = ARGV[5] == '1', ARGV[6]
--- include: _types
-local wrong = mistyped('hash', control, arrived)
-if wrong then return wrong end
+
+-- check: types
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'deliveries')
 if known[1] ~= reslot then return 'stale' end
 if not known[2] then return 'known' end

@@ -20,17 +20,12 @@
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | a word for each member: replayed | merged | not_found
-local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry, claim = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local channel, slots, kind, first, last, now = ARGV[1], ARGV[2], ARGV[3], 5, #ARGV - 1, ARGV[#ARGV]
+
 local retry_priority = ''
--- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry, claim)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control)
-if wrong then return wrong end
+-- check: types
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'slots', 'undrained_since')
-local sleeping_until, max_retries, known_slots = known[1], tonumber(known[2] or ARGV[4]), known[3]
+local sleeping_until, max_retries, known_slots = known[1], tonumber(known[2] or max_retries), known[3]
 local undrained_since = known[4]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now

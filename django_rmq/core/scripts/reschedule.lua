@@ -14,15 +14,12 @@
 -- ARGV[#ARGV] now
 --
 -- Returns what each member was found as: waiting | retry (both have the new score now) | refused | in_flight | not_found
-local store, retry, prepare, stats, control, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local channel, kind, first, last, now = ARGV[1], ARGV[2], 4, #ARGV - 1, ARGV[#ARGV]
+
 local retry_priority = ''
--- include: _types
-local wrong = mistyped('zset', store, retry, prepare, claim) or mistyped('hash', stats, control)
-if wrong then return wrong end
+-- check: types
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
-local sleeping_until, max_retries = known[1], tonumber(known[2] or ARGV[3])
+local sleeping_until, max_retries = known[1], tonumber(known[2] or max_retries)
 -- include: _now
 -- include: _retries
 -- include: _ledger

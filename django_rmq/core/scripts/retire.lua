@@ -21,16 +21,8 @@
 -- ARGV[1] now
 --
 -- Returns retired | holds (messages: nothing is changed)
-local store, prepare, retry, dead, claimants, leaving = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local inflight, deaths, failures, body, prepare_body = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local claims, claim, claim_body, arrived = KEYS[12], KEYS[13], KEYS[14], KEYS[15]
-local stats, control = KEYS[16], KEYS[17]
-local now = ARGV[1]
--- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead, claimants, claim)
-  or mistyped('hash', leaving, inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived)
-  or mistyped('hash', stats, control)
-if wrong then return wrong end
+
+-- check: types
 if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim) > 0 then return 'holds' end
 redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived, stats, control)
 return 'retired'

@@ -17,33 +17,24 @@
 -- KEYS[15] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
--- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
 -- ARGV[3] kind
--- ARGV[4] retry_priority  original or lowest
--- ARGV[5] backoff_base    ms
--- ARGV[6] backoff_cap     ms
--- ARGV[7] max_retries     the topic's, until the slot has its own
+-- ARGV[4] retry_priority       original or lowest
+-- ARGV[5] backoff_base NUMBER  ms
+-- ARGV[6] backoff_cap NUMBER   ms
+-- ARGV[7] max_retries          the topic's, until the slot has its own
 -- ARGV[8] consumer
--- ARGV[9] number          of the claim
--- ARGV[10] spent          1 or 0
--- ARGV[11] limit          messages at most
+-- ARGV[9] number NUMBER        of the claim
+-- ARGV[10] spent FLAG          1 or 0
+-- ARGV[11] limit NUMBER        messages at most
 -- ARGV[12] now
 --
 -- Returns {word, left in the claim}   word: ok (ask again while something is left) | stale (acknowledged, or never there)
-local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local claimants, claim, claims, claim_body = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local prepare_body = KEYS[15]
-local channel, room, kind, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local backoff_base, backoff_cap = tonumber(ARGV[5]), tonumber(ARGV[6])
-local consumer, number, spent = ARGV[8], tonumber(ARGV[9]), ARGV[10] == '1'
-local limit, now = math.min(tonumber(ARGV[11]), 1000), ARGV[12]
--- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry, claimants, claim)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control, claims, claim_body, prepare_body)
-if wrong then return wrong end
+
+-- check: types
+limit = math.min(limit, 1000)
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
-local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or ARGV[7]), known[3]
+local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or max_retries), known[3]
 -- include: _now
 -- include: _retries
 -- include: _ledger

@@ -13,27 +13,19 @@
 -- KEYS[11] prepare_body HASH  member in flight -> envelope
 --
 -- ARGV[1] channel
--- ARGV[2] room            others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
 -- ARGV[3] kind
 -- ARGV[4] receipt
--- ARGV[5] retry_priority  original or lowest
--- ARGV[6] backoff_base    ms
--- ARGV[7] backoff_cap     ms
--- ARGV[8...] failures     member, what (failed, undecodable, timed_out, rejected), delay ms or empty, error
+-- ARGV[5] retry_priority       original or lowest
+-- ARGV[6] backoff_base NUMBER  ms
+-- ARGV[7] backoff_cap NUMBER   ms
+-- ARGV[8...] failures          member, what (failed, undecodable, timed_out, rejected), delay ms or empty, error
 -- ARGV[#ARGV] now
 --
 -- Returns a word for each member: ok | stale
-local store, prepare, inflight, dead, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, body, stats, control, retry = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local prepare_body = KEYS[11]
-local channel, room, kind, receipt, retry_priority = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
-local backoff_base, backoff_cap = tonumber(ARGV[6]), tonumber(ARGV[7])
-local first, last, now = 8, #ARGV - 1, ARGV[#ARGV]
+
 local claim = nil
--- include: _types
-local wrong = mistyped('zset', store, prepare, dead, retry)
-  or mistyped('hash', inflight, deaths, failures, body, stats, control, prepare_body)
-if wrong then return wrong end
+-- check: types
 if (last - first + 1) / 4 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
 local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or 16), known[3]

@@ -6,20 +6,17 @@
 -- KEYS[4] dead     ZSET  member -> ms of death
 -- KEYS[5] claim    ZSET  claimed member -> score it was taken with
 --
--- ARGV[1] scan       entries to look at, about at most
--- ARGV[2] max_bytes  read at most about this much
--- ARGV[3] digests    SHA-1 in hexadecimal, one after the other
+-- ARGV[1] scan NUMBER       entries to look at, about at most
+-- ARGV[2] max_bytes NUMBER  read at most about this much
+-- ARGV[3] digests           SHA-1 in hexadecimal, one after the other
 -- ARGV[4...] state, score (empty: all scores), rank of the place among these, how far from it was looked before; of each area
 -- ARGV[#ARGV] now
 --
 -- Returns {members, looked}     members: one for each digest, nil where it was not found;
 --                               looked: for each area how far from its place was looked, -1 where nothing of it is left
-local store, prepare, retry, dead, claim = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local scan, max_bytes, digests = math.min(tonumber(ARGV[1]), 2000), tonumber(ARGV[2]), ARGV[3]
-local first, last, now = 4, #ARGV - 1, ARGV[#ARGV]
--- include: _types
-local wrong = mistyped('zset', store, prepare, retry, dead, claim)
-if wrong then return wrong end
+
+-- check: types
+scan = math.min(scan, 2000)
 if last - first >= 400 then return redis.error_reply('ERR too many areas') end
 local members, wanted, missing = {}, {}, #digests / 40
 for i = 1, missing do

@@ -7,17 +7,15 @@
 -- KEYS[5] control  HASH  field -> value
 --
 -- ARGV[1] channel
--- ARGV[2] slots      the caller's slot count
--- ARGV[3] limit      how many may wait here; 0: any number
--- ARGV[4] range_ms
--- ARGV[5] n
--- ARGV[6...] members  n of them, then n envelopes where the topic is keyed
+-- ARGV[2] slots            the caller's slot count
+-- ARGV[3] limit NUMBER     how many may wait here; 0: any number
+-- ARGV[4] range_ms NUMBER
+-- ARGV[5] n NUMBER
+-- ARGV[6...] members       n of them, then n envelopes where the topic is keyed
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | {'stored', score} | {'mixed', words, scores}
-local store, retry, body, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local channel, slots, limit, range_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local n, first, now = tonumber(ARGV[5]), 6, ARGV[#ARGV]
+
 local kind, max_retries, retry_priority, settled_retries, undrained_since = 'range_merge', 0, '', true, nil
 local envelope = #ARGV > first + n and first + n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until')
@@ -26,9 +24,7 @@ local due = now_ms + range_ms
 local alone = n == 1 and range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and ARGV[first]
 local at, answer, met, floor = due, { 'stored', due }, 'merged', 999
 -- include: _alone
--- include: _types
-local wrong = mistyped('zset', store, retry) or mistyped('hash', body, stats, control)
-if wrong then return wrong end
+-- check: types
 if known.err then return known end
 if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
   return redis.error_reply('ERR range_ms or n is out of bounds')

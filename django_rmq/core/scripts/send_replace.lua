@@ -7,22 +7,20 @@
 -- KEYS[5] control  HASH  field -> value
 --
 -- ARGV[1] channel
--- ARGV[2] slots        the caller's slot count
--- ARGV[3] limit        how many may wait here; 0: any number
--- ARGV[4] kind         priority or fixed_time
--- ARGV[5] max_retries  the topic's, until the slot has its own
--- ARGV[6] n
--- ARGV[7...] pairs     n times score, member; then n envelopes where the topic is keyed
+-- ARGV[2] slots         the caller's slot count
+-- ARGV[3] limit NUMBER  how many may wait here; 0: any number
+-- ARGV[4] kind          priority or fixed_time
+-- ARGV[5] max_retries   the topic's, until the slot has its own
+-- ARGV[6] n NUMBER
+-- ARGV[7...] pairs      n times score, member; then n envelopes where the topic is keyed
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
-local store, retry, body, stats, control = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local channel, slots, limit, kind = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local n, first, now = tonumber(ARGV[6]), 7, ARGV[#ARGV]
+
 local retry_priority = ''
 local envelope = #ARGV > first + 2 * n and first + 2 * n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
-local max_retries, settled_retries = tonumber(known[3] or ARGV[5]), known[3] or kind ~= 'priority'
+local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
 -- include: _retries
 local at, answer = ARGV[first], { 'stored' }
 local met, floor = 'replaced', kind == 'priority' and floor_priority() or 999
@@ -31,9 +29,7 @@ local is_noted = kind ~= 'priority' or known[4]
 local alone = n == 1 and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1]
 local due = kind == 'priority' and 0 or tonumber(at)
 -- include: _alone
--- include: _types
-local wrong = mistyped('zset', store, retry) or mistyped('hash', body, stats, control)
-if wrong then return wrong end
+-- check: types
 if known.err then return known end
 if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
 local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4]

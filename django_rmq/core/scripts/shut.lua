@@ -11,19 +11,15 @@
 -- ARGV[2] slot
 -- ARGV[3] slots        the new slot count
 -- ARGV[4] reslot       the number of the re-slotting
--- ARGV[5] fresh        1: the slot was no slot of the topic before, and takes time-out and retries from here
+-- ARGV[5] fresh FLAG   1: the slot was no slot of the topic before, and takes time-out and retries from here
 -- ARGV[6] timeout      seconds
 -- ARGV[7] max_retries
--- ARGV[8] empty        1: only if the slot holds nothing
+-- ARGV[8] empty FLAG   1: only if the slot holds nothing
 -- ARGV[9] now
 --
 -- Returns shut | known (by this re-slotting before) | stale (a later one was here) | holds
-local control, store, prepare, retry, dead, claimants = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local channel, slot, slots, reslot, fresh = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
-local timeout, max_retries, empty, now = ARGV[6], ARGV[7], ARGV[8] == '1', ARGV[9]
--- include: _types
-local wrong = mistyped('hash', control) or mistyped('zset', store, prepare, retry, dead, claimants)
-if wrong then return wrong end
+
+-- check: types
 local known = tonumber(redis.call('HGET', control, 'reslot')) or 0
 if known > tonumber(reslot) then return 'stale' end
 if known == tonumber(reslot) then return 'known' end

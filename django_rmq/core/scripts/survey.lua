@@ -10,11 +10,8 @@
 --
 -- Returns {slots, reslot, 1 where shut, 1 where paused, deliveries, in flight, claims, rescheduled, revived, ticket on its way}
 --         as texts, empty where there is none; in flight and claims are numbers
-local control, prepare, claimants, stats, leaving = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local now = ARGV[1]
--- include: _types
-local wrong = mistyped('hash', control, stats, leaving) or mistyped('zset', prepare, claimants)
-if wrong then return wrong end
+
+-- check: types
 local known = redis.call('HMGET', control, 'slots', 'reslot', 'moving', 'paused', 'deliveries')
 local counted = redis.call('HMGET', stats, 'rescheduled', 'revived')
 return { known[1] or '', known[2] or '', known[3] or '', known[4] or '', known[5] or '',

@@ -8,11 +8,8 @@
 -- ARGV[4] now
 --
 -- Returns {new} | {running} an earlier attempt | {other} it was with other content | {done, what was kept}
-local answer = KEYS[1]
-local print, token, lease_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- include: _types
-local wrong = mistyped('hash', answer)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 local found = redis.call('HMGET', answer, 'print', 'kept', 'ends')
 local known, kept, ends = found[1], found[2], tonumber(found[3] or '')

@@ -8,11 +8,8 @@
 -- ARGV[4] now
 --
 -- Returns ok | stale: it was begun anew since, or is forgotten
-local answer = KEYS[1]
-local token, kept, keep_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- include: _types
-local wrong = mistyped('hash', answer)
-if wrong then return wrong end
+
+-- check: types
 if redis.call('HGET', answer, 'token') ~= token then return 'stale' end
 if kept == '' then
   redis.call('HDEL', answer, 'print', 'token', 'ends')

@@ -3,16 +3,13 @@
 -- KEYS[1] limits  HASH  field -> value
 --
 -- ARGV[1] worker
--- ARGV[2] ended     how many of its messages are in flight no more
--- ARGV[3] lease_ms  how long what is left is kept from now on; 0: as long as before
+-- ARGV[2] ended NUMBER     how many of its messages are in flight no more
+-- ARGV[3] lease_ms NUMBER  how long what is left is kept from now on; 0: as long as before
 -- ARGV[4] now
 --
 -- Returns how many it has left
-local limits = KEYS[1]
-local worker, ended, lease_ms, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
--- include: _types
-local wrong = mistyped('hash', limits)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 -- A write of nothing first, so that a full server lets the rest pass: what ends drains.
 redis.call('HDEL', limits, '')

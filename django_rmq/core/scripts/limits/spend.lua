@@ -2,17 +2,14 @@
 --
 -- KEYS[1] bucket  HASH  field -> value
 --
--- ARGV[1] each    us until one more has gathered
--- ARGV[2] size    how many it holds when it is full
--- ARGV[3] wanted  below 0: so many are given back
+-- ARGV[1] each NUMBER    us until one more has gathered
+-- ARGV[2] size NUMBER    how many it holds when it is full
+-- ARGV[3] wanted NUMBER  below 0: so many are given back
 -- ARGV[4] now
 --
 -- Returns us until there is enough; 0: it is spent
-local bucket = KEYS[1]
-local each, size, wanted, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
--- include: _types
-local wrong = mistyped('hash', bucket)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 -- 'empty' is when it was last empty, as if it had filled from then on without an end.
 local full_us = each * size

@@ -481,6 +481,18 @@ def test_a_script_reads_no_unknown_global_and_writes_none(source: Source, redis_
     assert chunk.written == set()
 
 
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_fragment_reads_what_it_says_that_it_needs_and_nothing_else(
+    name: str, redis_client: redis.Redis
+) -> None:
+    source = Source(name)
+    needs = re.findall(r"\w+", " ".join(re.findall(r"^-- needs: (.*)$", source.text, re.MULTILINE)))
+    assert len(needs) == len(set(needs))
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, source.code)
+    assert isinstance(dump, bytes)
+    assert Bytecode(dump).read - KNOWN_GLOBALS == set(needs)
+
+
 def test_a_misspelt_name_shows_as_a_global(redis_client: redis.Redis) -> None:
     dump = redis_client.eval(
         "return string.dump(loadstring(ARGV[1]))", 0, "local a = 1\nfunction f() b = aa end"

@@ -1,6 +1,10 @@
 -- One message of which nothing rests as a retry, by as few looks as that takes. A look finds a key of the wrong type by
 -- itself and changes nothing, nor does ZADD NX where a copy waits: whatever finds more goes the long way, from its start.
 -- `met`: what a send is called that meets a copy with a score above `floor`, those of retries.
+--
+-- needs: store retry body stats
+-- needs: alone limit known slots due envelope at floor met answer
+
 if alone and limit == 0 and known[1] == slots and not (known[2] and due < tonumber(known[2])) then
   local is_free = not envelope and redis.pcall('EXISTS', retry, body) == 0
     or not redis.pcall('ZSCORE', retry, alone) and type(redis.pcall('HLEN', body)) == 'number'

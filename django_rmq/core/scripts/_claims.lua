@@ -1,3 +1,9 @@
+-- What a claim gives back, and the end of its lease.
+--
+-- needs: store retry failures body claimants claim claim_body
+-- needs: kind now_ms count is_retry budget parse_failure first_score go_on
+-- needs: newest_claim note_claim close_claim forget_claimed
+
 -- The body goes where the message goes, unless a newer one is there. Returns it.
 local function unclaim(member)
   local kept = redis.call('HGET', claim_body, member)

@@ -1,4 +1,7 @@
 -- Whether `slots` slots hold nothing that can ever be taken: most of many hold nothing, and one look says so of sixteen.
+--
+-- needs: slots_keys
+
 local function all_empty(first, slots)
   local keys, n = {}, 0
   for i = first, math.min(first + 5 * (slots - 1), #slots_keys), 5 do

@@ -1,4 +1,7 @@
 -- Deliveries and claims that time has ended, at most `limit`. Returns how many, and when the first can be taken again.
+--
+-- needs: prepare inflight timeout claimed max_retries now_s bounded text_of end_failed expire_claim
+
 local function expire_due(limit)
   local ahead = redis.call('ZRANGEBYSCORE', prepare, text_of((now_s + timeout + 1) * 1000), '+inf',
     'WITHSCORES', 'LIMIT', 0, limit)

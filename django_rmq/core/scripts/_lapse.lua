@@ -1,4 +1,7 @@
 -- What waits may lapse: its time to live is in its envelope, and it dies where it is found.
+--
+-- needs: store retry failures body now_ms count parse_failure first_score die
+
 local function has_lapsed(envelope)
   local expires = tonumber(string.match(envelope, '^(%d+) '))
   return expires and expires > 0 and expires < now_ms

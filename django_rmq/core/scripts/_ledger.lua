@@ -1,4 +1,7 @@
 -- What this script did, written to the ledger last: a counter that cannot be written costs no message.
+--
+-- needs: stats
+
 local counts = {}
 local function count(name, by)
   counts[name] = (counts[name] or 0) + (by or 1)

@@ -1,4 +1,7 @@
 -- The clock of the slot: Redis' own, unless a test gave `now` in microseconds.
+--
+-- needs: now
+
 local now_us = tonumber(now)
 if not now_us then
   local clock = redis.call('TIME')

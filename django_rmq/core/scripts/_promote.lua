@@ -1,4 +1,7 @@
 -- Back-offs that time has ended, at most `limit`: back to Store, or given up for a newer send. Returns how many.
+--
+-- needs: store retry failures now_ms count bounded text_of retry_score
+
 local function promote_due(limit)
   local rested = redis.call('ZRANGEBYSCORE', retry, '-inf', '(' .. text_of(now_ms + 1), 'WITHSCORES',
     'LIMIT', 0, limit)

@@ -1,4 +1,7 @@
 -- Up to `limit` rows (member, score, ...) behind the cursor, by rank: offsets into large groups would be slow.
+--
+-- needs: rank_after
+
 local function rows_from(set, descending, lowest, highest, after_score, after_member, limit)
   local from
   if descending then

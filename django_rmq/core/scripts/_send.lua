@@ -3,6 +3,10 @@
 -- 'present'.
 -- Both at once: a stranger's ZADD met a resting retry, which is dropped. `taken[i]`: the member counts as present.
 -- ZADD (or HSET) comes first, so that a full server refuses a send.
+--
+-- needs: store retry body control limit slots known_slots kind sleeping_until
+-- needs: count keep_counts is_retry wake
+
 local function place(members, rows, envelope, met, overwrite, taken)
   local n = #members
   local waiting, resting = redis.call('ZCARD', store), redis.call('ZCARD', retry)
@@ -72,9 +76,6 @@ local function place(members, rows, envelope, met, overwrite, taken)
     earliest = math.min(earliest, tonumber(flat[i]))
   end
   if not known_slots then redis.pcall('HSET', control, 'slots', slots) end
-  -- Which scores are retries here is settled by the first priority that waits.
-  if not settled_retries then redis.pcall('HSET', control, 'max_retries', text_of(max_retries)) end
-  note_undrained()
   if earliest < math.huge then wake(kind == 'priority' and 0 or earliest) end
   keep_counts()
   if clean then return { 'stored' } end

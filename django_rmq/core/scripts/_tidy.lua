@@ -1,5 +1,9 @@
 -- What a Spark consumer holds: `claim` its messages with the scores they were taken with, `claim_body` their bodies,
 -- `claims` the number and state of its newest claim. One consumer at a time, for as long as it is in `claimants`.
+--
+-- needs: store retry failures claimants claim claims claim_body
+-- needs: now_ms count
+
 local function newest_claim(of)
   local number, state = string.match(redis.call('HGET', claims, of) or '', '^(%d+) (%l+) ')
   return tonumber(number) or 0, state or 'none'

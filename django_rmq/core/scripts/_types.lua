@@ -1,4 +1,5 @@
 -- Redis does not roll back a script that fails half way: look at every key before the first write.
+
 local function mistyped(wanted, ...)
   local keys = { ... }
   for i = 1, #keys do

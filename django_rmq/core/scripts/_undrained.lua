@@ -1,4 +1,7 @@
 -- Priorities hold no time, so the slot notes since when its Store has not been empty. Where time orders, its scores tell.
+--
+-- needs: store control kind undrained_since now_ms text_of
+
 local function note_undrained()
   if kind ~= 'priority' then return end
   local waits = redis.call('EXISTS', store) == 1

@@ -1,4 +1,7 @@
 -- Wake who sleeps past `due_ms`, once: the next to fall asleep writes `sleeping_until` anew.
+--
+-- needs: store control channel sleeping_until
+
 local GATE = 9007199254740992
 local function wake(due_ms)
   local sleeper = tonumber(sleeping_until)

@@ -20,15 +20,15 @@
 --
 -- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
 
-local channel, retry_priority, backoff_base, backoff_cap, prepare_body = '', '', 0, 0, nil
 -- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'max_retries', 'undrained_since')
 local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _now
+-- include: _numbers
 -- include: _retries
 -- include: _ledger
--- include: _failures
+-- include: _deaths
 -- include: _undrained
 redis.call('HDEL', control, '')
 local words = {}

@@ -51,9 +51,14 @@ limit = math.max(1, limit)
 local STEP, STEP_BYTES = 2500, 16777216
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
+-- include: _numbers
 -- include: _retries
+-- include: _retry_score
 -- include: _ledger
 -- include: _wake
+-- include: _backoff
+-- include: _deaths
+-- include: _endings
 -- include: _failures
 -- include: _lapse
 -- include: _tidy

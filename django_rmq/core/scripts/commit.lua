@@ -21,17 +21,19 @@
 --
 -- Returns {'ok'} if every receipt was good, else a word for each member: ok | stale
 
-local retry_priority, backoff_base, backoff_cap, claim = '', 0, 0, nil
 -- check: types
 if last < first then return {} end
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
 local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _now
+-- include: _numbers
 -- include: _retries
 -- include: _ledger
 -- include: _wake
--- include: _failures
+-- include: _deaths
+-- include: _endings
+-- include: _marked
 local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
 local prefix = receipt .. ' '
 local width, words, done, marked, top = #prefix, {}, {}, {}, 0
@@ -73,7 +75,7 @@ for _, i in ipairs(marked) do
   -- Asked again: the call may name the member twice, and the delivery ends once.
   local member = ARGV[first + i - 1]
   local record = redis.call('HGET', inflight, member)
-  if record then end_failed(member, 0, record, 'failed', '', nil, i) end
+  if record then end_marked(member, record) end
 end
 if #done + #marked > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then wake(0) end
 keep_counts()

@@ -19,7 +19,6 @@
 --
 -- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
 
-local retry_priority = ''
 -- check: types
 if not (n >= 1 and n <= 1000) then return redis.error_reply('ERR n is out of bounds') end
 local known = redis.call('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
@@ -27,10 +26,12 @@ local known_slots, sleeping_until, undrained_since = known[1], known[2], known[4
 local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
+-- include: _numbers
 -- include: _retries
 -- include: _ledger
 -- include: _wake
 -- include: _undrained
+-- include: _priorities
 -- include: _send
 local members, rows = {}, {}
 for i = 1, n do
@@ -52,6 +53,7 @@ if redis.call('ZCARD', claim) > 0 then
 end
 local envelope = #ARGV > first + 2 * n and first + 2 * n
 local reply = place(members, rows, envelope, 'present', false, running)
+note_sent()
 if reply[1] == 'mixed' or kind ~= 'range_merge' then return reply end
 -- The caller knows how long each member waits, not until when.
 local words, scores = {}, {}

@@ -36,9 +36,14 @@ local sleeping_until, timeout, max_retries = known[1], tonumber(known[2] or time
 local undrained_since = known[4]
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
+-- include: _numbers
 -- include: _retries
+-- include: _retry_score
 -- include: _ledger
 -- include: _wake
+-- include: _backoff
+-- include: _deaths
+-- include: _endings
 -- include: _failures
 -- include: _tidy
 -- include: _claims

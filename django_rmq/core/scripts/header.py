@@ -8,9 +8,10 @@
     -- ARGV[4...] members
     -- ARGV[#ARGV] now
 
-A blank line ends the header. The names become locals of the script: ``NUMBER`` converts the argument and ``FLAG`` compares it with 1. Keys whose
-names end in ``...`` are those of many slots, bound as ``slots_keys``. Arguments whose name ends in ``...`` go from
-``first`` to ``last``. ``BY STATE`` behind the type of a key says that the caller chooses it by a message's state.
+A blank line ends the header. The names become locals of the script: ``NUMBER`` converts the argument and ``FLAG``
+compares it with 1. Keys whose place ends in ``...`` are those of many slots, bound as ``slots_keys``. Arguments whose
+place ends in ``...`` go from ``first`` to ``last``. ``BY STATE`` behind the type of a key says that the caller chooses
+it by a message's state.
 """
 
 from __future__ import annotations

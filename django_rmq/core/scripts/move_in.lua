@@ -20,7 +20,6 @@
 --
 -- Returns in | known (they are in) | stale (not shut by this re-slotting)
 
-local retry_priority = ''
 -- check: types
 if (last - first + 1) / 5 > 250 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'max_retries', 'undrained_since')
@@ -28,6 +27,7 @@ local max_retries, undrained_since = tonumber(known[3] or max_retries), known[4]
 if known[1] ~= reslot or not known[2] then return 'stale' end
 if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then return 'known' end
 -- include: _now
+-- include: _numbers
 -- include: _retries
 -- include: _ledger
 -- include: _undrained

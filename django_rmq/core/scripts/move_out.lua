@@ -24,13 +24,12 @@
 --       | {word, ticket, target, {state, member, score, failure, envelope or death, ...}}
 --         word: moved, or staged where an earlier hand-over has to arrive first; empty texts where there is none
 
-local max_retries, retry_priority = 0, ''
 -- check: types
 if (last - first + 1) / 2 > 250 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'tickets', 'undrained_since')
 local undrained_since = known[4]
 -- include: _now
--- include: _retries
+-- include: _numbers
 -- include: _ledger
 -- include: _undrained
 if known[1] ~= reslot or not known[2] then return { 'stale' } end

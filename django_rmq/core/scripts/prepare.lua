@@ -59,9 +59,14 @@ if epoch and known_epoch and epoch < known_epoch then
 end
 limit = math.max(1, math.min(limit, 1000))
 -- include: _now
+-- include: _numbers
 -- include: _retries
+-- include: _retry_score
 -- include: _ledger
 -- include: _wake
+-- include: _backoff
+-- include: _deaths
+-- include: _endings
 -- include: _failures
 -- include: _lapse
 -- include: _tidy

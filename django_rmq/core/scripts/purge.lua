@@ -20,12 +20,11 @@
 --
 -- Returns how many are gone
 
-local max_retries, retry_priority = 0, ''
 -- check: types
 limit = math.min(limit, 1000)
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
--- include: _retries
+-- include: _numbers
 -- include: _ledger
 -- include: _undrained
 local set = state == 'dead' and dead or state == 'retry' and retry or store

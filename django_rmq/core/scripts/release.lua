@@ -21,16 +21,18 @@
 --
 -- Returns a word for each member: ok | stale
 
-local retry_priority, backoff_base, backoff_cap, claim = '', 0, 0, nil
 -- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
 local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or 16), known[3]
 -- include: _now
+-- include: _numbers
 -- include: _retries
 -- include: _ledger
 -- include: _wake
--- include: _failures
+-- include: _deaths
+-- include: _endings
+-- include: _marked
 -- include: _undrained
 local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last do
@@ -41,7 +43,7 @@ for i = first, last do
     count('stale')
   elseif string.find(record, ' ', #prefix + 1, true) then
     words[#words + 1], ended = 'ok', true
-    end_failed(member, 0, record, 'failed', '', nil, i)
+    end_marked(member, record)
   else
     words[#words + 1], ended = 'ok', true
     local score = string.sub(record, #prefix + 1)

@@ -19,12 +19,11 @@
 --
 -- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
 
-local max_retries, retry_priority = 0, ''
 -- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end
 local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _now
--- include: _retries
+-- include: _numbers
 -- include: _ledger
 -- include: _undrained
 redis.call('HDEL', control, '')

@@ -21,7 +21,6 @@
 --
 -- Returns {'moved', slots} | a word for each member: replayed | merged | not_found
 
-local retry_priority = ''
 -- check: types
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'slots', 'undrained_since')
@@ -29,6 +28,7 @@ local sleeping_until, max_retries, known_slots = known[1], tonumber(known[2] or 
 local undrained_since = known[4]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
+-- include: _numbers
 -- include: _retries
 -- include: _ledger
 -- include: _wake

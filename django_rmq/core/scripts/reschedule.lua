@@ -15,12 +15,12 @@
 --
 -- Returns what each member was found as: waiting | retry (both have the new score now) | refused | in_flight | not_found
 
-local retry_priority = ''
 -- check: types
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
 local sleeping_until, max_retries = known[1], tonumber(known[2] or max_retries)
 -- include: _now
+-- include: _numbers
 -- include: _retries
 -- include: _ledger
 -- include: _wake

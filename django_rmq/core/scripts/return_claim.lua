@@ -36,9 +36,14 @@ limit = math.min(limit, 1000)
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
 local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or max_retries), known[3]
 -- include: _now
+-- include: _numbers
 -- include: _retries
+-- include: _retry_score
 -- include: _ledger
 -- include: _wake
+-- include: _backoff
+-- include: _deaths
+-- include: _endings
 -- include: _failures
 -- include: _tidy
 -- include: _claims

@@ -24,15 +24,19 @@
 --
 -- Returns a word for each member: ok | stale
 
-local claim = nil
 -- check: types
 if (last - first + 1) / 4 > 1000 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
 local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or 16), known[3]
 -- include: _now
+-- include: _numbers
 -- include: _retries
+-- include: _retry_score
 -- include: _ledger
 -- include: _wake
+-- include: _backoff
+-- include: _deaths
+-- include: _endings
 -- include: _failures
 -- include: _undrained
 local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false

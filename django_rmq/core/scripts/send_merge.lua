@@ -16,7 +16,7 @@
 --
 -- Returns {'moved', slots} | {'stored', score} | {'mixed', words, scores}
 
-local kind, max_retries, retry_priority, settled_retries, undrained_since = 'range_merge', 0, '', true, nil
+local kind = 'range_merge'
 local envelope = #ARGV > first + n and first + n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until')
 -- include: _now
@@ -31,10 +31,12 @@ if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
 end
 local known_slots, sleeping_until = known[1], known[2]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
--- include: _retries
+-- include: _numbers
 -- include: _ledger
 -- include: _wake
--- include: _undrained
+local function is_retry(score)
+  return score <= floor
+end
 -- include: _send
 due = text_of(due)
 local members, rows = {}, {}

@@ -17,10 +17,10 @@
 --
 -- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
 
-local retry_priority = ''
 local envelope = #ARGV > first + 2 * n and first + 2 * n
 local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until', 'max_retries', 'undrained_since')
 local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3] or kind ~= 'priority'
+-- include: _numbers
 -- include: _retries
 local at, answer = ARGV[first], { 'stored' }
 local met, floor = 'replaced', kind == 'priority' and floor_priority() or 999
@@ -38,6 +38,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _ledger
 -- include: _wake
 -- include: _undrained
+-- include: _priorities
 -- include: _send
 local members, rows, fresh = {}, {}, nil
 for i = 1, n do
@@ -48,4 +49,6 @@ for i = 1, n do
   end
   members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
 end
-return place(members, rows, envelope, 'replaced', true, {})
+local reply = place(members, rows, envelope, 'replaced', true, {})
+note_sent()
+return reply

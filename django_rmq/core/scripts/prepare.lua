@@ -88,35 +88,9 @@ local behind = expired >= share or promoted >= share
 local in_flight = redis.call('ZCARD', prepare)
 claimed = claimed and redis.call('ZCARD', claimants) > 0
 
-local NEVER = 9007199254740991
--- The earliest instant at which asking again can help; `more`: something can be taken even now.
-local function next_due(more)
-  local due = math.huge
-  if more or behind then due = now_ms end
-  if kind ~= 'priority' then
-    local head = redis.call('ZRANGEBYSCORE', store, '(' .. text_of(now_ms), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    if head[1] then due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) end
-  end
-  local head = redis.call('ZRANGE', retry, 0, 0, 'WITHSCORES')
-  if head[1] then due = math.min(due, bounded(math.floor(tonumber(head[2])), 0, NEVER)) end
-  head = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
-  if head[1] then
-    due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
-  end
-  if claimed then
-    head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
-    due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER))
-  end
-  return due
-end
--- Leave the caller idle: until `due` it hears of nothing but a wake-up.
-local function idle(word, due, sleep)
-  if sleep then redis.call('HSET', control, 'sleeping_until', text_of(sleep)) end
-  note_undrained()
-  keep_counts()
-  return { word, due < math.huge and text_of(due) or '' }
-end
-
+-- include: _sleep
+-- include: _choose
+-- include: _take
 local shut = in_flight >= room
 if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end
 -- While a re-slotting moves messages, nothing is handed out by anybody.
@@ -134,99 +108,7 @@ if serial and wary and in_flight == 1 and suspicious(redis.call('ZRANGE', prepar
   return idle('busy', next_due(false), GATE)
 end
 
--- Candidates in their order: flat lists of member, score; on time topics the retries apart.
-local function look(scan)
-  if after_score ~= '' then
-    local from = rank_after(store, after_score, after_member, kind == 'priority')
-    if kind == 'priority' then
-      return redis.call('ZREVRANGE', store, from, from + scan - 1, 'WITHSCORES'), {}
-    end
-    local rows = redis.call('ZRANGE', store, from, from + scan - 1, 'WITHSCORES')
-    while #rows > 0 and tonumber(rows[#rows]) > now_ms do
-      rows[#rows], rows[#rows - 1] = nil, nil
-    end
-    return rows, {}
-  elseif kind == 'priority' then
-    return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES'), {}
-  end
-  return redis.call('ZRANGEBYSCORE', store, '(999', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan),
-    redis.call('ZRANGEBYSCORE', store, '-inf', 999, 'WITHSCORES', 'LIMIT', 0, scan)
-end
-
--- Leave out what runs already: its newer copy waits for its end.
-local function free_of(list)
-  if not (in_flight > 0 or claimed) or #list == 0 then return list end
-  local names, free = {}, {}
-  for i = 1, #list, 2 do
-    names[#names + 1] = list[i]
-  end
-  local running = redis.call('ZMSCORE', prepare, unpack(names))
-  local held = claimed and redis.call('ZMSCORE', claim, unpack(names)) or {}
-  for i, member in ipairs(names) do
-    if not (running[i] or held[i]) then
-      free[#free + 1], free[#free + 2] = member, list[i * 2]
-    end
-  end
-  return free
-end
-local scan = limit
-local rows, late = look(scan)
-local free, rested = free_of(rows), free_of(late)
-if #free + #rested == 0 and math.max(#rows, #late) == scan * 2 then
-  -- All of the window runs already: look further, once.
-  scan = limit + math.min(in_flight + (claimed and redis.call('ZCARD', claim) or 0), 1000)
-  rows, late = look(scan)
-  free, rested = free_of(rows), free_of(late)
-end
-local complete = #late < scan * 2 and #rows < scan * 2
-local seen = #rows > 0 and rows or late
-local last_member, last_score = seen[#seen - 1], seen[#seen]
--- How many entries at the head of `free` may be retries.
-local retries = (kind == 'priority' or after_score ~= '') and math.huge or 0
--- Whether the candidates are the first entries of Store, none left out: what is taken then needs not be looked for.
-local is_head = kind ~= 'priority' and after_score == '' and #late == 0 and #free == #rows
-if #rested > 0 then
-  -- At most half of a prepare is retries while fresh messages are due; the odd one alternates.
-  local share = math.floor(limit / 2) + limit % 2 * (receipt % 2)
-  share = math.min(#rested / 2, math.max(share, limit - #free / 2))
-  local both = {}
-  for i = 1, share * 2 do
-    both[i] = rested[i]
-  end
-  for i = 1, #free do
-    both[#both + 1] = free[i]
-  end
-  complete = complete and share * 2 == #rested
-  retries = share
-  free = both
-end
-if kind == 'priority' and after_score == '' and (#free > limit * 2 or not complete) then
-  -- Where the limit cuts a group of equal scores, its members are taken from a random start.
-  local score = #free >= limit * 2 and free[limit * 2] or last_score
-  local above, size = 0, redis.call('ZCOUNT', store, score, score)
-  while above < #free / 2 and free[above * 2 + 2] ~= score do
-    above = above + 1
-  end
-  local base = redis.call('ZCOUNT', store, '(' .. score, '+inf')
-  -- Mixed, so that even steps of time reach every member.
-  local start = (micros * 16807 + receipt * 69621) % 2147483647 % size
-  local want = math.min(size, limit - above + math.min(in_flight + (claimed and redis.call('ZCARD', claim) or 0), 1000))
-  local group = redis.call('ZREVRANGE', store, base + start, base + math.min(start + want, size) - 1, 'WITHSCORES')
-  if start + want > size then
-    local turned = redis.call('ZREVRANGE', store, base, base + start + want - size - 1, 'WITHSCORES')
-    for i = 1, #turned do
-      group[#group + 1] = turned[i]
-    end
-  end
-  group = free_of(group)
-  complete = complete and #free / 2 <= limit
-  for i = above * 2 + 1, #free do
-    free[i] = nil
-  end
-  for i = 1, #group do
-    free[above * 2 + i] = group[i]
-  end
-end
+local free, retries, complete, is_head, last_score, last_member = choose()
 
 -- Choose: the limit, the bytes, a suspicious one alone, what has lapsed to Dead.
 local total = math.min(#free / 2, limit)
@@ -275,29 +157,7 @@ end
 
 bury_lapsed(lapsed)
 if taken > 0 then
-  -- Hundreds of members in a listpack are slow: something longer than a listpack takes, put in first and taken
-  -- out again, makes a skiplist or a hash table at once.
-  local LONG = string.rep(' ', 65)
-  local large = taken > 32 and in_flight == 0 and not redis.call('ZSCORE', store, LONG)
-  if is_head then
-    redis.call('ZREMRANGEBYRANK', store, 0, taken - 1)
-  else
-    redis.call('ZREM', store, unpack(members))
-  end
-  if large then redis.call('ZADD', prepare, 0, LONG) end
-  redis.call('ZADD', prepare, unpack(prepared))
-  if large then redis.call('ZREM', prepare, LONG) end
-  if taken > 32 then redis.call('HSET', inflight, members[1], LONG) end
-  redis.call('HSET', inflight, unpack(flights))
-  if #bodies > 0 then
-    -- A delivery has its body for itself: a newer one may come while it runs.
-    if taken > 32 then redis.call('HSET', prepare_body, bodies[1], LONG) end
-    redis.call('HSET', prepare_body, unpack(bodies))
-    redis.call('HDEL', body, unpack(members))
-  end
-  -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
-  if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end
-  redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt))
+  take(members, prepared, flights, bodies, is_head)
   count('prepared', taken)
   note_undrained()
   keep_counts()
@@ -310,11 +170,11 @@ if taken > 0 then
 end
 if refused then return idle('busy', next_due(false), GATE) end
 if #lapsed > 0 then return idle('empty', next_due(true), nil) end
-if #seen > 0 and not complete then
+if last_member and not complete then
   note_undrained()
   keep_counts()
   return { 'more', text_of(now_ms), last_score, last_member }
 end
 local due = next_due(false)
-if #seen > 0 then return idle('busy', due, GATE) end
+if last_member then return idle('busy', due, GATE) end
 return idle('empty', due, math.min(due, NEVER))

@@ -90,7 +90,8 @@ class Source:
         end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
         self.header = [line.removeprefix("--").strip() for line in lines[:end]]
         self.includes = re.findall(r"^-- include: (\w+)$", "\n".join(lines[end:]), re.MULTILINE)
-        self.code = "\n".join(line for line in lines[end:] if not line.lstrip().startswith("--"))
+        code = (re.sub(r" +-- .*", "", line) for line in lines[end:])
+        self.code = "\n".join(line for line in code if not line.lstrip().startswith("--"))
 
     def declared(self, table: str) -> list[Declared]:
         found = []

@@ -5,7 +5,7 @@ local function precedes(a, b)
   local common = math.min(#a, #b)
   for i = 1, common do
     local x, y = string.byte(a, i), string.byte(b, i)
-    if x ~= y then return x < y end
+    if x ~= y then return x < y end -- rule: cursor_by_member_alone
   end
   return #a < #b
 end
@@ -13,8 +13,8 @@ end
 local function rank_after(key, score, member, descending)
   local present = redis.call('ZSCORE', key, member)
   if present and tonumber(present) == tonumber(score) then
-    if descending then return redis.call('ZREVRANK', key, member) + 1 end
-    return redis.call('ZRANK', key, member) + 1
+    if descending then return redis.call('ZREVRANK', key, member) + 1 end -- rule: page_repeats
+    return redis.call('ZRANK', key, member) + 1 -- rule: page_skips
   end
   local low, high
   if descending then

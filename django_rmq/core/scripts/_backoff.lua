@@ -3,8 +3,8 @@
 -- needs: backoff_base backoff_cap micros
 
 local function backoff(failures, index)
-  local delay = math.min(backoff_cap, backoff_base * 2 ^ math.min(failures, 40))
-  if backoff_cap > backoff_base then
+  local delay = math.min(backoff_cap, backoff_base * 2 ^ math.min(failures, 40)) -- rule: no_doubling
+  if backoff_cap > backoff_base then -- rule: no_jitter
     delay = delay * (1 - (micros + index * 7919) % 1000 / 2000)
   end
   return math.floor(delay)

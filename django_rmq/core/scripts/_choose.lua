@@ -18,13 +18,14 @@ local function look(scan)
   elseif kind == 'priority' then
     return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES'), {}
   end
+  -- rule: before_their_time
   return redis.call('ZRANGEBYSCORE', store, '(999', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan),
     redis.call('ZRANGEBYSCORE', store, '-inf', 999, 'WITHSCORES', 'LIMIT', 0, scan)
 end
 
 -- Leave out what runs already: its newer copy waits for its end.
 local function free_of(list)
-  if not (in_flight > 0 or claimed) or #list == 0 then return list end
+  if not (in_flight > 0 or claimed) or #list == 0 then return list end -- rule: in_flight_twice
   local names, free = {}, {}
   for i = 1, #list, 2 do
     names[#names + 1] = list[i]
@@ -32,7 +33,7 @@ local function free_of(list)
   local running = redis.call('ZMSCORE', prepare, unpack(names))
   local held = claimed and redis.call('ZMSCORE', claim, unpack(names)) or {}
   for i, member in ipairs(names) do
-    if not (running[i] or held[i]) then
+    if not (running[i] or held[i]) then -- rule: prepare_takes_what_is_claimed
       free[#free + 1], free[#free + 2] = member, list[i * 2]
     end
   end
@@ -47,8 +48,8 @@ end
 -- At most half of a prepare is retries while fresh messages are due; the odd one alternates. Returns these before the
 -- others, and how many they are.
 local function with_retries(rested, free)
-  local share = math.floor(limit / 2) + limit % 2 * (receipt % 2)
-  share = math.min(#rested / 2, math.max(share, limit - #free / 2))
+  local share = math.floor(limit / 2) + limit % 2 * (receipt % 2) -- rule: odd_one_never_a_retry
+  share = math.min(#rested / 2, math.max(share, limit - #free / 2)) -- rule: all_retries
   local both = {}
   for i = 1, share * 2 do
     both[i] = rested[i]
@@ -67,7 +68,7 @@ local function turn_group(free, score)
   end
   local base = redis.call('ZCOUNT', store, '(' .. score, '+inf')
   -- Mixed, so that even steps of time reach every member.
-  local start = (micros * 16807 + receipt * 69621) % 2147483647 % size
+  local start = (micros * 16807 + receipt * 69621) % 2147483647 % size -- rule: no_random_start
   local want = math.min(size, limit - above + running_ahead())
   local group = redis.call('ZREVRANGE', store, base + start, base + math.min(start + want, size) - 1, 'WITHSCORES')
   if start + want > size then
@@ -101,7 +102,7 @@ local function choose()
   local seen = #rows > 0 and rows or late
   local last_score, last_member = seen[#seen], seen[#seen - 1]
   local retries = (kind == 'priority' or after_score ~= '') and math.huge or 0
-  local is_head = kind ~= 'priority' and after_score == '' and #late == 0 and #free == #rows
+  local is_head = kind ~= 'priority' and after_score == '' and #late == 0 and #free == #rows -- rule: head_of_store
   if #rested > 0 then
     free, retries = with_retries(rested, free)
     complete = complete and retries * 2 == #rested

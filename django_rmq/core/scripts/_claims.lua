@@ -10,7 +10,7 @@ local function unclaim(member)
   redis.call('ZREM', claim, member)
   if kept then
     redis.call('HDEL', claim_body, member)
-    redis.call('HSETNX', body, member, kept)
+    redis.call('HSETNX', body, member, kept) -- rule: claimed_body_comes_back
   end
   count('claim_returned')
   return kept
@@ -33,7 +33,7 @@ local function return_claimed(limit, spent)
     else
       if newer then count('dropped') end
       local merges = waiting and kind == 'range_merge' and not is_retry(number) and number < tonumber(waiting)
-      if merges or not newer then
+      if merges or not newer then -- rule: returned_overwrites
         redis.call('ZADD', store, score, member)
         due = kind == 'priority' and 0 or number
       end
@@ -46,16 +46,16 @@ end
 -- Go on with a claim whose lease has ended: lost, from its first step on, unless it was acknowledged before.
 local function expire_claim(limit)
   local head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
-  if limit < 1 or not head[1] or tonumber(head[2]) > now_ms then return 0, nil end
+  if limit < 1 or not head[1] or tonumber(head[2]) > now_ms then return 0, nil end -- rule: lease_ends_early
   local number, state = newest_claim(head[1])
   local ended, earliest = 0, nil
-  if state == 'acked' then
+  if state == 'acked' then -- rule: acked_is_given_back
     ended = redis.call('ZCARD', claim)
     forget_claimed(limit)
     ended = ended - redis.call('ZCARD', claim)
   else
-    if state ~= 'lost' and state ~= 'returned' then note_claim(head[1], number, 'lost') end
-    ended, earliest = return_claimed(limit, state ~= 'returned')
+    if state ~= 'lost' and state ~= 'returned' then note_claim(head[1], number, 'lost') end -- rule: lost_is_not_noted
+    ended, earliest = return_claimed(limit, state ~= 'returned') -- rule: lost_costs_nothing
   end
   close_claim(head[1])
   return ended, earliest

@@ -30,15 +30,16 @@ end
 
 -- Another copy of the member keeps its diagnosis, and its body if it waits or rests; one that runs or is claimed has its own.
 local function forget(member)
-  if waits(member) then return end
-  redis.call('HDEL', body, member)
+  if waits(member) then return end -- rule: body_torn_from_the_living
+  redis.call('HDEL', body, member) -- rule: body_outlives
+  -- rule: bury_tears_the_failures_of_the_claimed
   if redis.call('ZSCORE', prepare, member) or (claim and redis.call('ZSCORE', claim, member)) then return end
   redis.call('HDEL', failures, member)
 end
 
 -- The caller has taken the copy that dies out of its place. `kept`: the body that it had there.
 local function die(member, reason, text, score, failure, failed, kept)
-  if redis.call('ZADD', dead, text_of(now_ms), member) == 0 then count('dead_merged') end
+  if redis.call('ZADD', dead, text_of(now_ms), member) == 0 then count('dead_merged') end -- rule: death_miscounted
   text = string.sub(text, 1, 1024)
   redis.call('HSET', deaths, member, string.format('%s %d %s %.0f %s %d %d\n', reason,
     (failure and failure.times or 0) + failed, failure and failure.first or string.format('%.0f', now_ms),

@@ -5,10 +5,11 @@
 local function expire_due(limit)
   local ahead = redis.call('ZRANGEBYSCORE', prepare, text_of((now_s + timeout + 1) * 1000), '+inf',
     'WITHSCORES', 'LIMIT', 0, limit)
-  for i = 1, #ahead, 2 do
+  for i = 1, #ahead, 2 do -- rule: future_stamps_stay
     local left = bounded(math.floor(tonumber(ahead[i + 1]) % 1000), 0, max_retries)
     redis.call('ZADD', prepare, text_of(now_s * 1000 + left), ahead[i])
   end
+  -- rule: expire_a_second_early
   local late = redis.call('ZRANGEBYSCORE', prepare, '-inf', '(' .. text_of((now_s - timeout) * 1000),
     'WITHSCORES', 'LIMIT', 0, limit)
   local earliest
@@ -19,7 +20,7 @@ local function expire_due(limit)
     if due and (not earliest or due < earliest) then earliest = due end
   end
   local lost, due = 0, nil
-  if claimed then lost, due = expire_claim(limit - #late / 2) end
+  if claimed then lost, due = expire_claim(limit - #late / 2) end -- rule: leases_never_end
   if due and (not earliest or due < earliest) then earliest = due end
   return #late / 2 + lost, earliest
 end

@@ -9,7 +9,7 @@ local function go_on(member, left, what, text, origin, failure, delay, index, ke
   if gives_up(member, left, what, text, origin, failure, kept) then return nil end
   delay = delay or backoff(max_retries - left, index)
   local due = now_ms
-  if delay > 0 then
+  if delay > 0 then -- rule: no_rest
     due = now_ms + delay
     redis.call('ZADD', retry, text_of(due + left / 1024), member)
   else

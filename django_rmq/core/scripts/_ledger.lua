@@ -4,7 +4,7 @@
 
 local counts = {}
 local function count(name, by)
-  counts[name] = (counts[name] or 0) + (by or 1)
+  counts[name] = (counts[name] or 0) + (by or 1) -- rule: half_the_ledger
 end
 local function keep_counts()
   for name, by in pairs(counts) do

@@ -8,5 +8,5 @@ if not now_us then
   now_us = clock[1] * 1000000 + clock[2]
 end
 local micros = now_us % 1000000
-local now_s = math.floor(now_us / 1000000)
+local now_s = math.floor(now_us / 1000000) -- rule: time_of_the_caller
 local now_ms = math.floor(now_us / 1000)

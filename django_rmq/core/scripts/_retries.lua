@@ -3,7 +3,7 @@
 -- needs: kind max_retries bounded
 
 local function floor_priority()
-  return math.max(16, max_retries)
+  return math.max(16, max_retries) -- rule: priority_floor
 end
 local function is_retry(score)
   if kind ~= 'priority' then return score <= 999 end
@@ -14,8 +14,8 @@ local function is_fresh(score)
   return score <= (kind == 'priority' and 8796093022208 or 1e14)
 end
 local function budget(score)
-  if not is_retry(score) then return max_retries end
+  if not is_retry(score) then return max_retries end -- rule: budget_ignores_settings
   local q = score
   if kind == 'priority' and score > floor_priority() then q = math.floor(score % 1 * 1024 + 0.5) end
-  return bounded(math.floor(q) - 1, 0, max_retries)
+  return bounded(math.floor(q) - 1, 0, max_retries) -- rule: one_delivery_more
 end

@@ -4,7 +4,7 @@
 
 local function retry_score(q, score)
   q = bounded(math.floor(q), 1, 999)
-  if kind == 'priority' and retry_priority == 'original' and score > floor_priority() then
+  if kind == 'priority' and retry_priority == 'original' and score > floor_priority() then -- rule: retries_sink
     return math.floor(math.min(score, LARGEST_WITH_RETRIES)) + q / 1024
   end
   return q

@@ -18,7 +18,7 @@ local function rows_from(set, descending, lowest, highest, after_score, after_me
     end
   else
     rows = redis.call('ZRANGE', set, from, from + limit - 1, 'WITHSCORES')
-    while #rows > 0 and tonumber(rows[#rows]) > tonumber(highest) do
+    while #rows > 0 and tonumber(rows[#rows]) > tonumber(highest) do -- rule: rows_beyond_the_bound
       rows[#rows], rows[#rows - 1] = nil, nil
     end
   end

@@ -8,11 +8,11 @@
 -- needs: count keep_counts is_retry wake
 
 local function place(members, rows, envelope, met, overwrite, taken)
-  local n = #members
+  local n = #members -- rule: refusal_after_a_write
   local waiting, resting = redis.call('ZCARD', store), redis.call('ZCARD', retry)
   local found = waiting > 0 and redis.call('ZMSCORE', store, unpack(members)) or {}
   local rested = resting > 0 and redis.call('ZMSCORE', retry, unpack(members)) or {}
-  local room = limit > 0 and limit - waiting - resting or math.huge
+  local room = limit > 0 and limit - waiting - resting or math.huge -- rule: backlog_unlimited
   local clean, flat, words, kept = room >= n, rows, nil, nil
   for i = 1, n do
     if found[i] or rested[i] or taken[i] then
@@ -31,7 +31,7 @@ local function place(members, rows, envelope, met, overwrite, taken)
       local member, word, set = members[i], 'stored', true
       local existing = earlier[member] or found[i] or nil
       local resting = rested[i] and not earlier[member]
-      local retried = existing and not earlier[member] and is_retry(tonumber(existing))
+      local retried = existing and not earlier[member] and is_retry(tonumber(existing)) -- rule: merge_keeps_the_retry
       if earlier[member] == 'refused' then
         word, set, existing = 'refused', false, nil
       elseif taken[i] or (met == 'present' and (existing or resting)) then
@@ -60,7 +60,7 @@ local function place(members, rows, envelope, met, overwrite, taken)
       end
     end
     if #flat > 0 then redis.call('ZADD', store, unpack(flat)) end
-    if #leave > 0 then redis.call('ZREM', retry, unpack(leave)) end
+    if #leave > 0 then redis.call('ZREM', retry, unpack(leave)) end -- rule: resting_retry_stays
   end
   if envelope then
     local bodies = {}
@@ -76,7 +76,7 @@ local function place(members, rows, envelope, met, overwrite, taken)
     earliest = math.min(earliest, tonumber(flat[i]))
   end
   if not known_slots then redis.pcall('HSET', control, 'slots', slots) end
-  if earliest < math.huge then wake(kind == 'priority' and 0 or earliest) end
+  if earliest < math.huge then wake(kind == 'priority' and 0 or earliest) end -- rule: send_wakes_nobody
   keep_counts()
   if clean then return { 'stored' } end
   return { 'mixed', words, kept }

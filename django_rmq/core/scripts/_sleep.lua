@@ -14,21 +14,22 @@ local function next_due(more)
     if head[1] then due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) end
   end
   local head = redis.call('ZRANGE', retry, 0, 0, 'WITHSCORES')
+  -- rule: next_due_forgets_retries
   if head[1] then due = math.min(due, bounded(math.floor(tonumber(head[2])), 0, NEVER)) end
   head = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
   if head[1] then
     due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
   end
-  if claimed then
+  if claimed then -- rule: prepare_sleeps_past_a_lease
     head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
-    due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER))
+    due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) -- rule: next_due_beyond_all_instants
   end
   return due
 end
 
 -- Leave the caller idle: until `due` it hears of nothing but a wake-up.
 local function idle(word, due, sleep)
-  if sleep then redis.call('HSET', control, 'sleeping_until', text_of(sleep)) end
+  if sleep then redis.call('HSET', control, 'sleeping_until', text_of(sleep)) end -- rule: sleeps_unnoticed
   note_undrained()
   keep_counts()
   return { word, due < math.huge and text_of(due) or '' }

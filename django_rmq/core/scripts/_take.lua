@@ -27,6 +27,7 @@ local function take(members, prepared, flights, bodies, is_head)
     redis.call('HDEL', body, unpack(members))
   end
   -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
+  -- rule: stranger_leaves_a_retry
   if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end
-  redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt))
+  redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt)) -- rule: owner_unknown
 end

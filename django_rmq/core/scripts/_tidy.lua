@@ -14,7 +14,7 @@ end
 -- The claim of `of` has ended if it holds nothing any more: the gate opens. Returns how many are left.
 local function close_claim(of)
   local left = redis.call('ZCARD', claim)
-  if left == 0 then redis.call('ZREM', claimants, of) end
+  if left == 0 then redis.call('ZREM', claimants, of) end -- rule: claim_keeps_the_gate
   return left
 end
 
@@ -30,9 +30,9 @@ local function forget_claimed(limit)
   local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(members)), {}, {}
   if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(members)) end
   for i, member in ipairs(members) do
-    if not (waiting[i] or resting[i]) then gone[#gone + 1] = member end
+    if not (waiting[i] or resting[i]) then gone[#gone + 1] = member end -- rule: ack_tears_the_failures_of_the_living
   end
   count('acked', redis.call('ZREM', claim, unpack(members)))
   redis.call('HDEL', claim_body, unpack(members))
-  if #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end
+  if #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end -- rule: ack_leaves_failures
 end

@@ -9,7 +9,7 @@ local function mistyped(wanted, ...)
     else
       size = redis.pcall('HLEN', key)
     end
-    if type(size) == 'table' then
+    if type(size) == 'table' then -- rule: types_unchecked
       local kind = redis.call('TYPE', key).ok
       return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. kind .. ', not a ' .. wanted)
     end

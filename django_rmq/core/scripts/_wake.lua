@@ -5,9 +5,9 @@
 local GATE = 9007199254740992
 local function wake(due_ms)
   local sleeper = tonumber(sleeping_until)
-  if sleeper and due_ms < sleeper then
-    sleeping_until = nil
-    redis.pcall('HDEL', control, 'sleeping_until')
+  if sleeper and due_ms < sleeper then -- rule: wakes_too_many
+    sleeping_until = nil -- rule: wakes_without_end
+    redis.pcall('HDEL', control, 'sleeping_until') -- rule: wakes_without_end
     redis.pcall('PUBLISH', channel, string.match(store, '%d+$'))
   end
 end

@@ -32,16 +32,17 @@ local sleeping_until = redis.call('HGET', control, 'sleeping_until')
 redis.call('HDEL', control, '')
 local newest, state = newest_claim(consumer)
 local left = 0
-if number ~= newest or not (state == 'open' or state == 'sealed' or state == 'acked') then
+if number ~= newest or not (state == 'open' or state == 'sealed' or state == 'acked') then -- rule: ack_of_the_lost
   count('stale')
   keep_counts()
   return { 'stale', 0 }
 end
-if state == 'open' then return { 'open', redis.call('ZCARD', claim) } end
+if state == 'open' then return { 'open', redis.call('ZCARD', claim) } end -- rule: ack_without_a_seal
 if redis.call('ZSCORE', claimants, consumer) then
-  if state == 'sealed' then note_claim(consumer, number, 'acked') end
+  if state == 'sealed' then note_claim(consumer, number, 'acked') end -- rule: ack_is_not_noted
   forget_claimed(limit)
   left = close_claim(consumer)
+  -- rule: ack_wakes_nobody
   if left == 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then wake(0) end
 end
 keep_counts()

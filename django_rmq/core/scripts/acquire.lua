@@ -8,5 +8,5 @@
 
 -- check: types
 -- A write of nothing first, so that a full server lets the rest pass: who owns can drain.
-redis.call('HDEL', control, '')
-return redis.call('HINCRBY', control, 'epoch', 1)
+redis.call('HDEL', control, '') -- rule: acquire_needs_memory
+return redis.call('HINCRBY', control, 'epoch', 1) -- rule: acquire_does_not_fence

@@ -18,13 +18,13 @@ local function begin(i, empty)
   local known = redis.pcall('HMGET', control, 'slots', 'paused', 'moving', 'timeout', 'max_retries')
   if known.err then return '', 'look' end
   -- A write of nothing first, so that a full server lets the rest pass: who owns can drain.
-  redis.call('HDEL', control, '')
-  local epoch = redis.pcall('HINCRBY', control, 'epoch', 1)
+  redis.call('HDEL', control, '') -- rule: acquire_all_needs_memory
+  local epoch = redis.pcall('HINCRBY', control, 'epoch', 1) -- rule: fence
   if type(epoch) == 'table' then return '', 'look' end
-  local is_open = not (known[2] or known[3]) and (known[1] or slots) == slots
-  if not (is_open and (empty or all_empty(i, 1))) then return epoch, 'look' end
+  local is_open = not (known[2] or known[3]) and (known[1] or slots) == slots -- rule: asleep_while_open
+  if not (is_open and (empty or all_empty(i, 1))) then return epoch, 'look' end -- rule: asleep_over_messages
   redis.call('HSET', control, 'slots', slots, 'timeout', known[4] or timeout, 'max_retries', known[5] or max_retries,
-    'sleeping_until', '9007199254740991')
+    'sleeping_until', '9007199254740991') -- rule: asleep_unannounced
   return epoch, 'asleep'
 end
 for first = 1, #slots_keys, 80 do

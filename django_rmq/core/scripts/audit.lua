@@ -12,5 +12,6 @@
 -- Returns {store, prepare, retry, dead, {counter, n, ...}, claimed}
 
 -- check: types
+-- rule: audit_of_another
 return { redis.call('ZCARD', store), redis.call('ZCARD', prepare), redis.call('ZCARD', retry),
   redis.call('ZCARD', dead), redis.call('HGETALL', stats), redis.call('ZCARD', claim) }

@@ -9,4 +9,4 @@
 -- Returns how many
 
 -- check: types
-return redis.call('ZCOUNT', set, lowest, highest)
+return redis.call('ZCOUNT', set, lowest, highest) -- rule: between_all

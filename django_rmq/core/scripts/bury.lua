@@ -42,18 +42,19 @@ for i = first, last do
   if waiting then word = 'waiting' end
   local kept, claimed = redis.call('HGET', body, member), redis.call('ZSCORE', claim, member)
   -- What Spark holds cannot be marked. With a body of its own the newer copy stays: it would be dead before the older one ends.
-  if (waiting or resting) and not (claimed and kept) then
+  if (waiting or resting) and not (claimed and kept) then -- rule: bury_before_what_is_claimed
     local failure = parse_failure(redis.call('HGET', failures, member))
     if waiting then redis.call('ZREM', store, member) end
-    if resting then redis.call('ZREM', retry, member) end
+    if resting then redis.call('ZREM', retry, member) end -- rule: bury_leaves_a_retry
     die(member, 'buried', why, first_score(waiting or failure and failure.score or '0', failure), failure, 0, kept)
     if waiting and resting then count('dropped') end
   end
   if running then
     word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
     local receipt_and_score = string.match(record or '', '^%d+ %S+') or '0 0'
+    -- rule: bury_forgets_the_newer_death
     local outlived = (waiting or resting or string.find(record or '', ' outlived', 1, true)) and ' outlived' or ''
-    redis.call('HSET', inflight, member, receipt_and_score .. ' buried' .. outlived)
+    redis.call('HSET', inflight, member, receipt_and_score .. ' buried' .. outlived) -- rule: bury_lets_it_run
   elseif claimed then
     word = (waiting or resting) and 'in_flight_and_waiting' or 'in_flight'
   end

@@ -89,6 +89,7 @@ if redis.call('HEXISTS', claims, consumer) == 0 then
   local size = #known_claims / 2
   for i = 1, #known_claims, 2 do
     local since = tonumber(string.match(known_claims[i + 1], '^%d+ %l+ (%d+)$')) or 0
+    -- rule: claim_forgets_no_consumer
     if since < now_ms - 2592000000 and not redis.call('ZSCORE', claimants, known_claims[i]) then
       redis.call('HDEL', claims, known_claims[i])
       size = size - 1
@@ -98,11 +99,13 @@ if redis.call('HEXISTS', claims, consumer) == 0 then
 end
 local newest, state = newest_claim(consumer)
 local ours = redis.call('ZSCORE', claimants, consumer)
+-- rule: claim_numbers_again
 if number < newest or (number == newest and state ~= 'open') then return answer('stale') end
-if ours and number > newest then return answer('unfinished') end
+if ours and number > newest then return answer('unfinished') end -- rule: claim_before_the_last_has_ended
 -- While a re-slotting moves messages, nothing is handed out by anybody.
+-- rule: claim_gate
 if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then return answer('busy') end
-if paused then return answer('paused') end
+if paused then return answer('paused') end -- rule: claim_of_a_paused_slot
 
 -- How many go as they are, past Lua, where nothing runs, rests or has a body; nil: each has to be looked at. All that
 -- waits changes its name where little has to be carried back; else Redis copies a step of it. Bytes are judged by the
@@ -117,23 +120,25 @@ local function longest_of(n)
   return longest
 end
 local function as_they_are()
-  if in_flight > 0 or redis.call('ZCARD', claim) > 0 then return nil end
-  if redis.call('ZCARD', retry) > 0 or redis.call('HLEN', body) > 0 then return nil end
+  if in_flight > 0 or redis.call('ZCARD', claim) > 0 then return nil end -- rule: claim_into_nothing
+  if redis.call('ZCARD', retry) > 0 or redis.call('HLEN', body) > 0 then return nil end -- rule: claim_without_a_look
   local waiting = redis.call('ZCARD', store)
   local due = waiting
+  -- rule: claim_of_the_future_as_it_is
   if kind ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', text_of(now_ms)) end
   local n = math.min(due, limit)
   local rest = waiting - n
+  -- rule: claim_whole
   if rest <= STEP and rest < n and n * longest_of(n) <= max_bytes then return n, n == limit or n < due, rest end
-  n = math.min(n, STEP)
-  local fit = math.min(n, math.floor(math.min(max_bytes, STEP_BYTES) / longest_of(n)))
+  n = math.min(n, STEP) -- rule: claim_copies_any_number
+  local fit = math.min(n, math.floor(math.min(max_bytes, STEP_BYTES) / longest_of(n))) -- rule: claim_fits
   if fit < math.min(n, 1000) then return nil end
   return fit, fit == limit or fit < due
 end
 -- Into a set that is empty: Redis overwrites it.
 local function carry(from, into, n, lowest)
   local first, last = 0, n - 1
-  if not lowest then first, last = -n, -1 end
+  if not lowest then first, last = -n, -1 end -- rule: claim_of_the_wrong_end
   redis.call('ZRANGESTORE', into, from, first, last)
   redis.call('ZREMRANGEBYRANK', from, first, last)
 end
@@ -147,7 +152,7 @@ local function free_of(list)
   if #names > 0 and in_flight > 0 then running = redis.call('ZMSCORE', prepare, unpack(names)) end
   if #names > 0 and ours then held = redis.call('ZMSCORE', claim, unpack(names)) end
   for i, member in ipairs(names) do
-    if not (running[i] or held[i]) then
+    if not (running[i] or held[i]) then -- rule: claim_once
       free[#free + 1], free[#free + 2] = member, list[i * 2]
     end
   end
@@ -155,18 +160,19 @@ local function free_of(list)
 end
 local function look(scan)
   if kind == 'priority' then return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES') end
+  -- rule: claim_of_the_future
   return redis.call('ZRANGEBYSCORE', store, '-inf', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan)
 end
 local taken, more, rest = as_they_are()
 local members, flat, bodies = {}, {}, {}
 if rest then
   redis.call('RENAME', store, claim)
-  if rest > 0 then carry(claim, store, rest, kind == 'priority') end
+  if rest > 0 then carry(claim, store, rest, kind == 'priority') end -- rule: claim_carries_back
 elseif taken and taken > 0 then
   carry(store, claim, taken, kind ~= 'priority')
 elseif not taken then
   taken = 0
-  limit, max_bytes = math.min(limit, 1000), math.min(max_bytes, STEP_BYTES)
+  limit, max_bytes = math.min(limit, 1000), math.min(max_bytes, STEP_BYTES) -- rule: claim_looks_at_any_size
   local scan = limit
   local rows = look(scan)
   local free = free_of(rows)
@@ -187,7 +193,7 @@ elseif not taken then
   local bytes, lapsed = 0, {}
   for i = 1, total do
     local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
-    if envelope and has_lapsed(envelope) then
+    if envelope and has_lapsed(envelope) then -- rule: claim_of_what_lapsed
       lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
     else
       bytes = bytes + #member + (envelope and #envelope or 0)
@@ -202,7 +208,7 @@ elseif not taken then
   end
   bury_lapsed(lapsed)
   if taken > 0 then
-    if #free < #rows then
+    if #free < #rows then -- rule: claim_removes_by_rank_what_runs
       redis.call('ZREM', store, unpack(members))
     elseif kind == 'priority' then
       redis.call('ZREMRANGEBYRANK', store, -taken, -1)
@@ -211,7 +217,7 @@ elseif not taken then
     end
     redis.call('ZADD', claim, unpack(flat))
     if #bodies > 0 then
-      redis.call('HSET', claim_body, unpack(bodies))
+      redis.call('HSET', claim_body, unpack(bodies)) -- rule: claim_leaves_the_body
       redis.call('HDEL', body, unpack(members))
     end
     -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
@@ -221,7 +227,7 @@ end
 if taken > 0 then
   if number > newest then note_claim(consumer, number, 'open') end
   redis.call('ZADD', claimants, text_of(now_ms + lease), consumer)
-  redis.call('HSET', control, 'owner', consumer)
+  redis.call('HSET', control, 'owner', consumer) -- rule: claim_without_an_owner
   count('claimed', taken)
 end
 return answer('ok', taken, redis.call('ZCARD', claim), more and 'more' or 'end')

@@ -39,9 +39,9 @@ local prefix = receipt .. ' '
 local width, words, done, marked, top = #prefix, {}, {}, {}, 0
 for i = 1, #records do
   local record = records[i]
-  if record and string.find(record, prefix, 1, true) == 1 then
+  if record and string.find(record, prefix, 1, true) == 1 then -- rule: commit_anyone
     words[i] = 'ok'
-    if string.find(record, ' ', width + 1, true) then
+    if string.find(record, ' ', width + 1, true) then -- rule: commit_ignores_marks
       marked[#marked + 1] = i
     else
       top = top + 1
@@ -54,21 +54,21 @@ for i = 1, #records do
 end
 
 if #done > 0 then
-  count('committed', redis.call('ZREM', prepare, unpack(done)))
+  count('committed', redis.call('ZREM', prepare, unpack(done))) -- rule: commit_miscounts
   redis.call('HDEL', inflight, unpack(done))
   local keyed = redis.call('HLEN', prepare_body) > 0
   if keyed or redis.call('HLEN', failures) > 0 then
     local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}
     if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(done)) end
     for i, member in ipairs(done) do
-      if not (waiting[i] or resting[i]) then
+      if not (waiting[i] or resting[i]) then -- rule: commit_takes_the_diagnosis
         gone[#gone + 1] = member
-      elseif keyed then
+      elseif keyed then -- rule: commit_takes_the_body
         land(member)
       end
     end
     if #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end
-    if keyed then redis.call('HDEL', prepare_body, unpack(done)) end
+    if keyed then redis.call('HDEL', prepare_body, unpack(done)) end -- rule: commit_leaves_the_body
   end
 end
 for _, i in ipairs(marked) do
@@ -77,6 +77,7 @@ for _, i in ipairs(marked) do
   local record = redis.call('HGET', inflight, member)
   if record then end_marked(member, record) end
 end
+-- rule: commit_opens_silently
 if #done + #marked > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then wake(0) end
 keep_counts()
 if #done == #records then return { 'ok' } end

@@ -18,9 +18,10 @@
 -- check: types
 local known = tonumber(redis.call('HGET', control, 'max_retries')) or max_retries
 local live = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
-  + redis.call('ZCARD', claim)
+  + redis.call('ZCARD', claim) -- rule: configure_ignores_claims
+-- rule: configure_rereads_scores
 if kind == 'priority' and math.max(16, max_retries) ~= math.max(16, known) and live > 0 then return 'refused' end
-if apply then
+if apply then -- rule: configure_only_asks
   redis.call('HDEL', control, '')
   redis.call('HSET', control, 'slots', slots, 'timeout', timeout, 'max_retries', max_retries)
 end

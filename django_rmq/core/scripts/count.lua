@@ -19,11 +19,11 @@ local waiting = redis.call('ZCARD', store)
 local due, oldest = waiting, ''
 if kind ~= 'priority' then
   local at = string.format('%.0f', now_ms)
-  due = redis.call('ZCOUNT', store, '-inf', at)
+  due = redis.call('ZCOUNT', store, '-inf', at) -- rule: count_all_as_due
   local head = redis.call('ZRANGEBYSCORE', store, '(999', at, 'WITHSCORES', 'LIMIT', 0, 1)
   oldest = head[2] or ''
 end
 local known = redis.call('HMGET', control, 'owner', 'paused', 'undrained_since')
 local undrained_since = kind == 'priority' and waiting > 0 and known[3] or ''
 return { waiting, due, redis.call('ZCARD', prepare), redis.call('ZCARD', retry), redis.call('ZCARD', dead), oldest,
-  known[1] or '', known[2] and 1 or 0, redis.call('ZCARD', claim), undrained_since }
+  known[1] or '', known[2] and 1 or 0, redis.call('ZCARD', claim), undrained_since } -- rule: count_never_paused

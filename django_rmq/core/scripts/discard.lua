@@ -18,7 +18,7 @@ for i = first, last, 2 do
   local died = redis.call('ZSCORE', dead, member)
   if died then
     word = 'changed'
-    if tonumber(died) == score then
+    if tonumber(died) == score then -- rule: discard_takes_the_later_death
       redis.call('ZREM', dead, member)
       redis.call('HDEL', deaths, member)
       count('removed_dead')

@@ -45,14 +45,15 @@ for i = 1, n do
   members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
 end
 local running = {}
+-- rule: ensure_ignores_what_runs
 if redis.call('ZCARD', prepare) > 0 then running = redis.call('ZMSCORE', prepare, unpack(members)) end
 if redis.call('ZCARD', claim) > 0 then
   for i, claimed in ipairs(redis.call('ZMSCORE', claim, unpack(members))) do
-    running[i] = running[i] or claimed
+    running[i] = running[i] or claimed -- rule: ensure_ignores_claims
   end
 end
 local envelope = #ARGV > first + 2 * n and first + 2 * n
-local reply = place(members, rows, envelope, 'present', false, running)
+local reply = place(members, rows, envelope, 'present', false, running) -- rule: ensure_replaces
 note_sent()
 if reply[1] == 'mixed' or kind ~= 'range_merge' then return reply end
 -- The caller knows how long each member waits, not until when.

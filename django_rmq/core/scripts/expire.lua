@@ -50,8 +50,9 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _expire
 -- include: _undrained
 -- A write of nothing first, so that a full server lets the rest pass.
-redis.call('HDEL', control, '')
+redis.call('HDEL', control, '') -- rule: expire_needs_memory
 local expired, earliest = expire_due(limit)
+-- rule: expire_opens_silently
 if expired > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
 if expired > 0 then note_undrained() end
 if earliest then wake(earliest) end

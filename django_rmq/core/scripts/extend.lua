@@ -21,9 +21,9 @@ local present = redis.call('ZMSCORE', prepare, unpack(ARGV, first, last))
 local prefix, words, flat = receipt .. ' ', {}, {}
 for i = 1, #records do
   local score = tonumber(present[i])
-  if records[i] and score and string.sub(records[i], 1, #prefix) == prefix then
+  if records[i] and score and string.sub(records[i], 1, #prefix) == prefix then -- rule: extend_anyone
     words[i] = 'ok'
-    flat[#flat + 1] = string.format('%.0f', now_s * 1000 + math.floor(score % 1000))
+    flat[#flat + 1] = string.format('%.0f', now_s * 1000 + math.floor(score % 1000)) -- rule: extend_gives_retries
     flat[#flat + 1] = ARGV[first + i - 1]
   else
     words[i] = 'stale'
@@ -31,7 +31,7 @@ for i = 1, #records do
   end
 end
 -- A write of nothing first, so that a full server lets the rest pass.
-redis.call('HDEL', control, '')
+redis.call('HDEL', control, '') -- rule: extend_needs_memory
 if #flat > 0 then redis.call('ZADD', prepare, unpack(flat)) end
 keep_counts()
 if #flat == 2 * #records then return { 'ok' } end

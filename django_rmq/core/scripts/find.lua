@@ -30,15 +30,16 @@ local function is_of_class(record)
   if not head then return false end
   local length = string.match(head, '^%S+ %d+ %d+ %d+ %S+ (%d+) [01]\n$') or 1024
   -- A single word without a colon behind it is what somebody said, not a class.
-  local said = string.sub(record, #head + 1, #head + tonumber(length))
-  local class = string.match(said, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:')
+  local said = string.sub(record, #head + 1, #head + tonumber(length)) -- rule: keyed_bodies_are_errors
+  local class = string.match(said, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:') -- rule: words_are_classes
+  -- rule: error_texts_are_searched
   return class and #class <= 200 and (class == text or string.sub(class, -#text - 1) == '.' .. text)
 end
 
 local function is_meant(member, envelope, record)
-  if not anywhere then return is_of_class(record) end
+  if not anywhere then return is_of_class(record) end -- rule: errors_are_searched_everywhere
   return string.find(member, text, 1, true) or (envelope and string.find(envelope, text, 1, true))
-    or (record and string.find(record, text, 1, true))
+    or (record and string.find(record, text, 1, true)) -- rule: find_only_in_members
 end
 
 local rows = rows_from(set, descending, lowest, highest, after_score, after_member, scan + 1)
@@ -53,7 +54,7 @@ for i = 1, math.min(#rows, scan * 2), 2 do
   end
   bytes = bytes + #member + #(envelope or '') + #(record or '')
   local last = i + 1 == #rows
-  if not last and (matches >= limit or bytes >= max_bytes or i + 1 == scan * 2) then
+  if not last and (matches >= limit or bytes >= max_bytes or i + 1 == scan * 2) then -- rule: find_ends_early
     return { 'more', found, rows[i + 1], member }
   end
 end

@@ -25,9 +25,10 @@ local function head(i)
   if waiting[1] and not upkeep then due = kind == 'priority' and 0 or math.ceil(tonumber(waiting[2])) end
   if resting[1] and not upkeep then due = math.min(due, math.floor(tonumber(resting[2]))) end
   if running[1] then
+    -- rule: heads_without_timeouts
     due = math.min(due, (math.floor(tonumber(running[2]) / 1000) + (tonumber(own) or timeout) + 1) * 1000)
   end
-  if claimed[1] then due = math.min(due, math.ceil(tonumber(claimed[2]))) end
+  if claimed[1] then due = math.min(due, math.ceil(tonumber(claimed[2]))) end -- rule: heads_without_leases
   return due
 end
 local heads = {}

@@ -19,7 +19,7 @@
 --         envelope, envelopes of the claimed copy and of the one in flight}, nil for what there is not
 
 -- check: types
-if last - first >= 100 then return redis.error_reply('ERR too many members') end
+if last - first >= 100 then return redis.error_reply('ERR too many members') end -- rule: look_past_its_bound
 local found = {}
 for i = first, last do
   local member = ARGV[i]

@@ -24,7 +24,8 @@
 if (last - first + 1) / 5 > 250 then return redis.error_reply('ERR too many members') end
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'max_retries', 'undrained_since')
 local max_retries, undrained_since = tonumber(known[3] or max_retries), known[4]
-if known[1] ~= reslot or not known[2] then return 'stale' end
+if known[1] ~= reslot or not known[2] then return 'stale' end -- rule: moved_into_an_open_slot
+-- rule: moved_in_twice
 if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then return 'known' end
 -- include: _now
 -- include: _numbers
@@ -37,7 +38,7 @@ for i = first, last, 5 do
   if state == 'dead' then
     local died = redis.call('ZSCORE', dead, member)
     if died then count('dead_merged') end
-    if not died or tonumber(score) > tonumber(died) then
+    if not died or tonumber(score) > tonumber(died) then -- rule: moved_over_a_later_death
       redis.call('ZADD', dead, score, member)
       if rest ~= '' then redis.call('HSET', deaths, member, rest) end
     end
@@ -45,7 +46,7 @@ for i = first, last, 5 do
   else
     local waiting, resting = redis.call('ZSCORE', store, member), redis.call('ZSCORE', retry, member)
     local fresh = state == 'store' and not is_retry(tonumber(score))
-    if waiting and not is_retry(tonumber(waiting)) then
+    if waiting and not is_retry(tonumber(waiting)) then -- rule: moved_over_a_later_send
       -- Sent here since: merged with what it would have met, which keeps its time on range_merge topics only.
       count('dropped')
       if fresh and kind == 'range_merge' then redis.call('ZADD', store, score, member) end
@@ -53,7 +54,7 @@ for i = first, last, 5 do
       if resting then count('dropped', redis.call('ZREM', retry, member)) end
       if waiting then count('dropped') end
       redis.call('ZADD', state == 'retry' and retry or store, score, member)
-      if rest ~= '' then redis.call('HSET', body, member, rest) end
+      if rest ~= '' then redis.call('HSET', body, member, rest) end -- rule: moved_without_its_body
     else
       count('dropped')
     end

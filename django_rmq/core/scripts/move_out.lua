@@ -32,9 +32,9 @@ local undrained_since = known[4]
 -- include: _numbers
 -- include: _ledger
 -- include: _undrained
-if known[1] ~= reslot or not known[2] then return { 'stale' } end
+if known[1] ~= reslot or not known[2] then return { 'stale' } end -- rule: moved_out_of_an_open_slot
 local staged = redis.call('HMGET', leaving, 'ticket', 'target', 'rows')
-if staged[1] and staged[1] ~= arrived then
+if staged[1] and staged[1] ~= arrived then -- rule: what_left_is_forgotten
   local rows = {}
   for i = 1, tonumber(staged[3]) do
     local parts = redis.call('HMGET', leaving, string.format('state%d', i), string.format('member%d', i),
@@ -46,6 +46,7 @@ if staged[1] and staged[1] ~= arrived then
   return { 'staged', staged[1], staged[2], rows }
 end
 redis.call('UNLINK', leaving)
+-- rule: moved_while_in_flight
 if redis.call('ZCARD', prepare) > 0 or redis.call('ZCARD', claimants) > 0 then return { 'busy' } end
 local sets, seen = { store = store, retry = retry, dead = dead }, { store = {}, retry = {}, dead = {} }
 local rows, parts, bytes, n, moved_dead = {}, {}, 0, 0, 0

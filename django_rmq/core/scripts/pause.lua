@@ -15,9 +15,9 @@ if paused then
   redis.call('HDEL', control, '')
   redis.call('HSET', control, 'paused', '1')
   -- Whoever has taken messages and not begun with them gives them back.
-  redis.pcall('PUBLISH', channel, -1 - slot)
+  redis.pcall('PUBLISH', channel, -1 - slot) -- rule: pause_tells_nobody
   return 'paused'
 end
-redis.call('HDEL', control, 'paused', 'sleeping_until')
-redis.pcall('PUBLISH', channel, slot)
+redis.call('HDEL', control, 'paused', 'sleeping_until') -- rule: pause_for_ever
+redis.pcall('PUBLISH', channel, slot) -- rule: resume_wakes_nobody
 return 'resumed'

@@ -47,14 +47,14 @@ if wrong_claim then return wrong_claim end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
   'max_retries', 'sleeping_until', 'moving', 'undrained_since')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
-local receipt = (tonumber(known[5]) or 0) + 1
+local receipt = (tonumber(known[5]) or 0) + 1 -- rule: receipts_repeat
 -- What the caller assumes where no retries left are told: those of its own settings.
 local expected = tonumber(max_retries)
 local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
 local undrained_since = known[10]
-if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
-if epoch and known_epoch and epoch < known_epoch then
-  redis.pcall('HINCRBY', stats, 'fenced', 1)
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
+if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
+  redis.pcall('HINCRBY', stats, 'fenced', 1) -- rule: fenced_uncounted
   return { 'fenced' }
 end
 limit = math.max(1, math.min(limit, 1000))
@@ -76,12 +76,12 @@ limit = math.max(1, math.min(limit, 1000))
 -- include: _undrained
 -- include: _after
 -- A write of nothing first, so that a full server lets the rest pass: taking drains.
-redis.call('HDEL', control, '')
+redis.call('HDEL', control, '') -- rule: prepare_needs_memory
 if not (known_slots and known[6] and known[7]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
 end
 local share = math.min(limit, 400)
-local expired = expire_due(share)
+local expired = expire_due(share) -- rule: no_upkeep
 local promoted = promote_due(share)
 -- Read here, for `limit` may become less: there may be more upkeep to do.
 local behind = expired >= share or promoted >= share
@@ -91,11 +91,11 @@ claimed = claimed and redis.call('ZCARD', claimants) > 0
 -- include: _sleep
 -- include: _choose
 -- include: _take
-local shut = in_flight >= room
-if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end
+local shut = in_flight >= room -- rule: room_off
+if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end -- rule: gate
 -- While a re-slotting moves messages, nothing is handed out by anybody.
-if shut or known[9] then return idle('busy', next_due(false), GATE) end
-if paused then return idle('paused', next_due(false), nil) end
+if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
+if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
 if not serial then limit = math.min(limit, room - in_flight) end
 
 -- A member whose last end was a time-out is handed out alone, for it may kill its process.
@@ -104,6 +104,7 @@ local function suspicious(member)
   return failure and string.sub(failure, 1, 10) == 'timed_out '
 end
 local wary = redis.call('HLEN', failures) > 0
+-- rule: company_for_a_suspect
 if serial and wary and in_flight == 1 and suspicious(redis.call('ZRANGE', prepare, 0, 0)[1]) then
   return idle('busy', next_due(false), GATE)
 end
@@ -127,13 +128,13 @@ local bodies = {}
 local ticket, last_text, flight = receipt .. ' '
 for i = 1, total do
   local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
-  if envelope and has_lapsed(envelope) then
+  if envelope and has_lapsed(envelope) then -- rule: lapsed_is_delivered
     lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
   else
-    local alone = wary and suspicious(member)
+    local alone = wary and suspicious(member) -- rule: suspect_in_company
     bytes = bytes + #member + (envelope and #envelope or 0)
     refused = alone and serial and in_flight > 0 and taken == 0
-    if refused or (taken > 0 and (alone or bytes > max_bytes)) then
+    if refused or (taken > 0 and (alone or bytes > max_bytes)) then -- rule: bytes_unbounded
       more = true
       break
     end
@@ -149,7 +150,7 @@ for i = 1, total do
     if score ~= last_text then last_text, flight = score, ticket .. plain_score(score) end
     flights[at], flights[at + 1] = member, flight
     if alone then
-      more, suspect = more or i < total, 'suspect'
+      more, suspect = more or i < total, 'suspect' -- rule: suspect_untold
       break
     end
   end

@@ -31,7 +31,7 @@ redis.call('HDEL', control, '')
 local promoted = promote_due(limit)
 if promoted > 0 then
   note_undrained()
-  wake(now_ms)
+  wake(now_ms) -- rule: promote_wakes_nobody
 end
 keep_counts()
 return promoted

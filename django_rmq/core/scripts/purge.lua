@@ -28,7 +28,7 @@ local undrained_since = redis.call('HGET', control, 'undrained_since')
 -- include: _ledger
 -- include: _undrained
 local set = state == 'dead' and dead or state == 'retry' and retry or store
-local members = redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit)
+local members = redis.call('ZRANGEBYSCORE', set, lowest, highest, 'LIMIT', 0, limit) -- rule: purge_within_bounds
 if #members == 0 then return 0 end
 redis.call('ZREM', set, unpack(members))
 if state == 'dead' then
@@ -42,7 +42,7 @@ else
   for i, member in ipairs(members) do
     if not other[i] then
       gone[#gone + 1] = member
-      if not (running[i] or claimed[i]) then well[#well + 1] = member end
+      if not (running[i] or claimed[i]) then well[#well + 1] = member end -- rule: purge_leaves_what_runs
     end
   end
   if #gone > 0 then redis.call('HDEL', body, unpack(gone)) end

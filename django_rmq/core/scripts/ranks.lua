@@ -12,6 +12,6 @@ if last - first >= 1000 then return redis.error_reply('ERR too many members') en
 local ranks = {}
 for i = first, last do
   local rank, score = redis.call('ZRANK', set, ARGV[i]), redis.call('ZSCORE', set, ARGV[i])
-  ranks[#ranks + 1] = rank and rank - redis.call('ZCOUNT', set, '-inf', '(' .. score)
+  ranks[#ranks + 1] = rank and rank - redis.call('ZCOUNT', set, '-inf', '(' .. score) -- rule: ranks_among_all
 end
 return ranks

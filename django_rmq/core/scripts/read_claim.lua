@@ -17,9 +17,10 @@
 limit = math.min(limit, 1000)
 local newest, state = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) ')
 newest, state = tonumber(newest) or 0, state or 'none'
-if number > 0 and number ~= newest then return { 'none', newest, 0, {}, {} } end
-if state ~= 'open' and state ~= 'sealed' then return { state, newest, 0, {}, {} } end
+if number > 0 and number ~= newest then return { 'none', newest, 0, {}, {} } end -- rule: read_of_another
+if state ~= 'open' and state ~= 'sealed' then return { state, newest, 0, {}, {} } end -- rule: read_of_the_lost
 local rows, envelopes = {}, {}
+-- rule: read_of_the_open
 if state == 'sealed' and limit > 0 then rows = redis.call('ZRANGE', claim, offset, offset + limit - 1, 'WITHSCORES') end
 if #rows > 0 and redis.call('HLEN', claim_body) > 0 then
   local members = {}

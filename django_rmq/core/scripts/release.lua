@@ -38,19 +38,21 @@ local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last do
   local member = ARGV[i]
   local record = redis.call('HGET', inflight, member)
+  -- rule: release_anyone
   if not (record and string.sub(record, 1, #prefix) == prefix and redis.call('ZSCORE', prepare, member)) then
     words[#words + 1] = 'stale'
     count('stale')
-  elseif string.find(record, ' ', #prefix + 1, true) then
+  elseif string.find(record, ' ', #prefix + 1, true) then -- rule: release_ignores_marks
     words[#words + 1], ended = 'ok', true
     end_marked(member, record)
   else
     words[#words + 1], ended = 'ok', true
     local score = string.sub(record, #prefix + 1)
     local number, waiting = tonumber(score), tonumber(redis.call('ZSCORE', store, member))
-    redis.call('ZREM', prepare, member)
+    redis.call('ZREM', prepare, member) -- rule: release_needs_memory
     land(member)
     local resting = redis.call('ZSCORE', retry, member)
+    -- rule: earlier_time
     if not (waiting or resting) or (waiting and kind == 'range_merge' and not is_retry(number) and number < waiting) then
       redis.call('ZADD', store, score, member)
       earliest = math.min(earliest, kind == 'priority' and 0 or number)

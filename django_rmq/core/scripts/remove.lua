@@ -41,18 +41,19 @@ for i = first, last do
       word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
       local record = redis.call('HGET', inflight, member) or ''
       local receipt_and_score = string.match(record, '^%d+ %S+') or '0 0'
+      -- rule: remove_forgets_the_newer_death
       local outlived = string.find(record, ' outlived', 1, true) and ' outlived' or ''
-      redis.call('HSET', inflight, member, receipt_and_score .. ' removed' .. outlived)
-    elseif redis.call('ZSCORE', claim, member) then
+      redis.call('HSET', inflight, member, receipt_and_score .. ' removed' .. outlived) -- rule: remove_lets_it_run
+    elseif redis.call('ZSCORE', claim, member) then -- rule: remove_tears_the_failures_of_the_claimed
       -- Spark goes on with what it has claimed.
       word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
     elseif gone + rested > 0 then
       redis.call('HDEL', failures, member)
     end
     -- What runs or is claimed has a body of its own.
-    if gone + rested > 0 then redis.call('HDEL', body, member) end
+    if gone + rested > 0 then redis.call('HDEL', body, member) end -- rule: remove_leaves_the_body
   end
-  if word == 'not_found' and which ~= 'live' and redis.call('ZREM', dead, member) > 0 then
+  if word == 'not_found' and which ~= 'live' and redis.call('ZREM', dead, member) > 0 then -- rule: remove_digs_up
     redis.call('HDEL', deaths, member)
     count('removed_dead')
     word = 'dead'

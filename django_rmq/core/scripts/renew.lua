@@ -21,12 +21,12 @@ if not (lease >= 1 and lease <= 86400000) then return redis.error_reply('ERR lea
 -- A write of nothing first, so that a full server lets the rest pass.
 redis.call('HDEL', control, '')
 local newest, state = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) ')
-if tonumber(newest) ~= number or not (state == 'open' or state == 'sealed') then
+if tonumber(newest) ~= number or not (state == 'open' or state == 'sealed') then -- rule: renewal_of_the_lost
   count('stale')
   keep_counts()
   return { 'stale' }
 end
-if seal and state == 'open' then
+if seal and state == 'open' then -- rule: no_seal
   redis.call('HSET', claims, consumer, string.format('%.0f sealed %.0f', number, now_ms))
 end
 redis.call('ZADD', claimants, string.format('%.0f', now_ms + lease), consumer)

@@ -18,7 +18,8 @@ if known[1] ~= reslot then return 'stale' end
 if not known[2] then return 'known' end
 redis.call('HDEL', control, 'moving', 'sleeping_until')
 redis.call('UNLINK', arrived)
+-- rule: receipts_fall
 if tonumber(deliveries) > (tonumber(known[3]) or 0) then redis.call('HSET', control, 'deliveries', deliveries) end
-if paused then redis.call('HSET', control, 'paused', '1') end
+if paused then redis.call('HSET', control, 'paused', '1') end -- rule: pauses_end
 redis.pcall('PUBLISH', channel, slot)
 return 'open'

@@ -38,11 +38,12 @@ local edited = false
 for i = first, last, 2 do
   edited = edited or ARGV[i + 1] ~= ''
 end
-if not edited then redis.call('HDEL', control, '') end
+if not edited then redis.call('HDEL', control, '') end -- rule: replay_needs_memory
 -- Whether the body that is handed out now is newer than that of the dead copy, and will not end by a person's mark.
 local function is_newer(member)
-  if redis.call('ZSCORE', claim, member) then return true end
+  if redis.call('ZSCORE', claim, member) then return true end -- rule: replay_past_what_is_claimed
   return redis.call('ZSCORE', prepare, member)
+    -- rule: replay_merges_with_what_ends
     and not string.find(redis.call('HGET', inflight, member) or '', '^%d+ %S+ %S')
 end
 local words, earliest = {}, math.huge
@@ -52,16 +53,17 @@ for i = first, last, 2 do
     local head, rest = string.match(redis.call('HGET', deaths, member) or '', '^([^\n]*)\n(.*)$')
     local score, length, has_body = string.match(head or '', '^%S+ %d+ %d+ %d+ (%S+) (%d+) ([01])$')
     word = 'merged'
-    local lives = redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member)
-    if not lives and envelope == '' and has_body == '1' then lives = is_newer(member) end
+    local lives = redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member) -- rule: replay_takes_two
+    if not lives and envelope == '' and has_body == '1' then lives = is_newer(member) end -- rule: newer_body
     if not lives then
       word = 'replayed'
       local again = now_ms
       if kind == 'priority' then
         again = math.min(math.floor(bounded(tonumber(score) or 0, 0, 8796093022208)), 8796093022208)
-        if is_retry(again) then again = floor_priority() + 1 end
+        if is_retry(again) then again = floor_priority() + 1 end -- rule: replay_at_once_or_never
       end
       redis.call('ZADD', store, text_of(again), member)
+      -- rule: replay_without_body
       if envelope == '' and has_body == '1' then envelope = string.sub(rest, tonumber(length) + 1) end
       earliest = math.min(earliest, kind == 'priority' and 0 or again)
     end

@@ -34,9 +34,9 @@ for i = first, last, 2 do
   local waiting = tonumber(redis.call('ZSCORE', store, member))
   local resting = tonumber(redis.call('ZSCORE', retry, member))
   local word = 'not_found'
-  if waiting and not is_retry(waiting) then
+  if waiting and not is_retry(waiting) then -- rule: reschedule_makes_fresh
     word = 'waiting'
-    redis.call('ZADD', store, score, member)
+    redis.call('ZADD', store, score, member) -- rule: reschedule_early
   elseif waiting or resting then
     word = 'retry'
     if kind == 'priority' then
@@ -48,6 +48,7 @@ for i = first, last, 2 do
       local rest = math.min(tonumber(score), LARGEST_WITH_RETRIES)
       redis.call('ZADD', retry, text_of(rest + bounded(q, 1, 999) / 1024), member)
     end
+  -- rule: reschedule_misses_the_claimed
   elseif redis.call('ZSCORE', prepare, member) or redis.call('ZSCORE', claim, member) then
     word = 'in_flight'
   end

@@ -23,6 +23,7 @@
 -- Returns retired | holds (messages: nothing is changed)
 
 -- check: types
+-- rule: retire_what_holds
 if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim) > 0 then return 'holds' end
 redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived, stats, control)
 return 'retired'

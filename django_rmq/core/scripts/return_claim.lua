@@ -51,7 +51,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- A write of nothing first, so that a full server lets the rest pass.
 redis.call('HDEL', control, '')
 local newest, state = newest_claim(consumer)
-if number ~= newest or state == 'acked' then
+if number ~= newest or state == 'acked' then -- rule: return_of_the_acknowledged
   count('stale')
   keep_counts()
   return { 'stale', 0 }
@@ -61,10 +61,11 @@ if redis.call('ZSCORE', claimants, consumer) then
   -- What was begun as one of the two ends as that one.
   if state == 'open' or state == 'sealed' then
     state = spent and 'lost' or 'returned'
-    note_claim(consumer, number, state)
+    note_claim(consumer, number, state) -- rule: return_without_end
   end
   local _, earliest = return_claimed(limit, state == 'lost')
   left = close_claim(consumer)
+  -- rule: return_wakes_nobody
   if left == 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
   note_undrained()
   if earliest then wake(earliest) end

@@ -43,10 +43,10 @@ local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last, 4 do
   local member, what, delay, text = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
   local record, score = redis.call('HGET', inflight, member), redis.call('ZSCORE', prepare, member)
-  if record and score and string.sub(record, 1, #prefix) == prefix then
+  if record and score and string.sub(record, 1, #prefix) == prefix then -- rule: rollback_anyone
     local left = bounded(math.floor(tonumber(score) % 1000), 0, max_retries)
     -- 139 years: the score in Retry must have room for the budget.
-    if delay then delay = bounded(math.floor(delay), 0, 4398046511104) end
+    if delay then delay = bounded(math.floor(delay), 0, 4398046511104) end -- rule: rollback_delay_unbounded
     earliest = math.min(earliest, end_failed(member, left, record, what, text, delay, #words) or math.huge)
     words[#words + 1], ended = 'ok', true
   else
@@ -54,6 +54,7 @@ for i = first, last, 4 do
     count('stale')
   end
 end
+-- rule: rollback_opens_silently
 if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
 if ended then note_undrained() end
 wake(earliest)

@@ -30,7 +30,7 @@ if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
   return redis.error_reply('ERR range_ms or n is out of bounds')
 end
 local known_slots, sleeping_until = known[1], known[2]
-if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: merge_moved_ignored
 -- include: _numbers
 -- include: _ledger
 -- include: _wake
@@ -44,6 +44,6 @@ for i = 1, n do
   local member = ARGV[first + i - 1]
   members[i], rows[i * 2 - 1], rows[i * 2] = member, due, member
 end
-local reply = place(members, rows, envelope, 'merged', false, {})
+local reply = place(members, rows, envelope, 'merged', false, {}) -- rule: merge_takes_the_later_time
 if reply[1] == 'stored' then reply[2] = due end
 return reply

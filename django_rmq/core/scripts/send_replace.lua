@@ -25,8 +25,8 @@ local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3]
 local at, answer = ARGV[first], { 'stored' }
 local met, floor = 'replaced', kind == 'priority' and floor_priority() or 999
 -- The first priority that waits takes the long way, which notes since when, and which scores are retries.
-local is_noted = kind ~= 'priority' or known[4]
-local alone = n == 1 and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1]
+local is_noted = kind ~= 'priority' or known[4] -- rule: alone_notes_nothing
+local alone = n == 1 and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1] -- rule: alone_takes_any_score
 local due = kind == 'priority' and 0 or tonumber(at)
 -- include: _alone
 -- check: types
@@ -44,11 +44,12 @@ local members, rows, fresh = {}, {}, nil
 for i = 1, n do
   local score, member = ARGV[first + 2 * i - 2], ARGV[first + 2 * i - 1]
   if score ~= fresh then
+    -- rule: replace_takes_any_score
     if not is_fresh(tonumber(score)) then return redis.error_reply('ERR score ' .. score .. ' is out of bounds') end
     fresh = score
   end
   members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
 end
-local reply = place(members, rows, envelope, 'replaced', true, {})
+local reply = place(members, rows, envelope, 'replaced', true, {}) -- rule: replace_keeps_the_first
 note_sent()
 return reply

@@ -21,11 +21,11 @@
 
 -- check: types
 local known = tonumber(redis.call('HGET', control, 'reslot')) or 0
-if known > tonumber(reslot) then return 'stale' end
-if known == tonumber(reslot) then return 'known' end
+if known > tonumber(reslot) then return 'stale' end -- rule: a_later_re_slotting_is_overruled
+if known == tonumber(reslot) then return 'known' end -- rule: a_slot_is_shut_again
 local held = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
   + redis.call('ZCARD', dead) + redis.call('ZCARD', claimants)
-if empty and held > 0 then return 'holds' end
+if empty and held > 0 then return 'holds' end -- rule: shut_though_it_holds_something
 -- A removal first, so that a full server lets the rest pass.
 redis.call('HDEL', control, 'sleeping_until')
 redis.call('HSET', control, 'slots', slots, 'reslot', reslot, 'moving', '1')

@@ -10,7 +10,7 @@
 -- Returns ok | stale: it was begun anew since, or is forgotten
 
 -- check: types
-if redis.call('HGET', answer, 'token') ~= token then return 'stale' end
+if redis.call('HGET', answer, 'token') ~= token then return 'stale' end -- rule: kept_by_the_dead
 if kept == '' then
   redis.call('HDEL', answer, 'print', 'token', 'ends')
   return 'ok'

@@ -15,9 +15,9 @@
 redis.call('HDEL', limits, '')
 local name = string.format('worker:%s', worker)
 local held, wants, ends = string.match(redis.call('HGET', limits, name) or '', '^(%d+) (%d+) (%d+)$')
-local left = math.max(0, (tonumber(held) or 0) - ended)
+local left = math.max(0, (tonumber(held) or 0) - ended) -- rule: permits_never_end
 if left > 0 then
-  local until_ms = lease_ms > 0 and now_ms + lease_ms or tonumber(ends)
+  local until_ms = lease_ms > 0 and now_ms + lease_ms or tonumber(ends) -- rule: permits_are_not_renewed
   redis.call('HSET', limits, name, string.format('%.0f %.0f %.0f', left, tonumber(wants), until_ms))
   if lease_ms > 0 then redis.pcall('PEXPIRE', limits, string.format('%.0f', math.min(lease_ms + 60000, 1e12))) end
 elseif held then

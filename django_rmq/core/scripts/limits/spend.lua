@@ -15,9 +15,9 @@
 local full_us = each * size
 local empty = tonumber(redis.call('HGET', bucket, 'empty') or '')
 -- Ahead by more than its size: the clock was set back since.
-if not empty or empty > now_us + full_us then empty = now_us - full_us end
-empty = math.max(empty, now_us - full_us) + each * wanted
-if empty > now_us then return math.ceil(empty - now_us) end
+if not empty or empty > now_us + full_us then empty = now_us - full_us end -- rule: locked_out_by_a_clock
+empty = math.max(empty, now_us - full_us) + each * wanted -- rule: a_bucket_without_a_bound
+if empty > now_us then return math.ceil(empty - now_us) end -- rule: spent_beyond_the_rate
 redis.call('HSET', bucket, 'empty', string.format('%.17g', empty))
 redis.pcall('PEXPIRE', bucket, string.format('%.0f', math.min(full_us / 1000 + 1000, 1e12)))
 return 0

@@ -19,7 +19,7 @@ from example_project.embedded_redis import redis_server_binaries
 from tests.servers import RedisServer
 
 FOLDER = Path(scripts.__file__).parent
-FILES = sorted(FOLDER.glob("*.lua"))
+FILES = sorted([*FOLDER.glob("*.lua"), *FOLDER.glob("slot/*.lua")])
 FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
@@ -85,7 +85,7 @@ class Source:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = (FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+        self.text = scripts._read(name)
         lines = self.text.split("\n")
         end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
         self.header = [line.removeprefix("--").strip() for line in lines[:end]]

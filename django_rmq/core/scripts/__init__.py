@@ -1,10 +1,10 @@
 """The scripts: one file per transition, loaded as package data.
 
 A file whose name begins with an underscore is a fragment; every other file is a script named like its ``Broker``
-method. Those of this folder are the transitions of a slot; those in ``workers/`` are about workers and what is
-assigned to them, those in ``topics/`` about definitions, those in ``limits/`` about what may be done how often, those
-in ``answers/`` about requests that are done once, those in ``history/`` about what is kept of the past. They are
-loaded as ``"workers/beat"``.
+method. Those in ``slot/`` are the transitions of a slot, loaded as ``"commit"``. The others are loaded as
+``"workers/beat"``: those in ``workers/`` are about workers and what is assigned to them, those in ``topics/`` about
+definitions, those in ``limits/`` about what may be done how often, those in ``answers/`` about requests that are done
+once, those in ``history/`` about what is kept of the past.
 
 A script's header declares its keys and arguments (`header`). In its code, a comment on a line of its own stands for
 
@@ -14,7 +14,8 @@ A script's header declares its keys and arguments (`header`). In its code, a com
 ``-- check: types``
     the answer WRONGTYPE, before anything is written, if a key is not of its declared type. ``but a b`` leaves keys out.
 
-Comments do not reach Redis.
+``-- rule: name`` marks a line that tests of the tests switch off (``tests/proof/mutants.py``). Comments do not reach
+Redis.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ __all__ = [
     "names",
 ]
 
+_OF_ALL = ("_now", "_types")
+"""The fragments that do not belong to a slot."""
+
 _DIRECTIVE = re.compile(r"-- (include|check): (.*)")
 _NEEDS = re.compile(r"^-- needs: (.*)$", re.MULTILINE)
 _LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.MULTILINE)
@@ -54,7 +58,8 @@ class Script(NamedTuple):
 
 
 def _read(name: str) -> str:
-    return (files(__name__) / f"{name}.lua").read_text(encoding="utf-8")
+    path = name if "/" in name or name in _OF_ALL else f"slot/{name}"
+    return (files(__name__) / f"{path}.lua").read_text(encoding="utf-8")
 
 
 def _split(name: str) -> tuple[list[str], list[str]]:
@@ -126,13 +131,14 @@ def load(name: str) -> Script:
 @cache
 def all_names() -> tuple[str, ...]:
     """Return the names of all scripts."""
-    folders = (entry.name for entry in files(__name__).iterdir() if entry.is_dir())
-    return tuple(name for folder in ("", *sorted(folders)) for name in names(folder))
+    found = sorted(entry.name for entry in files(__name__).iterdir() if entry.is_dir())
+    folders = [folder for folder in found if folder not in ("slot", "__pycache__")]
+    return tuple(name for folder in ("", *folders) for name in names(folder))
 
 
 @cache
 def names(folder: str = "") -> tuple[str, ...]:
     """Return the names of the transitions of a slot, or of the scripts in ``folder``."""
-    found = (entry.name for entry in (files(__name__) / folder).iterdir())
+    found = (entry.name for entry in (files(__name__) / (folder or "slot")).iterdir())
     chosen = sorted(name[:-4] for name in found if name.endswith(".lua") and not name.startswith("_"))
     return tuple(f"{folder}/{name}" if folder else name for name in chosen)

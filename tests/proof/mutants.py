@@ -346,12 +346,12 @@ MUTANTS: dict[str, Mutant] = {
     "no_rest": Mutant(
         If("false"),
         "A message that has failed rests before its next delivery.",
-        "tests/contract/test_time.py",
+        "tests/contract/test_time.py::test_expire_and_promote_take_a_limited_number[redis-range_merge]",
     ),
     "marked_stays": Mutant(
         As("local origin, failure, kept"),
         "A mark ends a delivery that succeeded.",
-        "tests/contract/test_duplicates.py",
+        "tests/contract/test_duplicates.py::test_a_marked_delivery_that_is_ended_twice_in_one_call_is_counted_once[redis-commit-remove]",
     ),
     "death_miscounted": Mutant(
         As("if redis.call('ZADD', dead, text_of(now_ms), member) == 0 then count('died') end"),
@@ -848,49 +848,49 @@ MUTANTS: dict[str, Mutant] = {
     "alone_keeps_the_first": Mutant(
         GONE,
         "Of several sends the last score counts.",
-        "tests/contract/test_duplicates.py",
+        "tests/contract/test_priorities.py::test_the_last_priority_sent_counts[redis]",
     ),
     "alone_tells_the_former_score": Mutant(
         GONE,
         "A send says which score counts.",
-        "tests/contract/test_sending.py",
+        "tests/contract/test_states.py::test_send[priority-body-serial-redis-W]",
     ),
     "alone_leaves_the_resting_retry": Mutant(
         As("or type(redis.pcall('HLEN', body)) == 'number'"),
         "A send that meets a resting retry supersedes it.",
-        "tests/contract/test_sending.py",
+        "tests/contract/test_states.py::test_send[range_merge-body-serial-redis-T]",
         mark="alone_rests",
     ),
     "alone_ignores_what_rests_unkeyed": Mutant(
         As("local is_free = not envelope"),
         "A send that meets a resting retry supersedes it, and every key's type is looked at before the first write.",
-        "tests/contract/test_states.py::test_send",
+        "tests/contract/test_states.py::test_send[range_merge-body-serial-redis-T]",
     ),
     "alone_without_a_body": Mutant(
         GONE,
         "The envelope of a keyed message is kept.",
-        "tests/contract/test_states.py::test_send",
+        "tests/contract/test_states.py::test_send[range_merge-key-serial-redis-W]",
     ),
     "alone_counts_half": Mutant(
         GONE,
         "The ledger counts every message.",
-        "tests/contract/test_states.py::test_send",
+        "tests/contract/test_states.py::test_send[range_merge-body-serial-redis-W]",
     ),
     "alone_writes_before_the_ledger_is_known": Mutant(
         If("is_free"),
         "Every key's type is looked at before the first write.",
-        "tests/integration/test_faults.py",
+        "tests/integration/test_faults.py::test_a_lone_send_names_a_key_of_a_foreign_type_and_changes_nothing[key-range_merge]",
     ),
     "alone_writes_before_bodies_are_known": Mutant(
         As("or not redis.pcall('ZSCORE', retry, alone)"),
         "Every key's type is looked at before the first write.",
-        "tests/integration/test_faults.py",
+        "tests/integration/test_faults.py::test_a_lone_send_names_a_key_of_a_foreign_type_and_changes_nothing[key-range_merge]",
         mark="alone_rests",
     ),
     "alone_takes_any_score": Mutant(
         As("local alone = n == 1 and is_noted and ARGV[first + 1]"),
         "A send whose score would read as a retry is refused.",
-        "tests/contract/test_sending.py",
+        "tests/contract/test_sending.py::test_scores_that_no_sender_may_use_are_refused_as_a_whole[redis-seen1-priority]",
     ),
     "ensure_ignores_what_runs": Mutant(
         If("false"),
@@ -900,7 +900,7 @@ MUTANTS: dict[str, Mutant] = {
     "ensure_replaces": Mutant(
         As("local reply = place(members, rows, envelope, 'replaced', true, running)"),
         "ensure leaves what waits as it is.",
-        "tests/contract/test_duplicates.py",
+        "tests/contract/test_duplicates.py::test_of_two_ensures_in_one_call_the_first_counts[redis-range_merge]",
     ),
     # --- persons and programs
     "replay_takes_two": Mutant(
@@ -916,54 +916,54 @@ MUTANTS: dict[str, Mutant] = {
     "replay_without_body": Mutant(
         If("false"),
         "A replayed message has its body again.",
-        "tests/contract/test_persons.py",
+        "tests/contract/test_persons.py::test_replay_may_bring_a_new_body[redis-range_merge]",
     ),
     "replay_needs_memory": Mutant(
         GONE,
         "A full server lets the queue drain: replay without a new body.",
-        "tests/integration/test_faults.py",
+        "tests/integration/test_faults.py::test_on_a_full_server_everything_else_does_what_it_always_does[replay-range_merge]",
     ),
     "replay_past_what_runs": Mutant(
         GONE,
         "An older body is not replayed past the newer one that runs.",
-        "tests/contract/test_bodies.py",
+        "tests/contract/test_bodies.py::test_an_older_body_is_not_replayed_past_the_newer_one_that_runs[range_merge-redis-False]",
         mark="newer_body",
     ),
     "replay_past_what_is_claimed": Mutant(
         GONE,
         "An older body is not replayed past the newer one that is claimed.",
-        "tests/contract/test_bodies.py",
+        "tests/contract/test_bodies.py::test_an_older_body_is_not_replayed_past_the_newer_one_that_runs[range_merge-redis-True]",
     ),
     "replay_merges_with_what_ends": Mutant(
         GONE,
         "A replay does not merge with a delivery that a person has ended.",
-        "tests/contract/test_bodies.py",
+        "tests/contract/test_bodies.py::test_a_newer_copy_that_was_buried_is_replayed_past_the_older_one_in_flight[range_merge-redis]",
     ),
     "edited_body_merges": Mutant(
         If("not lives and has_body == '1'"),
         "A new body waits behind what runs.",
-        "tests/contract/test_bodies.py",
+        "tests/contract/test_bodies.py::test_a_replay_with_a_new_body_waits_behind_what_runs[range_merge-redis-False]",
         mark="newer_body",
     ),
     "bury_before_what_is_claimed": Mutant(
         If("waiting or resting"),
         "A newer body is not dead before the older one that is claimed ends.",
-        "tests/contract/test_bodies.py",
+        "tests/contract/test_bodies.py::test_a_body_that_waits_behind_a_claim_is_not_dead_before_the_older_one[range_merge-redis]",
     ),
     "bury_forgets_the_newer_death": Mutant(
         As("local outlived = (waiting or resting) and ' outlived' or ''"),
         "Buried again, an older copy does not overwrite the newer one in Dead.",
-        "tests/contract/test_bodies.py",
+        "tests/contract/test_bodies.py::test_of_two_copies_that_are_buried_the_newer_body_stays[range_merge-redis-marked_again2-rollback]",
     ),
     "remove_forgets_the_newer_death": Mutant(
         As("local outlived = ''"),
         "Removed and buried, an older copy does not overwrite the newer one in Dead.",
-        "tests/contract/test_bodies.py",
+        "tests/contract/test_bodies.py::test_of_two_copies_that_are_buried_the_newer_body_stays[range_merge-redis-marked_again2-rollback]",
     ),
     "bury_leaves_a_retry": Mutant(
         GONE,
         "What a person buries waits nowhere any more.",
-        "tests/contract/test_persons.py",
+        "tests/contract/test_persons.py::test_each_member_of_a_call_is_answered_by_itself[redis-bury-range_merge]",
     ),
     "bury_lets_it_run": Mutant(
         GONE,
@@ -988,7 +988,7 @@ MUTANTS: dict[str, Mutant] = {
     "discard_takes_the_later_death": Mutant(
         If("true"),
         "Who deletes what was archived leaves alone what has died again since.",
-        "tests/contract/test_persons.py::test_discarding_deletes_the_death_that_was_seen_and_no_later_one",
+        "tests/contract/test_persons.py::test_discarding_deletes_the_death_that_was_seen_and_no_later_one[redis-range_merge]",
     ),
     "reschedule_makes_fresh": Mutant(
         If("waiting"),
@@ -1003,40 +1003,40 @@ MUTANTS: dict[str, Mutant] = {
     "purge_takes_what_runs": Mutant(
         If("not claimed[i]"),
         "Purging leaves the diagnosis of what runs.",
-        "tests/contract/test_persons.py",
+        "tests/contract/test_persons.py::test_purging_what_waits_leaves_the_diagnosis_of_what_runs[redis]",
         mark="purge_leaves_what_runs",
     ),
     "purge_up_to_all": Mutant(
         As("local members = redis.call('ZRANGEBYSCORE', set, '-inf', '+inf', 'LIMIT', 0, limit)"),
         "Purging keeps to the scores it was given.",
-        "tests/contract/test_persons.py",
+        "tests/contract/test_persons.py::test_purge_takes_the_lowest_scores_up_to_a_bound_and_a_number[redis-store-range_merge]",
         mark="purge_within_bounds",
     ),
     "purge_from_the_lowest": Mutant(
         As("local members = redis.call('ZRANGEBYSCORE', set, '-inf', highest, 'LIMIT', 0, limit)"),
         "Purging by age leaves what has none.",
-        "tests/contract/test_persons.py",
+        "tests/contract/test_persons.py::test_purge_takes_the_lowest_scores_up_to_a_bound_and_a_number[redis-store-range_merge]",
         mark="purge_within_bounds",
     ),
     "loose_takes_what_rests": Mutant(
         As("records, homes = body, { store }"),
         "What rests keeps its records.",
-        "tests/contract/test_persons.py",
+        "tests/contract/test_persons.py::test_records_that_belong_to_no_message_are_found_and_deleted[redis-body]",
     ),
     "loose_forgets_spark": Mutant(
         As("records, homes = failures, { store, retry, prepare }"),
         "What Spark holds keeps its records.",
-        "tests/contract/test_persons.py",
+        "tests/contract/test_persons.py::test_what_spark_holds_keeps_its_records[redis]",
     ),
     "loose_deletes_unasked": Mutant(
         If("#loose > 0"),
         "Looking changes nothing.",
-        "tests/contract/test_persons.py",
+        "tests/contract/test_persons.py::test_records_that_belong_to_no_message_are_found_and_deleted[redis-inflight]",
     ),
     "pause_for_ever": Mutant(
         As("redis.call('HDEL', control, 'sleeping_until')"),
         "A slot that is resumed hands out again.",
-        "tests/contract/test_configuring.py",
+        "tests/contract/test_configuring.py::test_a_paused_slot_hands_out_nothing_and_takes_everything_else[redis-range_merge]",
     ),
     "pause_tells_nobody": Mutant(
         GONE,

@@ -14,7 +14,7 @@ A script's header declares its keys and arguments (`header`). In its code, a com
 ``-- check: types``
     the answer WRONGTYPE, before anything is written, if a key is not of its declared type. ``but a b`` leaves keys out.
 
-``-- rule: name`` marks a line that tests of the tests switch off (``tests/proof/mutants.py``). Comments do not reach
+``-- rule: name`` marks a line that a mutant of ``tests/proof/mutants.py`` switches off. Comments do not reach
 Redis.
 """
 

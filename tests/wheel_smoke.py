@@ -40,7 +40,7 @@ for source in sorted((checkout / "django_rmq").rglob("*")):
         assert copy.is_file(), f"the wheel lacks {copy.relative_to(installed)}"
         assert copy.read_bytes() == source.read_bytes(), f"{copy} is not what the source tree has"
 
-expected = {path.stem for path in (checkout / "django_rmq/core/scripts").glob("[!_]*.lua")}
+expected = {path.stem for path in (checkout / "django_rmq/core/scripts/slot").glob("[!_]*.lua")}
 assert set(scripts.names()) == expected, set(scripts.names()) ^ expected
 for name in scripts.names():
     assert b"-- include:" not in scripts.load(name).text, f"{name}.lua: an include was not replaced"

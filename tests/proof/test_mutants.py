@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from django_rmq.core import scripts
-from tests.proof.mutants import MUTANTS, Mutant
+from tests.proof.mutants import GONE, MUTANTS, As, If, Mutant, marks, switched_off
 from tests.servers import RedisServer
 
 ROOT = Path(__file__).parents[2]
@@ -87,9 +87,11 @@ class Runner:
 
 
 def asked(mutant: Mutant) -> list[list[str]]:
-    """Return the suites to ask in their order."""
-    file, colons, test = mutant.caught_by.partition("::")
-    first = SUITES.get(file, [f"{CONTRACT}/test_{file}.py{colons}{test}", "-k", "redis"])
+    """Return whom to ask in their order."""
+    file = mutant.caught_by.partition("::")[0]
+    first = [mutant.caught_by, *(["-k", "redis"] if mutant.caught_by.startswith(CONTRACT) else [])]
+    if file == SUITES["lockstep"][0]:
+        first = [mutant.caught_by, *SUITES["lockstep"][1:]]
     return [first, *(suite for suite in SUITES.values() if suite != first)]
 
 
@@ -148,20 +150,34 @@ def test_the_suites_have_nothing_against_the_scripts_as_they_are(suite: str, red
     assert code == pytest.ExitCode.OK, output[-4_000:]
 
 
+def texts() -> dict[str, str]:
+    folder = Path(scripts.__file__).parent
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.lua")]
+    return {name: scripts._read(name.removeprefix("slot/")) for name in names}
+
+
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_changes_one_place_of_its_file(name: str) -> None:
-    mutant = MUTANTS[name]
-    text = scripts._read(mutant.file)
-    assert mutant.applied_to(text) != text
-    assert re.fullmatch(r"[A-Za-z].*\.", mutant.rule)
+def test_a_mutant_changes_one_file(name: str) -> None:
+    changed = [file for file, text in texts().items() if switched_off(name, text) != text]
+    assert len(changed) == 1
+    assert re.fullmatch(r"[A-Za-z].*\.", MUTANTS[name].rule)
 
 
-def test_every_file_has_a_mutant() -> None:
-    files = {path.stem for path in Path(scripts.__file__).parent.glob("*.lua")}
-    assert {mutant.file for mutant in MUTANTS.values() if "/" not in mutant.file} == files
+def test_every_mark_has_a_mutant_and_every_file_of_a_slot_a_mark() -> None:
+    marked = {file: set(marks(text)) for file, text in texts().items()}
+    assert set().union(*marked.values()) == {mutant.mark or name for name, mutant in MUTANTS.items()}
+    assert [file for file, found in marked.items() if file.startswith(("slot/", "_")) and not found] == []
 
 
-def test_a_text_that_is_not_there_once_is_no_mutant() -> None:
-    mutant = Mutant("acquire", "local", "", "A rule.", "gate")
-    with pytest.raises(ValueError, match=r"acquire\.lua holds \d+ times, not once"):
-        mutant.applied_to(scripts._read("acquire"))
+def test_a_mark_holds_for_its_line_or_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "if a then -- rule: x\n  b = 1\n  -- rule: y\n  c = 1\nend"
+    for name, switch, switched in [
+        ("x", If("false"), "if false then -- rule: x\n  b = 1\n  -- rule: y\n  c = 1\nend"),
+        ("y", As("c = 2"), "if a then -- rule: x\n  b = 1\n  -- rule: y\n  c = 2\nend"),
+        ("y", GONE, "if a then -- rule: x\n  b = 1\n  -- rule: y\n\nend"),
+    ]:
+        monkeypatch.setitem(MUTANTS, name, Mutant(switch, "A rule.", "a test"))
+        assert switched_off(name, text) == switched
+    monkeypatch.setitem(MUTANTS, "y", Mutant(If("false"), "A rule.", "a test"))
+    with pytest.raises(ValueError, match="no condition"):
+        switched_off("y", text)

@@ -22,8 +22,8 @@ class Recorder(Broker):
 def check_header(source: rules.Source, *, typed: bool = True) -> None:
     """``typed``: its keys have fixed types, which it looks at first."""
     rules.test_a_header_begins_with_one_sentence_and_says_what_is_returned(source)
-    rules.test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(source)
-    rules.test_keys_and_fixed_arguments_are_read_in_bindings_only(source)
+    rules.test_keys_and_fixed_arguments_are_read_by_their_names_only(source)
+    rules.test_every_declared_key_and_argument_is_used(source)
     if typed:
         rules.test_the_types_that_a_header_names_are_looked_at_before_anything_else(source)
     for table in ("KEYS", "ARGV"):

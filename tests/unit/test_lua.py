@@ -19,7 +19,7 @@ from example_project.embedded_redis import redis_server_binaries
 from tests.servers import RedisServer
 
 FOLDER = Path(scripts.__file__).parent
-FILES = sorted(FOLDER.glob("*.lua"))
+FILES = sorted([*FOLDER.glob("*.lua"), *FOLDER.glob("slot/*.lua")])
 FRAGMENTS = [path.stem for path in FILES if path.stem.startswith("_")]
 TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
@@ -85,12 +85,13 @@ class Source:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = (FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+        self.text = scripts._read(name)
         lines = self.text.split("\n")
         end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
         self.header = [line.removeprefix("--").strip() for line in lines[:end]]
         self.includes = re.findall(r"^-- include: (\w+)$", "\n".join(lines[end:]), re.MULTILINE)
-        self.code = "\n".join(line for line in lines[end:] if not line.lstrip().startswith("--"))
+        code = (re.sub(r" +-- .*", "", line) for line in lines[end:])
+        self.code = "\n".join(line for line in code if not line.lstrip().startswith("--"))
 
     def declared(self, table: str) -> list[Declared]:
         found = []
@@ -101,25 +102,6 @@ class Source:
             else:
                 assert not line.startswith(table), line
         return found
-
-    def bindings(self) -> Iterator[tuple[str, str]]:
-        """Yield (name, expression) of each `local a, b = x, y` in the first column."""
-        for statement in re.finditer(r"^local ([\w, ]+?) =((?:.*,\n(?=  ))*.*)$", self.code, re.MULTILINE):
-            names = [name.strip() for name in statement[1].split(",")]
-            values = list(split_at_commas(statement[2]))
-            yield from zip(names, values, strict=False)
-
-
-def split_at_commas(text: str) -> Iterator[str]:
-    depth, part = 0, ""
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            yield part.strip()
-            part = ""
-        else:
-            part += character
-    yield part.strip()
 
 
 def without_strings(code: str) -> str:
@@ -273,36 +255,16 @@ def test_a_call_hands_over_the_very_keys_that_the_header_names(source: Source) -
 
 
 @each_script
-def test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(source: Source) -> None:
-    bound = list(source.bindings())
-    for table in ("KEYS", "ARGV"):
-        declared = {item.place: item.name for item in source.declared(table)}
-        for index, name in declared.items():
-            if index == "#ARGV":
-                assert ("now", "ARGV[#ARGV]") in bound
-            elif index.isdigit():
-                found = [
-                    known
-                    for known, value in bound
-                    if f"{table}[{index}]" in value
-                    and (known == name or value == f"{table}[{index}] == '{known}'")
-                ]
-                assert found, f"{source.name}: {table}[{index}] is not bound to {name}"
-            elif table == "ARGV":
-                assert ("first", index.removesuffix("...")) in bound
-            else:
-                assert ("slots_keys", "KEYS") in bound
-        read = set(re.findall(rf"{table}\[(\d+)\]", source.code))
-        assert read == {index for index in declared if index.isdigit()}
+def test_keys_and_fixed_arguments_are_read_by_their_names_only(source: Source) -> None:
+    assert "KEYS" not in source.code
+    assert not re.search(r"ARGV\[[\d#]", source.code)
 
 
 @each_script
-def test_keys_and_fixed_arguments_are_read_in_bindings_only(source: Source) -> None:
-    rest = source.code
-    for _, value in source.bindings():
-        rest = rest.replace(value, "")
-    assert "KEYS" not in rest
-    assert not re.search(r"ARGV\[\d", rest)
+def test_every_declared_key_and_argument_is_used(source: Source) -> None:
+    bindings, _, code = scripts.load(source.name).text.decode().partition("\n")
+    names = re.findall(r"\w+", bindings.partition(" = ")[0].removeprefix("local "))
+    assert {name for name in names if not re.search(rf"\b{name}\b", code)} <= {"first", "last", "now"}
 
 
 @each_file
@@ -310,8 +272,6 @@ def test_variable_arguments_are_read_between_first_and_last_only(path: Path) -> 
     code = Source(path.stem).code
     forms = {
         *(
-            "ARGV[#ARGV]",
-            "#ARGV - 1",
             "#ARGV > first + n",
             "#ARGV > first + 2 * n",
             "unpack(ARGV, first, last)",
@@ -330,18 +290,17 @@ def test_variable_arguments_are_read_between_first_and_last_only(path: Path) -> 
         ),
         *("ARGV[first + 2 * i - 2]", "ARGV[first + 2 * i - 1]"),
     }
-    rest = re.sub(r"ARGV\[\d+\]", "", code)
+    rest = code
     for form in sorted(forms, key=len, reverse=True):
         rest = rest.replace(form, "")
     assert "ARGV" not in rest
-    if "last" in dict(Source(path.stem).bindings()):
-        assert ("last", "#ARGV - 1") in list(Source(path.stem).bindings())
 
 
 @each_script
 def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source: Source) -> None:
+    text = scripts.load(source.name).text.decode()
     checked: dict[str, str] = {}
-    for wanted, names in re.findall(r"mistyped\('(zset|hash)', ([^)]*)\)", source.code):
+    for wanted, names in re.findall(r"mistyped\('(zset|hash)', ([^)]*)\)", text):
         checked |= dict.fromkeys(names.split(", "), wanted.upper())
     if source.name in OF_MANY_SLOTS:
         assert checked == {}
@@ -349,7 +308,7 @@ def test_the_types_that_a_header_names_are_looked_at_before_anything_else(source
         assert "redis.call" not in looking, "other slots are answered for whatever a key of one holds"
         return
     assert checked == {key.name: key.kind for key in source.declared("KEYS")}
-    head, check, _ = source.code.partition("if wrong then return wrong end\n")
+    head, check, _ = source.text.partition("\n-- check: types")
     assert check
     assert "redis.call" not in head
 
@@ -435,18 +394,19 @@ def test_no_statement_hides_in_a_long_line(path: Path) -> None:
 
 def test_fragments_exist_are_used_and_include_no_others() -> None:
     used = {name for source in SCRIPTS.values() for name in source.includes}
-    assert used == set(FRAGMENTS)
+    assert used | {"_types"} == set(FRAGMENTS)
     for name in FRAGMENTS:
         assert Source(name).includes == []
 
 
 @each_script
-def test_a_loaded_script_holds_each_fragment_once_and_no_open_include(source: Source) -> None:
+def test_a_loaded_script_holds_each_fragment_once_and_no_comment(source: Source) -> None:
     text = scripts.load(source.name).text.decode()
-    assert "-- include:" not in text
+    assert "--" not in text
     assert len(source.includes) == len(set(source.includes))
     for name in source.includes:
-        assert text.count((FOLDER / f"{name}.lua").read_text(encoding="utf-8").rstrip("\n")) == 1
+        code = re.sub(r"\n+", "\n", Source(name).code).strip()
+        assert text.count(code) == 1
 
 
 def test_the_sha_is_the_one_that_redis_computes(redis_client: redis.Redis) -> None:
@@ -520,6 +480,18 @@ def test_a_script_reads_no_unknown_global_and_writes_none(source: Source, redis_
     assert chunk.at == len(dump)
     assert chunk.read <= KNOWN_GLOBALS
     assert chunk.written == set()
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_fragment_reads_what_it_says_that_it_needs_and_nothing_else(
+    name: str, redis_client: redis.Redis
+) -> None:
+    source = Source(name)
+    needs = re.findall(r"\w+", " ".join(re.findall(r"^-- needs: (.*)$", source.text, re.MULTILINE)))
+    assert len(needs) == len(set(needs))
+    dump = redis_client.eval("return string.dump(loadstring(ARGV[1]))", 0, source.code)
+    assert isinstance(dump, bytes)
+    assert Bytecode(dump).read - KNOWN_GLOBALS == set(needs)
 
 
 def test_a_misspelt_name_shows_as_a_global(redis_client: redis.Redis) -> None:

@@ -62,8 +62,8 @@ def test_keys_lie_below_the_prefix() -> None:
 @each_script
 def test_header_bindings_and_code_keep_to_the_rules(source: rules.Source) -> None:
     rules.test_a_header_begins_with_one_sentence_and_says_what_is_returned(source)
-    rules.test_every_declared_key_and_argument_is_bound_to_its_name_and_no_other_is_read(source)
-    rules.test_keys_and_fixed_arguments_are_read_in_bindings_only(source)
+    rules.test_keys_and_fixed_arguments_are_read_by_their_names_only(source)
+    rules.test_every_declared_key_and_argument_is_used(source)
     rules.test_the_types_that_a_header_names_are_looked_at_before_anything_else(source)
     for table in ("KEYS", "ARGV"):
         rules.test_what_a_header_declares_is_numbered_from_one_without_gaps(source, table)

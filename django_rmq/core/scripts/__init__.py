@@ -1,10 +1,21 @@
 """The scripts: one file per transition, loaded as package data.
 
-A file whose name begins with an underscore is a fragment; ``-- include: _name`` on a line of its own
-is replaced by its text, one level deep. Every other file is a script named like its ``Broker`` method.
-Those of this folder are the transitions of a slot; those in ``workers/`` are about workers and what is
-assigned to them, those in ``topics/`` about definitions, those in ``limits/`` about what may be done how often, those in
-``answers/`` about requests that are done once; they are loaded as ``"workers/beat"``.
+A file whose name begins with an underscore is a fragment; every other file is a script named like its ``Broker``
+method. Those in ``slot/`` are the transitions of a slot, loaded as ``"commit"``. The others are loaded as
+``"workers/beat"``: those in ``workers/`` are about workers and what is assigned to them, those in ``topics/`` about
+definitions, those in ``limits/`` about what may be done how often, those in ``answers/`` about requests that are done
+once, those in ``history/`` about what is kept of the past.
+
+A script's header declares its keys and arguments (`header`). In its code, a comment on a line of its own stands for
+
+``-- include: _name``
+    the text of that fragment. A fragment includes no other. It says ``-- needs: store kind [claim]``: the script has
+    bound these names before; those in brackets are nil where it has none of that name.
+``-- check: types``
+    the answer WRONGTYPE, before anything is written, if a key is not of its declared type. ``but a b`` leaves keys out.
+
+``-- rule: name`` marks a line that a mutant of ``tests/proof/mutants.py`` switches off. Comments do not reach
+Redis.
 """
 
 from __future__ import annotations
@@ -15,7 +26,27 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-_INCLUDE = re.compile(r"^-- include: (_\w+)$", re.MULTILINE)
+from .header import Argument, Declaration, HeaderError, Key, parse
+
+__all__ = [
+    "Argument",
+    "Declaration",
+    "HeaderError",
+    "Key",
+    "Script",
+    "all_names",
+    "declaration",
+    "load",
+    "names",
+]
+
+_OF_ALL = ("_now", "_types")
+"""The fragments that do not belong to a slot."""
+
+_DIRECTIVE = re.compile(r"-- (include|check): (.*)")
+_NEEDS = re.compile(r"^-- needs: (.*)$", re.MULTILINE)
+_LOCAL = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.MULTILINE)
+_TRAILING_COMMENT = re.compile(r" +-- .*$")
 
 
 class Script(NamedTuple):
@@ -27,26 +58,87 @@ class Script(NamedTuple):
 
 
 def _read(name: str) -> str:
-    return (files(__name__) / f"{name}.lua").read_text(encoding="utf-8")
+    path = name if "/" in name or name in _OF_ALL else f"slot/{name}"
+    return (files(__name__) / f"{path}.lua").read_text(encoding="utf-8")
+
+
+def _split(name: str) -> tuple[list[str], list[str]]:
+    """Return the lines of a file's header, without their dashes, and of its code."""
+    lines = _read(name).rstrip("\n").split("\n")
+    end = next((i for i, line in enumerate(lines) if not line.startswith("--")), len(lines))
+    return [line.removeprefix("--").strip() for line in lines[:end]], lines[end:]
+
+
+@cache
+def declaration(name: str) -> Declaration:
+    """Return what the header of the script ``name`` declares."""
+    return parse(name, _split(name)[0])
+
+
+def _without_comments(lines: list[str]) -> list[str]:
+    kept = [_TRAILING_COMMENT.sub("", line) for line in lines if not line.lstrip().startswith("--")]
+    return [line for line in kept if line]
+
+
+def _bound(lines: list[str]) -> set[str]:
+    """Return the names of the outermost locals."""
+    found = _LOCAL.findall("\n".join(lines))
+    return {name.strip() for function, names in found for name in (function or names).split(",")}
+
+
+def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:
+    """Return the code of a fragment for a script that has ``bound`` names before it."""
+    needs = " ".join(_NEEDS.findall(_read(fragment)))
+    optional = re.findall(r"\[(\w+)\]", needs)
+    missing = set(re.sub(r"\[\w+\]", "", needs).split()) - bound
+    if missing:
+        raise HeaderError(
+            f"{script}.lua: {fragment} needs {', '.join(sorted(missing))}, bound before it is included."
+        )
+    absent = [name for name in optional if name not in bound]
+    return [*(f"local {name}" for name in absent), *_without_comments(_split(fragment)[1])]
+
+
+def _check(keys: tuple[Key, ...]) -> list[str]:
+    """Return the code that looks at the types of ``keys``."""
+    looks = []
+    for wanted in ("ZSET", "HASH"):
+        of_type = [key.name for key in keys if key.type == wanted]
+        if of_type:
+            looks.append(f"mistyped('{wanted.lower()}', {', '.join(of_type)})")
+    return [f"local wrong = {' or '.join(looks)}", "if wrong then return wrong end"]
 
 
 @cache
 def load(name: str) -> Script:
-    """Return the script ``name`` with its fragments pasted in."""
-    text = _INCLUDE.sub(lambda match: _read(match[1]).rstrip("\n"), _read(name)).encode()
+    """Return the script ``name`` as Redis gets it."""
+    declared = declaration(name)
+    lines = [declared.bindings()]
+    for line in _split(name)[1]:
+        directive = _DIRECTIVE.fullmatch(line)
+        if not directive:
+            lines += _without_comments([line])
+        elif directive[1] == "include":
+            lines += _fragment(directive[2], name, _bound(lines))
+        else:
+            left_out = directive[2].removeprefix("types").removeprefix(" but").split()
+            lines += _fragment("_types", name, set())
+            lines += _check(tuple(key for key in declared.keys if key.name not in left_out))
+    text = "\n".join(lines).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
 @cache
 def all_names() -> tuple[str, ...]:
     """Return the names of all scripts."""
-    folders = (entry.name for entry in files(__name__).iterdir() if entry.is_dir())
-    return tuple(name for folder in ("", *sorted(folders)) for name in names(folder))
+    found = sorted(entry.name for entry in files(__name__).iterdir() if entry.is_dir())
+    folders = [folder for folder in found if folder not in ("slot", "__pycache__")]
+    return tuple(name for folder in ("", *folders) for name in names(folder))
 
 
 @cache
 def names(folder: str = "") -> tuple[str, ...]:
     """Return the names of the transitions of a slot, or of the scripts in ``folder``."""
-    found = (entry.name for entry in (files(__name__) / folder).iterdir())
+    found = (entry.name for entry in (files(__name__) / (folder or "slot")).iterdir())
     chosen = sorted(name[:-4] for name in found if name.endswith(".lua") and not name.startswith("_"))
     return tuple(f"{folder}/{name}" if folder else name for name in chosen)

@@ -1,4 +1,5 @@
 -- Redis does not roll back a script that fails half way: look at every key before the first write.
+
 local function mistyped(wanted, ...)
   local keys = { ... }
   for i = 1, #keys do
@@ -8,7 +9,7 @@ local function mistyped(wanted, ...)
     else
       size = redis.pcall('HLEN', key)
     end
-    if type(size) == 'table' then
+    if type(size) == 'table' then -- rule: types_unchecked
       local kind = redis.call('TYPE', key).ok
       return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. kind .. ', not a ' .. wanted)
     end

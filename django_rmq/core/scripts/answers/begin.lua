@@ -8,17 +8,15 @@
 -- ARGV[4] now
 --
 -- Returns {new} | {running} an earlier attempt | {other} it was with other content | {done, what was kept}
-local answer = KEYS[1]
-local print, token, lease_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- include: _types
-local wrong = mistyped('hash', answer)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 local found = redis.call('HMGET', answer, 'print', 'kept', 'ends')
 local known, kept, ends = found[1], found[2], tonumber(found[3] or '')
-if known and known ~= print then return { 'other' } end
-if kept then return { 'done', kept } end
+if known and known ~= print then return { 'other' } end -- rule: answered_for_another
+if kept then return { 'done', kept } end -- rule: done_twice
 -- Whoever began it and is silent since is thought dead.
+-- rule: done_beside_itself
 if known and ends and ends > now_ms and ends <= now_ms + lease_ms then return { 'running' } end
 redis.call('HSET', answer, 'print', print, 'token', token, 'ends', string.format('%.0f', now_ms + lease_ms))
 redis.call('PEXPIRE', answer, lease_ms)

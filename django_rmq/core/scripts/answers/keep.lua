@@ -8,12 +8,9 @@
 -- ARGV[4] now
 --
 -- Returns ok | stale: it was begun anew since, or is forgotten
-local answer = KEYS[1]
-local token, kept, keep_ms, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- include: _types
-local wrong = mistyped('hash', answer)
-if wrong then return wrong end
-if redis.call('HGET', answer, 'token') ~= token then return 'stale' end
+
+-- check: types
+if redis.call('HGET', answer, 'token') ~= token then return 'stale' end -- rule: kept_by_the_dead
 if kept == '' then
   redis.call('HDEL', answer, 'print', 'token', 'ends')
   return 'ok'

@@ -3,17 +3,15 @@
 -- KEYS[1] minutes  HASH  minute -> its record
 -- KEYS[2] pending  HASH  field -> value
 --
--- ARGV[1] minute  minutes since the epoch
+-- ARGV[1] minute NUMBER  minutes since the epoch
 -- ARGV[2] record
--- ARGV[3] keep    how many minutes are kept
+-- ARGV[3] keep NUMBER    how many minutes are kept
 -- ARGV[4] now
 --
 -- Returns kept | present
-local minutes, pending = KEYS[1], KEYS[2]
-local minute, record, keep, now = tonumber(ARGV[1]), string.sub(ARGV[2], 1, 500), tonumber(ARGV[3]), ARGV[4]
--- include: _types
-local wrong = mistyped('hash', minutes, pending)
-if wrong then return wrong end
+
+-- check: types
+record = string.sub(record, 1, 500)
 local field = string.format('%.0f', minute)
 if redis.call('HEXISTS', minutes, field) == 1 then return 'present' end
 local names, late = { 'first' }, {}

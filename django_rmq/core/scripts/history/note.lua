@@ -6,11 +6,8 @@
 -- ARGV[2] now
 --
 -- Returns how many buckets were raised
-local pending = KEYS[1]
-local counts, now = ARGV[1], ARGV[2]
--- include: _types
-local wrong = mistyped('hash', pending)
-if wrong then return wrong end
+
+-- check: types
 -- A write of nothing first, so that a full server lets the rest pass.
 redis.call('HDEL', pending, '')
 local bucket, raised = 0, 0

@@ -1,14 +1,13 @@
 -- What many slots of one topic hold, by state, and what their ledgers have counted, in sums: the history, read only.
 --
--- KEYS[1...] store, prepare, retry, dead, stats, control of each slot
+-- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, stats HASH, control HASH of each slot
 --
 -- ARGV[1] kind
 -- ARGV[2] now
 --
 -- Returns {slots read, store, due, prepare, retry, dead, oldest due ms or empty, {sums of the counters named below},
 --          earliest ms since when Store of a priority topic has not been empty or empty}
-local slots_keys = KEYS
-local kind, now = ARGV[1], ARGV[2]
+
 if #slots_keys > 1536 then return redis.error_reply('ERR too many slots') end
 -- include: _now
 local read, oldest, undrained = 0, nil, nil

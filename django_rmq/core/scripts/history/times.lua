@@ -2,18 +2,15 @@
 --
 -- KEYS[1] times  HASH  field -> value
 --
--- ARGV[1] late     24 numbers with blanks between them, one for each bucket
--- ARGV[2] late_ms  the sum of what they count
--- ARGV[3] took     24 numbers, as above
--- ARGV[4] took_us  the sum of what they count
+-- ARGV[1] late            24 numbers with blanks between them, one for each bucket
+-- ARGV[2] late_ms NUMBER  the sum of what they count
+-- ARGV[3] took            24 numbers, as above
+-- ARGV[4] took_us NUMBER  the sum of what they count
 -- ARGV[5] now
 --
 -- Returns how many buckets were raised
-local times = KEYS[1]
-local late, late_ms, took, took_us, now = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), ARGV[5]
--- include: _types
-local wrong = mistyped('hash', times)
-if wrong then return wrong end
+
+-- check: types
 -- A write of nothing first, so that a full server lets the rest pass.
 redis.call('HDEL', times, '')
 local raised = 0

@@ -3,21 +3,17 @@
 -- KEYS[1] limits  HASH  field -> value
 --
 -- ARGV[1] worker
--- ARGV[2] rate       deliveries per second; 0: no limit
--- ARGV[3] tokens     deliveries wanted now; negative: so many are given back
--- ARGV[4] in_flight  messages in flight; 0: no limit
--- ARGV[5] in_use     of these, how many this worker has
--- ARGV[6] wanted     how many it could have
--- ARGV[7] lease_ms   how long its permits are kept unless it is heard of
+-- ARGV[2] rate NUMBER       deliveries per second; 0: no limit
+-- ARGV[3] tokens NUMBER     deliveries wanted now; negative: so many are given back
+-- ARGV[4] in_flight NUMBER  messages in flight; 0: no limit
+-- ARGV[5] in_use NUMBER     of these, how many this worker has
+-- ARGV[6] wanted NUMBER     how many it could have
+-- ARGV[7] lease_ms NUMBER   how long its permits are kept unless it is heard of
 -- ARGV[8] now
 --
 -- Returns {tokens given, us until there is another, permits: begin nothing while as many are in use, yes | no: others wait}
-local limits = KEYS[1]
-local worker, rate, tokens, in_flight = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local in_use, wanted, lease_ms, now = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
--- include: _types
-local wrong = mistyped('hash', limits)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 -- A write of nothing first, so that a full server lets the rest pass: who asks can drain.
 redis.call('HDEL', limits, '')

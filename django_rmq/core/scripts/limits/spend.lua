@@ -2,25 +2,22 @@
 --
 -- KEYS[1] bucket  HASH  field -> value
 --
--- ARGV[1] each    us until one more has gathered
--- ARGV[2] size    how many it holds when it is full
--- ARGV[3] wanted  below 0: so many are given back
+-- ARGV[1] each NUMBER    us until one more has gathered
+-- ARGV[2] size NUMBER    how many it holds when it is full
+-- ARGV[3] wanted NUMBER  below 0: so many are given back
 -- ARGV[4] now
 --
 -- Returns us until there is enough; 0: it is spent
-local bucket = KEYS[1]
-local each, size, wanted, now = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
--- include: _types
-local wrong = mistyped('hash', bucket)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 -- 'empty' is when it was last empty, as if it had filled from then on without an end.
 local full_us = each * size
 local empty = tonumber(redis.call('HGET', bucket, 'empty') or '')
 -- Ahead by more than its size: the clock was set back since.
-if not empty or empty > now_us + full_us then empty = now_us - full_us end
-empty = math.max(empty, now_us - full_us) + each * wanted
-if empty > now_us then return math.ceil(empty - now_us) end
+if not empty or empty > now_us + full_us then empty = now_us - full_us end -- rule: locked_out_by_a_clock
+empty = math.max(empty, now_us - full_us) + each * wanted -- rule: a_bucket_without_a_bound
+if empty > now_us then return math.ceil(empty - now_us) end -- rule: spent_beyond_the_rate
 redis.call('HSET', bucket, 'empty', string.format('%.17g', empty))
 redis.pcall('PEXPIRE', bucket, string.format('%.0f', math.min(full_us / 1000 + 1000, 1e12)))
 return 0

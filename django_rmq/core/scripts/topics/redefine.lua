@@ -8,11 +8,8 @@
 -- ARGV[4] now
 --
 -- Returns ok | changed
-local topics = KEYS[1]
-local topic, before, after, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- include: _types
-local wrong = mistyped('hash', topics)
-if wrong then return wrong end
+
+-- check: types
 if (redis.call('HGET', topics, topic) or '') ~= before then return 'changed' end
 redis.call('HDEL', topics, '')
 redis.call('HSET', topics, topic, after)

@@ -9,11 +9,8 @@
 -- ARGV[5] now
 --
 -- Returns {ok, new number} | {changed}
-local assignment = KEYS[1]
-local channel, members, number, plan, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
--- include: _types
-local wrong = mistyped('hash', assignment)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 local known = redis.call('HMGET', assignment, 'members', 'number')
 if (known[1] or '') ~= members or (known[2] or '') ~= number then return { 'changed' } end

@@ -6,21 +6,17 @@
 --
 -- ARGV[1] channel
 -- ARGV[2] worker
--- ARGV[3] token          drawn by whoever calls itself `worker`
--- ARGV[4] record         begins with the token: joins, or says something new of the worker; empty: only renews
--- ARGV[5] session_ms
--- ARGV[6] known_members  the version of the membership that the worker knows
--- ARGV[7] known_number   the number of the assignment that the worker knows
+-- ARGV[3] token              drawn by whoever calls itself `worker`
+-- ARGV[4] record             begins with the token: joins, or says something new of the worker; empty: only renews
+-- ARGV[5] session_ms NUMBER
+-- ARGV[6] known_members      the version of the membership that the worker knows
+-- ARGV[7] known_number       the number of the assignment that the worker knows
 -- ARGV[8] now
 --
 -- Returns {ok, members, number, ms until the first session ends, basis, plan, workers, records}: basis and plan are empty
+
 -- and the lists are empty where the worker knows them | {expired} | {duplicate, record} | {full}
-local sessions, workers, assignment = KEYS[1], KEYS[2], KEYS[3]
-local channel, worker, token, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local session_ms, known_members, known_number, now = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
--- include: _types
-local wrong = mistyped('zset', sessions) or mistyped('hash', workers, assignment)
-if wrong then return wrong end
+-- check: types
 -- include: _now
 local found, ends = redis.call('HGET', workers, worker), redis.call('ZSCORE', sessions, worker)
 local ours = found and string.sub(found, 1, #token) == token

@@ -10,11 +10,8 @@
 -- ARGV[4] now
 --
 -- Returns left | absent
-local sessions, workers, assignment = KEYS[1], KEYS[2], KEYS[3]
-local channel, worker, token, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- include: _types
-local wrong = mistyped('zset', sessions) or mistyped('hash', workers, assignment)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 local found = redis.call('HGET', workers, worker)
 if not found or string.sub(found, 1, #token) ~= token then return 'absent' end

@@ -7,11 +7,8 @@
 -- ARGV[1] now
 --
 -- Returns {ms now, members, number, basis, plan, workers with ms when their sessions end, records}
-local sessions, workers, assignment = KEYS[1], KEYS[2], KEYS[3]
-local now = ARGV[1]
--- include: _types
-local wrong = mistyped('zset', sessions) or mistyped('hash', workers, assignment)
-if wrong then return wrong end
+
+-- check: types
 -- include: _now
 local fields = redis.call('HMGET', assignment, 'members', 'number', 'basis', 'plan')
 local rows, ids = redis.call('ZRANGE', sessions, 0, 1999, 'WITHSCORES'), {}

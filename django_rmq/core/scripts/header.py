@@ -1,0 +1,108 @@
+"""The header of a script: its keys and arguments, declared once.
+
+    -- KEYS[1] store ZSET    member -> due ms, or priority
+    -- KEYS[1...] store ZSET, retry ZSET of each slot
+    -- ARGV[1] kind
+    -- ARGV[2] limit NUMBER  messages at most
+    -- ARGV[3] apply FLAG    1 or 0
+    -- ARGV[4...] members
+    -- ARGV[#ARGV] now
+
+A blank line ends the header. The names become locals of the script: ``NUMBER`` converts the argument and ``FLAG``
+compares it with 1. Keys whose place ends in ``...`` are those of many slots, bound as ``slots_keys``. Arguments whose
+place ends in ``...`` go from ``first`` to ``last``. ``BY STATE`` behind the type of a key says that the caller chooses
+it by a message's state.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_KEY = re.compile(r"KEYS\[(\d+)\] (\w+) +(ZSET|HASH)\b( BY STATE\b)?")
+_KEYS_OF_MANY = re.compile(r"KEYS\[1\.\.\.\] ((?:\w+ (?:ZSET|HASH)(?:, )?)+) of each slot")
+_ARGUMENT = re.compile(r"ARGV\[(\d+)\] (\w+)(?: (NUMBER|FLAG)\b)?")
+_REST = re.compile(r"ARGV\[(\d+)\.\.\.\] (\w+)")
+_CONVERSIONS = {"NUMBER": "tonumber(%s)", "FLAG": "%s == '1'", "": "%s"}
+
+
+class HeaderError(ValueError):
+    """A script's header cannot be read."""
+
+
+class Key(NamedTuple):
+    """One key of a script."""
+
+    name: str
+    type: str
+    """``ZSET`` or ``HASH``."""
+    by_state: bool = False
+    """The caller chooses it by the state that it asks for."""
+
+
+class Argument(NamedTuple):
+    """One argument of a script that has its own place."""
+
+    name: str
+    form: str = ""
+    """``NUMBER``, ``FLAG``, or empty for text."""
+
+
+class Declaration(NamedTuple):
+    """What a script's header declares."""
+
+    script: str
+    keys: tuple[Key, ...]
+    many_slots: bool
+    """The keys repeat for each of many slots."""
+    arguments: tuple[Argument, ...]
+    """Without the variable ones and without ``now``, which every script has as its last argument."""
+    rest: str
+    """What the variable arguments behind ``arguments`` are called; empty: there are none."""
+
+    def bindings(self) -> str:
+        """Return the Lua statements that bind keys and arguments to their names."""
+        if self.many_slots:
+            bound = [("slots_keys", "KEYS")]
+        else:
+            bound = [(key.name, f"KEYS[{i}]") for i, key in enumerate(self.keys, 1)]
+        bound += [(a.name, _CONVERSIONS[a.form] % f"ARGV[{i}]") for i, a in enumerate(self.arguments, 1)]
+        if self.rest:
+            bound += [("first", str(len(self.arguments) + 1)), ("last", "#ARGV - 1")]
+        bound.append(("now", "ARGV[#ARGV]"))
+        return f"local {', '.join(name for name, _ in bound)} = {', '.join(value for _, value in bound)}"
+
+
+def parse(script: str, header: list[str]) -> Declaration:
+    """Return what the lines of a ``header``, without their dashes, declare; raise `HeaderError` if they are wrong."""
+    keys: list[Key] = []
+    arguments: list[Argument] = []
+    many_slots, rest, now = False, "", False
+    for line in header:
+        if line.startswith(("include:", "check:")):
+            raise HeaderError(f"{script}.lua: a blank line ends the header, before this: {line}")
+        if not line.startswith(("KEYS", "ARGV")):
+            continue
+        if now:
+            raise HeaderError(f"{script}.lua: nothing follows `now`: {line}")
+        if many := _KEYS_OF_MANY.match(line):
+            keys = [Key(*entry.split()) for entry in many[1].split(", ")]
+            many_slots = True
+        elif (key := _KEY.match(line)) and int(key[1]) == len(keys) + 1 and not many_slots:
+            keys.append(Key(key[2], key[3], bool(key[4])))
+        elif (variable := _REST.match(line)) and int(variable[1]) == len(arguments) + 1 and not rest:
+            rest = variable[2]
+        elif re.fullmatch(r"ARGV\[#ARGV\] now", line) and rest:
+            now = True
+        elif (argument := _ARGUMENT.match(line)) and int(argument[1]) == len(arguments) + 1 and not rest:
+            now = argument[2] == "now"
+            if not now:
+                arguments.append(Argument(argument[2], argument[3] or ""))
+        else:
+            raise HeaderError(f"{script}.lua: the header cannot be read here: {line}")
+    names = [key.name for key in keys] + [argument.name for argument in arguments]
+    if len(set(names)) < len(names):
+        raise HeaderError(f"{script}.lua: the header names something twice: {', '.join(names)}")
+    if not keys or not now:
+        raise HeaderError(f"{script}.lua: the header declares {'no `now`' if keys else 'no keys'}.")
+    return Declaration(script, tuple(keys), many_slots, tuple(arguments), rest)

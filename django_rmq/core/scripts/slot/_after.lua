@@ -1,0 +1,44 @@
+-- The rank behind (score, member), whether or not that entry is still there: paging by rank alone would miss
+-- members of a set that changes meanwhile. Bytes are compared here, for Lua's `<` follows the locale.
+
+local function precedes(a, b)
+  local common = math.min(#a, #b)
+  for i = 1, common do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end -- rule: cursor_by_member_alone
+  end
+  return #a < #b
+end
+
+local function rank_after(key, score, member, descending)
+  local present = redis.call('ZSCORE', key, member)
+  if present and tonumber(present) == tonumber(score) then
+    if descending then return redis.call('ZREVRANK', key, member) + 1 end -- rule: page_repeats
+    return redis.call('ZRANK', key, member) + 1 -- rule: page_skips
+  end
+  local low, high
+  if descending then
+    low = redis.call('ZCOUNT', key, '(' .. score, '+inf')
+    high = redis.call('ZCOUNT', key, score, '+inf')
+  else
+    low = redis.call('ZCOUNT', key, '-inf', '(' .. score)
+    high = redis.call('ZCOUNT', key, '-inf', score)
+  end
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local at, passed
+    if descending then
+      at = redis.call('ZREVRANGE', key, middle, middle)[1]
+      passed = precedes(member, at)
+    else
+      at = redis.call('ZRANGE', key, middle, middle)[1]
+      passed = precedes(at, member)
+    end
+    if passed then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low
+end

@@ -1,0 +1,49 @@
+-- The diagnosis of a message, and its death.
+--
+-- needs: store prepare retry dead deaths failures body [claim]
+-- needs: kind now_ms count is_retry floor_priority text_of plain_score
+
+local function parse_failure(record)
+  if not record then return nil end
+  local last, times, first, _, score = string.match(record, '^(%S+) (%d+) (%d+) (%d+) (%S+)\n')
+  return last and { kind = last, times = tonumber(times), first = first, score = score }
+end
+
+-- The score a message had before it first failed, so that it comes back at its own priority.
+local function first_score(score, failure)
+  local number = tonumber(score) or 0
+  if not is_retry(number) then return plain_score(score) end
+  if kind == 'priority' and number > floor_priority() then return text_of(math.floor(number)) end
+  return failure and failure.score or plain_score(score)
+end
+
+local function note_failure(member, what, text, score, failure)
+  -- The text is appended, for %s ends at a NUL.
+  redis.call('HSET', failures, member, string.format('%s %d %s %.0f %s\n', what,
+    (failure and failure.times or 0) + 1, failure and failure.first or string.format('%.0f', now_ms),
+    now_ms, score) .. string.sub(text, 1, 1024))
+end
+
+local function waits(member)
+  return redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member)
+end
+
+-- Another copy of the member keeps its diagnosis, and its body if it waits or rests; one that runs or is claimed has its own.
+local function forget(member)
+  if waits(member) then return end -- rule: body_torn_from_the_living
+  redis.call('HDEL', body, member) -- rule: body_outlives
+  -- rule: bury_tears_the_failures_of_the_claimed
+  if redis.call('ZSCORE', prepare, member) or (claim and redis.call('ZSCORE', claim, member)) then return end
+  redis.call('HDEL', failures, member)
+end
+
+-- The caller has taken the copy that dies out of its place. `kept`: the body that it had there.
+local function die(member, reason, text, score, failure, failed, kept)
+  if redis.call('ZADD', dead, text_of(now_ms), member) == 0 then count('dead_merged') end -- rule: death_miscounted
+  text = string.sub(text, 1, 1024)
+  redis.call('HSET', deaths, member, string.format('%s %d %s %.0f %s %d %d\n', reason,
+    (failure and failure.times or 0) + failed, failure and failure.first or string.format('%.0f', now_ms),
+    now_ms, score, #text, kept and 1 or 0) .. text .. (kept or ''))
+  forget(member)
+  count(reason == 'lapsed' and 'lapsed' or 'died')
+end

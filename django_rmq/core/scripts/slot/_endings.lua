@@ -1,0 +1,62 @@
+-- The end of a delivery, whatever a person has marked it for meanwhile.
+--
+-- needs: prepare inflight dead failures body prepare_body
+-- needs: count parse_failure first_score note_failure waits forget die
+
+-- What a delivery was handed out with goes where the message goes, unless a newer body is there. Returns it.
+local function land(member)
+  local delivered = redis.call('HGET', prepare_body, member)
+  if delivered then
+    redis.call('HDEL', prepare_body, member) -- rule: delivered_body_outlives
+    redis.call('HSETNX', body, member, delivered) -- rule: body_comes_back
+  end
+  return delivered
+end
+
+-- Without another delivery left a message dies, and it is given up for a newer copy. Returns whether either was so.
+local function gives_up(member, left, what, text, origin, failure, kept)
+  if waits(member) then -- rule: rollback_overwrites
+    count('dropped')
+    note_failure(member, what, text, origin, failure)
+  elseif left <= 0 then -- rule: deliveries_left
+    die(member, what, text, origin, failure, 1, kept) -- rule: exhausted_without_its_body
+  else
+    return false
+  end
+  return true
+end
+
+-- Take a delivery out of Prepare. Returns its score before it first failed, its last failure and its body if it has failed
+-- and neither a mark nor a rejection has ended it; else nil.
+local function end_delivery(member, record, what, text)
+  local score, mark, outlived = string.match(record, '^%d+ (%S+) ?(%S*) ?(%S*)')
+  score, mark = score or '0', mark or ''
+  local failure = parse_failure(redis.call('HGET', failures, member))
+  local origin = first_score(score, failure)
+  redis.call('ZREM', prepare, member)
+  redis.call('HDEL', inflight, member) -- rule: record_outlives
+  local kept = land(member)
+  if mark == 'removed' then -- rule: removed_returns
+    count('ended_marked')
+    count('removed')
+    forget(member)
+    return nil
+  end
+  if mark == 'buried' then -- rule: buried_returns
+    count('ended_marked')
+    if outlived ~= '' and redis.call('ZSCORE', dead, member) then -- rule: older_death
+      -- The newer copy that was buried with it is the one that stays.
+      count('dropped')
+      forget(member)
+    else
+      die(member, 'buried', text, origin, failure, 1, kept) -- rule: buried_with_the_newer_body
+    end
+    return nil
+  elseif what == 'rejected' then -- rule: reject_is_a_failure
+    count('rejected')
+    die(member, 'rejected', text, origin, failure, 1, kept) -- rule: dead_with_the_newer_body
+    return nil
+  end
+  count(what == 'timed_out' and 'expired' or 'failed')
+  return origin, failure, kept
+end

@@ -1,0 +1,26 @@
+-- Deliveries and claims that time has ended, at most `limit`. Returns how many, and when the first can be taken again.
+--
+-- needs: prepare inflight timeout claimed max_retries now_s bounded text_of end_failed expire_claim
+
+local function expire_due(limit)
+  local ahead = redis.call('ZRANGEBYSCORE', prepare, text_of((now_s + timeout + 1) * 1000), '+inf',
+    'WITHSCORES', 'LIMIT', 0, limit)
+  for i = 1, #ahead, 2 do -- rule: future_stamps_stay
+    local left = bounded(math.floor(tonumber(ahead[i + 1]) % 1000), 0, max_retries)
+    redis.call('ZADD', prepare, text_of(now_s * 1000 + left), ahead[i])
+  end
+  -- rule: expire_a_second_early
+  local late = redis.call('ZRANGEBYSCORE', prepare, '-inf', '(' .. text_of((now_s - timeout) * 1000),
+    'WITHSCORES', 'LIMIT', 0, limit)
+  local earliest
+  for i = 1, #late, 2 do
+    local left = bounded(math.floor(tonumber(late[i + 1]) % 1000), 0, max_retries)
+    local record = redis.call('HGET', inflight, late[i]) or '0 0'
+    local due = end_failed(late[i], left, record, 'timed_out', '', nil, i)
+    if due and (not earliest or due < earliest) then earliest = due end
+  end
+  local lost, due = 0, nil
+  if claimed then lost, due = expire_claim(limit - #late / 2) end -- rule: leases_never_end
+  if due and (not earliest or due < earliest) then earliest = due end
+  return #late / 2 + lost, earliest
+end

@@ -1,0 +1,25 @@
+-- The end of a delivery that did not succeed: back to Store, to Retry, to Dead, or given up for a newer send.
+--
+-- needs: store retry max_retries now_ms
+-- needs: backoff gives_up note_failure end_delivery text_of retry_score
+
+-- What failed with the body `kept` goes on: given up for a newer copy, dead, or a retry. `delay` nil: the topic's
+-- exponential back-off. Returns when the message can be taken again, or nil.
+local function go_on(member, left, what, text, origin, failure, delay, index, kept)
+  if gives_up(member, left, what, text, origin, failure, kept) then return nil end
+  delay = delay or backoff(max_retries - left, index)
+  local due = now_ms
+  if delay > 0 then -- rule: no_rest
+    due = now_ms + delay
+    redis.call('ZADD', retry, text_of(due + left / 1024), member)
+  else
+    redis.call('ZADD', store, text_of(retry_score(left, tonumber(origin) or 0)), member)
+  end
+  note_failure(member, what, text, origin, failure)
+  return due
+end
+
+local function end_failed(member, left, record, what, text, delay, index)
+  local origin, failure, kept = end_delivery(member, record, what, text)
+  return origin and go_on(member, left, what, text, origin, failure, delay, index, kept)
+end

@@ -1,0 +1,19 @@
+-- What waits may lapse: its time to live is in its envelope, and it dies where it is found.
+--
+-- needs: store retry failures body now_ms count parse_failure first_score die
+
+local function has_lapsed(envelope)
+  local expires = tonumber(string.match(envelope, '^(%d+) '))
+  return expires and expires > 0 and expires < now_ms -- rule: lapses_at_once
+end
+-- Move members of a flat list of member, score from Store to Dead, unheard.
+local function bury_lapsed(lapsed)
+  for i = 1, #lapsed, 2 do
+    local member = lapsed[i]
+    local failure = parse_failure(redis.call('HGET', failures, member))
+    redis.call('ZREM', store, member) -- rule: lapsed_stays
+    count('dropped', redis.call('ZREM', retry, member)) -- rule: lapsed_leaves_its_retry
+    local score = first_score(lapsed[i + 1], failure)
+    die(member, 'lapsed', '', score, failure, 0, redis.call('HGET', body, member)) -- rule: lapsed_without_its_body
+  end
+end

@@ -1,0 +1,8 @@
+-- The end of a delivery that succeeded or is given back, but that a person has marked meanwhile.
+--
+-- needs: end_delivery gives_up
+
+local function end_marked(member, record)
+  local origin, failure, kept = end_delivery(member, record, 'failed', '') -- rule: marked_stays
+  if origin then gives_up(member, 0, 'failed', '', origin, failure, kept) end
+end

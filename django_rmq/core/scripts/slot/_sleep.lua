@@ -1,0 +1,36 @@
+-- Until when there is nothing to hand out.
+--
+-- needs: store retry prepare claimants control
+-- needs: kind timeout claimed behind now_ms bounded text_of note_undrained keep_counts
+
+local NEVER = 9007199254740991
+
+-- The earliest instant at which asking again can help; `more`: something can be taken even now.
+local function next_due(more)
+  local due = math.huge
+  if more or behind then due = now_ms end
+  if kind ~= 'priority' then
+    local head = redis.call('ZRANGEBYSCORE', store, '(' .. text_of(now_ms), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if head[1] then due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) end
+  end
+  local head = redis.call('ZRANGE', retry, 0, 0, 'WITHSCORES')
+  -- rule: next_due_forgets_retries
+  if head[1] then due = math.min(due, bounded(math.floor(tonumber(head[2])), 0, NEVER)) end
+  head = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
+  if head[1] then
+    due = math.min(due, bounded((math.floor(tonumber(head[2]) / 1000) + timeout + 1) * 1000, 0, NEVER))
+  end
+  if claimed then -- rule: prepare_sleeps_past_a_lease
+    head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
+    due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) -- rule: next_due_beyond_all_instants
+  end
+  return due
+end
+
+-- Leave the caller idle: until `due` it hears of nothing but a wake-up.
+local function idle(word, due, sleep)
+  if sleep then redis.call('HSET', control, 'sleeping_until', text_of(sleep)) end -- rule: sleeps_unnoticed
+  note_undrained()
+  keep_counts()
+  return { word, due < math.huge and text_of(due) or '' }
+end

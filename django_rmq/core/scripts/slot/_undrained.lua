@@ -1,0 +1,13 @@
+-- Priorities hold no time, so the slot notes since when its Store has not been empty. Where time orders, its scores tell.
+--
+-- needs: store control kind undrained_since now_ms text_of
+
+local function note_undrained()
+  if kind ~= 'priority' then return end -- rule: times_are_noted_too
+  local waits = redis.call('EXISTS', store) == 1
+  if waits and not undrained_since then -- rule: noted_once
+    redis.pcall('HSET', control, 'undrained_since', text_of(now_ms))
+  elseif undrained_since and not waits then -- rule: never_drained
+    redis.pcall('HDEL', control, 'undrained_since')
+  end
+end

@@ -1,0 +1,12 @@
+-- Begin to own a slot: a new epoch, which fences every prepare sent under an older one.
+--
+-- KEYS[1] control  HASH  field -> value
+--
+-- ARGV[1] now
+--
+-- Returns the new epoch
+
+-- check: types
+-- A write of nothing first, so that a full server lets the rest pass: who owns can drain.
+redis.call('HDEL', control, '') -- rule: acquire_needs_memory
+return redis.call('HINCRBY', control, 'epoch', 1) -- rule: acquire_does_not_fence

@@ -1,0 +1,15 @@
+-- Book messages that something else put into a slot as foreign, so that the ledger balances again.
+--
+-- KEYS[1] stats  HASH  counter -> n
+--
+-- ARGV[1] drift NUMBER  how many are there beyond the account
+-- ARGV[2] foreign       how many were booked when that was found: two persons do not book the same
+-- ARGV[3] now
+--
+-- Returns ok | changed
+
+-- check: types
+if not (drift >= 1) then return redis.error_reply('ERR drift is out of bounds') end
+if (redis.call('HGET', stats, 'foreign') or '0') ~= foreign then return 'changed' end -- rule: adopt_twice
+redis.call('HINCRBY', stats, 'foreign', drift)
+return 'ok'

@@ -1,0 +1,12 @@
+-- How many messages of one state have a score in bounds.
+--
+-- KEYS[1] set ZSET BY STATE  store, prepare, retry, dead or claim
+--
+-- ARGV[1] lowest   only scores from this, up to highest
+-- ARGV[2] highest
+-- ARGV[3] now
+--
+-- Returns how many
+
+-- check: types
+return redis.call('ZCOUNT', set, lowest, highest) -- rule: between_all

@@ -1,0 +1,233 @@
+-- Move what can be taken into a claim of a Spark consumer, after the upkeep that time has made due.
+--
+-- KEYS[1] store        ZSET  member -> due ms, or priority
+-- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight     HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[4] dead         ZSET  member -> ms of death
+-- KEYS[5] deaths       HASH  member -> death
+-- KEYS[6] failures     HASH  member -> last failure
+-- KEYS[7] body         HASH  member -> envelope
+-- KEYS[8] stats        HASH  counter -> n
+-- KEYS[9] control      HASH  field -> value
+-- KEYS[10] retry       ZSET  member -> ms + retries/1024
+-- KEYS[11] claimants   ZSET  Spark consumer -> ms when its lease ends
+-- KEYS[12] claim       ZSET  member -> score it was taken with
+-- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
+-- KEYS[14] claim_body  HASH  member -> envelope
+-- KEYS[15] prepare_body HASH  member in flight -> envelope
+--
+-- ARGV[1] channel
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] slots                the caller's slot count
+-- ARGV[5] retry_priority       original or lowest
+-- ARGV[6] backoff_base NUMBER  ms, after a time-out
+-- ARGV[7] backoff_cap NUMBER   ms
+-- ARGV[8] timeout              seconds; the topic's, until the slot has its own
+-- ARGV[9] max_retries          the topic's, until the slot has its own
+-- ARGV[10] serial FLAG         1 or 0
+-- ARGV[11] consumer
+-- ARGV[12] number NUMBER       of the claim: the first, or one that is still open, or the next
+-- ARGV[13] lease NUMBER        ms
+-- ARGV[14] limit NUMBER        messages at most
+-- ARGV[15] max_bytes NUMBER    of members and envelopes; one message is taken whatever its size
+-- ARGV[16] now
+--
+-- Returns {'moved', slots} | {word} | {'ok', taken, held in all, more or end}
+--         word: busy | paused | stale (the number is no longer open) | unfinished (an earlier claim is not over)
+--               | full (a thousand other consumers were here of late)
+
+-- check: types
+if not (number >= 1 and number < 9007199254740992 and lease >= 1 and lease <= 86400000) then
+  return redis.error_reply('ERR number or lease is out of bounds')
+end
+local known = redis.call('HMGET', control, 'slots', 'paused', 'timeout', 'max_retries', 'sleeping_until',
+  'moving', 'undrained_since')
+local known_slots, paused, sleeping_until, undrained_since = known[1], known[2], known[5], known[7]
+local timeout, max_retries = tonumber(known[3] or timeout), tonumber(known[4] or max_retries)
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+limit = math.max(1, limit)
+-- What one script moves member by member, by Redis itself: at most.
+local STEP, STEP_BYTES = 2500, 16777216
+local claimed = redis.call('ZCARD', claimants) > 0
+-- include: _now
+-- include: _numbers
+-- include: _retries
+-- include: _retry_score
+-- include: _ledger
+-- include: _wake
+-- include: _backoff
+-- include: _deaths
+-- include: _endings
+-- include: _failures
+-- include: _lapse
+-- include: _tidy
+-- include: _claims
+-- include: _expire
+-- include: _promote
+-- include: _undrained
+-- A write of nothing first, so that a full server lets the rest pass: taking drains.
+redis.call('HDEL', control, '')
+if not (known_slots and known[3] and known[4]) then
+  redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
+end
+local share = math.min(limit, 400)
+local expired, earliest = expire_due(share)
+local in_flight, holding = redis.call('ZCARD', prepare), redis.call('ZCARD', claimants)
+if promote_due(share) > 0 then earliest = now_ms end
+if expired > 0 and tonumber(sleeping_until) == GATE and in_flight < room then earliest = 0 end
+local function answer(...)
+  if earliest then wake(earliest) end
+  note_undrained()
+  keep_counts()
+  return { ... }
+end
+
+-- A consumer that is new here: room for it is made by what ended thirty days ago.
+if redis.call('HEXISTS', claims, consumer) == 0 then
+  local known_claims = redis.call('HGETALL', claims)
+  local size = #known_claims / 2
+  for i = 1, #known_claims, 2 do
+    local since = tonumber(string.match(known_claims[i + 1], '^%d+ %l+ (%d+)$')) or 0
+    -- rule: claim_forgets_no_consumer
+    if since < now_ms - 2592000000 and not redis.call('ZSCORE', claimants, known_claims[i]) then
+      redis.call('HDEL', claims, known_claims[i])
+      size = size - 1
+    end
+  end
+  if size >= 1000 then return answer('full') end
+end
+local newest, state = newest_claim(consumer)
+local ours = redis.call('ZSCORE', claimants, consumer)
+-- rule: claim_numbers_again
+if number < newest or (number == newest and state ~= 'open') then return answer('stale') end
+if ours and number > newest then return answer('unfinished') end -- rule: claim_before_the_last_has_ended
+-- While a re-slotting moves messages, nothing is handed out by anybody.
+-- rule: claim_gate
+if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then return answer('busy') end
+if paused then return answer('paused') end -- rule: claim_of_a_paused_slot
+
+-- How many go as they are, past Lua, where nothing runs, rests or has a body; nil: each has to be looked at. All that
+-- waits changes its name where little has to be carried back; else Redis copies a step of it. Bytes are judged by the
+-- longest of a hundred.
+-- Returns how many, whether there may be more, and how many are carried back (nil: the step is copied).
+local function longest_of(n)
+  local longest = 1
+  for i = 0, n - 1, math.max(1, math.ceil(n / 100)) do
+    local rank = kind == 'priority' and -1 - i or i
+    longest = math.max(longest, #redis.call('ZRANGE', store, rank, rank)[1])
+  end
+  return longest
+end
+local function as_they_are()
+  if in_flight > 0 or redis.call('ZCARD', claim) > 0 then return nil end -- rule: claim_into_nothing
+  if redis.call('ZCARD', retry) > 0 or redis.call('HLEN', body) > 0 then return nil end -- rule: claim_without_a_look
+  local waiting = redis.call('ZCARD', store)
+  local due = waiting
+  -- rule: claim_of_the_future_as_it_is
+  if kind ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', text_of(now_ms)) end
+  local n = math.min(due, limit)
+  local rest = waiting - n
+  -- rule: claim_whole
+  if rest <= STEP and rest < n and n * longest_of(n) <= max_bytes then return n, n == limit or n < due, rest end
+  n = math.min(n, STEP) -- rule: claim_copies_any_number
+  local fit = math.min(n, math.floor(math.min(max_bytes, STEP_BYTES) / longest_of(n))) -- rule: claim_fits
+  if fit < math.min(n, 1000) then return nil end
+  return fit, fit == limit or fit < due
+end
+-- Into a set that is empty: Redis overwrites it.
+local function carry(from, into, n, lowest)
+  local first, last = 0, n - 1
+  if not lowest then first, last = -n, -1 end -- rule: claim_of_the_wrong_end
+  redis.call('ZRANGESTORE', into, from, first, last)
+  redis.call('ZREMRANGEBYRANK', from, first, last)
+end
+-- Leave out what runs already, by Prepare or by this very claim: its newer copy waits for its end.
+local function free_of(list)
+  local names, free = {}, {}
+  for i = 1, #list, 2 do
+    names[#names + 1] = list[i]
+  end
+  local running, held = {}, {}
+  if #names > 0 and in_flight > 0 then running = redis.call('ZMSCORE', prepare, unpack(names)) end
+  if #names > 0 and ours then held = redis.call('ZMSCORE', claim, unpack(names)) end
+  for i, member in ipairs(names) do
+    if not (running[i] or held[i]) then -- rule: claim_once
+      free[#free + 1], free[#free + 2] = member, list[i * 2]
+    end
+  end
+  return free
+end
+local function look(scan)
+  if kind == 'priority' then return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES') end
+  -- rule: claim_of_the_future
+  return redis.call('ZRANGEBYSCORE', store, '-inf', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan)
+end
+local taken, more, rest = as_they_are()
+local members, flat, bodies = {}, {}, {}
+if rest then
+  redis.call('RENAME', store, claim)
+  if rest > 0 then carry(claim, store, rest, kind == 'priority') end -- rule: claim_carries_back
+elseif taken and taken > 0 then
+  carry(store, claim, taken, kind ~= 'priority')
+elseif not taken then
+  taken = 0
+  limit, max_bytes = math.min(limit, 1000), math.min(max_bytes, STEP_BYTES) -- rule: claim_looks_at_any_size
+  local scan = limit
+  local rows = look(scan)
+  local free = free_of(rows)
+  if #free == 0 and #rows == scan * 2 then
+    -- All of the window runs already: look further, once.
+    scan = limit + 1000
+    rows = look(scan)
+    free = free_of(rows)
+  end
+  local total = math.min(#free / 2, limit)
+  more = #rows == scan * 2 or total < #free / 2
+  local names, kept = {}, {}
+  for i = 1, total do
+    names[i] = free[i * 2 - 1]
+  end
+  if total > 0 and redis.call('HLEN', body) > 0 then kept = redis.call('HMGET', body, unpack(names)) end
+
+  local bytes, lapsed = 0, {}
+  for i = 1, total do
+    local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
+    if envelope and has_lapsed(envelope) then -- rule: claim_of_what_lapsed
+      lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
+    else
+      bytes = bytes + #member + (envelope and #envelope or 0)
+      if taken > 0 and bytes > max_bytes then
+        more = true
+        break
+      end
+      taken = taken + 1
+      members[taken], flat[taken * 2 - 1], flat[taken * 2] = member, score, member
+      if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
+    end
+  end
+  bury_lapsed(lapsed)
+  if taken > 0 then
+    if #free < #rows then -- rule: claim_removes_by_rank_what_runs
+      redis.call('ZREM', store, unpack(members))
+    elseif kind == 'priority' then
+      redis.call('ZREMRANGEBYRANK', store, -taken, -1)
+    else
+      redis.call('ZREMRANGEBYRANK', store, 0, taken - 1)
+    end
+    redis.call('ZADD', claim, unpack(flat))
+    if #bodies > 0 then
+      redis.call('HSET', claim_body, unpack(bodies)) -- rule: claim_leaves_the_body
+      redis.call('HDEL', body, unpack(members))
+    end
+    -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
+    if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end
+  end
+end
+if taken > 0 then
+  if number > newest then note_claim(consumer, number, 'open') end
+  redis.call('ZADD', claimants, text_of(now_ms + lease), consumer)
+  redis.call('HSET', control, 'owner', consumer) -- rule: claim_without_an_owner
+  count('claimed', taken)
+end
+return answer('ok', taken, redis.call('ZCARD', claim), more and 'more' or 'end')

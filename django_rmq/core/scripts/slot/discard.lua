@@ -1,0 +1,31 @@
+-- Delete dead messages that are still those which were seen: by member and time of death.
+--
+-- KEYS[1] dead     ZSET  member -> ms of death
+-- KEYS[2] deaths   HASH  member -> death
+-- KEYS[3] stats    HASH  counter -> n
+--
+-- ARGV[1...] pairs  score, member
+-- ARGV[#ARGV] now
+--
+-- Returns a word for each member: dead (it is gone) | changed (it has died again since) | not_found
+
+-- check: types
+if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
+-- include: _ledger
+local words = {}
+for i = first, last, 2 do
+  local score, member, word = tonumber(ARGV[i]), ARGV[i + 1], 'not_found'
+  local died = redis.call('ZSCORE', dead, member)
+  if died then
+    word = 'changed'
+    if tonumber(died) == score then -- rule: discard_takes_the_later_death
+      redis.call('ZREM', dead, member)
+      redis.call('HDEL', deaths, member)
+      count('removed_dead')
+      word = 'dead'
+    end
+  end
+  words[#words + 1] = word
+end
+keep_counts()
+return words

@@ -1,0 +1,60 @@
+-- Time out deliveries and claims whose heartbeat stopped: each message spends a retry, or dies.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] claimants  ZSET  Spark consumer -> ms when its lease ends
+-- KEYS[12] claim      ZSET  member -> score it was taken with
+-- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
+-- KEYS[14] claim_body HASH  claimed member -> envelope
+-- KEYS[15] prepare_body HASH  member in flight -> envelope
+--
+-- ARGV[1] channel
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] retry_priority       original or lowest
+-- ARGV[5] backoff_base NUMBER  ms
+-- ARGV[6] backoff_cap NUMBER   ms
+-- ARGV[7] timeout              seconds; the topic's, until the slot has its own
+-- ARGV[8] max_retries          the topic's, until the slot has its own
+-- ARGV[9] limit NUMBER
+-- ARGV[10] now
+--
+-- Returns how many timed out
+
+-- check: types
+limit = math.min(limit, 1000)
+local known = redis.call('HMGET', control, 'sleeping_until', 'timeout', 'max_retries', 'undrained_since')
+local sleeping_until, timeout, max_retries = known[1], tonumber(known[2] or timeout), tonumber(known[3] or max_retries)
+local undrained_since = known[4]
+local claimed = redis.call('ZCARD', claimants) > 0
+-- include: _now
+-- include: _numbers
+-- include: _retries
+-- include: _retry_score
+-- include: _ledger
+-- include: _wake
+-- include: _backoff
+-- include: _deaths
+-- include: _endings
+-- include: _failures
+-- include: _tidy
+-- include: _claims
+-- include: _expire
+-- include: _undrained
+-- A write of nothing first, so that a full server lets the rest pass.
+redis.call('HDEL', control, '') -- rule: expire_needs_memory
+local expired, earliest = expire_due(limit)
+-- rule: expire_opens_silently
+if expired > 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if expired > 0 then note_undrained() end
+if earliest then wake(earliest) end
+keep_counts()
+return expired

@@ -1,0 +1,38 @@
+-- Heartbeat: the time-out of these deliveries begins anew; their receipt stays good.
+--
+-- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[3] stats     HASH  counter -> n
+-- KEYS[4] control   HASH  field -> value
+--
+-- ARGV[1] receipt
+-- ARGV[2...] members
+-- ARGV[#ARGV] now
+--
+-- Returns {'ok'} if every receipt was good, else a word for each member: ok | stale
+
+-- check: types
+if last < first then return {} end
+if last - first >= 1000 then return redis.error_reply('ERR too many members') end
+-- include: _now
+-- include: _ledger
+local records = redis.call('HMGET', inflight, unpack(ARGV, first, last))
+local present = redis.call('ZMSCORE', prepare, unpack(ARGV, first, last))
+local prefix, words, flat = receipt .. ' ', {}, {}
+for i = 1, #records do
+  local score = tonumber(present[i])
+  if records[i] and score and string.sub(records[i], 1, #prefix) == prefix then -- rule: extend_anyone
+    words[i] = 'ok'
+    flat[#flat + 1] = string.format('%.0f', now_s * 1000 + math.floor(score % 1000)) -- rule: extend_gives_retries
+    flat[#flat + 1] = ARGV[first + i - 1]
+  else
+    words[i] = 'stale'
+    count('stale')
+  end
+end
+-- A write of nothing first, so that a full server lets the rest pass.
+redis.call('HDEL', control, '') -- rule: extend_needs_memory
+if #flat > 0 then redis.call('ZADD', prepare, unpack(flat)) end
+keep_counts()
+if #flat == 2 * #records then return { 'ok' } end
+return words

@@ -1,0 +1,181 @@
+-- Phase one: hand out what can be taken, after the upkeep that time has made due.
+--
+-- KEYS[1] store       ZSET  member -> due ms, or priority
+-- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight    HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[4] dead        ZSET  member -> ms of death
+-- KEYS[5] deaths      HASH  member -> death
+-- KEYS[6] failures    HASH  member -> last failure
+-- KEYS[7] body        HASH  member -> envelope
+-- KEYS[8] stats       HASH  counter -> n
+-- KEYS[9] control     HASH  field -> value
+-- KEYS[10] retry      ZSET  member -> ms + retries/1024
+-- KEYS[11] claimants  ZSET  Spark consumer -> ms when its lease ends
+-- KEYS[12] claim      ZSET  member -> score it was taken with
+-- KEYS[13] claims     HASH  Spark consumer -> "number state ms"
+-- KEYS[14] claim_body HASH  claimed member -> envelope
+-- KEYS[15] prepare_body HASH  member in flight -> envelope
+--
+-- ARGV[1] channel
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] slots                the caller's slot count
+-- ARGV[5] retry_priority       original or lowest
+-- ARGV[6] backoff_base NUMBER  ms, after a time-out
+-- ARGV[7] backoff_cap NUMBER   ms
+-- ARGV[8] timeout              seconds; the topic's, until the slot has its own
+-- ARGV[9] max_retries          the topic's, until the slot has its own
+-- ARGV[10] serial FLAG         1 or 0
+-- ARGV[11] owner
+-- ARGV[12] epoch NUMBER        of the owner's acquire; empty: not fenced
+-- ARGV[13] limit NUMBER        messages at most
+-- ARGV[14] max_bytes NUMBER    of members and envelopes; one message is handed out whatever its size
+-- ARGV[15] after_score         with ARGV[16]: go on behind this entry; empty: from the head
+-- ARGV[16] after_member
+-- ARGV[17] now
+--
+-- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
+--       | {'more', next due, score, member}                                    go on behind this entry
+--       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}[, 'suspect']}
+--         no retries left: all have ARGV[9]; no envelopes: each member is its own body; suspect: its last end was a time-out
+
+-- check: types but claim claims claim_body
+-- The other keys of claims are touched only while something is claimed.
+local claimed = redis.call('ZCARD', claimants) > 0
+local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body))
+if wrong_claim then return wrong_claim end
+local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
+  'max_retries', 'sleeping_until', 'moving', 'undrained_since')
+local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
+local receipt = (tonumber(known[5]) or 0) + 1 -- rule: receipts_repeat
+-- What the caller assumes where no retries left are told: those of its own settings.
+local expected = tonumber(max_retries)
+local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
+local undrained_since = known[10]
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
+if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
+  redis.pcall('HINCRBY', stats, 'fenced', 1) -- rule: fenced_uncounted
+  return { 'fenced' }
+end
+limit = math.max(1, math.min(limit, 1000))
+-- include: _now
+-- include: _numbers
+-- include: _retries
+-- include: _retry_score
+-- include: _ledger
+-- include: _wake
+-- include: _backoff
+-- include: _deaths
+-- include: _endings
+-- include: _failures
+-- include: _lapse
+-- include: _tidy
+-- include: _claims
+-- include: _expire
+-- include: _promote
+-- include: _undrained
+-- include: _after
+-- A write of nothing first, so that a full server lets the rest pass: taking drains.
+redis.call('HDEL', control, '') -- rule: prepare_needs_memory
+if not (known_slots and known[6] and known[7]) then
+  redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
+end
+local share = math.min(limit, 400)
+local expired = expire_due(share) -- rule: no_upkeep
+local promoted = promote_due(share)
+-- Read here, for `limit` may become less: there may be more upkeep to do.
+local behind = expired >= share or promoted >= share
+local in_flight = redis.call('ZCARD', prepare)
+claimed = claimed and redis.call('ZCARD', claimants) > 0
+
+-- include: _sleep
+-- include: _choose
+-- include: _take
+local shut = in_flight >= room -- rule: room_off
+if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end -- rule: gate
+-- While a re-slotting moves messages, nothing is handed out by anybody.
+if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
+if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
+if not serial then limit = math.min(limit, room - in_flight) end
+
+-- A member whose last end was a time-out is handed out alone, for it may kill its process.
+local function suspicious(member)
+  local failure = redis.call('HGET', failures, member)
+  return failure and string.sub(failure, 1, 10) == 'timed_out '
+end
+local wary = redis.call('HLEN', failures) > 0
+-- rule: company_for_a_suspect
+if serial and wary and in_flight == 1 and suspicious(redis.call('ZRANGE', prepare, 0, 0)[1]) then
+  return idle('busy', next_due(false), GATE)
+end
+
+local free, retries, complete, is_head, last_score, last_member = choose()
+
+-- Choose: the limit, the bytes, a suspicious one alone, what has lapsed to Dead.
+local total = math.min(#free / 2, limit)
+local more = not complete or total < #free / 2
+local kept = {}
+if total > 0 and redis.call('HLEN', body) > 0 then
+  local names = {}
+  for i = 1, total do
+    names[i] = free[i * 2 - 1]
+  end
+  kept = redis.call('HMGET', body, unpack(names))
+end
+local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, false, nil
+local members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}
+local bodies = {}
+local ticket, last_text, flight = receipt .. ' '
+for i = 1, total do
+  local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
+  if envelope and has_lapsed(envelope) then -- rule: lapsed_is_delivered
+    lapsed[#lapsed + 1], lapsed[#lapsed + 2] = member, score
+  else
+    local alone = wary and suspicious(member) -- rule: suspect_in_company
+    bytes = bytes + #member + (envelope and #envelope or 0)
+    refused = alone and serial and in_flight > 0 and taken == 0
+    if refused or (taken > 0 and (alone or bytes > max_bytes)) then -- rule: bytes_unbounded
+      more = true
+      break
+    end
+    local left = i > retries and max_retries or budget(tonumber(score))
+    plain = plain and left == expected
+    dates[left] = dates[left] or text_of(stamp + left)
+    local at = taken * 2 + 1
+    taken = taken + 1
+    members[taken], lefts[taken], envelopes[taken] = member, left, envelope or ''
+    if envelope then bodies[#bodies + 1], bodies[#bodies + 2] = member, envelope end
+    free[at], free[at + 1] = member, score
+    prepared[at], prepared[at + 1] = dates[left], member
+    if score ~= last_text then last_text, flight = score, ticket .. plain_score(score) end
+    flights[at], flights[at + 1] = member, flight
+    if alone then
+      more, suspect = more or i < total, 'suspect' -- rule: suspect_untold
+      break
+    end
+  end
+end
+
+bury_lapsed(lapsed)
+if taken > 0 then
+  take(members, prepared, flights, bodies, is_head)
+  count('prepared', taken)
+  note_undrained()
+  keep_counts()
+  local due = next_due(more)
+  for i = #free, taken * 2 + 1, -1 do
+    free[i] = nil
+  end
+  return { 'ok', due < math.huge and text_of(due) or '', receipt, free, plain and {} or lefts,
+    #kept > 0 and envelopes or {}, suspect }
+end
+if refused then return idle('busy', next_due(false), GATE) end
+if #lapsed > 0 then return idle('empty', next_due(true), nil) end
+if last_member and not complete then
+  note_undrained()
+  keep_counts()
+  return { 'more', text_of(now_ms), last_score, last_member }
+end
+local due = next_due(false)
+if last_member then return idle('busy', due, GATE) end
+return idle('empty', due, math.min(due, NEVER))

@@ -1,0 +1,69 @@
+-- Give deliveries back as if they had never been handed out: shutdown, a fenced owner, a dead child.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] prepare_body HASH  member in flight -> envelope
+--
+-- ARGV[1] channel
+-- ARGV[2] room NUMBER  others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] receipt
+-- ARGV[5...] members
+-- ARGV[#ARGV] now
+--
+-- Returns a word for each member: ok | stale
+
+-- check: types
+if last - first >= 1000 then return redis.error_reply('ERR too many members') end
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
+local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or 16), known[3]
+-- include: _now
+-- include: _numbers
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _deaths
+-- include: _endings
+-- include: _marked
+-- include: _undrained
+local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
+for i = first, last do
+  local member = ARGV[i]
+  local record = redis.call('HGET', inflight, member)
+  -- rule: release_anyone
+  if not (record and string.sub(record, 1, #prefix) == prefix and redis.call('ZSCORE', prepare, member)) then
+    words[#words + 1] = 'stale'
+    count('stale')
+  elseif string.find(record, ' ', #prefix + 1, true) then -- rule: release_ignores_marks
+    words[#words + 1], ended = 'ok', true
+    end_marked(member, record)
+  else
+    words[#words + 1], ended = 'ok', true
+    local score = string.sub(record, #prefix + 1)
+    local number, waiting = tonumber(score), tonumber(redis.call('ZSCORE', store, member))
+    redis.call('ZREM', prepare, member) -- rule: release_needs_memory
+    land(member)
+    local resting = redis.call('ZSCORE', retry, member)
+    -- rule: earlier_time
+    if not (waiting or resting) or (waiting and kind == 'range_merge' and not is_retry(number) and number < waiting) then
+      redis.call('ZADD', store, score, member)
+      earliest = math.min(earliest, kind == 'priority' and 0 or number)
+    end
+    redis.call('HDEL', inflight, member)
+    count('released')
+    if waiting or resting then count('dropped') end
+  end
+end
+if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+if ended then note_undrained() end
+wake(earliest)
+keep_counts()
+return words

@@ -1,0 +1,65 @@
+-- Delete messages by hand; one in flight is marked and goes when its delivery ends.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] claim    ZSET  claimed member -> score it was taken with
+--
+-- ARGV[1] kind
+-- ARGV[2] which  live, dead, or any: the live copies, else the dead one
+-- ARGV[3...] members
+-- ARGV[#ARGV] now
+--
+-- Returns what each member was found as: waiting | retry | in_flight | in_flight_and_waiting | dead | not_found
+
+-- check: types
+if last - first >= 1000 then return redis.error_reply('ERR too many members') end
+local undrained_since = redis.call('HGET', control, 'undrained_since')
+-- include: _now
+-- include: _numbers
+-- include: _ledger
+-- include: _undrained
+redis.call('HDEL', control, '')
+local words = {}
+for i = first, last do
+  local member, word = ARGV[i], 'not_found'
+  if which ~= 'dead' then
+    local gone = redis.call('ZREM', store, member)
+    local rested = redis.call('ZREM', retry, member)
+    local running = redis.call('ZSCORE', prepare, member)
+    count('removed', gone + rested)
+    if rested > 0 then word = 'retry' end
+    if gone > 0 then word = 'waiting' end
+    if running then
+      word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
+      local record = redis.call('HGET', inflight, member) or ''
+      local receipt_and_score = string.match(record, '^%d+ %S+') or '0 0'
+      -- rule: remove_forgets_the_newer_death
+      local outlived = string.find(record, ' outlived', 1, true) and ' outlived' or ''
+      redis.call('HSET', inflight, member, receipt_and_score .. ' removed' .. outlived) -- rule: remove_lets_it_run
+    elseif redis.call('ZSCORE', claim, member) then -- rule: remove_tears_the_failures_of_the_claimed
+      -- Spark goes on with what it has claimed.
+      word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
+    elseif gone + rested > 0 then
+      redis.call('HDEL', failures, member)
+    end
+    -- What runs or is claimed has a body of its own.
+    if gone + rested > 0 then redis.call('HDEL', body, member) end -- rule: remove_leaves_the_body
+  end
+  if word == 'not_found' and which ~= 'live' and redis.call('ZREM', dead, member) > 0 then -- rule: remove_digs_up
+    redis.call('HDEL', deaths, member)
+    count('removed_dead')
+    word = 'dead'
+  end
+  words[#words + 1] = word
+end
+note_undrained()
+keep_counts()
+return words

@@ -1,0 +1,80 @@
+-- Send dead messages again with their full budget; one that lives already keeps its live copy, and its newer body.
+--
+-- KEYS[1] store     ZSET  member -> due ms, or priority
+-- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[4] dead      ZSET  member -> ms of death
+-- KEYS[5] deaths    HASH  member -> death
+-- KEYS[6] failures  HASH  member -> last failure
+-- KEYS[7] body      HASH  member -> envelope
+-- KEYS[8] stats     HASH  counter -> n
+-- KEYS[9] control   HASH  field -> value
+-- KEYS[10] retry    ZSET  member -> ms + retries/1024
+-- KEYS[11] claim    ZSET  claimed member -> score it was taken with
+--
+-- ARGV[1] channel
+-- ARGV[2] slots        the caller's slot count
+-- ARGV[3] kind
+-- ARGV[4] max_retries  the topic's, until the slot has its own
+-- ARGV[5...] pairs     member, new envelope or empty
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | a word for each member: replayed | merged | not_found
+
+-- check: types
+if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'slots', 'undrained_since')
+local sleeping_until, max_retries, known_slots = known[1], tonumber(known[2] or max_retries), known[3]
+local undrained_since = known[4]
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
+-- include: _now
+-- include: _numbers
+-- include: _retries
+-- include: _ledger
+-- include: _wake
+-- include: _undrained
+-- A new body must find room; without one, a write of nothing first lets a full server pass the rest.
+local edited = false
+for i = first, last, 2 do
+  edited = edited or ARGV[i + 1] ~= ''
+end
+if not edited then redis.call('HDEL', control, '') end -- rule: replay_needs_memory
+-- Whether the body that is handed out now is newer than that of the dead copy, and will not end by a person's mark.
+local function is_newer(member)
+  if redis.call('ZSCORE', claim, member) then return true end -- rule: replay_past_what_is_claimed
+  return redis.call('ZSCORE', prepare, member)
+    -- rule: replay_merges_with_what_ends
+    and not string.find(redis.call('HGET', inflight, member) or '', '^%d+ %S+ %S')
+end
+local words, earliest = {}, math.huge
+for i = first, last, 2 do
+  local member, envelope, word = ARGV[i], ARGV[i + 1], 'not_found'
+  if redis.call('ZSCORE', dead, member) then
+    local head, rest = string.match(redis.call('HGET', deaths, member) or '', '^([^\n]*)\n(.*)$')
+    local score, length, has_body = string.match(head or '', '^%S+ %d+ %d+ %d+ (%S+) (%d+) ([01])$')
+    word = 'merged'
+    local lives = redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member) -- rule: replay_takes_two
+    if not lives and envelope == '' and has_body == '1' then lives = is_newer(member) end -- rule: newer_body
+    if not lives then
+      word = 'replayed'
+      local again = now_ms
+      if kind == 'priority' then
+        again = math.min(math.floor(bounded(tonumber(score) or 0, 0, 8796093022208)), 8796093022208)
+        if is_retry(again) then again = floor_priority() + 1 end -- rule: replay_at_once_or_never
+      end
+      redis.call('ZADD', store, text_of(again), member)
+      -- rule: replay_without_body
+      if envelope == '' and has_body == '1' then envelope = string.sub(rest, tonumber(length) + 1) end
+      earliest = math.min(earliest, kind == 'priority' and 0 or again)
+    end
+    if envelope ~= '' then redis.call('HSET', body, member, envelope) end
+    redis.call('ZREM', dead, member)
+    redis.call('HDEL', deaths, member)
+    count(word == 'replayed' and 'revived' or 'replay_merged')
+  end
+  words[#words + 1] = word
+end
+note_undrained()
+wake(earliest)
+keep_counts()
+return words

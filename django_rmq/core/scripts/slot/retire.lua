@@ -1,0 +1,29 @@
+-- Forget an empty slot of a topic that nobody uses any more: what it counted, its owner and its settings.
+--
+-- KEYS[1] store       ZSET  member -> due ms, or priority
+-- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] retry       ZSET  member -> ms + retries/1024
+-- KEYS[4] dead        ZSET  member -> ms of death
+-- KEYS[5] claimants   ZSET  Spark consumer -> next deadline
+-- KEYS[6] leaving     HASH  what is on its way to another slot
+-- KEYS[7] inflight    HASH  member -> receipt, original score, mark
+-- KEYS[8] deaths      HASH  member -> death
+-- KEYS[9] failures    HASH  member -> last failure
+-- KEYS[10] body       HASH  member -> envelope
+-- KEYS[11] prepare_body HASH member -> envelope
+-- KEYS[12] claims     HASH  Spark's open claims, and those that ended
+-- KEYS[13] claim      ZSET  member -> score
+-- KEYS[14] claim_body HASH  member -> envelope
+-- KEYS[15] arrived    HASH  slot -> last ticket
+-- KEYS[16] stats      HASH  counter -> n
+-- KEYS[17] control    HASH  field -> value
+--
+-- ARGV[1] now
+--
+-- Returns retired | holds (messages: nothing is changed)
+
+-- check: types
+-- rule: retire_what_holds
+if redis.call('EXISTS', store, prepare, retry, dead, claimants, leaving, claim) > 0 then return 'holds' end
+redis.call('UNLINK', inflight, deaths, failures, body, prepare_body, claims, claim_body, arrived, stats, control)
+return 'retired'

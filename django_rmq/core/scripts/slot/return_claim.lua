@@ -1,0 +1,74 @@
+-- Give back what a claim holds: as if never claimed, or with a retry spent as after a time-out.
+--
+-- KEYS[1] store        ZSET  member -> due ms, or priority
+-- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] inflight     HASH  member -> "receipt original_score [mark [outlived]]"
+-- KEYS[4] dead         ZSET  member -> ms of death
+-- KEYS[5] deaths       HASH  member -> death
+-- KEYS[6] failures     HASH  member -> last failure
+-- KEYS[7] body         HASH  member -> envelope
+-- KEYS[8] stats        HASH  counter -> n
+-- KEYS[9] control      HASH  field -> value
+-- KEYS[10] retry       ZSET  member -> ms + retries/1024
+-- KEYS[11] claimants   ZSET  Spark consumer -> ms when its lease ends
+-- KEYS[12] claim       ZSET  member -> score it was taken with
+-- KEYS[13] claims      HASH  Spark consumer -> "number state ms"
+-- KEYS[14] claim_body  HASH  member -> envelope
+-- KEYS[15] prepare_body HASH  member in flight -> envelope
+--
+-- ARGV[1] channel
+-- ARGV[2] room NUMBER          others may take while Prepare holds fewer than this; 1 on serial topics
+-- ARGV[3] kind
+-- ARGV[4] retry_priority       original or lowest
+-- ARGV[5] backoff_base NUMBER  ms
+-- ARGV[6] backoff_cap NUMBER   ms
+-- ARGV[7] max_retries          the topic's, until the slot has its own
+-- ARGV[8] consumer
+-- ARGV[9] number NUMBER        of the claim
+-- ARGV[10] spent FLAG          1 or 0
+-- ARGV[11] limit NUMBER        messages at most
+-- ARGV[12] now
+--
+-- Returns {word, left in the claim}   word: ok (ask again while something is left) | stale (acknowledged, or never there)
+
+-- check: types
+limit = math.min(limit, 1000)
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'undrained_since')
+local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2] or max_retries), known[3]
+-- include: _now
+-- include: _numbers
+-- include: _retries
+-- include: _retry_score
+-- include: _ledger
+-- include: _wake
+-- include: _backoff
+-- include: _deaths
+-- include: _endings
+-- include: _failures
+-- include: _tidy
+-- include: _claims
+-- include: _undrained
+-- A write of nothing first, so that a full server lets the rest pass.
+redis.call('HDEL', control, '')
+local newest, state = newest_claim(consumer)
+if number ~= newest or state == 'acked' then -- rule: return_of_the_acknowledged
+  count('stale')
+  keep_counts()
+  return { 'stale', 0 }
+end
+local left = 0
+if redis.call('ZSCORE', claimants, consumer) then
+  -- What was begun as one of the two ends as that one.
+  if state == 'open' or state == 'sealed' then
+    state = spent and 'lost' or 'returned'
+    note_claim(consumer, number, state) -- rule: return_without_end
+  end
+  local _, earliest = return_claimed(limit, state == 'lost')
+  left = close_claim(consumer)
+  -- rule: return_wakes_nobody
+  if left == 0 and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end
+  note_undrained()
+  if earliest then wake(earliest) end
+end
+keep_counts()
+return { 'ok', left }

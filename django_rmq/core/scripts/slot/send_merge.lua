@@ -1,0 +1,49 @@
+-- Send range_merge messages of one slot: due `range_ms` from now, or merged with the copy that waits.
+--
+-- KEYS[1] store    ZSET  member -> due ms
+-- KEYS[2] retry    ZSET  member -> ms + retries/1024
+-- KEYS[3] body     HASH  member -> envelope
+-- KEYS[4] stats    HASH  counter -> n
+-- KEYS[5] control  HASH  field -> value
+--
+-- ARGV[1] channel
+-- ARGV[2] slots            the caller's slot count
+-- ARGV[3] limit NUMBER     how many may wait here; 0: any number
+-- ARGV[4] range_ms NUMBER
+-- ARGV[5] n NUMBER
+-- ARGV[6...] members       n of them, then n envelopes where the topic is keyed
+-- ARGV[#ARGV] now
+--
+-- Returns {'moved', slots} | {'stored', score} | {'mixed', words, scores}
+
+local kind = 'range_merge'
+local envelope = #ARGV > first + n and first + n
+local known = redis.pcall('HMGET', control, 'slots', 'sleeping_until')
+-- include: _now
+local due = now_ms + range_ms
+local alone = n == 1 and range_ms >= 0 and range_ms <= 1e14 and range_ms % 1 == 0 and ARGV[first]
+local at, answer, met, floor = due, { 'stored', due }, 'merged', 999
+-- include: _alone
+-- check: types
+if known.err then return known end
+if not (range_ms >= 0 and range_ms <= 1e14 and n >= 1 and n <= 1000) then
+  return redis.error_reply('ERR range_ms or n is out of bounds')
+end
+local known_slots, sleeping_until = known[1], known[2]
+if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: merge_moved_ignored
+-- include: _numbers
+-- include: _ledger
+-- include: _wake
+local function is_retry(score)
+  return score <= floor
+end
+-- include: _send
+due = text_of(due)
+local members, rows = {}, {}
+for i = 1, n do
+  local member = ARGV[first + i - 1]
+  members[i], rows[i * 2 - 1], rows[i * 2] = member, due, member
+end
+local reply = place(members, rows, envelope, 'merged', false, {}) -- rule: merge_takes_the_later_time
+if reply[1] == 'stored' then reply[2] = due end
+return reply

@@ -1,0 +1,19 @@
+-- How far a re-slotting is with a slot, read in one instant.
+--
+-- KEYS[1] control    HASH  field -> value
+-- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
+-- KEYS[3] claimants  ZSET  Spark consumer -> next deadline
+-- KEYS[4] stats      HASH  counter -> n
+-- KEYS[5] leaving    HASH  what is on its way
+--
+-- ARGV[1] now
+--
+-- Returns {slots, reslot, 1 where shut, 1 where paused, deliveries, in flight, claims, rescheduled, revived, ticket on its way}
+--         as texts, empty where there is none; in flight and claims are numbers
+
+-- check: types
+local known = redis.call('HMGET', control, 'slots', 'reslot', 'moving', 'paused', 'deliveries')
+local counted = redis.call('HMGET', stats, 'rescheduled', 'revived') -- rule: survey_overlooks_replays
+return { known[1] or '', known[2] or '', known[3] or '', known[4] or '', known[5] or '',
+  redis.call('ZCARD', prepare), redis.call('ZCARD', claimants), counted[1] or '', counted[2] or '',
+  redis.call('HGET', leaving, 'ticket') or '' }

@@ -1,0 +1,113 @@
+"""What the loader makes of headers, fragments and comments."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from django_rmq.core import scripts
+from django_rmq.core.scripts import Argument, HeaderError, Key
+from django_rmq.core.scripts.header import parse
+
+HEADER = ["KEYS[1] store ZSET  member -> due ms", "ARGV[1] now"]
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The Lua files, by name."""
+    found: dict[str, str] = {"_types": "-- Types.\nlocal function mistyped() end\n"}
+    monkeypatch.setattr(scripts, "_read", found.__getitem__)
+    monkeypatch.setattr(scripts, "load", scripts.load.__wrapped__)
+    monkeypatch.setattr(scripts, "declaration", scripts.declaration.__wrapped__)
+    return found
+
+
+def script(*code: str) -> str:
+    return "\n".join(["-- Do it.", *(f"-- {line}" for line in HEADER), "", *code, ""])
+
+
+def test_a_header_tells_keys_and_arguments() -> None:
+    declared = scripts.declaration("rollback")
+    assert declared.script == "rollback"
+    assert declared.keys[:3] == (Key("store", "ZSET"), Key("prepare", "ZSET"), Key("inflight", "HASH"))
+    assert declared.arguments[:3] == (Argument("channel"), Argument("room", "NUMBER"), Argument("kind"))
+    assert (declared.rest, declared.many_slots) == ("failures", False)
+
+
+def test_a_header_tells_keys_that_are_chosen_by_state_and_keys_of_many_slots() -> None:
+    assert scripts.declaration("between").keys == (Key("set", "ZSET", by_state=True),)
+    heads = scripts.declaration("heads")
+    assert heads.many_slots
+    assert [key.name for key in heads.keys] == ["store", "retry", "prepare", "control", "claimants"]
+    assert {key.name for key in heads.keys if key.type == "HASH"} == {"control"}
+
+
+def test_every_script_has_a_declaration() -> None:
+    for name in scripts.all_names():
+        assert scripts.declaration(name).keys
+
+
+def test_keys_and_arguments_become_locals() -> None:
+    arguments = ["ARGV[1] limit NUMBER", "ARGV[2] apply FLAG", "ARGV[3...] members", "ARGV[#ARGV] now"]
+    assert parse("x", ["KEYS[1] store ZSET", *arguments]).bindings() == (
+        "local store, limit, apply, first, last, now = "
+        "KEYS[1], tonumber(ARGV[1]), ARGV[2] == '1', 3, #ARGV - 1, ARGV[#ARGV]"
+    )
+    assert parse("x", ["KEYS[1...] store ZSET, control HASH of each slot", "ARGV[1] now"]).bindings() == (
+        "local slots_keys, now = KEYS, ARGV[#ARGV]"
+    )
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["KEYS[1] store LIST", "ARGV[1] now"],
+        ["KEYS[2] store ZSET", "ARGV[1] now"],
+        ["KEYS[1...] store, retry of each slot", "ARGV[1] now"],
+        ["KEYS[1] store ZSET", "ARGV[2] now"],
+        ["KEYS[1] store ZSET", "ARGV[1] kind"],
+        ["KEYS[1] store ZSET", "ARGV[1] now", "ARGV[2] kind"],
+        ["KEYS[1] store ZSET", "ARGV[1...] members", "ARGV[2] kind"],
+        ["KEYS[1] store ZSET", "KEYS[2] store ZSET", "ARGV[1] now"],
+        ["ARGV[1] now"],
+        ["KEYS[1] store ZSET", "ARGV[1] now", "check: types"],
+    ],
+)
+def test_a_wrong_header_is_refused_with_the_name_of_its_file(lines: list[str]) -> None:
+    with pytest.raises(HeaderError, match=r"workers/x\.lua: "):
+        parse("workers/x", lines)
+
+
+def test_a_fragment_is_refused_where_what_it_needs_is_not_bound_before(files: dict[str, str]) -> None:
+    files["_write"] = "-- Write.\n--\n-- needs: store clock\nlocal function write() return store, clock end\n"
+    files["early"] = script("-- include: _write", "local clock = 1")
+    with pytest.raises(HeaderError, match=r"early\.lua: _write needs clock, bound before it is included"):
+        scripts.load("early")
+    files["right"] = script("local clock = 1", "-- include: _write")
+    assert b"function write()" in scripts.load("right").text
+
+
+def test_what_a_fragment_may_do_without_is_nil(files: dict[str, str]) -> None:
+    files["_write"] = (
+        "-- Write.\n--\n-- needs: store [claim]\nlocal function write() return store, claim end\n"
+    )
+    files["without"] = script("-- include: _write")
+    files["with"] = script("local claim = 1", "-- include: _write")
+    assert b"\nlocal claim\nlocal function write()" in scripts.load("without").text
+    assert b"\nlocal claim\n" not in scripts.load("with").text
+
+
+def test_redis_gets_no_comments(files: dict[str, str]) -> None:
+    files["x"] = script("", "-- Why.", "return store -- rule: which", "  -- Because.")
+    loaded = scripts.load("x")
+    assert loaded.text == b"local store, now = KEYS[1], ARGV[#ARGV]\nreturn store"
+    assert loaded.sha == hashlib.sha1(loaded.text).hexdigest().encode()
+
+
+def test_types_are_looked_at_but_of_those_that_are_left_out(files: dict[str, str]) -> None:
+    header = "-- Do it.\n-- KEYS[1] store ZSET\n-- KEYS[2] body HASH\n-- ARGV[1] now\n\n"
+    files["all"] = f"{header}-- check: types\n"
+    files["but"] = f"{header}-- check: types but body\n"
+    assert b"local wrong = mistyped('zset', store) or mistyped('hash', body)\n" in scripts.load("all").text
+    assert b"local wrong = mistyped('zset', store)\n" in scripts.load("but").text

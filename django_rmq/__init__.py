@@ -38,7 +38,6 @@ if TYPE_CHECKING:
         WrongType,
     )
     from django_rmq.project.listening.registry import listener
-    from django_rmq.project.sending.commit import RemoveResult
     from django_rmq.project.sending.front import (
         Send,
         aensure_message,
@@ -50,9 +49,10 @@ if TYPE_CHECKING:
         send_message,
         send_messages,
     )
+    from django_rmq.project.sending.results import RemoveResult
 else:
     _HOMES = {
-        "project.sending.commit": ("RemoveResult",),
+        "project.sending.results": ("RemoveResult",),
         "exceptions": (
             "CallerError",
             "ConfigurationError",

@@ -1,7 +1,7 @@
 """Sending from Django: the one way that every message takes, be it from a view, the admin, REST or a command.
 
 A message is validated at the call. Inside a database transaction it then waits for the commit (unless
-``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False), and so does what is removed; ``committing`` has the rest.
+``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False), and so does what is removed; ``commit`` has the rest.
 Outside, it goes at once.
 """
 
@@ -19,14 +19,9 @@ from django_rmq.core.producer.producer import ROUND_TRIP, Outgoing, Producer, ba
 from django_rmq.core.words.messages import STORED, Durability, SendResult, SendResults, Topic
 from django_rmq.exceptions import CallerError, SlotMoved
 from django_rmq.project import connections
-from django_rmq.project.sending.commit import (
-    RemoveResult,
-    defer,
-    defer_removal,
-    explained,
-    too_full,
-    went_nowhere,
-)
+from django_rmq.project.sending.commit import defer, defer_removal, went_nowhere
+from django_rmq.project.sending.failures import explained, too_full
+from django_rmq.project.sending.results import RemoveResult
 from django_rmq.project.settings.config import get_config
 from django_rmq.project.watching import announcing, tracing
 

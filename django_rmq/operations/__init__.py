@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django_rmq.core.producer.producer import check_fixed_time, check_priority, score_at_once
+from django_rmq.core.producer.sending import check_fixed_time, check_priority, score_at_once
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import events
 from django_rmq.core.words.bounds import is_whole, shown

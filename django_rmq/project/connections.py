@@ -25,7 +25,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from django_rmq.core.cluster.broker import Cluster, ClusterBroker, parse_seeds
 from django_rmq.core.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.pool import Pool, RenewingPool
 from django_rmq.core.telling.events import EventStream

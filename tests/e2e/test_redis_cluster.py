@@ -13,7 +13,7 @@ import pytest
 from redis.crc import key_slot
 
 from django_rmq.core.cluster.broker import ClusterBroker
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import slot_keys, worker_keys
 from django_rmq.core.words.messages import Durability

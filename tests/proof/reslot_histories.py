@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django_rmq.core.memory.broker import Clock, InMemoryBroker
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import (

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_rmq.core.producer.producer import ROUND_TRIP, Outgoing, Producer, batched, check_durability
+from django_rmq.core.producer.sending import ROUND_TRIP, Outgoing, Producer, batched, check_durability
 from django_rmq.core.words.messages import STORED, Durability, SendResult, SendResults, Topic
 from django_rmq.exceptions import CallerError, SlotMoved
 from django_rmq.project import connections

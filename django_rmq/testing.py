@@ -93,7 +93,7 @@ def captured_messages(*, deliver: bool = False) -> Iterator[CapturedMessages]:
     Messages are validated as ever. Unless ``deliver`` is True nothing reaches a server: sends say ``stored``, removals
     ``not_found``, after the commit where there is a transaction.
     """
-    from django_rmq.project.sending import front as sending
+    from django_rmq.project import sending
 
     recorder = _Recorder(deliver)
     sending.observers.append(recorder)

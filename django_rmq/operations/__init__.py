@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django_rmq.core.producer.sending import check_fixed_time, check_priority, score_at_once
+from django_rmq.core.producer.checks import check_fixed_time, check_priority
+from django_rmq.core.producer.placing import score_at_once
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import events
 from django_rmq.core.words.bounds import is_whole, shown
@@ -79,8 +80,7 @@ from django_rmq.operations.listing import (
 from django_rmq.operations.redaction import is_redacted, may_search, redacted, require_search
 from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.sweeps import Limits, Progress, Run
-from django_rmq.project import connections
-from django_rmq.project.sending import front as sending
+from django_rmq.project import connections, sending
 from django_rmq.project.settings.config import Config, get_config
 from django_rmq.project.watching import announcing
 

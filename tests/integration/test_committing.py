@@ -42,7 +42,7 @@ from django_rmq import (
     signals,
 )
 from django_rmq.core import scripts
-from django_rmq.core.producer.sending import ROUND_TRIP
+from django_rmq.core.producer.trips import ROUND_TRIP
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.project import connections

@@ -37,7 +37,7 @@ from django_rmq import (
     send_messages,
     signals,
 )
-from django_rmq.core.producer.sending import ROUND_TRIP
+from django_rmq.core.producer.trips import ROUND_TRIP
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.core.words.keys import slot_of

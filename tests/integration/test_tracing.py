@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from django_rmq import Message, Reject, Send, ensure_message, send_message, send_messages
 from django_rmq.core.memory.broker import Clock, InMemoryBroker
-from django_rmq.core.producer.sending import MAX_HEADER_BYTES
+from django_rmq.core.producer.checks import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.project import connections
 from django_rmq.project.listening import registry

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from django_rmq.core.memory.broker import Clock, InMemoryBroker
-from django_rmq.core.producer.sending import ROUND_TRIP, Outgoing, Producer, batched
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.producer.sending import Producer
+from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.messages import Topic, TopicType, basis_bytes, decode_envelope
 from django_rmq.exceptions import (
     InvalidMessage,

@@ -17,7 +17,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from django.db import transaction
 
-from django_rmq.core.producer.sending import Outgoing, Producer
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.messages import STORED, Durability, SendResult, Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.project import connections

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
-from django_rmq.core.producer.sending import Outgoing
+from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.messages import Durability, SendResult
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from django.core.cache import DEFAULT_CACHE_ALIAS
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from django_rmq.core.producer.sending import check_time_range
+from django_rmq.core.producer.checks import check_time_range
 from django_rmq.core.words import addresses, bounds
 from django_rmq.core.words.bounds import LARGEST, MAX_AGE, MAX_DURATION_MS, is_number, is_whole
 from django_rmq.core.words.keys import check_prefix, check_slots, check_topic_name

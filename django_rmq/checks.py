@@ -53,7 +53,7 @@ from django.utils.module_loading import import_string
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
-from django_rmq.project.settings.config import Config, did_you_mean, read_settings, without_effect
+from django_rmq.project.settings.reader import Config, did_you_mean, read_settings, without_effect
 
 
 @register("rmq")

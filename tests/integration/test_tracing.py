@@ -21,7 +21,7 @@ from django_rmq.core.producer.checks import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
-from django_rmq.project.settings import config as conf
+from django_rmq.project.settings import reader as conf
 from django_rmq.project.watching import tracing
 from django_rmq.testing import captured_messages, drain
 

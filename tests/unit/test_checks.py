@@ -16,7 +16,7 @@ from django_rmq.checks import check_listeners, check_settings, check_zookeeper
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening import registry
 from django_rmq.project.listening.registry import FailedModule, isolated
-from django_rmq.project.settings import config as conf
+from django_rmq.project.settings import reader as conf
 from example_project.embedded_server import free_port
 
 ORDERS = {"orders": {"TYPE": "fixed_time"}}

@@ -16,8 +16,8 @@ from django_rmq import checks
 from django_rmq.core.words.bounds import shown
 from django_rmq.core.words.messages import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
-from django_rmq.project.settings import config as conf
-from django_rmq.project.settings.config import Problem, get_config, read_settings
+from django_rmq.project.settings import reader as conf
+from django_rmq.project.settings.reader import Problem, get_config, read_settings
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/settings.md").read_text()
 LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}

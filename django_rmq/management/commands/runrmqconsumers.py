@@ -23,7 +23,7 @@ from django_rmq.management import RmqCommand, at_least
 from django_rmq.project import connections
 from django_rmq.project.listening import reload as reloading
 from django_rmq.project.listening import worker as consuming
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings.reader import get_config
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(threadName)s %(message)s"
 """The form of our log lines where the project's LOGGING has none for them."""

@@ -990,4 +990,4 @@ def _forget(*, setting: str, **_: object) -> None:
         _config = None
 
 
-setting_changed.connect(_forget, dispatch_uid="django_rmq.project.settings.config")
+setting_changed.connect(_forget, dispatch_uid="django_rmq.project.settings.reader")

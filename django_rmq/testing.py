@@ -206,7 +206,7 @@ def drain(
     """
     from django_rmq.project import connections
     from django_rmq.project.listening import registry
-    from django_rmq.project.settings.reader import get_config
+    from django_rmq.project.settings import get_config
 
     config = get_config()
     registry.autodiscover()

@@ -61,7 +61,7 @@ from django_rmq.exceptions import (
 )
 from django_rmq.operations import Actor, Copy, Limits, Operations, Permission, Progress
 from django_rmq.operations.redaction import is_redacted, may_search
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 
 _complain = Complaints(logging.getLogger("django_rmq.admin"))
 

@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from django_rmq.api.views import RmqView
 from django_rmq.metrics.views import page, shows_token
 from django_rmq.operations import Permission
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 
 
 class MetricsView(RmqView):

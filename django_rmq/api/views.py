@@ -41,7 +41,7 @@ from django_rmq.operations.health import Health
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.operations.waiting import seats
 from django_rmq.project.sending import Send
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 
 SLICE_SECONDS = 2.0
 """How long one request works on many messages."""

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from django_rmq.core.telling.history import EDGES_MS
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Actor, Measured, Operations
-from django_rmq.project.settings.reader import Config, get_config
+from django_rmq.project.settings import Config, get_config
 
 logger = logging.getLogger("django_rmq.metrics")
 

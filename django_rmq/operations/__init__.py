@@ -81,7 +81,7 @@ from django_rmq.operations.redaction import is_redacted, may_search, redacted, r
 from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.sweeps import Limits, Progress, Run
 from django_rmq.project import connections, sending
-from django_rmq.project.settings.reader import Config, get_config
+from django_rmq.project.settings import Config, get_config
 from django_rmq.project.watching import announcing
 
 MAX_IDS = 1_000

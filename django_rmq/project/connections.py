@@ -36,7 +36,7 @@ from django_rmq.core.words.messages import Topic, message_id, slot_counts
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, WrongType
 from django_rmq.project.isolating import running_test
 from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id
-from django_rmq.project.settings.reader import Config, RedisServer, get_config
+from django_rmq.project.settings import Config, RedisServer, get_config
 
 if TYPE_CHECKING:
     from django_rmq.core.coordination.zookeeper import Ensemble, Survey

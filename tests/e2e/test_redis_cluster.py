@@ -18,7 +18,7 @@ from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import slot_keys, worker_keys
 from django_rmq.core.words.messages import Durability
 from django_rmq.project.connections import build_client
-from django_rmq.project.settings.reader import RedisServer as Address
+from django_rmq.project.settings import RedisServer as Address
 from tests.e2e.ledger import Findings, examine, read
 from tests.e2e.load import CHAOS, Load, shares
 from tests.e2e.processes import Start, WorkerProcess

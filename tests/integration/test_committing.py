@@ -47,7 +47,7 @@ from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.project import connections
 from django_rmq.project.sending.failures import failed_sends
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.testing import RMQTestMixin, assert_message_sent, assert_no_messages, captured_messages
 from tests.servers import RedisCluster, TcpProxy
 

@@ -14,7 +14,7 @@ from health_check.views import HealthCheckView
 from django_rmq.core.memory.broker import Clock, InMemoryBroker
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.project import connections
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 
 TOPICS = {
     "work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False},

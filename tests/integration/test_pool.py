@@ -13,7 +13,7 @@ import redis
 
 from django_rmq.core.redis.pool import Pool, RenewingPool
 from django_rmq.project.connections import build_client
-from django_rmq.project.settings.reader import RedisServer
+from django_rmq.project.settings import RedisServer
 
 
 @pytest.fixture

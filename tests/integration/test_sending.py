@@ -43,7 +43,7 @@ from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.core.words.keys import slot_of
 from django_rmq.project import connections
 from django_rmq.project.sending.failures import failed_sends
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {

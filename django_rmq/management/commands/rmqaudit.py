@@ -17,7 +17,7 @@ from django_rmq.exceptions import ConfigurationError, RmqError
 from django_rmq.management import RmqCommand, ago, shown
 from django_rmq.operations.strays import find, overdue
 from django_rmq.project.connections import get_broker
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 
 SLOTS_PER_TRIP = 1_000
 DRIFTS = ("live", "dead", "delivery", "claim", "send")

@@ -12,7 +12,7 @@ from django_rmq.exceptions import ConfigurationError, ServerTrouble
 from django_rmq.management import RmqCommand, at_least
 from django_rmq.operations import reslots
 from django_rmq.project.connections import get_broker
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 
 PATIENCE = 60.0
 """Seconds without an answer of Redis after which the command gives up; it can be started again."""

@@ -14,7 +14,7 @@ from django_rmq.management import RmqCommand, duration
 from django_rmq.operations import Stranded
 from django_rmq.operations.figures import serving
 from django_rmq.project.connections import get_broker
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 
 LOOK_SECONDS = 0.5
 """Between two looks at a topic that workers still empty."""

@@ -14,7 +14,6 @@ import signal
 from argparse import Action, ArgumentParser, BooleanOptionalAction
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import CommandError
 
 from django_rmq.core.consumer.supervisor import RECYCLE
@@ -23,7 +22,7 @@ from django_rmq.management import RmqCommand, at_least
 from django_rmq.project import connections
 from django_rmq.project.listening import reload as reloading
 from django_rmq.project.listening import worker as consuming
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config, is_debug
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(threadName)s %(message)s"
 """The form of our log lines where the project's LOGGING has none for them."""
@@ -122,7 +121,7 @@ class Command(RmqCommand):
         if connections.in_memory():
             code, settled = self._run_here(topics, how, options["verbosity"])
         else:
-            reloads = _given(options["reload"], settings.DEBUG) and getattr(
+            reloads = _given(options["reload"], is_debug()) and getattr(
                 self, "_called_from_command_line", False
             )
             supervisor = consuming.supervise(

@@ -13,7 +13,7 @@ from django_rmq.core.words.messages import Durability, SendResult, Topic
 from django_rmq.project import connections
 from django_rmq.project.sending.commit import defer, went_nowhere
 from django_rmq.project.sending.failures import explained
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
 
 

@@ -23,7 +23,7 @@ from django_rmq.project.sending.commit import defer_removal, went_nowhere
 from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch, observers
 from django_rmq.project.sending.failures import explained, too_full
 from django_rmq.project.sending.results import RemoveResult
-from django_rmq.project.settings.reader import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing, tracing
 
 

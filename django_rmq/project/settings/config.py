@@ -1,0 +1,134 @@
+"""All settings of the package as frozen, validated values. A key is a field in capitals, and the field says how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from django_rmq.core.words.messages import Topic
+from django_rmq.exceptions import UnknownTopic
+from django_rmq.project.settings import values
+from django_rmq.project.settings.keys import setting
+from django_rmq.project.settings.redis import RedisServer
+from django_rmq.project.settings.wording import did_you_mean
+from django_rmq.project.settings.zookeeper import ZooKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """``RMQ["CONSUMER"]``: defaults of the flags of ``runrmqconsumers``. Times in seconds."""
+
+    processes: int = setting(values.whole(1, 1024), 1)
+    threads: int = setting(values.whole(1, 1024), 8)
+    shutdown_timeout: float = setting(values.seconds(), 30.0)
+    poll_interval: float = setting(values.seconds(0.01), 1.0)
+    watchdog: float | None = setting(values.optional(values.seconds(1.0)), 300.0)
+    max_messages: int | None = setting(values.optional(values.whole(1)), None)
+    max_memory: int | None = setting(values.optional(values.whole(1)), None)
+    """MiB."""
+    max_idle_time: float | None = setting(values.optional(values.seconds()), None)
+    heartbeat_file: str | None = setting(values.optional(values.text), None)
+    health_address: str | None = setting(values.optional(values.address), None)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """``RMQ["HISTORY"]``."""
+
+    hours: int = setting(values.whole(0, 8784), 48)
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """``RMQ["ADMIN"]``."""
+
+    formatter: str | Mapping[str, str] | None = setting(values.optional(values.formatter), None)
+    """A dotted path for all topics, or topic -> dotted path."""
+    page_size: int = setting(values.whole(1, 1000), 50)
+
+    def formatter_of(self, topic: str) -> str | None:
+        """Return the path of the function that redacts a topic's bodies; None: they are shown as they are."""
+        return self.formatter.get(topic) if isinstance(self.formatter, Mapping) else self.formatter
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """``RMQ["API"]``."""
+
+    permission: str | None = setting(values.optional(values.dotted_path), None)
+    """Dotted path of a REST framework permission class; None: our own, which denies by default."""
+    send_rate: str | None = setting(values.optional(values.send_rate), "600/min")
+    send_bytes: str | None = setting(values.optional(values.byte_rate), "16MB/min")
+    idempotent_rate: str | None = setting(values.optional(values.send_rate), "50000/day")
+    max_bytes: int = setting(values.whole(1024, 536_870_912), 1_048_576)
+    long_polls: int | None = setting(values.optional(values.whole(0, 10_000)), None)
+    long_polls_per_user: int | None = setting(values.optional(values.whole(1, 10_000)), None)
+
+    @property
+    def rate(self) -> tuple[int, float] | None:
+        """SEND_RATE as so many messages in so many seconds; None: no limit."""
+        return values.count_and_seconds(self.send_rate)
+
+    @property
+    def byte_rate(self) -> tuple[int, float] | None:
+        """SEND_BYTES as so many bytes in so many seconds; None: no limit."""
+        return values.count_and_seconds(self.send_bytes)
+
+    @property
+    def once_rate(self) -> tuple[int, float] | None:
+        """IDEMPOTENT_RATE as so many messages in so many seconds; None: no limit."""
+        return values.count_and_seconds(self.idempotent_rate)
+
+    def waiting(self, has_threads: bool) -> tuple[int, int]:
+        """Return how many requests may wait in one process at a time, and how many of one user.
+
+        ``has_threads``: whether the process answers other requests meanwhile; it decides where nothing is set.
+        """
+        most = (2 if has_threads else 0) if self.long_polls is None else self.long_polls
+        each = -(-most // 2) if self.long_polls_per_user is None else self.long_polls_per_user
+        return most, each
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """``RMQ["METRICS"]``."""
+
+    token: str | None = setting(values.optional(values.token), None, is_secret=True)
+    """Who shows it sees the metrics without logging in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings of the package, validated."""
+
+    topics: Mapping[str, Topic]
+    broker: str = setting(values.one_of("redis", "memory"), "redis")
+    redis: RedisServer | None = None
+    """None with BROKER "memory" only."""
+    key_prefix: str = setting(values.prefix, "")
+    coordinator: str = "redis"
+    """``redis``, ``zookeeper``, or a dotted path."""
+    testing: bool = setting(values.boolean, False)
+    """Whether this is a test run: BROKER is "memory" then, and REDIS is not read."""
+    zookeeper: ZooKeeper | None = None
+    on_commit: bool = setting(values.boolean, True)
+    autodiscover: str | None = setting(values.optional(values.module_name), "listeners")
+    durability: str = setting(values.one_of("relaxed", "strict"), "relaxed")
+    consumer: Consumer = field(default_factory=Consumer, metadata={"section": Consumer})
+    history: History = field(default_factory=History, metadata={"section": History})
+    admin: Admin = field(default_factory=Admin, metadata={"section": Admin})
+    api: Api = field(default_factory=Api, metadata={"section": Api})
+    metrics: Metrics = field(default_factory=Metrics, metadata={"section": Metrics})
+    tracing: bool = setting(values.tracing, False)
+    """Whether sends and calls of listeners are spans of OpenTelemetry."""
+    events: bool = setting(values.boolean, False)
+    """Whether processes publish what happens to messages."""
+
+    def topic(self, name: str) -> Topic:
+        """Return the topic called ``name``, or raise ``UnknownTopic``."""
+        try:
+            return self.topics[name]
+        except (KeyError, TypeError):
+            raise UnknownTopic(
+                f'no topic {name!r} is declared in RMQ["TOPICS"]{did_you_mean(name, self.topics)}'
+            ) from None

@@ -77,6 +77,7 @@ def _settings(redis_url: str, prefix: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _without_garbage_collector() -> Iterator[None]:
+    gc.collect()  # what the tests before have left
     gc.disable()
     yield
     gc.enable()

@@ -39,21 +39,18 @@ class Call:
     connection: Any
     number: int
     others: MutableMapping[int, Call]
-    """All calls of the connection that may wait, in order, this one among them."""
+    """All calls of the connection that wait, in order, this one among them until it is flushed."""
     results: Sequence[DeferredResult | RemoveResult] = ()
-    is_done: bool = False
 
     def flush(self) -> None:
         """Send, unless an earlier callback has done so; the first of a commit takes along all that come after it."""
-        if self.is_done:
+        if self.others.pop(self.number, None) is None:
             return
         together = [self]
         # In an atomic block this is no commit: a test runs some of the callbacks, and only it knows which.
         if not self.connection.in_atomic_block:
-            later = [other for number, other in self.others.items() if number > self.number]
-            together += [call for call in later if not call.is_done]
-        for call in together:
-            call.is_done = True
+            later = [number for number in self.others if number > self.number]
+            together += [call for number in later if (call := self.others.pop(number, None)) is not None]
         try:
             _flush(together)
         except BaseException:
@@ -67,7 +64,7 @@ class Call:
 
 
 _waiting: WeakKeyDictionary[Any, WeakValueDictionary[int, Call]] = WeakKeyDictionary()
-"""Per connection the calls whose callbacks Django has, in order: nothing else keeps them."""
+"""Per connection the calls that wait, in order. Only Django keeps them, as the callbacks that it has to run."""
 
 _numbers = count()
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_rmq.core.redis.pool import Pool, RenewingPool
-from django_rmq.project.connections import build_client
+from django_rmq.project.connections.clients import build_client
 from django_rmq.project.settings import RedisServer
 
 

@@ -9,14 +9,11 @@ read alike after a savepoint that was kept and one that was rolled back, and the
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from weakref import ref
 
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.messages import Durability, SendResult
-
-if TYPE_CHECKING:
-    from django_rmq.project.sending.commit import Call
 
 
 class DeferredResult(SendResult):
@@ -24,7 +21,7 @@ class DeferredResult(SendResult):
 
     __slots__ = ("_call",)
 
-    def __init__(self, out: Outgoing, wanted: Durability, call: ref[Call]) -> None:
+    def __init__(self, out: Outgoing, wanted: Durability, call: ref[Any]) -> None:
         self.topic = out.topic.name
         self.slot = out.slot
         self.member = out.member
@@ -63,9 +60,9 @@ class RemoveResult(str):
     member: bytes
     """What Redis holds: the encoded body, or the key."""
     status: str
-    _call: ref[Call] | None
+    _call: ref[Any] | None
 
-    def __new__(cls, word: str, topic: str, member: bytes, call: ref[Call] | None = None) -> Self:
+    def __new__(cls, word: str, topic: str, member: bytes, call: ref[Any] | None = None) -> Self:
         """Return ``word`` as the result of removing ``member``, which waits for ``call`` if there is one."""
         result = super().__new__(cls, word)
         result.topic, result.member, result._call = topic, member, call
@@ -85,7 +82,7 @@ class RemoveResult(str):
         self.status = outcome.status
 
 
-def _status_by_now(result: object, name: str, call: ref[Call] | None) -> str:
+def _status_by_now(result: object, name: str, call: ref[Any] | None) -> str:
     """Return the status of a result that has none yet: it is set as soon as it cannot change any more."""
     if name != "status":
         raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}")

@@ -55,9 +55,10 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
 
 def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
     """Send messages and prepare them, as a worker does; return slot, receipt and members."""
+    from django_rmq.core.topics.definitions import register_topics
     from django_rmq.core.words.keys import slot_of
     from django_rmq.core.words.messages import Envelope, encode_body, encode_envelope
-    from django_rmq.project.connections import get_broker, register_topics
+    from django_rmq.project.connections import get_broker
     from django_rmq.project.settings import get_config
 
     found = get_config().topic(topic)

@@ -45,10 +45,11 @@ class Send:
 
     def options(self) -> dict[str, Any]:
         """Return what was given beside the body."""
-        return {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
+        return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
 
-_OPTIONS = tuple(one.name for one in fields(Send) if one.name != "body")
+OPTIONS = dict.fromkeys(one.name for one in fields(Send) if one.name != "body")
+"""The names of what may be said of a message beside its body, in order."""
 
 
 class Outgoing(NamedTuple):
@@ -139,23 +140,25 @@ class Places:
         return [out.placed(present[out.topic.name, out.topic.slots]) for out in messages]
 
 
-def built(places: Places, topic: Topic, send: Send) -> Outgoing:
-    """Return ``send`` as a validated message of ``topic``, or raise ``InvalidMessage``."""
-    score = check_score(topic, send.priority, send.time_range, send.fixed_time)
-    raw = encode_body(topic, send.body)
-    basis = basis_of(topic, send.body, send.slot_basis)
+def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]) -> Outgoing:
+    """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``."""
+    given = options.get
+    score = check_score(topic, given("priority"), given("time_range"), given("fixed_time"))
+    raw = encode_body(topic, body)
+    basis = basis_of(topic, body, given("slot_basis"))
+    key, headers, expires = given("key"), given("headers"), given("expires")
     if topic.identity == "body":
-        if send.key is not None or send.headers or send.expires is not None:
+        if key is not None or headers or expires is not None:
             raise InvalidMessage(
                 f"topic {topic.name} has IDENTITY 'body': key, headers and expires need IDENTITY 'key'"
             )
         return places.outgoing(topic, basis, raw, score)
-    member = check_key(send.key)
+    member = check_key(key)
     envelope = Envelope(
         raw,
-        0 if send.expires is None else check_fixed_time(send.expires, name="expires"),
+        0 if expires is None else check_fixed_time(expires, name="expires"),
         None if basis is None else check_stored_basis(basis),
-        check_headers(send.headers),
+        check_headers(headers),
     )
     return places.outgoing(topic, basis, member, score, encode_envelope(envelope))
 

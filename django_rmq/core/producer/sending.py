@@ -11,7 +11,7 @@ from typing import Any
 
 from django_rmq.core.producer.bulk import Bulk
 from django_rmq.core.producer.checks import check_score
-from django_rmq.core.producer.placing import Outgoing, Places, Send, basis_of, built, member_of
+from django_rmq.core.producer.placing import OPTIONS, Outgoing, Places, basis_of, built, member_of
 from django_rmq.core.producer.trips import Mixed, call, complete, fly
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import STORED, Durability, SendResult, SendResults, Topic
@@ -45,9 +45,14 @@ class Producer:
         the key or the body: equal bodies with different bases do not merge. ``headers`` and ``expires`` need a
         keyed topic.
         """
-        send = Send(body, **options)
-        out = built(self._places, topic, send)
-        if send.slot_basis is not None and topic.identity == "body" and topic.name not in self._noted:
+        if options and not options.keys() <= OPTIONS.keys():
+            raise TypeError(f"a message has no option {', '.join(options.keys() - OPTIONS.keys())}")
+        out = built(self._places, topic, body, options)
+        if (
+            options.get("slot_basis") is not None
+            and topic.identity == "body"
+            and topic.name not in self._noted
+        ):
             self._to_note[topic.name] = topic
         return out
 

@@ -14,7 +14,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from django_rmq.core.producer.checks import check_durability
-from django_rmq.core.producer.placing import Outgoing, Send
+from django_rmq.core.producer.placing import OPTIONS, Outgoing, Send
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.messages import STORED, Durability, SendResult, SendResults, Topic
 from django_rmq.exceptions import CallerError, SlotMoved
@@ -56,8 +56,8 @@ def send_message(
     at once also raises ``TopicFull``, ``SlotMoved`` and ``ServerTrouble``; what fails after a commit is
     logged and raised as the signal ``send_failed``, and its result says ``failed``.
     """
-    send = Send(body, key, priority, time_range, fixed_time, slot_basis, headers, expires)
-    return _send_one(topic, send, False, check_durability(replicas, fsync), on_commit, using)
+    options = _given(locals())
+    return _send_one(topic, body, options, False, check_durability(replicas, fsync), on_commit, using)
 
 
 def ensure_message(
@@ -77,8 +77,8 @@ def ensure_message(
     using: str | None = None,
 ) -> SendResult:
     """Send as ``send_message`` does, unless the message already waits, rests or runs (``present``)."""
-    send = Send(body, key, priority, time_range, fixed_time, slot_basis, headers, expires)
-    return _send_one(topic, send, True, check_durability(replicas, fsync), on_commit, using)
+    options = _given(locals())
+    return _send_one(topic, body, options, True, check_durability(replicas, fsync), on_commit, using)
 
 
 def send_messages(
@@ -105,9 +105,9 @@ def send_messages(
 
     A full slot raises nothing here: the results of its messages say ``refused``.
     """
+    shared = _given(locals())
     if isinstance(bodies, (str, bytes, bytearray, Mapping)):
         raise TypeError(f"send_messages takes an iterable of bodies, got one {type(bodies).__name__}")
-    shared = Send(None, None, priority, time_range, fixed_time, slot_basis, headers, expires).options()
     declared, wanted = get_config().topic(topic), check_durability(replicas, fsync)
     connection = commit_to_wait_for(on_commit, using)
     chunks: Iterable[Sequence[Any]]
@@ -198,20 +198,28 @@ async def aremove_message(topic: str, body: Any = None, **options: Any) -> Remov
 # --- one message, and many ---------------------------------------------------------------------------
 
 
+def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a message among the ``parameters`` of a call, as ``locals`` has them: all that were given."""
+    return {name: value for name in OPTIONS if (value := parameters.get(name)) is not None}
+
+
 def _send_one(
-    name: str, send: Send, ensure: bool, wanted: Durability, on_commit: bool | None, using: str | None
+    name: str,
+    body: Any,
+    options: dict[str, Any],
+    ensure: bool,
+    wanted: Durability,
+    on_commit: bool | None,
+    using: str | None,
 ) -> SendResult:
     topic = get_config().topic(name)
     producer = connections.get_producer()
-    options = send.options()
     with tracing.sending(topic) as span:
-        outgoing = producer.build(topic, send.body, **span.options(options))
+        outgoing = producer.build(topic, body, **span.options(options))
         if ensure:
             outgoing = outgoing._replace(act="ensure")
         connection = commit_to_wait_for(on_commit, using)
-        (result,) = results = dispatch(
-            producer, topic, [outgoing], [(send.body, options)], wanted, connection
-        )
+        (result,) = results = dispatch(producer, topic, [outgoing], [(body, options)], wanted, connection)
         span.note(results)
         if connection is None and result.status == "refused":
             raise too_full(topic, result)

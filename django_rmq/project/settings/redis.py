@@ -117,14 +117,7 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
     sentinels = _sentinels(problems, f'{place}["OPTIONS"]["SENTINELS"]', options.get("SENTINELS") or ())
     if _url(problems, f'{place}["LOCATION"]', primary) is None or len(problems) > before:
         return None
-    if alias in (uses := _aliases_of_django()):
-        problems.report(
-            "E011",
-            f"{place} is {alias!r}, which is also {uses[alias]}.",
-            f"cache.clear() of {alias!r} is FLUSHDB: it would delete every message. Give RMQ an alias of its own, "
-            'on a database of its own: CACHES = {"rmq": {"BACKEND": '
-            f'"{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
-        )
+    _not_of_django(problems, place, alias)
     _alone(problems, place, primary, alias)
     return RedisServer(
         primary,
@@ -134,6 +127,18 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
         sentinels=sentinels,
         sentinel_options=MappingProxyType(dict(sentinel_options)),
     )
+
+
+def _not_of_django(problems: Problems, place: str, alias: str) -> None:
+    """Report an alias that Django itself puts things into."""
+    if alias in (uses := _aliases_of_django()):
+        problems.report(
+            "E011",
+            f"{place} is {alias!r}, which is also {uses[alias]}.",
+            f"cache.clear() of {alias!r} is FLUSHDB: it would delete every message. Give RMQ an alias of its own, "
+            'on a database of its own: CACHES = {"rmq": {"BACKEND": '
+            f'"{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
+        )
 
 
 def _options(problems: Problems, place: str, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:

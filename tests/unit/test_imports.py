@@ -17,8 +17,8 @@ WITHOUT_DJANGO = [
     "django_rmq.core.scripts",
     "django_rmq.core.redis.broker",
     "django_rmq.core.producer.sending",
-    "django_rmq.consumer",
-    "django_rmq.coordination",
+    "django_rmq.core.consumer",
+    "django_rmq.core.coordination",
     "django_rmq.testing",
 ]
 
@@ -49,7 +49,7 @@ def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None
     code = (
         "import os, django, sys; os.environ['DJANGO_SETTINGS_MODULE'] = 'example_project.settings'; django.setup();"
         "from django.urls import get_resolver; get_resolver().url_patterns;"
-        "from django_rmq import registry; registry.autodiscover();"
+        "from django_rmq.project.listening import registry; registry.autodiscover();"
         "import django_rmq.management.commands.runrmqconsumers;"
         "print([name for name in sys.modules if name.startswith(('django_rmq.pipelines', 'django_rmq.spark', 'pyspark'))])"
     )

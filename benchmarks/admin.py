@@ -127,7 +127,7 @@ def _next(page: str) -> str:
 def _fill(waiting: int, dead: int) -> None:
     from django_rmq.core.words.messages import Failure
     from django_rmq.project.connections import get_broker, get_producer
-    from django_rmq.project.settings.config import get_config
+    from django_rmq.project.settings import get_config
 
     topic, broker, producer = get_config().topic(TOPIC), get_broker("worker"), get_producer("worker")
     for start in range(0, dead, 20_000):

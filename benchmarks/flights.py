@@ -91,7 +91,7 @@ class Books:
 def ledger() -> Counter[str]:
     """Return all counters of the topic and what it holds, in sums; every slot's ledger has to balance."""
     from django_rmq.project import connections
-    from django_rmq.project.settings.config import get_config
+    from django_rmq.project.settings import get_config
 
     broker, topic = connections.get_broker("worker"), get_config().topic(TOPIC)
     sums: Counter[str] = Counter()

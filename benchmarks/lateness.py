@@ -19,7 +19,7 @@ import redis
 from benchmarks.table import Row, conditions, server, told, write
 from benchmarks.works import Listener
 from django_rmq.core.consumer import Dispatcher, Terms
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Topic, TopicType
 

@@ -23,7 +23,7 @@ import redis
 
 from benchmarks.idle import workers
 from benchmarks.table import conditions, markdown, server, text, told, write
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Topic, TopicType
 

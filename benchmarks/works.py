@@ -18,7 +18,7 @@ import redis
 
 from django_rmq.core.consumer import Dispatcher, Terms, Watching
 from django_rmq.core.consumer.notes import Notes
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.pool import Pool
 from django_rmq.core.words.keys import slot_of

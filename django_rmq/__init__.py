@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         WrongType,
     )
     from django_rmq.project.listening.registry import listener
-    from django_rmq.project.sending.commit import RemoveResult
-    from django_rmq.project.sending.front import (
+    from django_rmq.project.sending import (
+        RemoveResult,
         Send,
         aensure_message,
         aremove_message,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     )
 else:
     _HOMES = {
-        "project.sending.commit": ("RemoveResult",),
         "exceptions": (
             "CallerError",
             "ConfigurationError",
@@ -78,7 +77,8 @@ else:
         ),
         "core.words.messages": ("Message", "SendResult", "SendResults", "TopicType"),
         "project.listening.registry": ("listener",),
-        "project.sending.front": (
+        "project.sending": (
+            "RemoveResult",
             "Send",
             "aensure_message",
             "aremove_message",

@@ -20,7 +20,7 @@ class DjangoRmqConfig(AppConfig):
         )
         from django_rmq.core.words import discretion
         from django_rmq.project.sealing import sealed_id
-        from django_rmq.project.settings.config import get_config
+        from django_rmq.project.settings import get_config
 
         discretion.rules = discretion.Rules(
             sealed_id, lambda topic: get_config().admin.formatter_of(topic) is not None

@@ -33,10 +33,9 @@ rmq.W043   Redis is too old
 rmq.W044   Redis refuses its user something that RMQ needs
 rmq.W001   a topic without a listener
 rmq.W002   no topic is declared
-rmq.W003   a setting that nothing acts upon in this version
 =========  ====================================================================================
 
-E001 to E012 are found by ``conf``, which alone reads settings; but what nobody imports until it is needed
+E001 to E012 are found by ``project.settings``, which alone reads settings; but what nobody imports until it is needed
 (COORDINATOR, PERMISSION, FORMATTER) is imported here.
 """
 
@@ -53,7 +52,7 @@ from django.utils.module_loading import import_string
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
-from django_rmq.project.settings.config import Config, did_you_mean, read_settings, without_effect
+from django_rmq.project.settings import Config, did_you_mean, read_settings
 
 
 @register("rmq")
@@ -63,15 +62,6 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
     if config is None:
         return [Error(message, hint=hint or None, id=id_) for id_, message, hint in problems]
     found = list(_paths(config))
-    idle = without_effect()
-    if idle:
-        found.append(
-            checks.Warning(
-                f"Nothing acts upon {', '.join(idle)} in this version.",
-                hint="Remove it, or do not rely on it.",
-                id="rmq.W003",
-            )
-        )
     if not config.topics:
         found.append(
             checks.Warning(

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_rmq.core.words.messages import Ledger, Topic, decode_body
 from django_rmq.project.connections import get_broker
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from example_project.orders.models import Order, State
 from example_project.prices.models import Product
 from example_project.traffic import Done

@@ -18,7 +18,7 @@ from redis.retry import Retry
 from django_rmq.core.cluster.broker import Cluster, ClusterBroker
 from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Ledger, Message, Topic
 from tests.servers import RedisCluster

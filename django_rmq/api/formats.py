@@ -12,7 +12,7 @@ from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
 
 from django_rmq.api.errors import BodyTooLarge
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 DEEPEST = 100
 """How deep the lists and objects of a request may lie in each other."""

@@ -14,7 +14,7 @@ from rest_framework.views import APIView
 
 from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 
 class TopicPermission(BasePermission):

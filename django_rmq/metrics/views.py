@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Permission
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 _registry = CollectorRegistry()
 _registry.register(RmqCollector())

@@ -9,7 +9,7 @@ from django_rmq.core.words.messages import Topic
 from django_rmq.operations.actors import Actor, Trace, record
 from django_rmq.operations.runs import Progress, Run
 from django_rmq.project import connections
-from django_rmq.project.settings.config import Config, get_config
+from django_rmq.project.settings import Config, get_config
 from django_rmq.project.watching import announcing
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_rmq.core.producer.producer import score_at_once
+from django_rmq.core.producer.placing import score_at_once
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Envelope, Looked, Topic, encode_body, encode_envelope
 from django_rmq.exceptions import InvalidMessage
@@ -13,8 +13,7 @@ from django_rmq.operations.copies import Copy, from_look
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.named import Done, instead
 from django_rmq.operations.reading import find_one
-from django_rmq.project import connections
-from django_rmq.project.sending import front as sending
+from django_rmq.project import connections, sending
 
 
 def replay_edited(desk: Desk, name: str, message_id: str, body: Any) -> Done:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_rmq.core.producer.producer import check_fixed_time, check_priority
+from django_rmq.core.producer.checks import check_fixed_time, check_priority
 from django_rmq.core.words.messages import Looked, Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations import acts

@@ -17,7 +17,7 @@ from django_rmq.core.words.messages import Topic, decode_body
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.actors import Actor, Permission
 from django_rmq.operations.copies import Copy
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 logger = logging.getLogger("django_rmq.operations")
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from django_rmq.core.producer.producer import Outgoing, Producer, score_at_once
+from django_rmq.core.producer.placing import Outgoing, score_at_once
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import (
     Death,

@@ -11,13 +11,13 @@ from django_rmq.exceptions import TopicFull
 from django_rmq.operations import quotas
 from django_rmq.operations.actors import Permission, record
 from django_rmq.operations.desk import Desk
-from django_rmq.project.sending import front
+from django_rmq.project.sending import Send, send_message, send_messages
 
 
 def send(desk: Desk, name: str, body: Any, **options: Any) -> SendResult:
     """Send one message at once; ``options`` are those of ``send_message``. Raises what that does."""
     desk.actor.require(Permission.SEND)
-    result = front.send_message(name, body, on_commit=False, **options)
+    result = send_message(name, body, on_commit=False, **options)
     record(desk.actor, "send", name, {result.status: 1})
     return result
 
@@ -25,19 +25,19 @@ def send(desk: Desk, name: str, body: Any, **options: Any) -> SendResult:
 def send_many(desk: Desk, name: str, bodies: Sequence[Any], **options: Any) -> dict[str, int]:
     """Send many messages at once; return how many have which status. Nothing is sent if one cannot be."""
     desk.actor.require(Permission.SEND)
-    results = front.send_messages(name, bodies, on_commit=False, **options)
+    results = send_messages(name, bodies, on_commit=False, **options)
     outcomes = dict(results.counts())
     record(desk.actor, "send", name, outcomes)
     return outcomes
 
 
-def send_each(desk: Desk, name: str, sends: Sequence[front.Send]) -> SendResults:
+def send_each(desk: Desk, name: str, sends: Sequence[Send]) -> SendResults:
     """Send messages with options of their own at once, for a program; return what became of each.
 
     As ``send_many``; it leaves no LogEntry. Raises ``TopicFull`` where every one of them was refused.
     """
     desk.actor.require(Permission.SEND)
-    results = front.send_messages(name, list(sends), on_commit=False)
+    results = send_messages(name, list(sends), on_commit=False)
     outcomes = results.counts()
     record(desk.actor, "send", name, dict(outcomes), entry=False)
     if 0 < outcomes["refused"] == len(results):

@@ -10,7 +10,7 @@ from uuid import uuid4
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.actors import record
 from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.spark.session import stored_files
 
 YOUNGEST_MS = 1_000

@@ -17,7 +17,7 @@ from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.operations import Actor
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.spark.bodies import MALFORMED
 
 LOOK_SECONDS = 0.1

@@ -11,7 +11,7 @@ from typing import Any
 from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ConfigurationError, RmqError
 from django_rmq.pipelines import Context, Pipeline, register
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 QUEUES = ("store", "prepare", "claim", "retry", "dead")
 DUE = (

@@ -11,7 +11,7 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.operations import reslots
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.pipelines.archive import tally
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.spark.session import describe, is_sparks
 
 PATIENCE = 60.0

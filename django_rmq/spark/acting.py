@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from django_rmq.core.producer.producer import Outgoing, Producer, score_at_once
+from django_rmq.core.producer.placing import Outgoing, score_at_once
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import Reslotting, move, under_way
 from django_rmq.core.words.messages import BATCH, Entry, Topic, decode_envelope, encode_envelope

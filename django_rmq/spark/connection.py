@@ -8,11 +8,8 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from django_rmq.core.cluster.broker import Cluster, ClusterBroker, parse_seeds
+from django_rmq.core.redis import clients
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.pool import RenewingPool
 from django_rmq.core.words import addresses
@@ -56,25 +53,23 @@ def _broker(
     secret: str,
 ) -> Broker:
     login = {"username": username, "password": password}
-    ours: dict[str, Any] = {
+    given: dict[str, Any] = {
         **_connection_options("connectionOptions", more),
         **_connection_options("secretConnectionOptions", secret),
         **{name: value for name, value in login.items() if value is not None},
-        "protocol": 2,
-        "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
-        "health_check_interval": 0,
+        **clients.timeouts(timeout),
     }
     urls = addresses.several(url) if is_cluster else [url]
     try:
         if is_cluster:
             seeds, told = parse_seeds(urls)
-            return ClusterBroker(Cluster(seeds, {**told, **ours}, patience=CLUSTER_PATIENCE), prefix)
-        return Broker(redis.Redis(connection_pool=RenewingPool.from_url(url, **ours)), prefix)
+            return ClusterBroker(
+                Cluster(seeds, {**told, **given, **clients.own_options()}, patience=CLUSTER_PATIENCE), prefix
+            )
+        return Broker(clients.build_client(url, given, clients.own_options(), RenewingPool), prefix)
     except (ValueError, TypeError) as error:
         where = ", ".join(map(addresses.shown, urls))
-        raise ConfigurationError(addresses.unusable(where, ours, error)) from None
+        raise ConfigurationError(addresses.unusable(where, given, error)) from None
 
 
 def _connection_options(name: str, text: str) -> dict[str, Any]:

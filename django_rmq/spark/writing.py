@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from django_rmq.core.producer.producer import Producer, check_time_range
+from django_rmq.core.producer.checks import check_time_range
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.messages import MAX_PRIORITY, TopicType, encode_json
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, TopicFull
 from django_rmq.spark.connection import broker_of, topic_of

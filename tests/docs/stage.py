@@ -138,7 +138,7 @@ def main(files: list[str]) -> int:
     import django
 
     from django_rmq.project import connections
-    from django_rmq.project.settings.config import get_config
+    from django_rmq.project.settings import get_config
 
     os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
     sys.path.insert(0, str(Path.cwd()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Durability, Topic, TopicType
 from tests.servers import ReplicaPair

@@ -29,7 +29,7 @@ from django_rmq.core.words.messages import message_id as id_of
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.servers import RedisServer
 
 pytestmark = pytest.mark.django_db

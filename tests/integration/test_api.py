@@ -23,7 +23,7 @@ from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Failure, message_id
 from django_rmq.operations import Permission as Needed
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 pytestmark = pytest.mark.django_db
 

@@ -21,7 +21,7 @@ from django_rmq.exceptions import ServerUnavailable
 from django_rmq.operations import Actor, Permission, receipts
 from django_rmq.operations.deliveries import Deliveries, Settled
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.integration.test_api import Program, on_each_broker, user_with
 from tests.servers import RedisCluster
 from tests.workers import Heard, Worker, audit, cluster_of, eventually, total

@@ -30,7 +30,7 @@ from django_rmq.core.words.messages import Failure, message_id
 from django_rmq.operations import Actor, Permission
 from django_rmq.operations.deliveries import Deliveries
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.integration.test_api import user_with, views
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from django_rmq.core import scripts
 from django_rmq.core.cluster.broker import Cluster, ClusterBroker, Errand, Node, Trip
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker, translate
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import Durability, Topic, TopicType

@@ -27,7 +27,7 @@ from django_rmq.core.words.keys import slot_keys, slot_of
 from django_rmq.core.words.messages import Failure, message_id
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.workers import eventually
 
 ROOT = Path(__file__).parents[2]

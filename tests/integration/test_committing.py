@@ -42,12 +42,12 @@ from django_rmq import (
     signals,
 )
 from django_rmq.core import scripts
-from django_rmq.core.producer.producer import ROUND_TRIP
+from django_rmq.core.producer.trips import ROUND_TRIP
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.project import connections
-from django_rmq.project.sending import commit as committing
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.sending.failures import failed_sends
+from django_rmq.project.settings import get_config
 from django_rmq.testing import RMQTestMixin, assert_message_sent, assert_no_messages, captured_messages
 from tests.servers import RedisCluster, TcpProxy
 
@@ -77,6 +77,7 @@ def _settings(redis_url: str, prefix: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _without_garbage_collector() -> Iterator[None]:
+    gc.collect()  # what the tests before have left
     gc.disable()
     yield
     gc.enable()
@@ -765,7 +766,7 @@ def test_redis_unavailable_at_the_commit_is_logged_and_signalled(
     def receive(**kwargs: Any) -> None:
         told.append(kwargs)
 
-    before = committing.failed_sends["prices"]
+    before = failed_sends["prices"]
     signals.remove_failed.connect(receive)
     try:
         with caplog.at_level(logging.ERROR, "django_rmq.sending"), transaction.atomic():
@@ -778,7 +779,7 @@ def test_redis_unavailable_at_the_commit_is_logged_and_signalled(
     assert [(call["topic"], call["results"], type(call["error"])) for call in told] == [
         ("prices", removals, ServerUnavailable)
     ]
-    assert committing.failed_sends["prices"] - before == 1
+    assert failed_sends["prices"] - before == 1
     events = [record.__dict__["rmq_event"] for record in caplog.records]
     assert sorted(events) == ["remove_failed", "send_failed"]
     assert "2 message(s) of topic prices could not be removed after the database commit" in caplog.text

@@ -28,7 +28,7 @@ from django_rmq.core.topics.reslotting import begin, finish
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import BackOff, Topic, TopicType
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)

@@ -18,7 +18,7 @@ from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.inbox import Wake
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.keyspace import Hash, SortedSet
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import BackOff, Failure, Message, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry, SlotMoved

@@ -9,7 +9,8 @@ import pytest
 
 from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.producer.producer import Producer, check_durability
+from django_rmq.core.producer.checks import check_durability
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import Durability, SendResult, Topic, TopicType
 from django_rmq.exceptions import InvalidMessage

@@ -27,7 +27,7 @@ from django_rmq.exceptions import NotPermitted, OperationRefused, ServerUnavaila
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
 from tests.workers import LONG, Worker, broker_on
 

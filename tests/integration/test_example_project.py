@@ -17,7 +17,7 @@ from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Delivery, Message, decode_body, encode_json
 from django_rmq.exceptions import Reject
 from django_rmq.project.connections import get_broker
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from example_project.accounts import Accounts
 from example_project.orders.checkout import OutOfStock, close_order, create_order, pay_order

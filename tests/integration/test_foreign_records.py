@@ -23,7 +23,7 @@ from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Limits
 from django_rmq.project import connections
 from django_rmq.project.listening import starting
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.integration.test_definitions import run
 
 pytestmark = pytest.mark.django_db

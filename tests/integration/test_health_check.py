@@ -15,7 +15,7 @@ from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.health_check import RmqHealthCheck
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 TOPICS = {
     "work": {"TYPE": "fixed_time", "SLOTS": 1, "LISTENER": False},

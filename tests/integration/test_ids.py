@@ -31,7 +31,7 @@ from django_rmq.operations import Actor, Copy, Filter, Operations, Permission, i
 from django_rmq.operations.deliveries import Settled
 from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.integration.test_api import Program, on_each_broker, user_with
 
 TOPICS = {

@@ -19,7 +19,7 @@ from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.project import connections
 from django_rmq.project.isolating import running_test
 from django_rmq.project.listening.registry import isolated
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.testing import drain
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from django_rmq.core.words.keys import history_keys, worker_keys
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 pytestmark = pytest.mark.django_db
 

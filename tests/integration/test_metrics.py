@@ -35,7 +35,7 @@ from django_rmq.metrics import RmqCollector, collector
 from django_rmq.metrics.views import metrics
 from django_rmq.operations import figures
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.workers import Heard, broker_on, client_of, eventually
 from tests.workers import Worker as RunningWorker
 

@@ -31,8 +31,8 @@ from django_rmq.exceptions import (
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
 from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.project import connections
-from django_rmq.project.sending.front import Send
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.sending import Send
+from django_rmq.project.settings import get_config
 from tests.servers import RedisServer
 from tests.workers import broker_on, client_of
 

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from django_rmq.core.redis.pool import Pool, RenewingPool
-from django_rmq.project.connections import build_client
-from django_rmq.project.settings.config import RedisServer
+from django_rmq.project.connections.clients import build_client
+from django_rmq.project.settings import RedisServer
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics import reslotting
 from django_rmq.core.topics.reslotting import Progress

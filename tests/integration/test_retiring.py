@@ -22,7 +22,7 @@ from django_rmq.core.words.messages import Failure
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Limits
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 TIMED = {"TYPE": "fixed_time", "SLOTS": 4}
 RANKED = {"TYPE": "priority", "SLOTS": 4}

@@ -24,7 +24,7 @@ from django_rmq.core.words.messages import Failure, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.project import connections
 from django_rmq.project.listening import starting
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.integration import test_commands as commands
 from tests.integration.test_commands import *  # noqa: F403 - every test of the commands, with the rights below
 from tests.servers import RedisServer, ask

@@ -19,7 +19,7 @@ from django_rmq.core.words.messages import decode_body
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.pipelines import Context, pipelines
 from django_rmq.project.connections import get_broker
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.testing import clock_from_now, memory_broker
 from example_project.selection.facts import KEPT, Event, is_noted, note, take_in
 from example_project.selection.feeds import Feeds

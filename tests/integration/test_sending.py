@@ -37,13 +37,13 @@ from django_rmq import (
     send_messages,
     signals,
 )
-from django_rmq.core.producer.producer import ROUND_TRIP
+from django_rmq.core.producer.trips import ROUND_TRIP
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.core.words.keys import slot_of
 from django_rmq.project import connections
-from django_rmq.project.sending import commit as committing
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.sending.failures import failed_sends
+from django_rmq.project.settings import get_config
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {
@@ -445,7 +445,7 @@ def test_redis_away_at_the_commit_is_logged_counted_and_signalled_and_stops_no_c
     proxied: TcpProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[str] = []
-    before = committing.failed_sends["prices"]
+    before = failed_sends["prices"]
     with (
         listening(signals.send_failed) as told,
         caplog.at_level(logging.ERROR, "django_rmq.sending"),
@@ -457,7 +457,7 @@ def test_redis_away_at_the_commit_is_logged_counted_and_signalled_and_stops_no_c
         proxied.cut()
     assert seen == ["ran"]
     assert {result.status for result in (*results, other)} == {"failed"}
-    assert committing.failed_sends["prices"] - before == 2
+    assert failed_sends["prices"] - before == 2
     assert [(call["topic"], call["results"]) for call in told] == [("prices", results), ("keyed", [other])]
     assert {type(call["error"]) for call in told} == {ServerUnavailable}
     assert "2 message(s) of topic prices could not be sent after the database commit" in caplog.text
@@ -468,7 +468,7 @@ def test_an_outage_under_many_commits_costs_one_line_and_is_counted_and_signalle
     proxied: TcpProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     send_message("prices", 0)
-    before = committing.failed_sends["prices"]
+    before = failed_sends["prices"]
     proxied.cut()
     with listening(signals.send_failed) as told, caplog.at_level(logging.ERROR, "django_rmq.sending"):
         for n in range(10):
@@ -476,7 +476,7 @@ def test_an_outage_under_many_commits_costs_one_line_and_is_counted_and_signalle
                 send_message("prices", n)
     (line,) = [record for record in caplog.records if record.name == "django_rmq.sending"]
     assert line.exc_info
-    assert committing.failed_sends["prices"] - before == len(told) == 10
+    assert failed_sends["prices"] - before == len(told) == 10
 
 
 @pytest.mark.django_db(transaction=True)

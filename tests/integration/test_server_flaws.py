@@ -20,7 +20,7 @@ from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.project import connections
 from django_rmq.project.listening import starting
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.contract.keyspaces import RedisKeyspace
 from tests.servers import RedisCluster, RedisServer, ask
 from tests.workers import client_of, cluster_of

@@ -20,7 +20,7 @@ from django_rmq.core.words.messages import BackOff, Failure, Message, Topic, Top
 from django_rmq.exceptions import Reject
 from django_rmq.operations import Actor, Operations
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
 from tests.workers import LONG, Heard, Worker, client_of, eventually, send
 

@@ -29,7 +29,7 @@ from django_rmq import (
 )
 from django_rmq.project.connections import get_broker
 from django_rmq.project.listening.registry import isolated
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.testing import (
     Clock,
     RMQTestMixin,

@@ -18,11 +18,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 from django_rmq import Message, Reject, Send, ensure_message, send_message, send_messages
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.producer.producer import MAX_HEADER_BYTES
+from django_rmq.core.producer.checks import MAX_HEADER_BYTES
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
-from django_rmq.project.settings import config as conf
+from django_rmq.project.settings import get_config, values
 from django_rmq.project.watching import tracing
 from django_rmq.testing import captured_messages, drain
 
@@ -252,19 +252,19 @@ def test_off_there_is_no_span_and_the_listener_itself_is_called(
 
     off = {**RMQ, "TRACING": False}
     with override_settings(RMQ=off), connections.replaced_broker(broker):
-        assert tracing.around(conf.get_config().topic("keyed"), listen) is listen
-        assert tracing.sending(conf.get_config().topic("keyed")) is tracing._UNTRACED
+        assert tracing.around(get_config().topic("keyed"), listen) is listen
+        assert tracing.sending(get_config().topic("keyed")) is tracing._UNTRACED
         send_message("keyed", 1, key="k")
     assert spans.get_finished_spans() == ()
 
 
 def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conf, "find_spec", lambda name: None)
+    monkeypatch.setattr(values, "find_spec", lambda name: None)
     with (
         override_settings(RMQ=RMQ),
         pytest.raises(ConfigurationError, match="extra otel"),
     ):
-        conf.get_config()
+        get_config()
 
 
 def hide(topic: str, body: Any) -> str:

@@ -36,7 +36,7 @@ from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.operations import crew, figures, health
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from example_project.embedded_server import free_port
 from tests import party as parties
 from tests.party import PATIENCE, SERIAL, SHARED, Slot

@@ -18,7 +18,7 @@ from typing import Any
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
 from django_rmq.core.words.messages import BackOff, Failure, Topic, TopicType
 from django_rmq.exceptions import LostRace

@@ -107,7 +107,7 @@ def what_a_person_sent_back_is_passed_by(patch: Patch) -> None:
 
 def the_new_count_comes_first(patch: Patch) -> None:
     patch.setattr(
-        "django_rmq.core.producer.producer.slot_counts", lambda found: tuple(reversed(slot_counts(found)))
+        "django_rmq.core.producer.placing.slot_counts", lambda found: tuple(reversed(slot_counts(found)))
     )
 
 

@@ -15,7 +15,7 @@ from django.test import override_settings
 from benchmarks.flights import TOPIC, TOPICS, Books, Difference, by_carrier, reconcile
 from django_rmq.core.redis.broker import Broker
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.servers import absent
 from tests.workers import Worker, eventually
 

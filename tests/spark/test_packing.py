@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.messages import TopicType
 from django_rmq.spark.packing import Bulk, groups
 from django_rmq.spark.patience import Patience

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from django_rmq.core import scripts
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.messages import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused, ServerUnavailable

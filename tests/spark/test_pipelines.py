@@ -18,7 +18,7 @@ from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Topic, decode_envelope
 from django_rmq.project import connections
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from tests.servers import RedisCluster
 from tests.spark.conftest import TOPICS, Run, Start, topic, waiting
 from tests.workers import eventually, live, total

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.producer.producer import (
+from django_rmq.core.producer.checks import (
     check_durability,
     check_fixed_time,
     check_priority,

@@ -16,8 +16,12 @@ from django_rmq import checks
 from django_rmq.core.words.bounds import shown
 from django_rmq.core.words.messages import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
-from django_rmq.project.settings import config as conf
-from django_rmq.project.settings.config import Problem, get_config, read_settings
+from django_rmq.project import settings
+from django_rmq.project.settings import Config, Problem, get_config, read_settings
+from django_rmq.project.settings.keys import keys_of
+from django_rmq.project.settings.reader import RMQ_KEYS, SECTIONS
+from django_rmq.project.settings.topics import TOPIC_KEYS
+from django_rmq.project.settings.zookeeper import ZooKeeper
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/settings.md").read_text()
 LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
@@ -27,8 +31,8 @@ def redis_cache(location: str, **options: Any) -> dict[str, Any]:
     return {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
 
 
-def read(caches: dict[str, Any] | None = None, **rmq: Any) -> tuple[conf.Config | None, list[Problem]]:
-    """What conf makes of these settings, with a broker in memory unless REDIS is among them."""
+def read(caches: dict[str, Any] | None = None, **rmq: Any) -> tuple[Config | None, list[Problem]]:
+    """What becomes of these settings, with a broker in memory unless REDIS is among them."""
     given = rmq if "REDIS" in rmq or "BROKER" in rmq else {"BROKER": "memory", **rmq}
     with override_settings(RMQ=given, CACHES={"default": LOCMEM, **(caches or {})}):
         return read_settings()
@@ -40,7 +44,7 @@ def problems(caches: dict[str, Any] | None = None, **rmq: Any) -> list[Problem]:
     return found
 
 
-def config(caches: dict[str, Any] | None = None, **rmq: Any) -> conf.Config:
+def config(caches: dict[str, Any] | None = None, **rmq: Any) -> Config:
     found, wrong = read(caches, **rmq)
     assert wrong == []
     assert found is not None
@@ -675,8 +679,8 @@ def test_an_unknown_topic_is_an_error_that_guesses() -> None:
 
 
 def every_key() -> list[str]:
-    keys = [*conf.RMQ_KEYS, *conf.TOPIC_KEYS, *conf.ZOOKEEPER_KEYS]
-    for _, _, section in conf.SECTIONS.values():
+    keys = [*RMQ_KEYS, *TOPIC_KEYS, *keys_of(ZooKeeper)]
+    for _, _, section in SECTIONS.values():
         keys += section
     return keys
 
@@ -692,7 +696,8 @@ def test_the_document_names_no_setting_that_does_not_exist() -> None:
 
 def test_every_check_is_documented_in_both_places() -> None:
     assert checks.__doc__ is not None
-    source = "".join(Path(str(module.__file__)).read_text() for module in (checks, conf))
+    files = [Path(str(checks.__file__)), *Path(str(settings.__file__)).parent.glob("*.py")]
+    source = "".join(file.read_text() for file in files)
     used = set(re.findall(r"\"(?:rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15
     assert set(re.findall(r"rmq\.([EW]\d{3})", checks.__doc__)) == used

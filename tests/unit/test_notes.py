@@ -11,7 +11,7 @@ import pytest
 from django_rmq.core.consumer.notes import BEGUN, DIED, DONE, MARKS, SPARE, Notes, Settled, mark_of, settle
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.producer.producer import Producer
+from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.messages import BATCH, FailureRecord, Topic, TopicType
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)

@@ -15,7 +15,9 @@ import pytest
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.producer.producer import ROUND_TRIP, Outgoing, Producer, batched
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.producer.sending import Producer
+from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.messages import Topic, TopicType, basis_bytes, decode_envelope
 from django_rmq.exceptions import (
     InvalidMessage,

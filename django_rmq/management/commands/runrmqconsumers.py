@@ -15,7 +15,6 @@ from argparse import Action, ArgumentParser, BooleanOptionalAction
 from collections.abc import Callable
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import CommandError
 
 from django_rmq.core.consumer.children import RECYCLE
@@ -26,7 +25,7 @@ from django_rmq.project.listening import processes as forking
 from django_rmq.project.listening import reload as reloading
 from django_rmq.project.listening import starting
 from django_rmq.project.listening.worker import Options, WorkerProcess
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config, is_debug
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(threadName)s %(message)s"
 """The form of our log lines where the project's LOGGING has none for them."""
@@ -145,7 +144,7 @@ class Command(RmqCommand):
     ) -> tuple[int, int]:
         """Be the parent of the workers; return how it ended, and how many deliveries were settled."""
         config = get_config().consumer
-        reloads = _given(options["reload"], settings.DEBUG) and getattr(
+        reloads = _given(options["reload"], is_debug()) and getattr(
             self, "_called_from_command_line", False
         )
         supervisor = forking.supervise(

@@ -20,7 +20,7 @@ from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
 from django_rmq.project import connections
 from django_rmq.project.listening.worker import Options, WorkerProcess
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 logger = safe_logger("django_rmq.consumer")
 

@@ -23,7 +23,7 @@ from django.utils.module_loading import module_has_submodule
 
 from django_rmq.core.words.messages import BATCH
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

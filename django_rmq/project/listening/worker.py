@@ -30,7 +30,7 @@ from django_rmq.core.words.messages import Topic, slot_counts
 from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
 
 logger = safe_logger("django_rmq.consumer")

@@ -1,1 +1,31 @@
 """`send_message` and its kin, in step with database transactions."""
+
+from django_rmq.core.producer.placing import Send
+from django_rmq.project.sending.dispatching import observers
+from django_rmq.project.sending.front import (
+    aensure_message,
+    aremove_message,
+    asend_message,
+    asend_messages,
+    ensure_message,
+    remove_message,
+    send_message,
+    send_messages,
+    send_outgoing,
+)
+from django_rmq.project.sending.results import RemoveResult
+
+__all__ = [
+    "RemoveResult",
+    "Send",
+    "aensure_message",
+    "aremove_message",
+    "asend_message",
+    "asend_messages",
+    "ensure_message",
+    "observers",
+    "remove_message",
+    "send_message",
+    "send_messages",
+    "send_outgoing",
+]

@@ -1,69 +1,30 @@
 """Sending from Django: the one way that every message takes, be it from a view, the admin, REST or a command.
 
 A message is validated at the call. Inside a database transaction it then waits for the commit (unless
-``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False), and so does what is removed; ``committing`` has the rest.
+``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False), and so does what is removed; ``commit`` has the rest.
 Outside, it goes at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import transaction
 
-from django_rmq.core.producer.producer import ROUND_TRIP, Outgoing, Producer, batched, check_durability
+from django_rmq.core.producer.checks import check_durability
+from django_rmq.core.producer.placing import OPTIONS, Outgoing, Send
+from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.messages import STORED, Durability, SendResult, SendResults, Topic
 from django_rmq.exceptions import CallerError, SlotMoved
 from django_rmq.project import connections
-from django_rmq.project.sending.commit import (
-    RemoveResult,
-    defer,
-    defer_removal,
-    explained,
-    too_full,
-    went_nowhere,
-)
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.sending.commit import defer_removal, went_nowhere
+from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch, observers
+from django_rmq.project.sending.failures import explained, too_full
+from django_rmq.project.sending.results import RemoveResult
+from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing, tracing
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """One message of ``send_messages`` with options of its own; those given here win over the shared ones."""
-
-    body: Any
-    key: str | None = None
-    priority: int | None = None
-    time_range: int | timedelta | None = None
-    fixed_time: datetime | int | None = None
-    slot_basis: object = None
-    headers: Mapping[str, str] | None = field(default=None, hash=False)
-    expires: datetime | int | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Return what was given beside the body."""
-        given = ((name, getattr(self, name)) for name in _OPTIONS)
-        return {name: value for name, value in given if value is not None}
-
-
-_OPTIONS = ("key", "priority", "time_range", "fixed_time", "slot_basis", "headers", "expires")
-
-
-class Observer(Protocol):
-    """Sees what is sent, for tests; ``delivers`` False: nothing goes further."""
-
-    delivers: bool
-
-    def see(self, outgoing: Outgoing, body: Any, options: Mapping[str, Any], result: SendResult) -> None:
-        """Take note of a validated message; ``result`` is completed later if it waits for a commit."""
-
-
-observers: list[Observer] = []
-"""For ``testing``: who sees every send of this process, from any thread."""
 
 
 def send_message(
@@ -95,15 +56,7 @@ def send_message(
     at once also raises ``TopicFull``, ``SlotMoved`` and ``ServerTrouble``; what fails after a commit is
     logged and raised as the signal ``send_failed``, and its result says ``failed``.
     """
-    options = {
-        "key": key,
-        "priority": priority,
-        "time_range": time_range,
-        "fixed_time": fixed_time,
-        "slot_basis": slot_basis,
-        "headers": headers,
-        "expires": expires,
-    }
+    options = _given(locals())
     return _send_one(topic, body, options, False, check_durability(replicas, fsync), on_commit, using)
 
 
@@ -124,15 +77,7 @@ def ensure_message(
     using: str | None = None,
 ) -> SendResult:
     """Send as ``send_message`` does, unless the message already waits, rests or runs (``present``)."""
-    options = {
-        "key": key,
-        "priority": priority,
-        "time_range": time_range,
-        "fixed_time": fixed_time,
-        "slot_basis": slot_basis,
-        "headers": headers,
-        "expires": expires,
-    }
+    options = _given(locals())
     return _send_one(topic, body, options, True, check_durability(replicas, fsync), on_commit, using)
 
 
@@ -160,20 +105,11 @@ def send_messages(
 
     A full slot raises nothing here: the results of its messages say ``refused``.
     """
-    options = {
-        "priority": priority,
-        "time_range": time_range,
-        "fixed_time": fixed_time,
-        "slot_basis": slot_basis,
-        "headers": headers,
-        "expires": expires,
-    }
+    shared = _given(locals())
     if isinstance(bodies, (str, bytes, bytearray, Mapping)):
         raise TypeError(f"send_messages takes an iterable of bodies, got one {type(bodies).__name__}")
     declared, wanted = get_config().topic(topic), check_durability(replicas, fsync)
-    producer = connections.get_producer()
-    shared = {name: value for name, value in options.items() if value is not None}
-    connection = _transaction(on_commit, using)
+    connection = commit_to_wait_for(on_commit, using)
     chunks: Iterable[Sequence[Any]]
     if isinstance(bodies, (list, tuple)):
         chunks = [bodies]
@@ -181,32 +117,12 @@ def send_messages(
         chunks = [list(bodies)]
     else:
         chunks = batched(bodies, ROUND_TRIP)
-    results = SendResults(topic)
-    plain = (
-        connection is None
-        and not declared.keyed
-        and not {"slot_basis", "headers", "expires"} & set(shared)
-        and wanted == STORED
-    )
+    bulk = _Bulk(declared, shared, wanted, connection)
     with tracing.sending(declared) as span:
         for chunk in chunks:
-            if plain and not observers and Send not in set(map(type, chunk)):
-                _send_plain(producer, declared, chunk, shared, results)
-                continue
-            built, seen = [], []
-            for index, item in enumerate(chunk, len(results)):
-                body, own = (
-                    (item.body, {**shared, **item.options()}) if isinstance(item, Send) else (item, shared)
-                )
-                try:
-                    built.append(producer.build(declared, body, **span.options(own)))
-                except CallerError as error:
-                    raise type(error)(f"item {index}: {error}{_so_far(results)}") from None
-                if observers:
-                    seen.append((body, own))
-            results.extend(_dispatch(producer, declared, built, seen, wanted, connection))
-        span.note(results)
-    return results
+            bulk.send(chunk, span)
+        span.note(bulk.results)
+    return bulk.results
 
 
 def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
@@ -215,7 +131,7 @@ def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
     For operations, which know a slot and a score that no option could say. Raises as ``send_message`` does.
     """
     topic = outgoing.topic
-    (result,) = _dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], STORED, None)
+    (result,) = dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], STORED, None)
     if result.status == "refused":
         raise too_full(topic, result)
     return result
@@ -246,7 +162,7 @@ def remove_message(
     declared = get_config().topic(topic)
     producer = connections.get_producer()
     out = producer.outgoing(declared, body, 0, key=key, slot_basis=slot_basis)._replace(act="remove")
-    connection = _transaction(on_commit, using)
+    connection = commit_to_wait_for(on_commit, using)
     delivers = all(observer.delivers for observer in observers)
     if connection is not None:
         return defer_removal(producer if delivers else None, declared, out, connection)
@@ -279,7 +195,12 @@ async def aremove_message(topic: str, body: Any = None, **options: Any) -> Remov
     return await sync_to_async(remove_message)(topic, body, **options)
 
 
-# --- at once, or after the commit -------------------------------------------------------------------
+# --- one message, and many ---------------------------------------------------------------------------
+
+
+def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a message among the ``parameters`` of a call, as ``locals`` has them: all that were given."""
+    return {name: value for name in OPTIONS if (value := parameters.get(name)) is not None}
 
 
 def _send_one(
@@ -297,72 +218,62 @@ def _send_one(
         outgoing = producer.build(topic, body, **span.options(options))
         if ensure:
             outgoing = outgoing._replace(act="ensure")
-        seen = []
-        if observers:
-            seen = [(body, {name: value for name, value in options.items() if value is not None})]
-        connection = _transaction(on_commit, using)
-        (result,) = results = _dispatch(producer, topic, [outgoing], seen, wanted, connection)
+        connection = commit_to_wait_for(on_commit, using)
+        (result,) = results = dispatch(producer, topic, [outgoing], [(body, options)], wanted, connection)
         span.note(results)
         if connection is None and result.status == "refused":
             raise too_full(topic, result)
     return result
 
 
-def _transaction(on_commit: bool | None, using: str | None) -> Any:
-    """Return the database connection whose commit is to be waited for; None: send at once."""
-    if on_commit is None:
-        on_commit = get_config().on_commit
-    if not on_commit:
-        return None
-    connection = transaction.get_connection(using)
-    if connection.in_atomic_block:
-        return connection
-    # With autocommit off by hand Django knows of no commit: its own error says so.
-    return connection if connection.connection is not None and not connection.autocommit else None
+class _Bulk:
+    """The messages of one call of ``send_messages``, chunk by chunk."""
 
+    def __init__(self, topic: Topic, shared: dict[str, Any], wanted: Durability, connection: Any) -> None:
+        self.results = SendResults(topic.name)
+        self._topic = topic
+        self._producer = connections.get_producer()
+        self._shared = shared
+        self._wanted = wanted
+        self._connection = connection
+        self._is_plain = (
+            connection is None
+            and not topic.keyed
+            and not {"slot_basis", "headers", "expires"} & set(shared)
+            and wanted == STORED
+        )
 
-def _dispatch(
-    producer: Producer,
-    topic: Topic,
-    built: list[Outgoing],
-    seen: list[tuple[Any, dict[str, Any]]],
-    wanted: Durability,
-    connection: Any,
-) -> list[SendResult]:
-    watching = list(observers)
-    delivers = not watching or all(observer.delivers for observer in watching)
-    if connection is not None:
-        to = producer if delivers else None
-        results: list[SendResult] = [*defer(to, topic, built, wanted, connection)]
-    elif not delivers:
-        results = [went_nowhere(out, wanted) for out in built]
-    else:
-        connections.agree(topic)
-        results, errors = producer.attempt(built, wanted)
-        for error in errors.values():
-            raise explained(topic, error)
-        announcing.sent(topic.name, results)
-    for observer in watching:
-        for out, (body, options), result in zip(built, seen, results, strict=True):
-            observer.see(out, body, options, result)
-    return results
+    def send(self, chunk: Sequence[Any], span: tracing.Sending) -> None:
+        """Send bodies and ``Send``s, at once or with the commit; add what became of them to ``results``."""
+        if self._is_plain and not observers and Send not in set(map(type, chunk)):
+            self._send_plain(chunk)
+            return
+        built, seen = [], []
+        for index, item in enumerate(chunk, len(self.results)):
+            body, options = item, self._shared
+            if isinstance(item, Send):
+                body, options = item.body, {**self._shared, **item.options()}
+            try:
+                built.append(self._producer.build(self._topic, body, **span.options(options)))
+            except CallerError as error:
+                raise type(error)(f"item {index}: {error}{self._so_far()}") from None
+            seen.append((body, options))
+        self.results.extend(
+            dispatch(self._producer, self._topic, built, seen, self._wanted, self._connection)
+        )
 
+    def _send_plain(self, bodies: Sequence[Any]) -> None:
+        """Send bodies that share all options, at once."""
+        connections.agree(self._topic)
+        before = len(self.results)
+        try:
+            self._producer.send_bodies(self._topic, bodies, results=self.results, **self._shared)
+        except CallerError as error:
+            raise type(error)(f"{error}{self._so_far()}") from None
+        except SlotMoved as error:
+            raise explained(self._topic, error) from error
+        if announcing.are_sends_watched():
+            announcing.sent(self._topic.name, self.results[before:])
 
-def _send_plain(
-    producer: Producer, topic: Topic, bodies: Sequence[Any], options: dict[str, Any], results: SendResults
-) -> None:
-    """Send bodies that share all options, at once, and add what became of them to ``results``."""
-    connections.agree(topic)
-    before = len(results)
-    try:
-        producer.send_bodies(topic, bodies, results=results, **options)
-    except CallerError as error:
-        raise type(error)(f"{error}{_so_far(results)}") from None
-    except SlotMoved as error:
-        raise explained(topic, error) from error
-    if announcing.are_sends_watched():
-        announcing.sent(topic.name, results[before:])
-
-
-def _so_far(results: SendResults) -> str:
-    return f"; the {len(results)} before it have been sent" if results else ""
+    def _so_far(self) -> str:
+        return f"; the {len(self.results)} before it have been sent" if self.results else ""

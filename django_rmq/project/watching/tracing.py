@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django_rmq.core.producer.producer import MAX_HEADER_BYTES
+from django_rmq.core.producer.checks import MAX_HEADER_BYTES
 from django_rmq.core.words import discretion
 from django_rmq.core.words.messages import Message, SendResult, Topic
-from django_rmq.project.settings.config import get_config
+from django_rmq.project.settings import get_config
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, Tracer

@@ -40,7 +40,7 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
     from django.utils import timezone
 
     from django_rmq import send_messages
-    from django_rmq.project.settings.config import get_config
+    from django_rmq.project.settings import get_config
 
     options: dict[str, Any] = {"on_commit": False}
     kind = get_config().topic(topic).type
@@ -55,10 +55,11 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
 
 def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
     """Send messages and prepare them, as a worker does; return slot, receipt and members."""
+    from django_rmq.core.topics.definitions import register_topics
     from django_rmq.core.words.keys import slot_of
     from django_rmq.core.words.messages import Envelope, encode_body, encode_envelope
-    from django_rmq.project.connections import get_broker, register_topics
-    from django_rmq.project.settings.config import get_config
+    from django_rmq.project.connections import get_broker
+    from django_rmq.project.settings import get_config
 
     found = get_config().topic(topic)
     broker = get_broker()
@@ -102,7 +103,7 @@ def resting(topic: str, bodies: list[Any], error: str) -> None:
 def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | None = None) -> None:
     from django_rmq.core.words.messages import Failure
     from django_rmq.project.connections import get_broker
-    from django_rmq.project.settings.config import get_config
+    from django_rmq.project.settings import get_config
 
     found = get_config().topic(topic)
     for slot, receipt, members in in_flight(topic, bodies):
@@ -116,7 +117,7 @@ def worker(host: str, topic: str) -> None:
     from django_rmq.core.coordination import Worker, topic_slots
     from django_rmq.core.coordination.records import write_record
     from django_rmq.project.connections import get_broker
-    from django_rmq.project.settings.config import get_config
+    from django_rmq.project.settings import get_config
 
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))
     beat = get_broker().beat(found.id, "token", 60_000, record=write_record("token", found))
@@ -128,7 +129,7 @@ def history(topic: str, hours: int) -> None:
     import math
 
     from django_rmq.project.connections import get_broker
-    from django_rmq.project.settings.config import get_config
+    from django_rmq.project.settings import get_config
 
     found = get_config().topic(topic)
     broker = get_broker()
@@ -153,7 +154,7 @@ def foreign(topic: str, members: list[str]) -> None:
     """Add members as a program that is not RMQ does: bytes of Latin-1."""
     from django_rmq.core.words.keys import slot_keys
     from django_rmq.project.connections import get_broker
-    from django_rmq.project.settings.config import get_config
+    from django_rmq.project.settings import get_config
 
     found = get_config().topic(topic)
     broker = get_broker()

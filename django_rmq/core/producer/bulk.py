@@ -1,0 +1,148 @@
+"""Many bodies of one topic with the same options: nothing is made for a single message unless somebody looks."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from django_rmq.core.producer.placing import Outgoing, Places, basis_of_field
+from django_rmq.core.producer.trips import ROUND_TRIP
+from django_rmq.core.words.messages import (
+    BATCH,
+    SendResult,
+    SendResults,
+    Sent,
+    Topic,
+    TopicType,
+    encode_body,
+)
+from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
+
+Follow = Callable[[Sequence[Outgoing]], tuple[list[SendResult], dict[int, RmqError]]]
+"""Sends what slots refused to where its topic was re-slotted to."""
+
+
+class BulkTrip(NamedTuple):
+    """What one round trip of a bulk send carries."""
+
+    topic: Topic
+    """With the slot count by which it was placed."""
+    calls: list[tuple[int, list[bytes]]]
+    """The slot and the members of each call."""
+    slots: list[int]
+    """The slot of each member."""
+    crcs: list[int]
+    members: Sequence[bytes]
+
+
+class Bulk:
+    """A plan of round trips that adds its ``results`` as they come, and keeps the last ``error``."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        bodies: Sequence[Any],
+        score: int,
+        places: Places,
+        results: SendResults,
+        follow: Follow,
+    ) -> None:
+        self._topic = topic
+        self._score = score
+        self._places = places
+        self._results = results
+        self._follow = follow
+        self._members = _members(topic, bodies, len(results))
+        self._bases = (
+            self._members if topic.slot_basis is None else _each(basis_of_field, topic, bodies, len(results))
+        )
+        self.error: RmqError | None = None
+
+    def trips(self) -> Iterator[BulkTrip]:
+        """Yield the messages of each round trip, by slot."""
+        for start in range(0, len(self._members), ROUND_TRIP):
+            present = self._places.present(self._topic)
+            mask = present.slots - 1
+            members = self._members[start : start + ROUND_TRIP]
+            # keys.slot_of, without a call for each message: a slot count is a power of two.
+            crcs = [crc32(basis) for basis in self._bases[start : start + ROUND_TRIP]]
+            slots = [crc & mask for crc in crcs]
+            groups: defaultdict[int, list[bytes]] = defaultdict(list)
+            for slot, member in zip(slots, members, strict=True):
+                groups[slot].append(member)
+            calls = [
+                (slot, group[at : at + BATCH])
+                for slot, group in groups.items()
+                for at in range(0, len(group), BATCH)
+            ]
+            yield BulkTrip(present, calls, slots, crcs, members)
+
+    def queue(self, pipeline: Any, trip: BulkTrip) -> None:
+        """Call a transition for each group."""
+        for slot, members in trip.calls:
+            if trip.topic.type is TopicType.RANGE_MERGE:
+                pipeline.send_merge(trip.topic, slot, self._score, members)
+            else:
+                pipeline.send_replace(trip.topic, slot, [self._score] * len(members), members)
+
+    def land(self, trip: BulkTrip, replies: Sequence[Any], _: object) -> None:
+        """Add what became of the messages; send again what slots refused that were given another slot count."""
+        found: defaultdict[int, list[Sent]] = defaultdict(list)
+        moved = False
+        for (slot, _members), reply in zip(trip.calls, replies, strict=True):
+            if isinstance(reply, SlotMoved):
+                moved = True
+            elif isinstance(reply, RmqError):
+                self.error = reply
+                return
+            else:
+                found[slot] += reply
+        if moved:
+            self._send_again(trip, found)
+        else:
+            self._results.add(trip.slots, trip.members, found)
+
+    def lose(self, trip: BulkTrip, error: RmqError) -> None:
+        """Note that whether these arrived is not known."""
+        self.error = error
+
+    def _send_again(self, trip: BulkTrip, found: Mapping[int, list[Sent]]) -> None:
+        """Send what slots refused; add what became of all of the trip."""
+        answers = {slot: iter(sent) for slot, sent in found.items()}
+        made: list[SendResult] = []
+        refused: list[int] = []
+        again: list[Outgoing] = []
+        for slot, member, crc in zip(trip.slots, trip.members, trip.crcs, strict=True):
+            sent = next(answers[slot], None) if slot in answers else None
+            if sent is None:
+                refused.append(len(made))
+                again.append(Outgoing(trip.topic, slot, member, self._score, crc=crc))
+                sent = Sent("failed", math.nan)
+            made.append(SendResult(trip.topic.name, slot, member, *sent))
+        followed, errors = self._follow(again)
+        for index, result in zip(refused, followed, strict=True):
+            made[index] = result
+        self._results.extend(made)
+        self.error = next(iter(errors.values()), self.error)
+
+
+def _members(topic: Topic, bodies: Sequence[Any], first: int) -> Sequence[bytes]:
+    all_bytes = topic.body == "bytes" and set(map(type, bodies)) == {bytes}
+    if all_bytes and all(bodies) and max(map(len, bodies)) <= topic.max_body:
+        return bodies
+    return _each(encode_body, topic, bodies, first)
+
+
+def _each(
+    read: Callable[[Topic, Any], bytes], topic: Topic, bodies: Sequence[Any], first: int
+) -> list[bytes]:
+    """Read each body; an error names the index of the bad one, counted from ``first``."""
+    found: list[bytes] = []
+    try:
+        found.extend(read(topic, body) for body in bodies)
+    except InvalidMessage as error:
+        raise type(error)(f"item {first + len(found)}: {error}") from None
+    return found

@@ -1,0 +1,177 @@
+"""What may be asked of a send: each value is returned as it is used from here on, or refused with ``InvalidMessage``."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from uuid import uuid4
+
+from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, is_number, is_whole, shown
+from django_rmq.core.words.messages import MAX_KEY_BYTES, MAX_PRIORITY, STORED, Durability, Topic, TopicType
+from django_rmq.exceptions import InvalidMessage
+
+MAX_HEADER_BYTES = 8_192
+"""The most that all headers of a message may take, as JSON."""
+
+MAX_REPLICAS = 100
+"""The most replicas that a send may ask to confirm."""
+
+
+def _milliseconds(name: str, value: object) -> int:
+    """Return a duration in ms given as a timedelta or an integral number of ms."""
+    if isinstance(value, timedelta):
+        return round(value / timedelta(milliseconds=1))
+    if not is_number(value) or value != int(value):
+        raise InvalidMessage(f"{name} must be a timedelta or a whole number of ms, got {shown(value)}")
+    return int(value)
+
+
+def check_time_range(value: object) -> int:
+    """Return ``time_range`` in ms, or raise ``InvalidMessage``."""
+    range_ms = _milliseconds("time_range", value)
+    if not 0 < range_ms <= MAX_DURATION_MS:
+        raise InvalidMessage(f"time_range must be from 1 to {MAX_DURATION_MS} ms, got {range_ms}")
+    return range_ms
+
+
+def check_priority(topic: Topic, value: object) -> int:
+    """Return ``priority``, or raise ``InvalidMessage``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidMessage(f"priority must be an integer, got {shown(value)}")
+    if not topic.min_priority <= value <= MAX_PRIORITY:
+        raise InvalidMessage(
+            f"priority must be from {topic.min_priority} (lower scores read as retries) "
+            f"to {MAX_PRIORITY}, got {shown(value)}"
+        )
+    return value
+
+
+def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = False) -> int:
+    """Return an instant in ms since the epoch, or raise ``InvalidMessage`` about ``name``.
+
+    ``past`` allows past times.
+    """
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidMessage(
+                f"{name} {value!r} is naive; give it a time zone (django.utils.timezone.now)"
+            )
+        at = math.ceil(value.timestamp() * 1000)
+    elif not is_whole(value):
+        raise InvalidMessage(f"{name} must be an aware datetime or an integer of ms, got {shown(value)}")
+    else:
+        at = value
+    now = time.time() * 1000
+    if at <= now and not past:
+        hint = ""
+        if now / 1000 < at * 10 < now:
+            hint = "; is it in seconds? It must be in milliseconds"
+        raise InvalidMessage(f"{name} {_instant(at)} is not in the future{hint}")
+    if at > MAX_INSTANT_MS:
+        raise InvalidMessage(f"{name} {at} ms is after {_instant(MAX_INSTANT_MS)}; is it in microseconds?")
+    if at <= 999:
+        raise InvalidMessage(f"{name} {at} ms would read as a retry")
+    return at
+
+
+def check_durability(replicas: object, fsync: object) -> Durability:
+    """Return what is asked of a send beyond being stored, or raise ``InvalidMessage``."""
+    if type(replicas) is int and not replicas and fsync is False:
+        return STORED
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
+        raise InvalidMessage(
+            f"replicas must be a whole number from 0 to {MAX_REPLICAS}, got {shown(replicas)}"
+        )
+    if not isinstance(fsync, bool):
+        raise InvalidMessage(f"fsync must be True or False, got {shown(fsync)}")
+    return Durability(replicas, fsync)
+
+
+def _instant(ms: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000).astimezone().isoformat()} ({ms} ms)"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
+
+
+def check_score(
+    topic: Topic,
+    priority: int | None,
+    time_range: int | timedelta | None,
+    fixed_time: datetime | int | None,
+) -> int:
+    """Return the score that the options of a message say, which must be those of its topic's type."""
+    if topic.type is TopicType.RANGE_MERGE:
+        if priority is not None or fixed_time is not None:
+            raise _misplaced(topic, "time_range", priority=priority, fixed_time=fixed_time)
+        if time_range is None:
+            if topic.time_range_ms is None:
+                raise InvalidMessage(
+                    f"topic {topic.name} has no TIME_RANGE: give time_range= (ms or a timedelta)"
+                )
+            return topic.time_range_ms
+        return check_time_range(time_range)
+    if topic.type is TopicType.PRIORITY:
+        if time_range is not None or fixed_time is not None:
+            raise _misplaced(topic, "priority", time_range=time_range, fixed_time=fixed_time)
+        if priority is None:
+            raise InvalidMessage(f"topic {topic.name} is priority: give priority= (an integer)")
+        return check_priority(topic, priority)
+    if priority is not None or time_range is not None:
+        raise _misplaced(topic, "fixed_time", priority=priority, time_range=time_range)
+    if fixed_time is None:
+        raise InvalidMessage(f"topic {topic.name} is fixed_time: give fixed_time= (an aware datetime)")
+    return check_fixed_time(fixed_time)
+
+
+def _misplaced(topic: Topic, wanted: str, **given: object) -> InvalidMessage:
+    names = " and ".join(f"{name}=" for name, value in given.items() if value is not None)
+    return InvalidMessage(f"topic {topic.name} is {topic.type.value}: it takes {wanted}=, not {names}")
+
+
+def check_key(key: object) -> bytes:
+    """Return a key as the member that Redis holds; None: a key of its own."""
+    if key is None:
+        return uuid4().hex.encode()
+    if not isinstance(key, str) or not key:
+        raise InvalidMessage(f"key must be text that is not empty, got {shown(key)}")
+    try:
+        member = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"key {key!r} is not valid Unicode") from None
+    if len(member) > MAX_KEY_BYTES:
+        raise InvalidMessage(f"key has {len(member)} bytes, more than {MAX_KEY_BYTES}")
+    return member
+
+
+def check_headers(headers: object) -> dict[str, str] | None:
+    """Return headers as they are stored; None: there are none."""
+    if headers is None:
+        return None
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage(f"headers must be a mapping from text to text, got {shown(headers)}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(f"headers must be text, got {shown(name)}: {shown(value)}")
+    found = dict(headers)
+    try:
+        size = len(json.dumps(found, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        raise InvalidMessage("headers hold text that is not valid Unicode") from None
+    if size > MAX_HEADER_BYTES:
+        raise InvalidMessage(f"headers have {size} bytes, more than {MAX_HEADER_BYTES}")
+    return found or None
+
+
+def check_stored_basis(basis: bytes) -> str:
+    """Return a slot basis as the envelope of a keyed message holds it."""
+    # It is kept beside the body, so that the slot can be found again when the slot count changes.
+    if len(basis) > MAX_KEY_BYTES:
+        raise InvalidMessage(f"slot_basis has {len(basis)} bytes, more than {MAX_KEY_BYTES}")
+    try:
+        return basis.decode()
+    except UnicodeDecodeError:
+        raise InvalidMessage(f"slot_basis {basis!r} is not UTF-8, as keyed topics need it") from None

@@ -1,0 +1,196 @@
+"""From a body and its options to a message that is ready for its slot, also while its topic is re-slotted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
+from zlib import crc32
+
+from django_rmq.core.producer.checks import (
+    check_fixed_time,
+    check_headers,
+    check_key,
+    check_score,
+    check_stored_basis,
+)
+from django_rmq.core.words.bounds import shown
+from django_rmq.core.words.messages import (
+    MAX_PRIORITY,
+    Envelope,
+    Topic,
+    TopicType,
+    basis_bytes,
+    encode_body,
+    encode_envelope,
+    slot_counts,
+)
+from django_rmq.exceptions import InvalidMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message as its sender gives it: in ``send_messages``, options given here win over the shared ones."""
+
+    body: Any
+    key: str | None = None
+    priority: int | None = None
+    time_range: int | timedelta | None = None
+    fixed_time: datetime | int | None = None
+    slot_basis: object = None
+    headers: Mapping[str, str] | None = field(default=None, hash=False)
+    expires: datetime | int | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return what was given beside the body."""
+        return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
+
+
+OPTIONS = dict.fromkeys(one.name for one in fields(Send) if one.name != "body")
+"""The names of what may be said of a message beside its body, in order."""
+
+
+class Outgoing(NamedTuple):
+    """A validated message, ready for its slot."""
+
+    topic: Topic
+    slot: int
+    member: bytes
+    score: int
+    """range_merge: ms to wait; priority: the priority; fixed_time: the due time in ms."""
+    envelope: bytes | None = None
+    act: Literal["send", "ensure", "remove"] = "send"
+    """``ensure``: leave the message alone where it already waits, rests or runs. ``remove``: take it back."""
+    crc: int | None = None
+    """Of its slot basis: with another slot count it has another slot. None: nobody knows it."""
+
+    def placed(self, topic: Topic) -> Outgoing:
+        """Return the message as ``topic`` places it, which may have another slot count."""
+        crc = self.slot if self.crc is None else self.crc
+        return self._replace(topic=topic, slot=crc & (topic.slots - 1))
+
+
+def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
+    """Return what lets a message that was given up be taken at once, or with the priority that it had (``scored``)."""
+    if topic.type is TopicType.RANGE_MERGE:
+        return 0
+    if topic.type is TopicType.FIXED_TIME:
+        return now_ms
+    had = scored if scored is not None and math.isfinite(scored) else 0
+    return int(min(max(had, topic.min_priority), MAX_PRIORITY))
+
+
+class Places:
+    """Where messages are placed: by the slot count of their topic, or by those that a re-slotting has told of.
+
+    ``counts``: of topics that were re-slotted, the slot counts in the order to be tried.
+    """
+
+    def __init__(self, counts: dict[str, tuple[int, ...]]) -> None:
+        self._counts = counts
+
+    def outgoing(
+        self, topic: Topic, basis: bytes | None, member: bytes, score: int, envelope: bytes | None = None
+    ) -> Outgoing:
+        """Return a message in the slot of its basis; None: of its member."""
+        present = self.present(topic)
+        crc = crc32(member if basis is None else basis)
+        return Outgoing(present, crc & (present.slots - 1), member, score, envelope, "send", crc)
+
+    def present(self, topic: Topic, attempt: int = 0) -> Topic:
+        """Return ``topic`` with the slot count to be tried: the first, or the next one where a slot refused that."""
+        counts = self._counts.get(topic.name)
+        if counts is None:
+            return topic
+        slots = counts[attempt % len(counts)]
+        return topic if slots == topic.slots else replace(topic, slots=slots)
+
+    def slots(self, out: Outgoing) -> list[int]:
+        """Return the slots that may hold a message: two, the old one first, while its topic is re-slotted."""
+        counts = self._counts.get(out.topic.name, (out.topic.slots,))
+        return [out.placed(replace(out.topic, slots=slots)).slot for slots in counts]
+
+    def renewed(self, messages: Sequence[Outgoing]) -> list[Outgoing]:
+        """Return messages as they are placed first by what is known now: they may have been built long ago."""
+        if not self._counts:
+            return list(messages)
+        present = [self.present(out.topic) for out in messages]
+        return [
+            out if topic is out.topic else out.placed(topic)
+            for out, topic in zip(messages, present, strict=True)
+        ]
+
+    def moved(
+        self, messages: Sequence[Outgoing], definitions: Mapping[str, dict[str, Any]]
+    ) -> list[Outgoing] | None:
+        """Return messages that a slot refused as they are placed by ``definitions``; None: those do not tell."""
+        present: dict[tuple[str, int], Topic] = {}
+        for name, slots in {(out.topic.name, out.topic.slots) for out in messages}:
+            if "slots" not in definitions.get(name, {}):
+                return None
+            counts = self._counts[name] = slot_counts(definitions[name])
+            if counts == (slots,):
+                return None  # the definition says what the slot refuses
+            # What refuses the old count has been given the new one.
+            attempt = counts.index(slots) + 1 if slots in counts else 0
+            topic = next(out.topic for out in messages if out.topic.name == name)
+            present[name, slots] = self.present(topic, attempt)
+        return [out.placed(present[out.topic.name, out.topic.slots]) for out in messages]
+
+
+def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]) -> Outgoing:
+    """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``."""
+    given = options.get
+    score = check_score(topic, given("priority"), given("time_range"), given("fixed_time"))
+    raw = encode_body(topic, body)
+    basis = basis_of(topic, body, given("slot_basis"))
+    key, headers, expires = given("key"), given("headers"), given("expires")
+    if topic.identity == "body":
+        if key is not None or headers or expires is not None:
+            raise InvalidMessage(
+                f"topic {topic.name} has IDENTITY 'body': key, headers and expires need IDENTITY 'key'"
+            )
+        return places.outgoing(topic, basis, raw, score)
+    member = check_key(key)
+    envelope = Envelope(
+        raw,
+        0 if expires is None else check_fixed_time(expires, name="expires"),
+        None if basis is None else check_stored_basis(basis),
+        check_headers(headers),
+    )
+    return places.outgoing(topic, basis, member, score, encode_envelope(envelope))
+
+
+def member_of(topic: Topic, body: object, key: object) -> bytes:
+    """Return the member of a message that is there already: of ``body``, or of ``key`` on a keyed topic."""
+    if topic.keyed:
+        if key is None:
+            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': give key=")
+        return check_key(key)
+    if key is not None:
+        raise InvalidMessage(f"topic {topic.name} has IDENTITY 'body': give the body, not key=")
+    return encode_body(topic, body)
+
+
+def basis_of(topic: Topic, body: object, slot_basis: object) -> bytes | None:
+    """Return what chooses the slot of a message; None: its member does."""
+    if slot_basis is not None:
+        if topic.slot_basis is not None:
+            raise InvalidMessage(
+                f"topic {topic.name} has SLOT_BASIS {topic.slot_basis!r}, which chooses the slot: "
+                f"slot_basis={shown(slot_basis)} would put messages of one {topic.slot_basis} into several slots"
+            )
+        return basis_bytes(slot_basis)
+    return None if topic.slot_basis is None else basis_of_field(topic, body)
+
+
+def basis_of_field(topic: Topic, body: object) -> bytes:
+    """Return what chooses the slot of a message by the SLOT_BASIS of its topic."""
+    name = topic.slot_basis
+    if not isinstance(body, Mapping) or name not in body:
+        raise InvalidMessage(
+            f"topic {topic.name} has SLOT_BASIS {name!r}: the body must be an object with that field"
+        )
+    return basis_bytes(body[name])

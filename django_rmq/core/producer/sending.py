@@ -1,0 +1,231 @@
+"""The producer: messages of any topics go to their slots, and follow topics that are re-slotted.
+
+Django, transactions and settings are none of its business (``project/sending`` has those).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django_rmq.core.producer.bulk import Bulk
+from django_rmq.core.producer.checks import check_score
+from django_rmq.core.producer.placing import OPTIONS, Outgoing, Places, basis_of, built, member_of
+from django_rmq.core.producer.trips import Mixed, call, complete, fly
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import STORED, Durability, SendResult, SendResults, Topic
+from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
+
+REDIRECTS = 6
+"""How often a send follows a topic that is re-slotted, at most: each time there is a definition to be read."""
+
+Outcomes = tuple[list[SendResult], dict[int, RmqError]]
+"""A result for each message, and by index the errors of those that have no outcome."""
+
+
+class Producer:
+    """Validates messages and sends them to their slots.
+
+    Safe to share between threads: it keeps nothing but which topics have messages with a slot basis of
+    their own, which the first ``send`` after the first such message notes in Redis, and the slot counts of topics
+    that were re-slotted (``counts``, which several producers may share: topic -> counts in the order to be tried).
+    """
+
+    def __init__(self, broker: Broker, counts: dict[str, tuple[int, ...]] | None = None) -> None:
+        self.broker = broker
+        self._places = Places({} if counts is None else counts)
+        self._to_note: dict[str, Topic] = {}
+        self._noted: set[str] = set()
+
+    def build(self, topic: Topic, body: object, **options: Any) -> Outgoing:
+        """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``; asks no server.
+
+        ``options`` are those of ``Send``. ``slot_basis`` chooses the slot instead of the topic's SLOT_BASIS field,
+        the key or the body: equal bodies with different bases do not merge. ``headers`` and ``expires`` need a
+        keyed topic.
+        """
+        if options and not options.keys() <= OPTIONS.keys():
+            raise TypeError(f"a message has no option {', '.join(options.keys() - OPTIONS.keys())}")
+        out = built(self._places, topic, body, options)
+        if (
+            options.get("slot_basis") is not None
+            and topic.identity == "body"
+            and topic.name not in self._noted
+        ):
+            self._to_note[topic.name] = topic
+        return out
+
+    def address(
+        self, topic: Topic, body: object = None, *, key: str | None = None, slot_basis: object = None
+    ) -> tuple[int, bytes]:
+        """Return the slot and the member of a message: of ``body``, or of ``key`` on a keyed topic.
+
+        A keyed message whose slot follows from its body (SLOT_BASIS) needs that body, or ``slot_basis``.
+        """
+        out = self.outgoing(topic, body, 0, key=key, slot_basis=slot_basis)
+        return out.slot, out.member
+
+    def outgoing(
+        self,
+        topic: Topic,
+        body: object,
+        score: int,
+        envelope: bytes | None = None,
+        *,
+        key: str | None = None,
+        slot_basis: object = None,
+    ) -> Outgoing:
+        """Return a message with the slot and the member that ``address`` tells, and this score and envelope."""
+        member = member_of(topic, body, key)
+        return self._places.outgoing(topic, basis_of(topic, body, slot_basis), member, score, envelope)
+
+    def slots(self, out: Outgoing) -> list[int]:
+        """Return the slots that may hold a message: two, the old one first, while its topic is re-slotted."""
+        return self._places.slots(out)
+
+    def send(
+        self, messages: Sequence[Outgoing], *, ensure: bool = False, wanted: Durability = STORED
+    ) -> list[SendResult]:
+        """Send validated messages, of any topics, in as few round trips as there are thousands.
+
+        Returns a result for each, in order. What a lost connection left unknown raises
+        ``ServerTrouble``: whatever was sent merges when it is sent again while it still waits. What is
+        ``wanted`` beyond being stored is waited for; the results say what was reached, and nothing is raised for it.
+        """
+        if ensure:
+            messages = [out._replace(act="ensure") for out in messages]
+        results, errors = self.attempt(messages, wanted)
+        for error in errors.values():
+            raise error
+        return results
+
+    def attempt(
+        self, messages: Sequence[Outgoing], wanted: Durability = STORED, *, removes: bool = False
+    ) -> Outcomes:
+        """Send as ``send`` does, but return errors: by index, for the messages that have no outcome.
+
+        The results of those have the status ``failed``; whether a message whose reply was lost arrived is
+        not known. A message whose topic is re-slotted follows it.
+
+        ``removes``: some of ``messages`` are to be removed. What is done to one message is then done in order, and
+        the status of a removal says what it found.
+        """
+        latest = self._places.renewed(messages)
+        attempt = self._attempt_removing if removes else self._attempt
+        results, errors = attempt(latest, wanted)
+        for _ in range(REDIRECTS if errors else 0):
+            moved = [index for index, error in errors.items() if isinstance(error, SlotMoved)]
+            if not moved:
+                break
+            if removes:
+                moved = _with_removals(latest, moved)
+            again = self._moved([latest[index] for index in moved])
+            if again is None:
+                break
+            found, failed = attempt(again, wanted)
+            for at, index in enumerate(moved):
+                results[index], latest[index] = found[at], again[at]
+                errors.pop(index, None)
+                if at in failed:
+                    errors[index] = failed[at]
+        return results, errors
+
+    def send_bodies(
+        self,
+        topic: Topic,
+        bodies: Sequence[Any],
+        *,
+        priority: int | None = None,
+        time_range: int | timedelta | None = None,
+        fixed_time: datetime | int | None = None,
+        results: SendResults | None = None,
+    ) -> SendResults:
+        """Send many bodies of an unkeyed topic with the same options: the fast way to send in bulk.
+
+        All are validated before anything is written: ``InvalidMessage`` names the index of a bad one. The
+        results are made when they are looked at; given some of earlier calls, they are added to those, and
+        indexes go on. Errors as in ``send``.
+        """
+        if topic.keyed:
+            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': its messages are sent with send")
+        score = check_score(topic, priority, time_range, fixed_time)
+        results = SendResults(topic.name) if results is None else results
+        bulk = Bulk(topic, bodies, score, self._places, results, self.attempt)
+        error = fly(self.broker, bulk) or bulk.error
+        if error is not None:
+            raise error
+        return results
+
+    def _moved(self, messages: Sequence[Outgoing]) -> list[Outgoing] | None:
+        """Return messages that a slot refused as they are placed by now; None: nobody can tell."""
+        try:
+            definitions = self.broker.definitions()
+        except RmqError:
+            return None
+        return self._places.moved(messages, definitions)
+
+    def _attempt_removing(self, messages: Sequence[Outgoing], wanted: Durability) -> Outcomes:
+        """Attempt as ``_attempt`` does, in order, and remove from every slot that may hold the message."""
+        placed: list[Outgoing] = []
+        owners: list[int] = []
+        for index, out in enumerate(messages):
+            slots = self.slots(out) if out.act == "remove" else (out.slot,)
+            placed += [out._replace(slot=slot) for slot in slots]
+            owners += [index] * len(slots)
+        found, failed = self._attempt(placed, wanted, in_order=True)
+        results: list[SendResult] = []
+        errors: dict[int, RmqError] = {}
+        for at, (index, result) in enumerate(zip(owners, found, strict=True)):
+            if index == len(results):
+                results.append(result)
+            elif result.status != "not_found":
+                results[index] = result
+            if at in failed:
+                errors[index] = failed[at]
+        return results, errors
+
+    def _attempt(
+        self, messages: Sequence[Outgoing], wanted: Durability, *, in_order: bool = False
+    ) -> Outcomes:
+        if len(messages) == 1 and wanted == STORED:
+            return self._attempt_one(messages[0])
+        mixed = Mixed(messages, wanted)
+        try:
+            self._note_slot_bases()
+        except RmqError as error:
+            mixed.give_up(error)
+        else:
+            mixed.give_up(fly(self.broker, mixed, wanted, in_order=in_order))
+        return mixed.results, mixed.errors
+
+    def _attempt_one(self, out: Outgoing) -> Outcomes:
+        """Send one message without the cost of a pipeline."""
+        result = SendResult(out.topic.name, out.slot, out.member)
+        try:
+            self._note_slot_bases()
+            (answer,) = call(self.broker, (out,))
+        except RmqError as error:
+            result.status = "failed"
+            return [result], {0: error}
+        complete(result, answer)
+        return [result], {}
+
+    def _note_slot_bases(self) -> None:
+        while self._to_note:
+            name, topic = next(iter(self._to_note.items()))
+            self.broker.note_slot_basis(topic)
+            self._noted.add(name)
+            self._to_note.pop(name, None)
+
+
+def _with_removals(messages: Sequence[Outgoing], moved: Iterable[int]) -> list[int]:
+    """Return the indexes of sends that a slot refused, and of the removals that have to come after them."""
+    refused, late, again = set(moved), set(), []
+    for index, out in enumerate(messages):
+        if index in refused:
+            late.add((out.topic.name, out.member))
+        elif out.act != "remove" or (out.topic.name, out.member) not in late:
+            continue
+        again.append(index)
+    return again

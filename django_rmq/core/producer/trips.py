@@ -1,0 +1,164 @@
+"""Round trips of sends: Redis works on one while the next one is packed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH, STORED, Durability, SendResult, TopicType
+from django_rmq.exceptions import RmqError
+
+ROUND_TRIP = 6_000
+"""Messages per round trip of a bulk send."""
+
+Trip = TypeVar("Trip")
+
+
+class Plan(Protocol[Trip]):
+    """What is sent in round trips, and where their answers go."""
+
+    def trips(self) -> Iterator[Trip]:
+        """Yield what each round trip carries."""
+
+    def queue(self, pipeline: Any, trip: Trip) -> None:
+        """Call the transitions of a round trip."""
+
+    def land(
+        self, trip: Trip, replies: Sequence[Any], confirmed: tuple[int | None, bool | None] | None
+    ) -> None:
+        """Take the answer of each call, which may be an error, and what was confirmed of them all."""
+
+    def lose(self, trip: Trip, error: RmqError) -> None:
+        """Note that no answer came."""
+
+
+def fly(
+    broker: Broker, plan: Plan[Trip], wanted: Durability = STORED, *, in_order: bool = False
+) -> RmqError | None:
+    """Send all trips of ``plan``; return the error that kept some from leaving, if there was one.
+
+    Two trips may overtake each other, but not ``in_order``.
+    """
+    in_flight: deque[tuple[Any, Trip]] = deque()
+    try:
+        for trip in plan.trips():
+            pipeline = broker.pipeline()
+            plan.queue(pipeline, trip)
+            if wanted != STORED:
+                pipeline.confirm(wanted)
+            if in_order:
+                pipeline.keep_order()
+            in_flight.append((pipeline.send(), trip))
+            if in_order or len(in_flight) > 1:
+                _land(plan, *in_flight.popleft())
+    except RmqError as error:
+        return error
+    finally:
+        while in_flight:
+            _land(plan, *in_flight.popleft())
+    return None
+
+
+def _land(plan: Plan[Trip], pipeline: Any, trip: Trip) -> None:
+    try:
+        replies = pipeline.receive()
+    except RmqError as error:
+        plan.lose(trip, error)
+    else:
+        plan.land(trip, replies, pipeline.confirmed)
+
+
+class Mixed:
+    """Messages of any topics, each with a result of its own. What one call takes is a list of indexes."""
+
+    def __init__(self, messages: Sequence[Outgoing], wanted: Durability) -> None:
+        self._messages = messages
+        self.results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
+        self.errors: dict[int, RmqError] = {}
+
+    def trips(self) -> Iterator[list[list[int]]]:
+        """Yield, per round trip, groups of indexes that one script takes: same slot, range and manner.
+
+        Within a slot they keep their order: which of two sends of a member was first decides its time.
+        """
+        for start in range(0, len(self._messages), ROUND_TRIP):
+            groups: list[list[int]] = []
+            latest: dict[tuple[str, int], tuple[tuple[int, str], list[int]]] = {}
+            for i in range(start, min(start + ROUND_TRIP, len(self._messages))):
+                topic, slot, _, score, _, act, _ = self._messages[i]
+                manner = (score if topic.type is TopicType.RANGE_MERGE and act == "send" else 0, act)
+                found = latest.get((topic.name, slot))
+                if found is not None and found[0] == manner and len(found[1]) < BATCH:
+                    found[1].append(i)
+                else:
+                    group = [i]
+                    groups.append(group)
+                    latest[topic.name, slot] = (manner, group)
+            yield groups
+
+    def queue(self, pipeline: Any, trip: list[list[int]]) -> None:
+        """Call a transition for each group."""
+        for indexes in trip:
+            call(pipeline, [self._messages[i] for i in indexes])
+
+    def land(
+        self,
+        trip: list[list[int]],
+        replies: Sequence[Any],
+        confirmed: tuple[int | None, bool | None] | None,
+    ) -> None:
+        """Complete the results."""
+        for indexes, reply in zip(trip, replies, strict=True):
+            if isinstance(reply, RmqError):
+                self.errors.update(dict.fromkeys(indexes, reply))
+                continue
+            for i, answer in zip(indexes, reply, strict=True):
+                complete(self.results[i], answer)
+                if confirmed is not None and self.results[i].ok:
+                    self.results[i].replicas, self.results[i].fsynced = confirmed
+
+    def lose(self, trip: list[list[int]], error: RmqError) -> None:
+        """Note that whether these arrived is not known."""
+        for indexes in trip:
+            self.errors.update(dict.fromkeys(indexes, error))
+
+    def give_up(self, trouble: RmqError | None) -> None:
+        """Let what has no outcome have failed: because of ``trouble``, where nothing else is known."""
+        for i, result in enumerate(self.results):
+            if result.status == "pending":
+                result.status = "failed"
+                if trouble is not None:
+                    self.errors.setdefault(i, trouble)
+
+
+def call(broker: Any, batch: Sequence[Outgoing]) -> Any:
+    """Call the transition that sends or removes ``batch`` on a broker (which answers) or a pipeline."""
+    topic, slot, _, score, _, act, _ = batch[0]
+    members = [out.member for out in batch]
+    if act == "remove":
+        return broker.remove(topic, slot, members, "live")
+    envelopes = [out.envelope or b"" for out in batch] if topic.keyed else ()
+    if act == "ensure":
+        return broker.ensure(topic, slot, [out.score for out in batch], members, envelopes)
+    if topic.type is TopicType.RANGE_MERGE:
+        return broker.send_merge(topic, slot, score, members, envelopes)
+    return broker.send_replace(topic, slot, [out.score for out in batch], members, envelopes)
+
+
+def complete(result: SendResult, answer: Any) -> None:
+    """Take over what a transition answers about a message: a status and a score, or a word about a removal."""
+    if isinstance(answer, str):
+        result.status = answer
+    else:
+        result.status, result.score = answer
+
+
+def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Yield lists of up to ``size`` items."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

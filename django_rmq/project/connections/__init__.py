@@ -1,0 +1,43 @@
+"""This process's way to Redis: brokers and producers, what it agrees with Redis on, and coordinators."""
+
+from django_rmq.project.connections.agreement import agree, forget, is_agreed, present, unreadable
+from django_rmq.project.connections.brokers import (
+    SOCKET_TIMEOUTS,
+    Purpose,
+    begin_test,
+    close,
+    events,
+    get_broker,
+    get_producer,
+    in_memory,
+    replaced_broker,
+    server_flaws,
+)
+from django_rmq.project.connections.coordinators import (
+    check_coordinator,
+    coordinator_maker,
+    end_session,
+    survey_zookeeper,
+)
+
+__all__ = [
+    "SOCKET_TIMEOUTS",
+    "Purpose",
+    "agree",
+    "begin_test",
+    "check_coordinator",
+    "close",
+    "coordinator_maker",
+    "end_session",
+    "events",
+    "forget",
+    "get_broker",
+    "get_producer",
+    "in_memory",
+    "is_agreed",
+    "present",
+    "replaced_broker",
+    "server_flaws",
+    "survey_zookeeper",
+    "unreadable",
+]

@@ -1,0 +1,67 @@
+"""What this process and Redis agree on: the definitions of topics, and by which slot counts their messages are placed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics.definitions import as_registered, register_topics
+from django_rmq.core.words.messages import Topic, slot_counts
+from django_rmq.exceptions import ServerTrouble, WrongType
+from django_rmq.project.connections.brokers import current, get_broker
+
+LOOK_SECONDS = 5.0
+"""Between two looks for topics that were re-slotted."""
+
+
+def agree(topic: Topic) -> None:
+    """Make sure, once per process, that Redis has the same definition of ``topic`` (or none yet).
+
+    Raises ``TopicMismatch``, or ``ServerTrouble`` if nobody can tell now.
+    """
+    built = current()
+    if topic.name not in built.agreed:
+        registered = register_topics(get_broker(), [topic])[topic.name]
+        if "reslot" in registered:
+            built.slot_counts[topic.name] = slot_counts(registered)
+        built.agreed.add(topic.name)
+
+
+def present(topic: Topic, broker: Broker | None = None) -> Topic:
+    """Return ``topic`` with all slots that may hold messages of it by now, whatever the settings say.
+
+    Redis is asked every few seconds (where a ``broker`` is given, that one, each time); while it is away nothing is news.
+    """
+    if broker is not None:
+        return as_registered(topic, broker.definitions().get(topic.name, {}))
+    built, now = current(), time.monotonic()
+    if now >= built.next_look:
+        try:
+            definitions = get_broker().definitions()
+        except WrongType as error:
+            built.unreadable = dict.fromkeys(built.config.topics, str(error))
+        except ServerTrouble:
+            pass
+        else:
+            built.unreadable = {name: definitions.problem(name) for name in definitions.unreadable}
+            built.slot_counts.update(
+                {name: slot_counts(found) for name, found in definitions.items() if "reslot" in found}
+            )
+        built.next_look = now + LOOK_SECONDS
+    return replace(topic, slots=max(built.slot_counts.get(topic.name, (topic.slots,))))
+
+
+def unreadable(topic: Topic) -> str:
+    """Return why the registered definition of ``topic`` could not be read at the last look; empty: it could."""
+    return current().unreadable.get(topic.name, "")
+
+
+def is_agreed(topic: Topic) -> bool:
+    """Return whether ``agree`` would ask nobody."""
+    return topic.name in current().agreed
+
+
+def forget(topic: Topic) -> None:
+    """Compare the definition anew before the next send."""
+    current().agreed.discard(topic.name)

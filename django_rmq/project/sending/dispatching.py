@@ -1,0 +1,74 @@
+"""The way that every message takes from its call: at once, or with the commit; and who watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from django.db import transaction
+
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.producer.sending import Producer
+from django_rmq.core.words.messages import Durability, SendResult, Topic
+from django_rmq.project import connections
+from django_rmq.project.sending.commit import defer, went_nowhere
+from django_rmq.project.sending.failures import explained
+from django_rmq.project.settings import get_config
+from django_rmq.project.watching import announcing
+
+
+class Observer(Protocol):
+    """Sees what is sent, for tests; ``delivers`` False: nothing goes further."""
+
+    delivers: bool
+
+    def see(self, outgoing: Outgoing, body: Any, options: Mapping[str, Any], result: SendResult) -> None:
+        """Take note of a validated message; ``result`` is completed later if it waits for a commit."""
+
+
+observers: list[Observer] = []
+"""For ``testing``: who sees every send of this process, from any thread."""
+
+
+def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
+    """Return the database connection whose commit is to be waited for; None: send at once."""
+    if on_commit is None:
+        on_commit = get_config().on_commit
+    if not on_commit:
+        return None
+    connection = transaction.get_connection(using)
+    if connection.in_atomic_block:
+        return connection
+    # With autocommit off by hand Django knows of no commit: its own error says so.
+    return connection if connection.connection is not None and not connection.autocommit else None
+
+
+def dispatch(
+    producer: Producer,
+    topic: Topic,
+    built: list[Outgoing],
+    seen: list[tuple[Any, dict[str, Any]]],
+    wanted: Durability,
+    connection: Any,
+) -> list[SendResult]:
+    """Send validated messages of ``topic``, or let them wait for the commit of ``connection``.
+
+    ``seen``: what observers are shown of each, its body and its options.
+    """
+    watching = list(observers)
+    delivers = all(observer.delivers for observer in watching)
+    if connection is not None:
+        to = producer if delivers else None
+        results: list[SendResult] = [*defer(to, topic, built, wanted, connection)]
+    elif not delivers:
+        results = [went_nowhere(out, wanted) for out in built]
+    else:
+        connections.agree(topic)
+        results, errors = producer.attempt(built, wanted)
+        for error in errors.values():
+            raise explained(topic, error)
+        announcing.sent(topic.name, results)
+    for observer in watching:
+        for out, (body, options), result in zip(built, seen, results, strict=True):
+            observer.see(out, body, options, result)
+    return results

@@ -1,0 +1,91 @@
+"""What was not sent or not removed: why, and who is told of it after a commit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from django_rmq.core.logs.complaints import Complaints, counted
+from django_rmq.core.words.messages import SendResult, Topic
+from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved, TopicFull
+from django_rmq.project import connections
+from django_rmq.project.sending.results import DeferredResult, RemoveResult
+from django_rmq.project.watching import announcing
+
+logger = logging.getLogger("django_rmq.sending")
+_repeated = Complaints(logger)
+
+failed_sends: Counter[str] = Counter()
+"""Per topic, how many messages of this process were lost because Redis was unavailable when a commit sent them.
+
+The ledger in Redis cannot know of them. Read it, do not write it.
+"""
+_counting = threading.Lock()
+
+
+def report(topic: str, results: Sequence[DeferredResult | RemoveResult], error: RmqError) -> None:
+    """Say everywhere that a commit did not do what ``results`` waited for: in them, in the log and by signal."""
+    for result in results:
+        if result.status != "refused":
+            result.status = "failed"
+    sends = [result for result in results if isinstance(result, DeferredResult)]
+    removals = [result for result in results if isinstance(result, RemoveResult)]
+    if sends:
+        with _counting:
+            failed_sends[topic] += len(sends)
+        _log("sent", error, extra={"rmq_event": "send_failed", "rmq_topic": topic, "rmq_count": len(sends)})
+        announcing.send_failed(topic, sends, error)
+    if removals:
+        _log(
+            "removed",
+            error,
+            extra={"rmq_event": "remove_failed", "rmq_topic": topic, "rmq_count": len(removals)},
+        )
+        announcing.remove_failed(topic, removals, error)
+
+
+def _log(done: str, error: RmqError, *, extra: dict[str, Any]) -> None:
+    topic = extra["rmq_topic"]
+    if (left_out := _repeated.admit((done, topic, type(error)))) is not None:
+        logger.error(
+            "%d message(s) of topic %s could not be %s after the database commit: %s%s",
+            extra["rmq_count"],
+            topic,
+            done,
+            error,
+            counted(left_out, "such commits"),
+            exc_info=None if left_out else error,
+            extra=extra,
+        )
+
+
+def too_full(topic: Topic, result: SendResult) -> TopicFull:
+    """Return the error that says why the slot of ``result`` has refused its message."""
+    return TopicFull(
+        f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of "
+        f"MAX_BACKLOG = {topic.max_backlog}"
+    )
+
+
+def explained(topic: Topic, error: RmqError) -> RmqError:
+    """Return ``error``; where the topic was re-slotted, with both counts and what to do."""
+    if not isinstance(error, SlotMoved):
+        return error
+    connections.forget(topic)
+    try:
+        registered = connections.get_broker().definitions().get(topic.name, {}).get("slots")
+    except ServerTrouble:
+        registered = None
+    now = f"{registered} slots" if registered not in (None, topic.slots) else "another number of slots"
+    explanation = SlotMoved(
+        f"topic {topic.name} has {now} by now and {topic.slots} in the settings of this process: nothing was "
+        "sent. Correct SLOTS and restart the process"
+    )
+    explanation.__cause__ = error
+    return explanation
+
+
+__all__ = ["explained", "failed_sends", "report", "too_full"]

@@ -1,0 +1,92 @@
+"""Results of what waits for a commit: their ``status`` is up to date whenever it is asked for.
+
+How a rollback is known: each result knows its call by a weak reference, and Django alone holds the call, as the callback
+that was given to ``transaction.on_commit``. Django drops the callbacks of a transaction or savepoint at the rollback, and
+the reference is dead from then on. No public fact of a connection tells as much: ``in_atomic_block`` and ``savepoint_ids``
+read alike after a savepoint that was kept and one that was rolled back, and there is no callback of a rollback.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+from weakref import ref
+
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.words.messages import Durability, SendResult
+
+
+class DeferredResult(SendResult):
+    """The result of a send that waits for a commit."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, out: Outgoing, wanted: Durability, call: ref[Any]) -> None:
+        self.topic = out.topic.name
+        self.slot = out.slot
+        self.member = out.member
+        self.score = math.nan
+        self.replicas = self.fsynced = None
+        self.wanted = wanted
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return _status_by_now(self, name, self._call)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process learns nothing more.
+        told = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
+        return SendResult, (*told, self.wanted)
+
+    def complete(self, outcome: SendResult) -> None:
+        """Take over what became of the message at the commit."""
+        self.status = outcome.status
+        self.slot, self.score = outcome.slot, outcome.score
+        self.replicas = outcome.replicas if self.wanted.replicas else None
+        self.fsynced = outcome.fsynced if self.wanted.fsync else None
+
+
+class RemoveResult(str):
+    """What ``remove_message`` returns: the word that it returned, whose ``status`` goes on to say what became of it.
+
+    ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: what the message was found as.
+    In a transaction the word is ``pending``, and ``status`` is that until the commit; after it one of the above, or
+    ``failed`` (the server was unavailable). After a rollback ``status`` is ``discarded``: nothing was removed.
+    """
+
+    __slots__ = ("_call", "member", "status", "topic")
+
+    topic: str
+    member: bytes
+    """What Redis holds: the encoded body, or the key."""
+    status: str
+    _call: ref[Any] | None
+
+    def __new__(cls, word: str, topic: str, member: bytes, call: ref[Any] | None = None) -> Self:
+        """Return ``word`` as the result of removing ``member``, which waits for ``call`` if there is one."""
+        result = super().__new__(cls, word)
+        result.topic, result.member, result._call = topic, member, call
+        if call is None:
+            result.status = word
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return _status_by_now(self, name, self._call)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As above.
+        return RemoveResult, (self.status, self.topic, self.member)
+
+    def complete(self, outcome: SendResult) -> None:
+        """Take over what the message was found as at the commit."""
+        self.status = outcome.status
+
+
+def _status_by_now(result: object, name: str, call: ref[Any] | None) -> str:
+    """Return the status of a result that has none yet: it is set as soon as it cannot change any more."""
+    if name != "status":
+        raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}")
+    return "discarded" if call is None or call() is None else "pending"
+
+
+__all__ = ["DeferredResult", "RemoveResult"]

@@ -1,0 +1,58 @@
+"""What is wrong in the settings: all of it is gathered, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from django_rmq.project.settings.keys import Keys
+from django_rmq.project.settings.values import Wanted
+from django_rmq.project.settings.wording import did_you_mean, kind, quoting, shown
+
+_SECRET = ("ACL", "AUTH", "HOSTS", "TLS", "TOKEN")
+"""Keys whose values are not shown: credentials, and what credentials are written into by mistake."""
+
+
+class Problem(NamedTuple):
+    """Something wrong in the settings, as a sentence with the value seen and the value wanted."""
+
+    id: str
+    message: str
+    hint: str = ""
+
+
+class Problems(list[Problem]):
+    """What is wrong so far; its methods read parts of the settings, and go on whatever is wrong."""
+
+    def report(self, problem_id: str, message: str, hint: str = "") -> None:
+        """Add a problem."""
+        self.append(Problem(f"rmq.{problem_id}", message, hint))
+
+    def section(self, place: str, given: object, keys: Iterable[str]) -> dict[str, Any]:
+        """Return ``given`` without unknown keys; report them, and whatever is no dict."""
+        if not isinstance(given, Mapping):
+            self.report("E001", f"{place} is {kind(given)}: it must be a dict.")
+            return {}
+        known = list(keys)
+        for key in given:
+            if key not in known:
+                self.report(
+                    "E002",
+                    f"{place} has the unknown key {shown(key)}{did_you_mean(key, known)}",
+                    f"Allowed here: {', '.join(sorted(known))}.",
+                )
+        return {key: value for key, value in given.items() if key in known}
+
+    def values(self, place: str, given: object, keys: Keys) -> dict[str, Any]:
+        """Return the parsed values by field; report those that cannot be used."""
+        found = {}
+        for key, value in self.section(place, given, keys).items():
+            name, parse = keys[key]
+            try:
+                found[name] = parse(value)
+            except Wanted as wanted:
+                seen = f"{kind(value)} that cannot be used" if key in _SECRET else shown(value)
+                self.report(
+                    wanted.problem_id, f'{place}["{key}"] is {seen}: it must be {quoting(wanted, value)}.'
+                )
+        return found

@@ -1,0 +1,111 @@
+"""The only reader of settings: ``settings.RMQ`` (and the CACHES alias it names) as a frozen, validated ``Config``.
+
+All problems are found at once; ``checks`` turns them into system checks, ``get_config`` into one error.
+Nothing is read at import, nothing is connected here. Every key is described in ``docs/settings.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.project.settings.config import Config
+from django_rmq.project.settings.keys import Keys, keys_of
+from django_rmq.project.settings.problems import Problem, Problems
+from django_rmq.project.settings.redis import read_redis
+from django_rmq.project.settings.topics import read_topics
+from django_rmq.project.settings.wording import did_you_mean
+from django_rmq.project.settings.zookeeper import read_coordinator, read_zookeeper
+
+PLAIN_KEYS: Keys = keys_of(Config)
+SECTIONS: Mapping[str, tuple[str, type, Keys]] = {
+    one.name.upper(): (one.name, one.metadata["section"], keys_of(one.metadata["section"]))
+    for one in fields(Config)
+    if "section" in one.metadata
+}
+RMQ_KEYS = (*PLAIN_KEYS, *SECTIONS, "REDIS", "TOPICS", "TOPIC_DEFAULTS", "COORDINATOR", "ZOOKEEPER")
+
+_config: Config | None = None
+
+
+def read_settings() -> tuple[Config | None, list[Problem]]:
+    """Read the settings anew: the configuration, or None and all that is wrong."""
+    problems = Problems()
+    return _read(problems), problems
+
+
+def _read(problems: Problems) -> Config | None:
+    """Return the configuration, or None if anything is wrong."""
+    given = getattr(settings, "RMQ", None)
+    if given is None:
+        problems.report(
+            "E001",
+            "The setting RMQ is missing.",
+            'For example: RMQ = {"REDIS": "rmq", "TOPICS": {"orders": {"TYPE": "fixed_time"}}}.',
+        )
+        return None
+    root = problems.section("RMQ", given, RMQ_KEYS)
+    values = problems.values("RMQ", {key: root[key] for key in root if key in PLAIN_KEYS}, PLAIN_KEYS)
+    for key, (name, kind, keys) in SECTIONS.items():
+        if key in root:
+            values[name] = kind(**problems.values(f'RMQ["{key}"]', root[key], keys))
+    values["topics"] = read_topics(problems, root)
+    values["zookeeper"] = read_zookeeper(problems, root)
+    values["coordinator"] = read_coordinator(problems, root)
+    if values.get("testing"):
+        values["broker"] = "memory"
+    elif "REDIS" in root:
+        values["redis"] = read_redis(problems, root["REDIS"])
+    elif root.get("BROKER") != "memory":
+        problems.report(
+            "E009",
+            'RMQ["REDIS"] is missing.',
+            'Name a CACHES alias of django-redis, or give a URL: RMQ = {"REDIS": "rmq", ...}.',
+        )
+    _check_formatters(problems, values)
+    return None if problems else Config(**values)
+
+
+def _check_formatters(problems: Problems, values: Mapping[str, Any]) -> None:
+    formatter = values["admin"].formatter if "admin" in values else None
+    if isinstance(formatter, Mapping):
+        for name in formatter:
+            if name not in values["topics"]:
+                meant = did_you_mean(name, values["topics"])
+                problems.report(
+                    "E004", f'RMQ["ADMIN"]["FORMATTER"] names {name!r}, which is no declared topic{meant}'
+                )
+
+
+def get_config() -> Config:
+    """Return the configuration, read once. Raises ``ConfigurationError`` with all that is wrong."""
+    global _config  # noqa: PLW0603 - one per process, like the settings it comes from
+    config = _config
+    if config is None:
+        config, problems = read_settings()
+        if config is None:
+            raise ConfigurationError(
+                "the settings of RMQ are wrong:\n"
+                + "\n".join(f"  {problem.id}: {problem.message}" for problem in problems)
+            )
+        _config = config
+    return config
+
+
+def is_debug() -> bool:
+    """Return the project's DEBUG."""
+    return bool(settings.DEBUG)
+
+
+def _forget(*, setting: str, **_: object) -> None:
+    global _config  # noqa: PLW0603
+    if setting in ("RMQ", "CACHES", "SESSION_CACHE_ALIAS", "CACHE_MIDDLEWARE_ALIAS"):
+        _config = None
+
+
+setting_changed.connect(_forget, dispatch_uid="django_rmq.project.settings.reader")

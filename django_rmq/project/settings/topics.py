@@ -1,0 +1,155 @@
+"""`RMQ["TOPICS"]` and `RMQ["TOPIC_DEFAULTS"]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from django_rmq.core.producer.checks import check_time_range
+from django_rmq.core.words.bounds import MAX_DURATION_MS, is_number
+from django_rmq.core.words.keys import check_slots, check_topic_name
+from django_rmq.core.words.messages import BATCH, MAX_RETRIES_LIMIT, BackOff, Topic, TopicType
+from django_rmq.exceptions import ConfigurationError, InvalidMessage
+from django_rmq.project.settings.keys import Keys
+from django_rmq.project.settings.problems import Problems
+from django_rmq.project.settings.values import (
+    Wanted,
+    boolean,
+    dotted_path,
+    number,
+    one_of,
+    optional,
+    seconds,
+    text,
+    whole,
+    whole_seconds,
+)
+from django_rmq.project.settings.wording import quoting, shown, shown_error
+
+
+def slots(value: object) -> int:
+    """Return SLOTS."""
+    try:
+        return check_slots(value)
+    except ConfigurationError as error:
+        raise Wanted(f"a power of two from 1 to 1048576 ({error})") from None
+
+
+def time_range(value: object) -> int:
+    """Return TIME_RANGE in ms."""
+    try:
+        return check_time_range(value)
+    except InvalidMessage as error:
+        raise Wanted(f"a timedelta or a whole number of ms ({error})") from None
+
+
+def rate(value: object) -> float:
+    """Return MAX_RATE."""
+    if not is_number(value) or not value > 0:
+        raise Wanted("a number of messages per second, more than 0")
+    return float(value)
+
+
+def back_off(value: object) -> BackOff:
+    """Return BACKOFF."""
+    if isinstance(value, str):
+        path = dotted_path(value)
+        try:
+            function = import_string(path)
+        except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported, not raised
+            raise Wanted(
+                f"the dotted path of a function, and this one cannot be imported ({shown_error(error)})",
+                "E008",
+            ) from None
+        if not callable(function):
+            what = f"the dotted path of a function (failures) -> seconds, and this one is {shown(function)}"
+            raise Wanted(what, "E008")
+        return BackOff(function=function)
+    try:
+        rest_ms = round(float(number(value)) * 1000)
+    except Wanted:
+        rest_ms = -1
+    if not 0 <= rest_ms <= MAX_DURATION_MS:
+        raise Wanted("seconds (0: none, at most 366 days), a timedelta, or the dotted path of a function")
+    return BackOff(rest_ms, rest_ms)
+
+
+TOPIC_KEYS: Keys = {
+    "TYPE": ("type", one_of(*(kind.value for kind in TopicType))),
+    "SLOTS": ("slots", slots),
+    "TIME_RANGE": ("time_range_ms", optional(time_range)),
+    "BODY": ("body", one_of("json", "text", "bytes")),
+    "IDENTITY": ("identity", one_of("body", "key")),
+    "SLOT_BASIS": ("slot_basis", optional(text)),
+    "SERIAL": ("serial", boolean),
+    "TIMEOUT": ("timeout", whole_seconds),
+    "MAX_RETRIES": ("max_retries", whole(0, MAX_RETRIES_LIMIT)),
+    "BACKOFF": ("backoff", back_off),
+    "RETRY_PRIORITY": ("retry_priority", one_of("original", "lowest")),
+    "MAX_RUNTIME": ("max_runtime", seconds(1.0)),
+    "PREFETCH": ("prefetch", whole(1, BATCH)),
+    "MAX_BODY": ("max_body", whole(1, 536_870_912)),
+    "MAX_BACKLOG": ("max_backlog", optional(whole(1))),
+    "MAX_RATE": ("max_rate", optional(rate)),
+    "MAX_IN_FLIGHT": ("max_in_flight", optional(whole(1))),
+    "MAX_PREPARED": ("max_prepared", whole(1, 1_000_000)),
+    "FLOW": ("flow", optional(one_of("auto"))),
+    "DEAD_RETENTION": ("dead_retention", optional(seconds(1.0))),
+    "LISTENER": ("listener", boolean),
+}
+"""Settings key -> (field of ``Topic``, how its value is read)."""
+
+
+def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Topic]:
+    """Return the topics that are declared without fault."""
+    defaults_place = 'RMQ["TOPIC_DEFAULTS"]'
+    defaults = problems.values(defaults_place, root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
+    declared = root.get("TOPICS", {})
+    if not isinstance(declared, Mapping):
+        problems.report("E001", f'RMQ["TOPICS"] is {shown(declared)}: it must be a dict.')
+        return {}
+    found = {}
+    for name, options in declared.items():
+        try:
+            check_topic_name(name)
+        except ConfigurationError as error:
+            problems.report("E004", f'RMQ["TOPICS"]: {quoting(error, name)}.')
+            continue
+        topic = _topic(problems, name, options, defaults)
+        if topic is not None:
+            found[name] = topic
+    return MappingProxyType(found)
+
+
+def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str, Any]) -> Topic | None:
+    place = f'RMQ["TOPICS"]["{name}"]'
+    before = len(problems)
+    own = problems.values(place, options, TOPIC_KEYS)
+    values = {**defaults, **own}
+    if "type" not in values and not (isinstance(options, Mapping) and "TYPE" in options):
+        kinds = ", ".join(repr(kind.value) for kind in TopicType)
+        problems.report("E005", f'{place} has no "TYPE": it must be one of {kinds}.')
+    if len(problems) > before:
+        return None
+    kind = values["type"] = TopicType(values["type"])
+
+    # What does not fit the type is an error where the topic says it, and of no meaning in the defaults.
+    for key, only in (("TIME_RANGE", TopicType.RANGE_MERGE), ("RETRY_PRIORITY", TopicType.PRIORITY)):
+        name_of_field = TOPIC_KEYS[key][0]
+        if kind is not only:
+            values.pop(name_of_field, None)
+            if own.get(name_of_field) is not None:
+                problems.report(
+                    "E006",
+                    f'{place} has TYPE "{kind.value}" and {key}, which only {only.value} topics have.',
+                )
+    if values.get("slot_basis") is not None and values.get("body", "json") != "json":
+        problems.report(
+            "E006",
+            f'{place} has SLOT_BASIS and BODY "{values["body"]}": a field of the body needs BODY "json".',
+            "Give slot_basis= with each send instead.",
+        )
+    return None if len(problems) > before else Topic(name, **values)

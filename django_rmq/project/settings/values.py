@@ -1,0 +1,207 @@
+"""Values of the settings: each function returns the value wanted, or raises ``Wanted`` with what it must be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any
+
+from django_rmq.core.words.bounds import LARGEST, MAX_AGE, is_number, is_whole
+from django_rmq.core.words.keys import check_prefix
+from django_rmq.exceptions import ConfigurationError
+
+MAX_TIMEOUT = 604_800
+"""The longest TIMEOUT: a week, in seconds."""
+
+
+class Wanted(Exception):
+    """Carries what a value must be, and the id of the problem that it is otherwise."""
+
+    def __init__(self, what: str, problem_id: str = "E003") -> None:
+        super().__init__(what)
+        self.problem_id = problem_id
+
+
+def boolean(value: object) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise Wanted("True or False")
+    return value
+
+
+def whole(low: int, high: int | None = None) -> Callable[[object], int]:
+    """Return what reads a whole number."""
+    wanted = (
+        f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
+    )
+
+    def parse(value: object) -> int:
+        if not is_whole(value) or not low <= value <= (LARGEST if high is None else high):
+            raise Wanted(wanted)
+        return value
+
+    return parse
+
+
+def number(value: object) -> float:
+    """Return a number; a timedelta in seconds."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if not is_number(value):
+        raise Wanted("a number")
+    return value
+
+
+def seconds(low: float = 0.0) -> Callable[[object], float]:
+    """Return what reads seconds, above 0 or from ``low``."""
+
+    def parse(value: object) -> float:
+        try:
+            found = float(number(value))
+        except Wanted:
+            found = -1.0
+        if found < low or (low == 0.0 and found == 0.0):
+            least = "more than 0" if low == 0.0 else f"at least {low:g}"
+            raise Wanted(f"a number of seconds or a timedelta, {least}")
+        if found > MAX_AGE:
+            raise Wanted(f"a number of seconds or a timedelta, at most {MAX_AGE} s")
+        return found
+
+    return parse
+
+
+def whole_seconds(value: object) -> int:
+    """Return a TIMEOUT."""
+    try:
+        found = float(number(value))
+    except Wanted:
+        found = 0.0
+    if not 1 <= found <= MAX_TIMEOUT or found != int(found):
+        raise Wanted(f"whole seconds from 1 to {MAX_TIMEOUT}, as a number or a timedelta")
+    return int(found)
+
+
+def optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+    """Return what lets None pass beside that which ``parse`` reads."""
+
+    def parse_optional(value: object) -> Any:
+        if value is None:
+            return None
+        try:
+            return parse(value)
+        except Wanted as wanted:
+            raise Wanted(f"{wanted}; or None") from None
+
+    return parse_optional
+
+
+def one_of(*choices: str) -> Callable[[object], str]:
+    """Return what reads one of ``choices``."""
+    shown = [repr(choice) for choice in choices]
+    wanted = " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+    def parse(value: object) -> str:
+        if isinstance(value, str) and value in choices:
+            return str(value)
+        raise Wanted(wanted)
+
+    return parse
+
+
+def text(value: object) -> str:
+    """Return text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise Wanted("text that is not empty")
+    return value
+
+
+def dotted_path(value: object) -> str:
+    """Return a dotted path, which is imported later."""
+    if not isinstance(value, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", value):
+        raise Wanted("a dotted path such as 'shop.rules.backoff'")
+    return value
+
+
+def tracing(value: object) -> bool:
+    """Return True where spans can be made."""
+    wanted = boolean(value)
+    if wanted and not _has_opentelemetry():
+        raise Wanted("False where opentelemetry-api (the extra otel) is not installed")
+    return wanted
+
+
+def _has_opentelemetry() -> bool:
+    try:
+        return find_spec("opentelemetry.trace") is not None
+    except ImportError:
+        return False
+
+
+def formatter(value: object) -> str | Mapping[str, str]:
+    """Return a path, or the path of each topic."""
+    if not isinstance(value, Mapping):
+        return dotted_path(value)
+    try:
+        return MappingProxyType({str(topic): dotted_path(path) for topic, path in value.items()})
+    except Wanted:
+        raise Wanted("a dotted path, or a dict from topic to dotted path") from None
+
+
+def send_rate(value: object) -> str:
+    """Return a rate of messages as text."""
+    if not isinstance(value, str) or not re.fullmatch(r"[1-9]\d{0,8}/(s|sec|m|min|h|hour|d|day)", value):
+        raise Wanted("a rate such as '600/min' (per s, min, hour or day)")
+    return value
+
+
+def byte_rate(value: object) -> str:
+    """Return a rate of bytes as text."""
+    pattern = r"[1-9]\d{0,8}(kB|MB|GB)?/(s|sec|m|min|h|hour|d|day)"
+    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        raise Wanted("a rate such as '16MB/min' (bytes, kB, MB or GB per s, min, hour or day)")
+    return value
+
+
+def token(value: object) -> str:
+    """Return a bearer token."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._~+/=-]{16,512}", value):
+        raise Wanted("16 to 512 of A-Z a-z 0-9 . _ ~ + / = -, as a bearer token is written")
+    return value
+
+
+def module_name(value: object) -> str:
+    """Return the name of a module within an app."""
+    if not isinstance(value, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", value):
+        raise Wanted("the name of a module within an app, such as 'listeners'")
+    return value
+
+
+def address(value: object) -> str:
+    """Return host:port."""
+    if not isinstance(value, str) or not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]*):\d{1,5}", value):
+        raise Wanted("'host:port'")
+    return value
+
+
+def prefix(value: object) -> str:
+    """Return KEY_PREFIX."""
+    try:
+        return check_prefix(value)
+    except ConfigurationError:
+        raise Wanted("printable text without braces") from None
+
+
+_SIZES = {"": 1, "kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+_PERIODS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def count_and_seconds(rate: str | None) -> tuple[int, float] | None:
+    """Return a rate that ``send_rate`` or ``byte_rate`` has let through as so many in so many seconds."""
+    if rate is None:
+        return None
+    count, _, period = rate.partition("/")
+    digits = count.rstrip("kMGB")
+    return int(digits) * _SIZES[count[len(digits) :]], _PERIODS[period[0]]

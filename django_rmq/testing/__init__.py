@@ -1,0 +1,39 @@
+"""For the tests of projects that use the package: what was sent, listeners run on the spot, time that is given.
+
+    class CheckoutTests(RMQTestMixin, TestCase):
+        def test_an_order_is_closed_when_its_time_is_up(self):
+            with self.captureOnCommitCallbacks(execute=True):
+                order = checkout(...)
+            self.assertMessageSent("order-timeouts", body={"order": order.pk})
+            self.advance(seconds=15 * 60)
+            self.drain()
+
+Messages wait for the database commit, which never comes inside ``TestCase``: run those callbacks as above
+(pytest: ``django_capture_on_commit_callbacks(execute=True)``). Importing this module loads no Django.
+"""
+
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
+from django_rmq.testing.captured import (
+    CapturedMessage,
+    CapturedMessages,
+    assert_message_sent,
+    assert_no_messages,
+    captured_messages,
+)
+from django_rmq.testing.cases import RMQTestMixin, clock_from_now, memory_broker
+from django_rmq.testing.draining import drain
+
+__all__ = [
+    "CapturedMessage",
+    "CapturedMessages",
+    "Clock",
+    "InMemoryBroker",
+    "RMQTestMixin",
+    "assert_message_sent",
+    "assert_no_messages",
+    "captured_messages",
+    "clock_from_now",
+    "drain",
+    "memory_broker",
+]

@@ -1,0 +1,152 @@
+"""What a test has sent: gathered at the call, and asserted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django_rmq.core.words.messages import SendResult
+
+_ANY: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedMessage:
+    """One send, as the caller gave it and as it was validated."""
+
+    topic: str
+    body: Any
+    options: Mapping[str, Any]
+    """What was given beside the body: key, priority, time_range, fixed_time, slot_basis, headers, expires."""
+    slot: int
+    member: bytes
+    """What Redis would hold: the encoded body, or the key."""
+    ensure: bool
+    result: SendResult
+    """Says ``pending`` until the commit, ``discarded`` after a rollback."""
+
+    @property
+    def key(self) -> str | None:
+        """The key that was given."""
+        return self.options.get("key")
+
+
+class CapturedMessages(list[CapturedMessage]):
+    """What was sent, in order."""
+
+    def of(self, topic: str) -> list[CapturedMessage]:
+        """Return the messages of one topic."""
+        return [message for message in self if message.topic == topic]
+
+
+class _Recorder:
+    """An observer of ``sending``."""
+
+    def __init__(self, delivers: bool) -> None:
+        self.delivers = delivers
+        self.messages = CapturedMessages()
+        self._lock = threading.Lock()
+
+    def see(self, outgoing: Any, body: Any, options: Mapping[str, Any], result: SendResult) -> None:
+        message = CapturedMessage(
+            outgoing.topic.name,
+            body,
+            options,
+            outgoing.slot,
+            outgoing.member,
+            outgoing.act == "ensure",
+            result,
+        )
+        with self._lock:
+            self.messages.append(message)
+
+
+_recorders: list[_Recorder] = []
+
+
+@contextmanager
+def captured_messages(*, deliver: bool = False) -> Iterator[CapturedMessages]:
+    """Gather what the process sends in this block, at the call, also what waits for a commit.
+
+    Messages are validated as ever. Unless ``deliver`` is True nothing reaches a server: sends say ``stored``, removals
+    ``not_found``, after the commit where there is a transaction.
+    """
+    from django_rmq.project import sending
+
+    recorder = _Recorder(deliver)
+    sending.observers.append(recorder)
+    _recorders.append(recorder)
+    try:
+        yield recorder.messages
+    finally:
+        sending.observers.remove(recorder)
+        _recorders.remove(recorder)
+
+
+def assert_message_sent(
+    topic: str,
+    count: int | None = None,
+    *,
+    body: Any = _ANY,
+    key: str | None = None,
+    messages: CapturedMessages | None = None,
+    **options: Any,
+) -> list[CapturedMessage]:
+    """Assert that ``topic`` was sent such a message (``count``: exactly so often), and return those that fit.
+
+    ``options`` are compared with those of the send, as ``priority=500``. ``messages``: those of a
+    ``captured_messages()`` block; by default of the innermost one around. What was rolled back does not
+    count.
+    """
+    sent = _captured(messages)
+    wanted = {**options, **({} if key is None else {"key": key})}
+    fitting = [
+        message
+        for message in sent.of(topic)
+        if message.result.status != "discarded"
+        and (body is _ANY or message.body == body)
+        and all(message.options.get(name) == value for name, value in wanted.items())
+    ]
+    if len(fitting) != count if count is not None else not fitting:
+        given = wanted if body is _ANY else {"body": body, **wanted}
+        described = "".join(f", {name}={value!r}" for name, value in given.items())
+        expected = "at least one" if count is None else f"exactly {count}"
+        raise AssertionError(
+            f"expected {expected} message of topic {topic!r}{described}, found {len(fitting)}; {_listed(sent)}"
+        )
+    return fitting
+
+
+def assert_no_messages(topic: str | None = None, *, messages: CapturedMessages | None = None) -> None:
+    """Assert that nothing was sent (to ``topic``), but for what was rolled back."""
+    sent = _captured(messages)
+    found = CapturedMessages(
+        message
+        for message in (sent if topic is None else sent.of(topic))
+        if message.result.status != "discarded"
+    )
+    if found:
+        where = "" if topic is None else f" of topic {topic!r}"
+        raise AssertionError(f"expected no message{where}; {_listed(found)}")
+
+
+def _captured(messages: CapturedMessages | None) -> CapturedMessages:
+    if messages is not None:
+        return messages
+    if not _recorders:
+        raise RuntimeError("nothing is captured: call this inside `with captured_messages():`")
+    return _recorders[-1].messages
+
+
+def _listed(messages: CapturedMessages) -> str:
+    if not messages:
+        return "nothing was sent"
+    shown = [
+        f"{message.topic}: {message.body!r} {dict(message.options) or ''}".rstrip()
+        for message in messages[:20]
+    ]
+    more = f" and {len(messages) - 20} more" if len(messages) > 20 else ""
+    return f"sent were: {'; '.join(shown)}{more}"

@@ -1,0 +1,73 @@
+"""A broker in memory and a clock for tests, by themselves or for Django's test cases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
+from django_rmq.testing.captured import (
+    CapturedMessage,
+    CapturedMessages,
+    assert_message_sent,
+    assert_no_messages,
+    captured_messages,
+)
+from django_rmq.testing.draining import drain
+
+
+@contextmanager
+def memory_broker(clock: Callable[[], int] | None = None, prefix: str = "") -> Iterator[InMemoryBroker]:
+    """Let everything in this block use a new ``InMemoryBroker`` instead of the configured one.
+
+    ``clock``: such as a ``Clock``, which stands until it is advanced; None: real time.
+    """
+    from django_rmq.project import connections
+
+    broker = InMemoryBroker(prefix, clock)
+    with connections.replaced_broker(broker):
+        yield broker
+
+
+def clock_from_now() -> Clock:
+    """Return a ``Clock`` that shows the present time and stands still."""
+    return Clock(round(time.time() * 1000))
+
+
+class RMQTestMixin:
+    """For Django's test cases: a broker in memory, a clock that stands, and all that is sent captured.
+
+    Put it before ``TestCase`` among the base classes.
+    """
+
+    rmq_broker: InMemoryBroker
+    rmq_clock: Clock
+    rmq_messages: CapturedMessages
+
+    def setUp(self) -> None:
+        """Begin each test with nothing sent and nothing stored."""
+        super().setUp()  # type: ignore[misc]
+        stack = ExitStack()
+        self.addCleanup(stack.close)  # type: ignore[attr-defined]
+        self.rmq_clock = clock_from_now()
+        self.rmq_broker = stack.enter_context(memory_broker(self.rmq_clock))
+        self.rmq_messages = stack.enter_context(captured_messages(deliver=True))
+
+    def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
+        """Let time pass for the broker."""
+        self.rmq_clock.advance(seconds=seconds, ms=ms)
+
+    def drain(self, topic: str | None = None, *, raise_errors: bool = True) -> int:
+        """Run the listeners on what is due; see ``drain``."""
+        return drain(topic, raise_errors=raise_errors)
+
+    def assertMessageSent(self, topic: str, count: int | None = None, **wanted: Any) -> list[CapturedMessage]:  # noqa: N802
+        """Assert that the test has sent such a message; see ``assert_message_sent``."""
+        return assert_message_sent(topic, count, messages=self.rmq_messages, **wanted)
+
+    def assertNoMessages(self, topic: str | None = None) -> None:  # noqa: N802
+        """Assert that the test has sent nothing (to ``topic``)."""
+        assert_no_messages(topic, messages=self.rmq_messages)

@@ -1,0 +1,161 @@
+"""Running listeners in a test: on the spot, in its own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.words.messages import Failure, Message, Prepared, Topic
+from django_rmq.exceptions import ConfigurationError, InvalidMessage, Reject, Retry
+
+HEADS = 1_024
+"""Slots that one ``heads`` call looks at."""
+
+
+def drain(
+    topic: str | None = None, *, raise_errors: bool = True, limit: int = 10_000, live: bool = False
+) -> int:
+    """Run the listeners on all that is due now, and on what they send meanwhile; return the deliveries.
+
+    Works on the broker of the settings or of ``memory_broker()``, in this thread, and commits and rolls
+    back as a consumer does. ``raise_errors``: what a listener raises (but ``Retry`` and ``Reject``) is
+    raised here once its message was rolled back. Messages that rest until a later time stay; so do those
+    that still wait for a database commit. More than ``limit`` deliveries raise ``RuntimeError``.
+
+    On a real Redis it would take messages from running consumers: that needs ``live=True``.
+    """
+    from django_rmq.project import connections
+    from django_rmq.project.listening import registry
+    from django_rmq.project.settings import get_config
+
+    config = get_config()
+    registry.autodiscover()
+    listeners = registry.listeners()
+    if topic is not None:
+        config.topic(topic)
+        if topic not in listeners:
+            raise ConfigurationError(f"topic {topic!r} has no listener")
+        listeners = {topic: listeners[topic]}
+    broker: Any = connections.get_broker("worker")
+    owner = uuid4().hex
+    if not live and not isinstance(broker, InMemoryBroker):
+        raise ConfigurationError(
+            "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
+            'RMQ["TESTING"] = True; or say drain(live=True)'
+        )
+    total = 0
+    while True:
+        handled = 0
+        for name, listener in listeners.items():
+            if name in config.topics:
+                for slot in _due_slots(broker, config.topics[name]):
+                    handled += _drain_slot(
+                        broker,
+                        config.topics[name],
+                        slot,
+                        owner,
+                        listener,
+                        raise_errors,
+                        limit - total - handled,
+                    )
+        total += handled
+        if not handled:
+            return total
+
+
+def _due_slots(broker: Any, topic: Topic) -> list[int]:
+    now, due = broker.now_ms(), []
+    for first in range(0, topic.slots, HEADS):
+        slots = range(first, min(first + HEADS, topic.slots))
+        heads = broker.heads(topic, slots)
+        due += [slot for slot, head in zip(slots, heads, strict=True) if head is not None and head <= now]
+    return due
+
+
+def _drain_slot(
+    broker: Any, topic: Topic, slot: int, owner: str, listener: Any, raise_errors: bool, limit: int
+) -> int:
+    """Deliver what is due in one slot; return how many deliveries that were."""
+    from django_rmq.core.consumer import calling
+    from django_rmq.project.watching import announcing
+
+    raised: list[BaseException] = []
+    recording = replace(listener, function=announcing.around(topic, _recorded(listener.function, raised)))
+    handled, after = 0, None
+    while True:
+        prepared = broker.prepare(topic, slot, owner, None, listener.batch_size or 1, after=after)
+        after = prepared.cursor
+        if prepared.status == "more":
+            continue
+        if prepared.status != "ok":
+            return handled
+        handled += len(prepared.deliveries)
+        if handled > limit:
+            broker.release(topic, slot, prepared.receipt, [given.member for given in prepared.deliveries])
+            raise RuntimeError(
+                f"drain stopped at its limit of deliveries: do listeners of {topic.name} resend?"
+            )
+        messages = _messages(broker, topic, slot, prepared)
+        failures = _settle(broker, topic, slot, prepared.receipt, messages, calling.run(recording, messages))
+        if raise_errors:
+            _raise_first(topic, raised, failures)
+
+
+def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Callable[[Any], Any]:
+    """Return a listener that keeps in ``raised`` what it raises, but for ``Retry`` and ``Reject``."""
+
+    def recorded(argument: Any) -> Any:
+        try:
+            return function(argument)
+        except (Retry, Reject):
+            raise
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    return recorded
+
+
+def _messages(broker: Any, topic: Topic, slot: int, prepared: Prepared) -> list[Message]:
+    """Return what listeners are given."""
+
+    def extend(message: Message) -> bool:
+        answers = broker.extend(topic, slot, prepared.receipt, [message.delivery.member])
+        return bool(answers[0] == "ok")
+
+    return [Message(topic, slot, prepared.receipt, delivery, extend) for delivery in prepared.deliveries]
+
+
+def _settle(
+    broker: Any,
+    topic: Topic,
+    slot: int,
+    receipt: int,
+    messages: Sequence[Message],
+    outcomes: Sequence[Failure | None],
+) -> list[Failure]:
+    """Commit and roll back as a consumer does; return the failures."""
+    from django_rmq.project.watching import announcing
+
+    done = [message for message, outcome in zip(messages, outcomes, strict=True) if outcome is None]
+    failed = [
+        (message, outcome) for message, outcome in zip(messages, outcomes, strict=True) if outcome is not None
+    ]
+    failures = [failure for _, failure in failed]
+    if done:
+        broker.commit(topic, slot, receipt, [message.delivery.member for message in done])
+    if failures:
+        broker.rollback(topic, slot, receipt, failures)
+    announcing.ended(done, failed)
+    return failures
+
+
+def _raise_first(topic: Topic, raised: list[BaseException], failures: list[Failure]) -> None:
+    for error in raised:
+        raise error
+    for failure in failures:
+        if failure.kind == "undecodable":
+            raise InvalidMessage(f"a message of topic {topic.name} cannot be decoded: {failure.error}")

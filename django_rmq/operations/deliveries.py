@@ -23,9 +23,9 @@ from uuid import UUID, uuid4
 from django.core.signing import BadSignature, Signer
 
 from django_rmq.core.consumer.executor import chosen_delay
-from django_rmq.core.redis.broker import BATCH, Broker
+from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.bounds import MAX_DURATION_MS, is_number, is_whole, shown
-from django_rmq.core.words.messages import Delivery, Failure, Message, Topic
+from django_rmq.core.words.messages import BATCH, Delivery, Failure, Message, Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, ServerTrouble
 from django_rmq.operations.actors import Actor
 from django_rmq.operations.ids import ALL_ROUNDS, Identity, find_members, id_of, identify

@@ -22,7 +22,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_rmq.core.cluster.broker import Cluster, ClusterBroker, parse_seeds
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.producer.producer import Producer

@@ -12,7 +12,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.core.cluster.broker import Cluster, ClusterBroker, parse_seeds
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.pool import RenewingPool
 from django_rmq.core.words import addresses

@@ -17,8 +17,9 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from django_rmq.core.calls.packed import Packed
 from django_rmq.core.producer.producer import Producer
-from django_rmq.core.redis.broker import Packed, Pipeline
+from django_rmq.core.redis.pipeline import Pipeline
 from django_rmq.core.words.messages import BATCH, Topic, TopicType
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.patience import Patience

@@ -46,8 +46,8 @@ from django_rmq.core.consumer.sizes import BytesInHand
 from django_rmq.core.consumer.suspects import Suspects
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.redis.broker import BATCH, Broker
-from django_rmq.core.words.messages import Delivery, Failure, Held, Message, Prepared, Topic
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.messages import BATCH, Delivery, Failure, Held, Message, Prepared, Topic
 from django_rmq.exceptions import (
     LostRace,
     NodeUnavailable,

@@ -123,14 +123,13 @@ class Frames:
             return packed(command(call, self._prefix, None))
         own, varying = call.own, -call.varying
         key = (
-            call.script,
             topic.name,
             slot,
             topic.slots,
             topic.type,
             topic.max_retries,
             varying,
-            *own[:varying],
+            own[:varying],
         )
         before = self._known.get(key) or self._remember(key, call)
         return b"".join((before, *map(_argument, own[varying:]), self._NO_CLOCK))

@@ -12,12 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from django_rmq.core.calls import people
+from django_rmq.core.calls.call import Call
 from django_rmq.core.producer.placing import Outgoing, score_at_once
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import Reslotting, move, under_way
+from django_rmq.core.topics.walk import walk
 from django_rmq.core.words.messages import BATCH, Entry, Topic, decode_envelope, encode_envelope
-from django_rmq.exceptions import RmqError
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, Options
 
@@ -96,41 +98,37 @@ def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:
 
 
 def _each_slot(
-    broker: Broker, rows: Rows, tell: Callable[[Any, int, Rows], object], words: Mapping[str, str]
+    broker: Broker, rows: Rows, call: Callable[[int, Rows], Call[list[str]]], words: Mapping[str, str]
 ) -> list[str]:
     """Return what a transition answers for each row, in other ``words``."""
     by_slot: defaultdict[int, list[int]] = defaultdict(list)
     for at, row in enumerate(rows):
         by_slot[row["slot"]].append(at)
-    pipeline = broker.pipeline()
     asked = [
         (slot, places[first : first + STEP])
         for slot, places in by_slot.items()
         for first in range(0, len(places), STEP)
     ]
-    for slot, places in asked:
-        tell(pipeline, slot, [rows[at] for at in places])
+    calls = [call(slot, [rows[at] for at in places]) for slot, places in asked]
     found = [""] * len(rows)
-    for (_, places), answer in zip(asked, pipeline.execute(), strict=True):
-        if isinstance(answer, RmqError):
-            raise answer
+    for (_, places), answer in zip(asked, walk(broker, calls, len(calls)), strict=True):
         for at, word in zip(places, answer, strict=True):
             found[at] = words.get(word, word)
     return found
 
 
 def _discard(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
-    def tell(pipeline: Any, slot: int, part: Rows) -> None:
-        pipeline.discard(topic, slot, [row["died_ms"] for row in part], [row["member"] for row in part])
+    def call(slot: int, part: Rows) -> Call[list[str]]:
+        return people.discard(topic, slot, [row["died_ms"] for row in part], [row["member"] for row in part])
 
-    return _each_slot(broker, rows, tell, {"dead": "deleted", "not_found": "gone"})
+    return _each_slot(broker, rows, call, {"dead": "deleted", "not_found": "gone"})
 
 
 def _replay(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
-    def tell(pipeline: Any, slot: int, part: Rows) -> None:
-        pipeline.replay(topic, slot, [row["member"] for row in part])
+    def call(slot: int, part: Rows) -> Call[list[str]]:
+        return people.replay(topic, slot, [row["member"] for row in part])
 
-    return _each_slot(broker, rows, tell, {"not_found": "gone"})
+    return _each_slot(broker, rows, call, {"not_found": "gone"})
 
 
 def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:

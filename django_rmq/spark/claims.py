@@ -12,11 +12,16 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TypeVar
 
+from django_rmq.core.calls import claims, ending, looking
+from django_rmq.core.calls.call import Answer, Call
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics.walk import walk
 from django_rmq.core.words.messages import BATCH, Claimed, ClaimRead, Counts, Topic
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
+
+T = TypeVar("T")
 
 logger = logging.getLogger("django_rmq.spark")
 
@@ -70,18 +75,17 @@ class Claims:
         self._lock = threading.Lock()
         self._renewing: threading.Thread | None = None
 
-    def each(self, slots: Sequence[int], transition: str, *args: Any, **options: Any) -> list[Any]:
-        """Return what a transition answers for each slot."""
-        found: list[Any] = []
-        for first in range(0, len(slots), HEADS):
-            pipeline = self._broker.pipeline()
-            for slot in slots[first : first + HEADS]:
-                getattr(pipeline, transition)(self._topic, slot, *args, **options)
-            for answer in pipeline.execute():
-                if isinstance(answer, RmqError):
-                    raise answer
-                found.append(answer)
-        return found
+    def each(self, calls: Iterable[Call[T]]) -> list[T]:
+        """Return what each call answers."""
+        return list(walk(self._broker, calls, HEADS))
+
+    def counts(self, slots: Iterable[int]) -> list[Counts]:
+        """Return how many messages each slot holds by state."""
+        return self.each(looking.count(self._topic, slot) for slot in slots)
+
+    def reads(self, slots: Iterable[int], consumer: str, number: int = 0) -> list[ClaimRead]:
+        """Return the state of the consumer's claim in each slot: of its newest one, or of that ``number``."""
+        return self.each(claims.read_claim(self._topic, slot, consumer, number) for slot in slots)
 
     def forget(self) -> None:
         """Look everything up at the next ``settle``: a request has failed, and nobody knows what ran."""
@@ -105,7 +109,7 @@ class Claims:
         newest = 0
         lost = 0
         ending: list[tuple[int, int]] = []
-        for slot, read in zip(slots, self.each(slots, "read_claim", consumer), strict=True):
+        for slot, read in zip(slots, self.reads(slots, consumer), strict=True):
             newest = max(newest, read.number)
             if read.number > committed > 0 and read.state == "acked":
                 raise self._too_old(read.number)
@@ -131,7 +135,7 @@ class Claims:
         """Acknowledge every claim up to ``committed`` in ``slots``, holding none; return in how many there was one."""
         ending = [
             (slot, read.number)
-            for slot, read in zip(slots, self.each(slots, "read_claim", consumer), strict=True)
+            for slot, read in zip(slots, self.reads(slots, consumer), strict=True)
             if 0 < read.number <= committed and read.state in ("open", "sealed", "acked")
         ]
         # Whoever was faster, here or in the query itself, has acknowledged it.
@@ -145,17 +149,13 @@ class Claims:
         """
         lost = 0
         while ending:
-            pipeline = self._broker.pipeline()
-            for slot, number in ending[:HEADS]:
-                pipeline.ack(self._topic, slot, consumer, number)
+            asked = ending[:HEADS]
+            acks = [claims.ack(self._topic, slot, consumer, number) for slot, number in asked]
             rest: list[tuple[int, int]] = []
-            for (slot, number), answer in zip(ending[:HEADS], pipeline.execute(), strict=True):
-                if isinstance(answer, RmqError):
-                    raise answer
-                word, left = answer
+            for (slot, number), (word, left) in zip(asked, walk(self._broker, acks, HEADS), strict=True):
                 while word == "open" and left:
                     # A request that came too late for its batch: nobody has read what it took.
-                    _, left = self._broker.return_claim(self._topic, slot, consumer, number)
+                    _, left = self._broker.run(claims.return_claim(self._topic, slot, consumer, number))
                 lost += word == "stale"
                 if word == "ok" and left:
                     rest.append((slot, number))
@@ -187,7 +187,7 @@ class Claims:
 
     def due(self) -> int:
         """Return how many messages are due."""
-        return sum(counts.due for counts in self.each(range(self._topic.slots), "count"))
+        return sum(counts.due for counts in self.counts(range(self._topic.slots)))
 
     def claim(self, consumer: str, number: int, budget: int) -> bool:
         """Claim up to ``budget`` messages that are due; return whether any. Raises ``SlotMoved``."""
@@ -196,7 +196,7 @@ class Claims:
         due: dict[int, int] = {}
         for first in range(0, len(slots), HEADS):
             part = slots[first : first + HEADS]
-            heads = self._broker.heads(self._topic, part)
+            heads = self._broker.run(looking.heads(self._topic, part))
             due.update(
                 (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
             )
@@ -207,6 +207,7 @@ class Claims:
         while left and taken < budget:
             pipeline = self._broker.pipeline()
             asked: list[int] = []
+            answers: list[Answer[Claimed]] = []
             rest = budget - taken
             for slot, quota in left.items():
                 wanted = min(quota, rest)
@@ -214,10 +215,11 @@ class Claims:
                     break
                 rest -= wanted
                 asked.append(slot)
-                pipeline.claim(self._topic, slot, consumer, number, self._lease_ms, wanted, ANY_SIZE)
-            for slot, answer in zip(asked, pipeline.execute(), strict=True):
-                if isinstance(answer, RmqError):
-                    raise answer
+                call = claims.claim(self._topic, slot, consumer, number, self._lease_ms, wanted, ANY_SIZE)
+                answers.append(pipeline.add(call))
+            pipeline.execute()
+            for slot, claimed in zip(asked, answers, strict=True):
+                answer = claimed.get()
                 if answer.status == "moved":
                     moved = True
                     continue
@@ -245,7 +247,7 @@ class Claims:
         a priority topic its part of each slot, so that the most urgent of all slots go.
         """
         slots = list(due)
-        counts = dict(zip(slots, self.each(slots, "count"), strict=True))
+        counts = dict(zip(slots, self.counts(slots), strict=True))
         sizes = {slot: max(1, found.due) for slot, found in counts.items()}
         total = sum(sizes.values())
         if total <= budget:
@@ -258,7 +260,7 @@ class Claims:
             return {slot: math.ceil(budget * sizes[slot] / total) for slot in slots}
         shut = {slot for slot, found in counts.items() if self._is_shut(found)}
         # What has timed out there keeps them shut, and they might not be asked for long.
-        self.each(list(shut), "expire")
+        self.each(ending.expire(self._topic, slot) for slot in shut)
         slots.sort(key=lambda slot: (slot in shut, due[slot]))
         return {slot: sizes[slot] for slot in slots}
 
@@ -269,7 +271,7 @@ class Claims:
     def _give_back(self, consumer: str, number: int) -> None:
         """Return a claim that no batch will ever read, in every slot that has a part of it."""
         for slot in self.slots(number):
-            while self._broker.return_claim(self._topic, slot, consumer, number)[1]:
+            while self._broker.run(claims.return_claim(self._topic, slot, consumer, number))[1]:
                 pass
             self._let_go(slot)
 
@@ -283,9 +285,10 @@ class Claims:
         """Seal a claim in every slot that has a part of it; return how many messages it holds."""
         slots = self.slots(number)
         rows = 0
-        for slot, size in zip(
-            slots, self.each(slots, "renew", consumer, number, self._lease_ms, seal=True), strict=True
-        ):
+        sizes = self.each(
+            claims.renew(self._topic, slot, consumer, number, self._lease_ms, seal=True) for slot in slots
+        )
+        for slot, size in zip(slots, sizes, strict=True):
             if size is None:
                 self._let_go(slot)
             else:
@@ -296,7 +299,7 @@ class Claims:
     def read(self, consumer: str, number: int, slots: Sequence[int]) -> dict[int, int]:
         """Return how many rows of a sealed claim each slot has; hold them. Raises ``LostRace`` if it was acknowledged."""
         sizes: dict[int, int] = {}
-        reads: list[ClaimRead] = self.each(slots, "read_claim", consumer, number)
+        reads = self.reads(slots, consumer, number)
         for slot, read in zip(slots, reads, strict=True):
             if read.number > number or (read.number == number and read.state == "acked"):
                 raise self._too_old(number)
@@ -328,21 +331,15 @@ class Claims:
                 logger.warning("Cannot renew the claims of topic %s: %s", self._topic.name, error)
 
     def _renew_all(self, held: dict[int, int]) -> None:
-        gone: list[int] = []
-        for first in range(0, len(held), HEADS):
-            part = dict(list(held.items())[first : first + HEADS])
-            pipeline = self._broker.pipeline()
-            for slot, number in part.items():
-                pipeline.renew(self._topic, slot, self._holder, number, self._lease_ms)
-            for slot, size in zip(part, pipeline.execute(), strict=True):
-                if isinstance(size, RmqError):
-                    raise size
-                if size is None:
-                    gone.append(slot)
+        sizes = self.each(
+            claims.renew(self._topic, slot, self._holder, number, self._lease_ms)
+            for slot, number in held.items()
+        )
+        gone = [slot for slot, size in zip(held, sizes, strict=True) if size is None]
         if not gone:
             return
         lost = 0
-        for slot, read in zip(gone, self.each(gone, "read_claim", self._holder, held[gone[0]]), strict=True):
+        for slot, read in zip(gone, self.reads(gone, self._holder, held[gone[0]]), strict=True):
             # Acknowledged ones are not lost: a listener has been faster than the next poll.
             lost += read.state in ("lost", "returned")
             with self._lock:

@@ -8,7 +8,8 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from django_rmq.core.cluster.broker import Cluster, ClusterBroker, parse_seeds
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.redis import clients
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.pool import RenewingPool

@@ -17,9 +17,12 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from django_rmq.core.calls import sending
+from django_rmq.core.calls.packed import Packed
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Packed, Pipeline
-from django_rmq.core.words.messages import BATCH, Topic, TopicType
+from django_rmq.core.redis import wire
+from django_rmq.core.redis.pipeline import Pipeline
+from django_rmq.core.words.messages import BATCH, Topic
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.patience import Patience
 
@@ -66,9 +69,8 @@ def _text(raw: bytes) -> pa.Scalar:
 def _written(texts: pa.Array) -> pa.Array:
     """Return each text as an argument of a command."""
     lengths = pc.binary_length(texts).cast(pa.large_string()).cast(pa.large_binary())
-    return pc.binary_join_element_wise(
-        _text(b"$"), lengths, _text(b"\r\n"), texts.cast(pa.large_binary()), _text(b"\r\n"), _text(b"")
-    )
+    parts = wire.parts_of_argument(lengths, texts.cast(pa.large_binary()), _text)
+    return pc.binary_join_element_wise(*parts, _text(b""))
 
 
 class Call(NamedTuple):
@@ -113,10 +115,7 @@ class Bulk:
     def _pipeline(self, call: Call) -> Pipeline:
         pipeline = self._producer.broker.pipeline()
         for group in call.groups:
-            if self._topic.type is TopicType.RANGE_MERGE:
-                pipeline.send_merge(self._topic, group.slot, self._topic.time_range_ms or 0, group.packed)
-            else:
-                pipeline.send_replace(self._topic, group.slot, (), group.packed)
+            pipeline.add(sending.send_packed(self._topic, group.slot, group.packed))
         return pipeline
 
     def _collect(self) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from django_rmq.core.calls import looking
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics.walk import walk
 from django_rmq.core.words.messages import BATCH, Topic
-from django_rmq.exceptions import RmqError
 from django_rmq.spark.patience import Patience
 
 FIRST_PAGE = 64
@@ -97,7 +98,7 @@ class LiveRows:
         """Where the next row was when last looked at; None: nobody knows."""
         if self._place is not None:
             below = self._place.score
-            self._rank = patience(lambda: broker.between(*self._where, max_score=below))
+            self._rank = patience(lambda: broker.run(looking.between(*self._where, max_score=below)))
         self._is_over = False
 
     def pages(self) -> Iterator[Rows]:
@@ -128,14 +129,8 @@ class LiveRows:
 
     def _pages(self, ranks: range) -> list[Rows]:
         """Return the pages that begin at ``ranks``, each with the row before it."""
-        pipeline = self._broker.pipeline()
-        for first in ranks:
-            pipeline.rows(*self._where, max(0, first - 1), first + ranks.step - 1)
-        found = pipeline.execute()
-        for rows in found:
-            if isinstance(rows, RmqError):
-                raise rows
-        return found
+        calls = [looking.rows(*self._where, max(0, first - 1), first + ranks.step - 1) for first in ranks]
+        return [*walk(self._broker, calls, len(calls))]
 
     def _take(self, rows: Rows, *, is_last: bool) -> Rows:
         end = len(rows)
@@ -152,13 +147,15 @@ class LiveRows:
         if self._place is not None and self._place.member is not None:
             after = (f"{self._place.score:.17g}", self._place.member)
         page = self._patience(
-            lambda: self._broker.peek(
-                *self._where,
-                after=after,
-                limit=BATCH,
-                min_score=self._low,
-                max_score=self._high,
-                max_bytes=PAGE_BYTES,
+            lambda: self._broker.run(
+                looking.peek(
+                    *self._where,
+                    after=after,
+                    limit=BATCH,
+                    min_score=self._low,
+                    max_score=self._high,
+                    max_bytes=PAGE_BYTES,
+                )
             )
         )
         rows: list[Any] = []
@@ -171,10 +168,4 @@ class LiveRows:
         return found
 
     def _rank_of(self, member: bytes) -> int | None:
-        pipeline = self._broker.pipeline()
-        pipeline.rank(*self._where, member)
-        (found,) = pipeline.execute()
-        if isinstance(found, RmqError):
-            raise found
-        rank: int | None = found
-        return rank
+        return self._broker.run(looking.rank(*self._where, member))

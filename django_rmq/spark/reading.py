@@ -17,8 +17,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from django_rmq.core.calls import looking
+from django_rmq.core.topics.walk import walk
 from django_rmq.core.words.messages import Counts, Death, Entry, FailureRecord, Topic, decode_envelope
-from django_rmq.exceptions import RmqError
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
 from django_rmq.spark.paging import LiveRows, narrow_batch
@@ -80,19 +81,13 @@ class Reader(DataSourceReader):
         for name in self._topics:
             topic = topic_of(name, definitions.of(name))
             slots = self._options.slots(topic.slots)
-            for first in range(0, len(slots), SLOTS_PER_TRIP):
-                part = slots[first : first + SLOTS_PER_TRIP]
-                pipeline = broker.pipeline()
-                for slot in part:
-                    pipeline.count(topic, slot)
-                for slot, counts in zip(part, pipeline.execute(), strict=True):
-                    if isinstance(counts, RmqError):
-                        raise counts
-                    for queue in self._queues:
-                        size = _size(counts, queue)
-                        if size:
-                            pieces.append(Piece(topic, slot, queue))
-                            sizes.append(size)
+            asked = [looking.count(topic, slot) for slot in slots]
+            for slot, counts in zip(slots, walk(broker, asked, SLOTS_PER_TRIP), strict=True):
+                for queue in self._queues:
+                    size = _size(counts, queue)
+                    if size:
+                        pieces.append(Piece(topic, slot, queue))
+                        sizes.append(size)
         tasks = min(len(pieces), self._options.tasks(sum(sizes)))
         return [Task([pieces[i] for i in group]) for group in grouped(sizes, tasks)]
 
@@ -111,19 +106,17 @@ class Reader(DataSourceReader):
                 continue
             cursor: tuple[str, bytes] | None = None
             while True:
-                page = self._patience(
-                    partial(
-                        broker.peek,
-                        topic,
-                        slot,
-                        queue,
-                        after=cursor,
-                        limit=PAGE,
-                        min_score=self._low,
-                        max_score=self._high,
-                        max_bytes=PAGE_BYTES,
-                    )
+                call = looking.peek(
+                    topic,
+                    slot,
+                    queue,
+                    after=cursor,
+                    limit=PAGE,
+                    min_score=self._low,
+                    max_score=self._high,
+                    max_bytes=PAGE_BYTES,
                 )
+                page = self._patience(partial(broker.run, call))
                 if page.entries:
                     yield self._batch(schema, topic, slot, queue, page.entries)
                 cursor = page.cursor

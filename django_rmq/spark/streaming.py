@@ -25,7 +25,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from django_rmq.core.calls import claims, looking
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.topics.walk import walk
 from django_rmq.core.words.messages import BATCH, Topic, decode_envelope
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
 from django_rmq.spark.claims import Claims, ranges, slots_in
@@ -269,7 +271,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         slot, offset, end = piece.slot, piece.offset, piece.offset + piece.rows
         claim = (self._topic, slot, task.consumer, task.number)
         first_page = min(FIRST_PAGE, piece.rows)
-        read = self._patience(lambda: self._broker.read_claim(*claim, offset, first_page))
+        read = self._patience(lambda: self._broker.run(claims.read_claim(*claim, offset, first_page)))
         if not read.rows:
             return
         yield self._batch(schema, slot, read.rows, read.envelopes)
@@ -293,20 +295,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, claim: tuple[Topic, int, str, int], firsts: range, *, plain: bool
     ) -> tuple[list[tuple[Rows, Sequence[bytes | None]]], str]:
         """Return the pages of a claim that begin at ``firsts``, and its state after they were read."""
-        pipeline = self._broker.pipeline()
-        for first in firsts:
-            wanted = min(firsts.step, firsts.stop - first)
-            if plain:
-                pipeline.rows(*claim[:2], "claim", first, first + wanted - 1)
-            else:
-                pipeline.read_claim(*claim, first, wanted)
-        answers = pipeline.execute()
-        for answer in answers:
-            if isinstance(answer, RmqError):
-                raise answer
-        parts = [(answer, ()) if plain else (answer.rows, answer.envelopes) for answer in answers]
+        topic, slot, *_ = claim
+        pages = [(first, min(firsts.step, firsts.stop - first)) for first in firsts]
+        parts: list[tuple[Rows, Sequence[bytes | None]]]
+        if plain:
+            rows = [looking.rows(topic, slot, "claim", first, first + wanted - 1) for first, wanted in pages]
+            parts = [(found, ()) for found in walk(self._broker, rows)]
+        else:
+            reads = [claims.read_claim(*claim, first, wanted) for first, wanted in pages]
+            parts = [(read.rows, read.envelopes) for read in walk(self._broker, reads)]
         # Asked when all of it is here: if it is sealed still, nothing had been taken out before.
-        return parts, self._broker.read_claim(*claim).state
+        return parts, self._broker.run(claims.read_claim(*claim)).state
 
     def _batch(
         self, schema: pa.Schema, slot: int, rows: Rows, envelopes: Sequence[bytes | None]

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from django_rmq.core.calls import people
 from django_rmq.core.producer.checks import check_time_range
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.messages import MAX_PRIORITY, TopicType, encode_json
@@ -100,7 +101,7 @@ class _Sending:
                     "or set the option allowOverwrite to true"
                 )
             for slot in range(self._topic.slots):
-                while self._patience(partial(broker.purge, self._topic, slot, "store")):
+                while self._patience(partial(broker.run, people.purge(self._topic, slot, "store"))):
                     pass
 
     def _check_columns(self) -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker, Pipeline
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.methods import FUNCTIONS
+from django_rmq.core.redis.pipeline import Pipeline
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from tests.contract.slots import START_MS, TYPES, Slot
@@ -35,10 +37,11 @@ def test_it_has_every_public_method_of_the_broker() -> None:
     def public(cls: type) -> set[str]:
         return {name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))}
 
-    assert public(InMemoryBroker) >= public(Broker)
+    # Calls as values are not for memory yet.
+    assert public(InMemoryBroker) >= public(Broker) - {"run"}
     pipeline = InMemoryBroker().pipeline()
-    # What reads past the scripts is asked for by Spark alone, and never of memory.
-    asked = public(Pipeline) - {"rank", "rows"}
+    # What reads past the scripts, or is written already, is asked for by Spark alone, and never of memory.
+    asked = (public(Pipeline) | set(FUNCTIONS)) - {"add", "rank", "rows", "send_packed"}
     assert all(callable(getattr(pipeline, name)) for name in asked)
 
 

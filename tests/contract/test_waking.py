@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from django_rmq.core.cluster.broker import ClusterBroker, Node
+from django_rmq.core.cluster.broker import ClusterBroker
+from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import GATE, NEVER, TopicType

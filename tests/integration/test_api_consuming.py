@@ -164,7 +164,7 @@ def test_a_consumer_and_a_worker_share_a_slot_by_its_gate(broker: Any) -> None:
 
 
 def test_what_is_not_settled_comes_back_and_what_is_extended_does_not(broker: Any) -> None:
-    clock = broker._clock = Clock()
+    clock = broker.exchange.clock = Clock()
     consumer, other = Consumer("work"), Consumer("work")
     consumer.send(1)
     (taken,) = consumer.take()

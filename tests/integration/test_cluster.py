@@ -16,9 +16,12 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from django_rmq.core import scripts
-from django_rmq.core.cluster.broker import Cluster, ClusterBroker, Errand, Node, Trip
+from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.cluster.nodes import Node
+from django_rmq.core.cluster.trips import Errand, Trip
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker, translate
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.errors import translate
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import Durability, Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable

@@ -98,7 +98,7 @@ def statuses(*results: SendResult | RemoveResult) -> list[str]:
 def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Which scripts went in each round trip."""
     trips: list[list[str]] = []
-    build, run = Broker.pipeline, Broker._run
+    build, run = Broker.pipeline, Broker.run
 
     def alone(self: Broker, call: Any) -> Any:
         trips.append([call.script])
@@ -117,7 +117,7 @@ def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(Broker, "pipeline", pipeline)
-        patch.setattr(Broker, "_run", alone)
+        patch.setattr(Broker, "run", alone)
         yield trips
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from django_rmq.core import scripts
 from django_rmq.core.consumer import troubles
-from django_rmq.core.redis.broker import Pipeline
+from django_rmq.core.redis.pipeline import Pipeline
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
 from django_rmq.exceptions import ServerFull

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_rmq.core import scripts
+from django_rmq.core.calls.call import Call, Command
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker, Call, Transitions
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.methods import Methods
+from django_rmq.core.redis.pipeline import Pipeline
 from django_rmq.core.words.keys import SlotKeys
 from django_rmq.core.words.messages import Area, Claimed, Loose, Row, Topic, TopicType
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
@@ -279,15 +282,16 @@ def test_a_call_whose_reply_was_lost_and_its_repetition_have_one_effect(
 # --- forgotten scripts
 
 
-class WithRawCommands(Broker):
-    """Lets a test put a command of its own between the calls of a pipeline."""
+class Nowhere:
+    """The place of a command without keys."""
 
-    def _command(self, call: Call) -> tuple[Any, ...]:
-        return tuple(call.args) if call.script == "raw" else super()._command(call)
+    def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
+        return ()
 
 
-def put(pipeline: Any, *command: Any) -> None:
-    pipeline._run(Call("raw", (), command, lambda reply: reply))
+def put(pipeline: Pipeline, *command: Any) -> None:
+    """Put a command of the test's own between the calls of a pipeline."""
+    pipeline.add(Command(command[0], Nowhere(), command[1:], lambda reply: reply, {}))
 
 
 @pytest.mark.parametrize("script", sorted(ACTS))
@@ -309,7 +313,7 @@ def test_a_flush_of_all_scripts_costs_a_pipeline_nothing(
     redis_client: redis.Redis, prefix: str, when: str
 ) -> None:
     slot = slot_of(redis_client, prefix, identity="body")
-    broker = WithRawCommands(redis_client, prefix, slot.clock)
+    broker = Broker(redis_client, prefix, slot.clock)
     receipt = stage(slot)
     pipeline: Any = broker.pipeline()
     pipeline.count(slot.topic, 0)
@@ -333,18 +337,15 @@ def test_a_flush_of_all_scripts_costs_a_pipeline_nothing(
 # --- foreign types
 
 
-class Recorder(Transitions):
+class Recorder(Methods):
     """Answers with the call that would be made."""
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-
-    def _run(self, call: Call) -> Any:
+    def run(self, call: Call[Any]) -> Any:
         return call
 
 
 def keys_of(script: str, slot: Slot) -> list[bytes]:
-    recorded: Any = Slot(Recorder(slot.broker.prefix), slot.keyspace, slot.clock, slot.topic)
+    recorded: Any = Slot(Recorder(), slot.keyspace, slot.clock, slot.topic)
     if script in SENDS:
         recorder = recorded.broker
         call = (
@@ -357,7 +358,7 @@ def keys_of(script: str, slot: Slot) -> list[bytes]:
     else:
         call = ACTS[script](recorded, 1)
     assert call.script == script
-    return list(call.keys)
+    return list(call.keys(slot.broker.prefix))
 
 
 def spoil(client: redis.Redis, key: bytes, how: str) -> None:
@@ -740,7 +741,7 @@ def test_an_answer_that_comes_too_late_is_never_read_by_another_call(
     pool = redis_client.connection_pool.connection_kwargs
     url = f"redis://{pool['host']}:{pool['port']}/{pool['db']}"
     with connect(url, seconds=0.2, max_connections=1) as client:
-        broker = WithRawCommands(client, prefix, slot.clock)
+        broker = Broker(client, prefix, slot.clock)
         pipeline: Any = broker.pipeline()
         pipeline.count(slot.topic, 0)
         put(pipeline, "BLPOP", f"{prefix}nothing", 1)

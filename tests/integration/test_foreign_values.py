@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.consumer import troubles
 from django_rmq.core.consumer.notes import Notes, settle
-from django_rmq.core.redis.broker import Broker, Call
+from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import SlotKeys, slot_keys
 from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
 from django_rmq.exceptions import RmqError, Unreadable, WrongType
@@ -157,7 +159,7 @@ def test_a_value_that_cannot_be_read_is_named(redis_broker: Broker) -> None:
 
 
 def test_an_answer_that_means_nothing_names_its_script_and_key() -> None:
-    call = Call("audit", (b"stats_{attacked_3}",), (), int)
-    assert call.read(b"5") == 5
-    with pytest.raises(Unreadable, match=r"^audit of stats_{attacked_3}: .* not one of RMQ's \(.*b'x'\)$"):
-        call.read(b"x")
+    call = Call("adopt", AtSlot(TOPIC, 3), (), int, {})
+    assert call.read(b"5", "") == 5
+    with pytest.raises(Unreadable, match=r"^adopt of stats_{attacked_3}: .* not one of RMQ's \(.*b'x'\)$"):
+        call.read(b"x", "")

@@ -162,7 +162,7 @@ def test_who_wants_little_leaves_the_rest_to_others() -> None:
 
 def test_the_permits_of_a_silent_worker_are_free_after_its_lease(broker: Any) -> None:
     clock = Clock()
-    broker._clock = clock
+    broker.exchange.clock = clock
     topic = replace(TOPIC, max_in_flight=2)
     assert ask(broker, topic, "A", wanted=2, in_use=2).permits == 2
     clock.advance(seconds=2.9)

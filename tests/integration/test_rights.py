@@ -17,7 +17,8 @@ from django.urls import reverse
 from django_rmq import send_message
 from django_rmq.checks import check_redis
 from django_rmq.core import scripts
-from django_rmq.core.redis.broker import _HARMLESS, Broker
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.rights import _HARMLESS
 from django_rmq.core.topics import durability
 from django_rmq.core.topics.durability import flaws, places, rights
 from django_rmq.core.words.messages import Failure, Topic, TopicType

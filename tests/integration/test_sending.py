@@ -78,7 +78,7 @@ def waiting(name: str) -> list[bytes]:
 def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many calls went in each round trip."""
     trips: list[int] = []
-    build, run = Broker.pipeline, Broker._run
+    build, run = Broker.pipeline, Broker.run
 
     def alone(self: Broker, call: Any) -> Any:
         trips.append(1)
@@ -97,7 +97,7 @@ def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(Broker, "pipeline", pipeline)
-        patch.setattr(Broker, "_run", alone)
+        patch.setattr(Broker, "run", alone)
         yield trips
 
 

@@ -14,7 +14,8 @@ from django_rmq.checks import check_redis
 from django_rmq.core import scripts
 from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.redis.broker import Broker, Server, _info
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.servers import Server, _info
 from django_rmq.core.topics.durability import flaws
 from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable

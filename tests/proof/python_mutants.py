@@ -260,7 +260,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- what strangers write
     "a_foreign_value_ends_the_process": PythonMutant(
-        "core/redis/broker.py",
+        "core/calls/call.py",
         "except (ArithmeticError, LookupError, TypeError, ValueError) as error:",
         "except ZeroDivisionError as error:",
         "A value that cannot be read is an error of its slot.",
@@ -279,7 +279,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     ),
     # --- a Redis Cluster
     "what_never_ran_is_refused": PythonMutant(
-        "core/cluster/broker.py",
+        "core/cluster/trips.py",
         "if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):",
         "if False:",
         "What no node has run in time may be tried again.",

@@ -8,14 +8,15 @@ from typing import Any
 import redis
 
 from django_rmq.core import scripts
-from django_rmq.core.redis.broker import Broker, Call
+from django_rmq.core.calls.call import Call
+from django_rmq.core.redis.broker import Broker
 from tests.unit import test_lua as rules
 
 
 class Recorder(Broker):
     """Answers with the call that would be made."""
 
-    def _run(self, call: Call) -> Any:
+    def run(self, call: Call[Any]) -> Any:
         return call
 
 

@@ -8,18 +8,20 @@ import pytest
 from hiredis import pack_command
 
 from django_rmq.core import scripts
-from django_rmq.core.redis import broker as module
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import sending
+from django_rmq.core.calls.call import Call
+from django_rmq.core.redis import wire
+from django_rmq.core.redis.exchange import Exchange
 from django_rmq.core.words.messages import Sent, Topic, TopicType
 
 
-class Told(Broker):
+class Told(Exchange):
     """Notes what would go over the wire."""
 
     told: bytes
     answer: Any = (b"stored", 1_790_000_000_000)
 
-    def _ask(self, packed: bytes) -> Any:
+    def ask(self, packed: bytes) -> Any:
         self.told = packed
         return self.answer
 
@@ -35,44 +37,46 @@ TOPICS = [
 MEMBERS = [b"m", b"", b"\r\n$1\r\n", "é".encode(), b"x" * 70_000]
 
 
-def send(broker: Any, topic: Topic, slot: int, score: int, member: bytes, envelope: bytes) -> Any:
+def sent(topic: Topic, slot: int, score: int, member: bytes, envelope: bytes) -> Call[list[Sent]]:
     envelopes = [envelope] if topic.keyed else []
     if topic.type is TopicType.RANGE_MERGE:
-        return broker.send_merge(topic, slot, score, [member], envelopes)
-    return broker.send_replace(topic, slot, [score], [member], envelopes)
+        return sending.send_merge(topic, slot, score, [member], envelopes)
+    return sending.send_replace(topic, slot, [score], [member], envelopes)
 
 
 @pytest.mark.parametrize("room", [1, 10_000])
 def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    monkeypatch.setattr(module, "FRAMES", room)
-    told, recorder = Told(None, "p:"), module._calls("p:")
+    monkeypatch.setattr(wire, "FRAMES", room)
+    told = Told(None, "p:", None)
     for _ in range(2):
         for topic in TOPICS:
             for slot in {0, topic.slots - 1}:
                 for score, member in enumerate(MEMBERS, 1_000):
-                    sent = send(told, topic, slot, score, member, b"{}\n" + member)
-                    call = send(recorder, topic, slot, score, member, b"{}\n" + member)
+                    call = sent(topic, slot, score, member, b"{}\n" + member)
+                    found = told.run(call)
                     sha = scripts.load(call.script).sha
-                    assert told.told == pack_command(("EVALSHA", sha, 5, *call.keys, *call.args, b""))
-                    assert sent == call.parse([*told.answer])
-    assert 0 < len(told._frames) <= room
+                    assert told.told == pack_command(
+                        ("EVALSHA", sha, 5, *call.keys("p:"), *call.arguments("p:"), b"")
+                    )
+                    assert found == call.read([*told.answer], "p:")
+    assert 0 < len(told.frames) <= room
 
 
 @pytest.mark.parametrize("kind", TopicType)
 def test_only_what_will_be_used_again_is_remembered(monkeypatch: pytest.MonkeyPatch, kind: TopicType) -> None:
-    monkeypatch.setattr(module, "FRAMES", 8)
+    monkeypatch.setattr(wire, "FRAMES", 8)
     for slots, remembered in ((8, 1), (16, 0)):
-        told = Told(None)
+        told = Told(None, "", None)
         for _ in range(2):
-            send(told, Topic("t", kind, slots=slots), 3, 1_000, b"m", b"")
-        assert len(told._frames) == remembered
+            told.run(sent(Topic("t", kind, slots=slots), 3, 1_000, b"m", b""))
+        assert len(told.frames) == remembered
 
 
 @pytest.mark.parametrize("kind", TopicType)
 def test_what_a_slot_answers_about_one_message_is_read_as_of_many(kind: TopicType) -> None:
-    told, topic = Told(None), Topic("t", kind)
+    told, topic = Told(None, "", None), Topic("t", kind)
     told.answer = [b"mixed", [b"merged"], [b"5"]]
-    assert send(told, topic, 0, 1_000, b"m", b"") == [Sent("merged", 5.0)]
+    assert told.run(sent(topic, 0, 1_000, b"m", b"")) == [Sent("merged", 5.0)]
     told.answer = [b"stored"]
     if kind is not TopicType.RANGE_MERGE:
-        assert send(told, topic, 0, 1_000, b"m", b"") == [Sent("stored", 1_000)]
+        assert told.run(sent(topic, 0, 1_000, b"m", b"")) == [Sent("stored", 1_000)]

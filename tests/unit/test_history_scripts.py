@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_rmq.core import scripts
-from django_rmq.core.redis.broker import Call
+from django_rmq.core.calls.call import Call
 from django_rmq.core.telling.history import EDGES_MS
 from django_rmq.core.words.keys import HistoryKeys, history_keys, times_key
 from django_rmq.core.words.messages import LATENESS_BUCKETS, SAMPLED
@@ -27,21 +27,21 @@ each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=NAMES)
 def calls_of_every_script() -> dict[str, Call]:
     ask: Any = Recorder(None, "P:")
     found: dict[str, Call] = {}
-    recorded = Recorder._run
+    recorded = Recorder.run
     try:
 
         def record(self: Recorder, call: Call) -> Any:
             found[call.script] = call
             return recorded(self, call)
 
-        Recorder._run = record  # type: ignore[method-assign]
+        Recorder.run = record  # type: ignore[method-assign]
         ask.sample(rules.TOPIC, [0, 1])
         ask.claim_minute(rules.TOPIC, 7)
         ask.note_late(rules.TOPIC, [1] * LATENESS_BUCKETS)
         ask.note_times(rules.TOPIC, [1] * LATENESS_BUCKETS, 24, [0] * LATENESS_BUCKETS, 0)
         ask.keep_minute(rules.TOPIC, 7, "1 2 3", 60)
     finally:
-        Recorder._run = recorded  # type: ignore[method-assign]
+        Recorder.run = recorded  # type: ignore[method-assign]
     return found
 
 
@@ -57,13 +57,13 @@ def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> Non
     call = CALLS[source.name]
     keys, arguments = source.declared("KEYS"), source.declared("ARGV")
     if source.name == "history/sample":
-        assert len(call.keys) == 2 * 6
+        assert len(call.keys("P:")) == 2 * 6
     elif source.name == "history/times":
-        assert list(call.keys) == [times_key("P:", "topic")]
+        assert list(call.keys("P:")) == [times_key("P:", "topic")]
     else:
-        assert list(call.keys) == [getattr(history_keys("P:", "topic"), key.name) for key in keys]
+        assert list(call.keys("P:")) == [getattr(history_keys("P:", "topic"), key.name) for key in keys]
         assert {key.kind for key in keys} == {"HASH"}
-    assert len(call.args) == len(arguments) - 1
+    assert len(call.arguments("P:")) == len(arguments) - 1
     assert arguments[-1].name == "now"
 
 

@@ -26,10 +26,10 @@ def test_a_call_hands_over_what_the_header_declares() -> None:
     ask: Any = Recorder(None, "P:")
     call = ask.allow(TOPIC, "w", tokens=1, in_use=2, wanted=3, lease_ms=4)
     assert call.script == "limits/allow"
-    assert list(call.keys) == [limits_key("P:", "topic")] == [b"limits_{P:rmq:limits:topic}"]
+    assert list(call.keys("P:")) == [limits_key("P:", "topic")] == [b"limits_{P:rmq:limits:topic}"]
     assert [key.kind for key in SOURCE.declared("KEYS")] == ["HASH"]
     arguments = SOURCE.declared("ARGV")
-    assert len(call.args) == len(arguments) - 1
+    assert len(call.arguments("P:")) == len(arguments) - 1
     assert arguments[-1].name == "now"
 
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.core import scripts
+from django_rmq.core.calls.call import Call
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker, Call
+from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import answer_key, bucket_key, limits_key
 from django_rmq.core.words.messages import Topic, TopicType
 from tests.unit import test_lua as rules
@@ -27,7 +28,7 @@ TOPIC = Topic("topic", TopicType.RANGE_MERGE, slots=1, timeout=3, max_in_flight=
 class Recorder(Broker):
     """Answers with the call that would be made."""
 
-    def _run(self, call: Call) -> Any:
+    def run(self, call: Call[Any]) -> Any:
         return call
 
 
@@ -45,13 +46,13 @@ def calls() -> dict[str, Call]:
 @each_script
 def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> None:
     call = calls()[source.name]
-    assert len(call.args) == len(source.declared("ARGV")) - 1
+    assert len(call.arguments("P:")) == len(source.declared("ARGV")) - 1
     assert source.declared("ARGV")[-1].name == "now"
     assert [key.kind for key in source.declared("KEYS")] == ["HASH"]
 
 
 def test_keys_lie_below_the_prefix() -> None:
-    keys = {call.keys[0] for call in calls().values()}
+    keys = {call.keys("P:")[0] for call in calls().values()}
     assert keys == {
         b"answer_{P:rmq:answer:r}",
         b"bucket_{P:rmq:bucket:s}",

@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from django_rmq.core import scripts
-from django_rmq.core.redis.broker import Broker, Call
+from django_rmq.core.calls.call import Call
+from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import topics_key
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
@@ -28,11 +29,11 @@ class Client:
 class Recorder(Broker):
     """Notes the call that would be made."""
 
-    call: Call
+    call: Call[Any]
 
-    def _run(self, call: Call) -> Any:
+    def run(self, call: Call[Any]) -> Any:
         self.call = call
-        return "ok"
+        return True
 
 
 @each_script
@@ -41,9 +42,9 @@ def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> Non
     assert broker.redefine("prices", lambda known: {"slots": 4}) == {"slots": 4}
     keys, arguments = source.declared("KEYS"), source.declared("ARGV")
     assert broker.call.script == source.name == "topics/redefine"
-    assert list(broker.call.keys) == [topics_key("P:")]
+    assert list(broker.call.keys("P:")) == [topics_key("P:")]
     assert [(key.name, key.kind) for key in keys] == [("topics", "HASH")]
-    assert len(broker.call.args) == len(arguments) - 1
+    assert len(broker.call.arguments("P:")) == len(arguments) - 1
     assert arguments[-1].name == "now"
 
 

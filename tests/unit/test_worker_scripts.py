@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_rmq.core import scripts
-from django_rmq.core.redis.broker import Call
+from django_rmq.core.calls.call import Call
 from django_rmq.core.words.keys import WorkerKeys, worker_keys
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
@@ -44,9 +44,9 @@ def test_there_is_a_method_for_each_script() -> None:
 def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> None:
     call = CALLS[source.name]
     keys, arguments = source.declared("KEYS"), source.declared("ARGV")
-    assert list(call.keys) == [getattr(worker_keys("P:"), key.name) for key in keys]
+    assert list(call.keys("P:")) == [getattr(worker_keys("P:"), key.name) for key in keys]
     assert [key.kind for key in keys] == ["ZSET" if key.name == "sessions" else "HASH" for key in keys]
-    assert len(call.args) == len(arguments) - 1
+    assert len(call.arguments("P:")) == len(arguments) - 1
     assert arguments[-1].name == "now"
 
 

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from django_rmq.core.redis.broker import Broker, Server
+from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.servers import Server
 from django_rmq.core.words.messages import Topic
 from django_rmq.exceptions import ServerRefused
 

@@ -144,9 +144,7 @@ class Command(RmqCommand):
     ) -> tuple[int, int]:
         """Be the parent of the workers; return how it ended, and how many deliveries were settled."""
         config = get_config().consumer
-        reloads = _given(options["reload"], is_debug()) and getattr(
-            self, "_called_from_command_line", False
-        )
+        reloads = _given(options["reload"], is_debug()) and getattr(self, "_called_from_command_line", False)
         supervisor = forking.supervise(
             topics,
             how,

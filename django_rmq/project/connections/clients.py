@@ -7,7 +7,8 @@ from typing import Any
 import redis
 from django.views.decorators.debug import sensitive_variables
 
-from django_rmq.core.cluster.broker import Cluster, parse_seeds
+from django_rmq.core.cluster.broker import Cluster
+from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.redis import clients
 from django_rmq.core.redis.pool import Pool
 from django_rmq.core.words import addresses

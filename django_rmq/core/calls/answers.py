@@ -1,0 +1,34 @@
+"""Calls about requests that are done once, and what came of them."""
+
+from __future__ import annotations
+
+from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.places import Named
+from django_rmq.core.calls.texts import word
+from django_rmq.core.words.keys import answer_key
+
+
+def _begun(reply: list[bytes]) -> tuple[str, bytes]:
+    return reply[0].decode(), reply[1] if len(reply) > 1 else b""
+
+
+def begin_answer(request: str, content: str, token: str, lease_ms: int) -> Call[tuple[str, bytes]]:
+    """Begin ``request`` (letters and digits) with this ``content`` (a print of it), as attempt ``token``.
+
+    Answers new, running or other with nothing, or done with what was kept.
+    """
+    return Call(
+        "answers/begin",
+        Named(answer_key, request),
+        (content, token, lease_ms),
+        _begun,
+        locals(),
+        "begin_answer",
+    )
+
+
+def keep_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str]:
+    """Keep what came of a request; empty: forget that it was begun. Answers ok or stale."""
+    return Call(
+        "answers/keep", Named(answer_key, request), (token, kept, keep_ms), word, locals(), "keep_answer"
+    )

@@ -1,0 +1,108 @@
+"""What a broker runs: a script or a plain command with its keys and arguments, and how its reply is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
+
+from django_rmq.core.calls.headers import declaration
+from django_rmq.core.calls.places import FACTS, AtSlots, Place
+from django_rmq.exceptions import RmqError, Unreadable
+
+T = TypeVar("T")
+
+
+class OfKey(NamedTuple):
+    """A decoder that names the key where a value in it cannot be read: it is handed the key and the reply."""
+
+    key: str
+    decode: Callable[[bytes, Any], Any]
+
+
+class Call(NamedTuple, Generic[T]):
+    """One script at its place, for brokers with any prefix. The clock is added when it is sent."""
+
+    script: str
+    place: Place
+    own: Sequence[Any]
+    """Its arguments, except those that are facts of its topic."""
+    decode: Callable[[Any], T] | OfKey
+    given: Mapping[str, Any]
+    """The arguments of the function that made it: what a broker without scripts needs to run it."""
+    called: str = ""
+    """The transition's name, where its script has another."""
+    join: Callable[[list[Any]], T] | None = None
+    """What makes one answer out of those of its parts. None: it has one part."""
+    varying: int = 0
+    """How many of its last arguments differ from message to message; 0: no two calls are alike."""
+
+    @property
+    def name(self) -> str:
+        """The transition's name."""
+        return self.called or self.script
+
+    def keys(self, prefix: str) -> Sequence[bytes]:
+        """Return its keys, in the order of the script's header."""
+        return self.place.keys(prefix, declaration(self.script).keys)
+
+    def arguments(self, prefix: str) -> Sequence[Any]:
+        """Return its arguments, in the order of the script's header: the topic's facts are taken from the topic."""
+        facts = declaration(self.script).facts
+        if not facts:
+            return self.own
+        own, place = iter(self.own), self.place
+        found = [FACTS[fact](prefix, place) if fact else next(own) for fact in facts]
+        found += own
+        return found
+
+    def parts(self) -> list[Self]:
+        """Return a call for each slot; of a call at one place, itself."""
+        if not isinstance(self.place, AtSlots):
+            return [self]
+        return [self._replace(place=place) for place in self.place.parts()]
+
+    def read(self, reply: Any, prefix: str) -> T:
+        """Return what a reply means. Raises ``Unreadable`` if a foreign value makes it meaningless."""
+        try:
+            decode = self.decode
+            if isinstance(decode, OfKey):
+                found: T = decode.decode(self.place.keys(prefix, (decode.key,))[0], reply)
+                return found
+            return decode(reply)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            keys = self.keys(prefix)
+            of = keys[0].decode(errors="replace") if keys else "no key"
+            raise Unreadable(
+                f"{self.script} of {of}: the answer holds a value that is not one of RMQ's ({error})"
+            ) from error
+
+
+class Command(Call[T]):
+    """A plain command instead of a script, named like it: for what Redis does fastest by itself."""
+
+
+class Answer(Generic[T]):
+    """The answer of one call of a pipeline. There is none before the pipeline has run."""
+
+    __slots__ = ("_found", "_is_known")
+
+    def __init__(self) -> None:
+        self._is_known = False
+        self._found: T | RmqError | None = None
+
+    def become(self, found: T | RmqError) -> None:
+        """Take what the call answered, or the error in its place."""
+        self._found, self._is_known = found, True
+
+    def result(self) -> T | RmqError:
+        """Return what the call answered, or the error in its place. Raises ``RuntimeError`` before the pipeline has run."""
+        if not self._is_known:
+            raise RuntimeError("the pipeline has not run yet: there is no answer")
+        return cast("T | RmqError", self._found)
+
+    def get(self) -> T:
+        """Return what the call answered; raise the error in its place, or ``RuntimeError`` before the pipeline has run."""
+        found = self.result()
+        if isinstance(found, RmqError):
+            raise found
+        return found

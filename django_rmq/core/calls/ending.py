@@ -1,0 +1,50 @@
+"""Calls that end deliveries or prolong them: phase two, heartbeats, and the slot's upkeep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.places import AtSlot
+from django_rmq.core.calls.texts import words
+from django_rmq.core.words.messages import Failure, Topic, cut_error
+
+
+def commit(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
+    """Phase two, success. Answers ok or stale for each member."""
+    return Call("commit", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
+
+
+def _written(failures: Sequence[Failure]) -> list[Any]:
+    flat: list[Any] = []
+    for member, kind, delay_ms, error in failures:
+        flat += (member, kind, "" if delay_ms is None else delay_ms, cut_error(error))
+    return flat
+
+
+def rollback(topic: Topic, slot: int, receipt: int, failures: Sequence[Failure]) -> Call[list[str]]:
+    """Phase two, failure. Answers ok or stale for each."""
+    return Call(
+        "rollback", AtSlot(topic, slot), (receipt, *_written(failures)), words(len(failures)), locals()
+    )
+
+
+def release(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
+    """Give deliveries back with nothing spent. Answers ok or stale for each."""
+    return Call("release", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
+
+
+def extend(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
+    """Begin the time-out anew. Answers ok or stale for each."""
+    return Call("extend", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
+
+
+def expire(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
+    """Time out deliveries whose heartbeat stopped; return how many."""
+    return Call("expire", AtSlot(topic, slot), (limit,), int, locals())
+
+
+def promote(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
+    """Return to Store what has rested long enough; return how many."""
+    return Call("promote", AtSlot(topic, slot), (limit,), int, locals())

@@ -1,0 +1,89 @@
+"""Calls about what a topic holds and has done over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from django_rmq.core.calls.call import Call, Command, OfKey
+from django_rmq.core.calls.places import AtSlots, Named, OfHistory
+from django_rmq.core.calls.texts import moment, same, word
+from django_rmq.core.words import stored
+from django_rmq.core.words.keys import history_keys, times_key
+from django_rmq.core.words.messages import SAMPLED, TIMES, Sample, Times, Topic
+from django_rmq.exceptions import RmqError
+
+
+def _sample(reply: list[Any]) -> Sample:
+    slots, store, due, prepare, retry, dead, oldest, sums, undrained = reply
+    counters = dict(zip(SAMPLED, sums, strict=True))
+    return Sample(slots, store, due, prepare, retry, dead, moment(oldest), counters, moment(undrained))
+
+
+def _whole(answers: list[Sample | RmqError]) -> Sample:
+    """Return the sum of all parts; without some of them it would be none."""
+    parts: list[Sample] = []
+    for answer in answers:
+        if isinstance(answer, RmqError):
+            raise answer
+        parts.append(answer)
+    return reduce(Sample.plus, parts)
+
+
+def sample(topic: Topic, slots: Sequence[int]) -> Call[Sample]:
+    """Return what up to 256 slots hold and have counted, in sums."""
+    return Call("history/sample", AtSlots(topic, slots), (), _sample, locals(), "sample", _whole)
+
+
+def _is_claimed(reply: bytes) -> bool:
+    return reply == b"ok"
+
+
+def claim_minute(topic: Topic, minute: int) -> Call[bool]:
+    """Return whether we are the one who samples ``topic`` in this minute (since the epoch)."""
+    return Call("history/claim", OfHistory(topic), (minute,), _is_claimed, locals(), "claim_minute")
+
+
+def note_late(topic: Topic, counts: Sequence[int]) -> Call[int]:
+    """Count deliveries by class of lateness; return how many classes were raised."""
+    return Call("history/note", OfHistory(topic), (" ".join(map(str, counts)),), int, locals(), "note_late")
+
+
+def note_times(
+    topic: Topic, late: Sequence[int], late_ms: int, took: Sequence[int], took_us: int
+) -> Call[int]:
+    """Count deliveries by lateness and calls by duration, for good; return how many classes were raised."""
+    return Call(
+        "history/times",
+        Named(times_key, topic.name),
+        (" ".join(map(str, late)), late_ms, " ".join(map(str, took)), took_us),
+        int,
+        locals(),
+        "note_times",
+    )
+
+
+def keep_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
+    """Keep the record of a minute, and so many minutes in all. Answers kept or present."""
+    return Call("history/keep", OfHistory(topic), (minute, record, keep), word, locals(), "keep_minute")
+
+
+def _times(key: bytes, values: list[Any]) -> Times:
+    return Times.of(stored.counters(key, zip(TIMES, values, strict=True)))
+
+
+def times(topic: Topic) -> Call[Times]:
+    """Return all that ``note_times`` was ever told of ``topic``. Raises ``WrongType`` for what are no numbers."""
+    return Command("HMGET", Named(times_key, topic.name), TIMES, OfKey("times", _times), locals(), "times")
+
+
+def _minutes_key(prefix: str, topic: str) -> bytes:
+    return history_keys(prefix, topic).minutes
+
+
+def minutes(topic: Topic, first: int, last: int) -> Call[list[bytes | None]]:
+    """Return the records of up to 1,000 minutes, ``first`` to ``last``; None: nobody sampled."""
+    return Command(
+        "HMGET", Named(_minutes_key, topic.name), tuple(range(first, last + 1)), same, locals(), "minutes"
+    )

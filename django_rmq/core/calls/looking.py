@@ -1,0 +1,220 @@
+"""Calls that look into slots and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django_rmq.core.calls.call import Call, Command, OfKey
+from django_rmq.core.calls.places import AtSlot, AtSlots, InState
+from django_rmq.core.calls.texts import cursor, moment, number, same, text
+from django_rmq.core.words import stored
+from django_rmq.core.words.messages import Area, Counts, Entry, Ledger, Looked, Page, Sought, Topic
+from django_rmq.exceptions import RmqError
+
+
+def _entries(rows: list[Any]) -> list[Entry]:
+    return [
+        Entry(member, float(score), envelope, record)
+        for member, score, envelope, record in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
+    ]
+
+
+def _page(reply: list[Any]) -> Page:
+    rows = reply[1]
+    if reply[0] == b"end":
+        return Page(_entries(rows), None)
+    if len(reply) == 4:
+        return Page(_entries(rows), (reply[2].decode(), reply[3]))
+    return Page(_entries(rows), (rows[-3].decode(), rows[-4]))
+
+
+def _counts(reply: list[Any]) -> Counts:
+    store, due, prepare, retry, dead, oldest, owner, paused, claimed, undrained = reply
+    oldest_due_ms = int(float(oldest)) if oldest else None
+    return Counts(
+        store, due, prepare, retry, dead, claimed, oldest_due_ms, text(owner), bool(paused), moment(undrained)
+    )
+
+
+def _looked(reply: list[Any]) -> list[Looked]:
+    found = []
+    for row in reply:
+        store, prepare, retry, dead, claim = (None if score is None else float(score) for score in row[:5])
+        found.append(Looked(store, prepare, retry, dead, claim, *row[5:]))
+    return found
+
+
+def _sought(areas: Sequence[Area]) -> Callable[[list[Any]], Sought]:
+    def parse(reply: list[Any]) -> Sought:
+        members, looked = reply
+        left = [
+            None if far < 0 else area._replace(looked=far) for area, far in zip(areas, looked, strict=True)
+        ]
+        return Sought(members, left)
+
+    return parse
+
+
+def _heads(reply: list[bytes]) -> list[int | None]:
+    return [moment(raw) for raw in reply]
+
+
+def _ledger(key: bytes, reply: list[Any]) -> Ledger:
+    store, prepare, retry, dead, flat, claimed = reply
+    counters = stored.counters(key, zip(flat[::2], flat[1::2], strict=True))
+    return Ledger(counters, store, prepare, retry, dead, claimed)
+
+
+def peek(
+    topic: Topic,
+    slot: int,
+    state: str,
+    *,
+    after: tuple[str, bytes] | None = None,
+    limit: int = 100,
+    descending: bool = False,
+    min_score: float = float("-inf"),
+    max_score: float = float("inf"),
+    max_bytes: int = 4_194_304,
+) -> Call[Page]:
+    """List one state by score. Entries present throughout all pages appear exactly once."""
+    return Call(
+        "peek",
+        InState(topic, slot, state),
+        (
+            "descending" if descending else "ascending",
+            number(min_score),
+            number(max_score),
+            *cursor(after),
+            limit,
+            max_bytes,
+        ),
+        _page,
+        locals(),
+    )
+
+
+def find(
+    topic: Topic,
+    slot: int,
+    state: str,
+    text: bytes,
+    *,
+    after: tuple[str, bytes] | None = None,
+    limit: int = 100,
+    scan: int = 1000,
+    descending: bool = False,
+    min_score: float = float("-inf"),
+    max_score: float = float("inf"),
+    max_bytes: int = 4_194_304,
+    where: str = "anywhere",
+) -> Call[Page]:
+    """Look for ``text`` in member, envelope or record among the next ``scan`` entries.
+
+    ``where`` ``error``: only for the class of the last error, whole or its last part.
+    """
+    return Call(
+        "find",
+        InState(topic, slot, state),
+        (
+            "descending" if descending else "ascending",
+            number(min_score),
+            number(max_score),
+            *cursor(after),
+            limit,
+            max_bytes,
+            scan,
+            text,
+            where,
+        ),
+        _page,
+        locals(),
+    )
+
+
+def count(topic: Topic, slot: int) -> Call[Counts]:
+    """Return how many messages the slot holds by state."""
+    return Call("count", AtSlot(topic, slot), (), _counts, locals())
+
+
+def between(
+    topic: Topic,
+    slot: int,
+    state: str,
+    min_score: float = float("-inf"),
+    max_score: float = float("inf"),
+) -> Call[int]:
+    """Return how many messages of one state have a score in these bounds."""
+    return Call("between", InState(topic, slot, state), (number(min_score), number(max_score)), int, locals())
+
+
+def look(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[Looked]]:
+    """Return what the slot knows of up to 100 members, in whatever states they are."""
+    return Call("look", AtSlot(topic, slot), tuple(members), _looked, locals())
+
+
+def ranks(topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> Call[list[int | None]]:
+    """Return where up to 1,000 members of a state stand among those of their score; None: not there."""
+    return Call("ranks", InState(topic, slot, state), tuple(members), same, locals())
+
+
+def rank(topic: Topic, slot: int, state: str, member: bytes) -> Call[int | None]:
+    """Ask for the rank of a member in a state; None: it is not there."""
+    return Command("ZRANK", InState(topic, slot, state), (member,), same, locals(), "rank")
+
+
+def rows(topic: Topic, slot: int, state: str, first: int, last: int) -> Call[list[bytes]]:
+    """Ask for ``[member, score, ...]`` of the ranks ``first`` to ``last`` of a state, as Redis writes them.
+
+    Nothing says whether the set has changed between two calls: that is for the caller to see.
+    """
+    return Command("ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), same, locals(), "rows")
+
+
+def _written(areas: Sequence[Area]) -> list[Any]:
+    told = [
+        (area.state, "" if area.score is None else number(area.score), area.rank, area.looked)
+        for area in areas
+    ]
+    return [part for one in told for part in one]
+
+
+def seek(
+    topic: Topic,
+    slot: int,
+    digests: Sequence[bytes],
+    areas: Sequence[Area],
+    *,
+    scan: int = 2_000,
+    max_bytes: int = 3_145_728,
+) -> Call[Sought]:
+    """Find members by their SHA-1 in up to 100 areas, looking at about ``scan`` entries; all areas grow in turns."""
+    return Call(
+        "seek",
+        AtSlot(topic, slot),
+        (scan, max_bytes, b"".join(digests).hex(), *_written(areas)),
+        _sought(areas),
+        locals(),
+    )
+
+
+def _known_heads(answers: list[list[int | None] | RmqError]) -> list[int | None]:
+    """Return the heads of all slots, None for those of a node that is unavailable.
+
+    The slots of the other nodes are what the caller can work on.
+    """
+    return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
+def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[list[int | None]]:
+    """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits).
+
+    ``upkeep``: when next a delivery times out or the lease of a claim ends there.
+    """
+    return Call("heads", AtSlots(topic, slots), (int(upkeep),), _heads, locals(), join=_known_heads)
+
+
+def audit(topic: Topic, slot: int) -> Call[Ledger]:
+    """Return the slot's counters and depths, read in one instant."""
+    return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger), locals())

@@ -1,0 +1,114 @@
+"""Calls that people and programs make on messages and slots, beside sending and consuming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.places import AtSlot
+from django_rmq.core.calls.texts import moved, number, word, words
+from django_rmq.core.words.messages import RECORDS, Loose, Topic, cut_error
+
+
+def _replayed(count: int) -> Callable[[Any], list[str]]:
+    def parse(reply: list[bytes]) -> list[str]:
+        moved(reply)
+        return words(count)(reply)
+
+    return parse
+
+
+def _loose(reply: list[Any]) -> Loose:
+    return Loose(reply[0].decode(), reply[1], reply[2])
+
+
+def replay(
+    topic: Topic, slot: int, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
+) -> Call[list[str]]:
+    """Send dead messages again with their full budget. Answers replayed, merged or not_found.
+
+    ``envelopes``: new bodies of keyed messages, empty where the body stays.
+    """
+    return Call(
+        "replay",
+        AtSlot(topic, slot),
+        tuple(chain.from_iterable(zip(members, envelopes or [b""] * len(members), strict=True))),
+        _replayed(len(members)),
+        locals(),
+    )
+
+
+def bury(topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> Call[list[str]]:
+    """Put messages into Dead by hand. Answers what each was found as."""
+    return Call("bury", AtSlot(topic, slot), (cut_error(why), *members), words(len(members)), locals())
+
+
+def remove(topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> Call[list[str]]:
+    """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers as bury."""
+    return Call("remove", AtSlot(topic, slot), (which, *members), words(len(members)), locals())
+
+
+def discard(topic: Topic, slot: int, scores: Sequence[float], members: Sequence[bytes]) -> Call[list[str]]:
+    """Delete dead messages that died at ``scores`` (ms). Answers dead, changed (died again since) or not_found."""
+    return Call(
+        "discard",
+        AtSlot(topic, slot),
+        tuple(chain.from_iterable(zip(map(number, scores), members, strict=True))),
+        words(len(members)),
+        locals(),
+    )
+
+
+def reschedule(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> Call[list[str]]:
+    """Give waiting messages a new due time or priority. Answers what each was found as, or refused."""
+    return Call(
+        "reschedule",
+        AtSlot(topic, slot),
+        tuple(chain.from_iterable(zip(scores, members, strict=True))),
+        words(len(members)),
+        locals(),
+    )
+
+
+def purge(
+    topic: Topic,
+    slot: int,
+    state: str,
+    up_to: float = float("inf"),
+    limit: int = 1000,
+    *,
+    min_score: float = float("-inf"),
+) -> Call[int]:
+    """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
+    if state not in ("store", "retry", "dead"):
+        raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
+    return Call("purge", AtSlot(topic, slot), (state, number(min_score), number(up_to), limit), int, locals())
+
+
+def pause(topic: Topic, slot: int, paused: bool = True) -> Call[str]:
+    """Stop handing out (or go on). Answers paused, resumed or unchanged."""
+    return Call("pause", AtSlot(topic, slot), (slot, int(paused)), word, locals())
+
+
+def configure(topic: Topic, slot: int, apply: bool = True) -> Call[str]:
+    """Give the slot its topic's time-out, retries and slot count. Answers ok or refused."""
+    return Call("configure", AtSlot(topic, slot), (int(apply),), word, locals())
+
+
+def adopt(topic: Topic, slot: int, drift: int, foreign: int) -> Call[str]:
+    """Book ``drift`` messages beyond the account as foreign, if ``foreign`` are so far. Answers ok or changed."""
+    return Call("adopt", AtSlot(topic, slot), (drift, foreign), word, locals())
+
+
+def retire(topic: Topic, slot: int) -> Call[str]:
+    """Forget an empty slot of a topic that nobody uses any more. Answers retired, or holds: nothing is changed."""
+    return Call("retire", AtSlot(topic, slot), (), word, locals())
+
+
+def loose(topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Call[Loose]:
+    """Look through some records of a kind for those that belong to no message."""
+    if kind not in RECORDS:
+        raise ValueError(f"{kind!r} are no records")
+    return Call("loose", AtSlot(topic, slot), (kind, cursor, int(repair)), _loose, locals())

@@ -1,0 +1,97 @@
+"""Calls by which a worker owns slots and takes messages out of them: phase one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.places import AtSlot, AtSlots
+from django_rmq.core.calls.texts import cursor, moment
+from django_rmq.core.words.keys import check_slots
+from django_rmq.core.words.messages import Acquired, Delivery, Held, Prepared, Topic
+from django_rmq.exceptions import RmqError
+
+# A named tuple's own constructor is Python; this makes the same without a frame for each message.
+_new_delivery: Callable[[tuple[Any, ...]], Delivery] = partial(tuple.__new__, Delivery)
+
+
+def _prepared(max_retries: int) -> Callable[[Any], Prepared]:
+    def parse(reply: list[Any]) -> Prepared:
+        word = reply[0]
+        if word == b"ok":
+            rows, lefts, envelopes = reply[3], reply[4], reply[5]
+            members, scores = rows[::2], map(float, rows[1::2])
+            bodies = [envelope or None for envelope in envelopes] if envelopes else repeat(None)
+            rows = zip(members, scores, lefts or repeat(max_retries), bodies, strict=False)
+            deliveries = list(map(_new_delivery, rows))
+            return Prepared("ok", moment(reply[1]), int(reply[2]), deliveries, is_suspect=len(reply) > 6)
+        if word == b"more":
+            return Prepared("more", moment(reply[1]), cursor=(reply[2].decode(), reply[3]))
+        if word == b"moved":
+            return Prepared("moved", slots=check_slots(int(reply[1])))
+        if word == b"fenced":
+            return Prepared("fenced")
+        return Prepared(word.decode(), moment(reply[1]))
+
+    return parse
+
+
+def _held(reply: list[Any]) -> list[Held] | None:
+    if reply[0] == b"busy":
+        return None
+    rows, found = reply[1], []
+    for member, score, record, envelope in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
+        receipt, original, *mark = (record or b"0 0").split(b" ")
+        left = int(float(score)) % 1000
+        found.append(Held(Delivery(member, float(original), left, envelope), int(receipt), bool(mark)))
+    return found
+
+
+def _acquired(reply: list[Any]) -> list[Acquired]:
+    epochs, words = reply
+    return [Acquired(epoch or None, word == b"asleep") for epoch, word in zip(epochs, words, strict=True)]
+
+
+def _acquired_in_parts(answers: list[list[Acquired] | RmqError]) -> list[Any]:
+    """Return what each part acquired, or its error in the place of its slot."""
+    return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
+
+
+def acquire(topic: Topic, slot: int) -> Call[int]:
+    """Begin to own the slot: return the new epoch, which fences every older prepare."""
+    return Call("acquire", AtSlot(topic, slot), (), int, locals())
+
+
+def acquire_all(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
+    """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing.
+
+    A pipeline to a Redis Cluster has an ``RmqError`` in the place of each slot whose node does not answer.
+    """
+    return Call("acquire_all", AtSlots(topic, slots), (), _acquired, locals(), join=_acquired_in_parts)
+
+
+def held(topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000) -> Call[list[Held] | None]:
+    """Return what Prepare holds for ``owner``; None: another owner holds it."""
+    return Call("held", AtSlot(topic, slot), (owner, offset, limit), _held, locals())
+
+
+def prepare(
+    topic: Topic,
+    slot: int,
+    owner: str,
+    epoch: int | None,
+    limit: int,
+    max_bytes: int = 16_777_216,
+    after: tuple[str, bytes] | None = None,
+) -> Call[Prepared]:
+    """Phase one: take up to ``limit`` messages, after the slot's upkeep. ``epoch`` None: not fenced."""
+    return Call(
+        "prepare",
+        AtSlot(topic, slot),
+        (owner, "" if epoch is None else epoch, limit, max_bytes, *cursor(after)),
+        _prepared(topic.max_retries),
+        locals(),
+    )

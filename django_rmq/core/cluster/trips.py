@@ -1,0 +1,263 @@
+"""Commands on their way to the nodes of a Redis Cluster and back.
+
+What a node answers without having run it (MOVED, ASK, TRYAGAIN, CLUSTERDOWN, LOADING, NOSCRIPT), and what could not be
+sent at all, is repeated for a while; what was sent over a connection that broke is not: nobody knows whether it ran.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from django_rmq.core.cluster.nodes import Node
+from django_rmq.core.cluster.topology import Topology
+from django_rmq.core.redis.confirming import durability_commands, read_confirmed
+from django_rmq.core.words.messages import Confirmed, Durability
+
+PAUSES = (0.001, 0.05)
+"""Seconds before a call is repeated: at first, and at most."""
+
+REDIRECTIONS = 16
+"""Times that a call follows MOVED and ASK without a pause in between."""
+
+
+class Errand:
+    """One command on its way to the node of its hash slot, and what came back."""
+
+    __slots__ = ("asking", "command", "follows", "hash_slot", "node", "repeat", "reply")
+
+    def __init__(
+        self,
+        hash_slot: int | None,
+        command: Sequence[Any],
+        node: Node | None = None,
+        *,
+        follows: bool = False,
+    ) -> None:
+        self.hash_slot = hash_slot
+        self.command = command
+        self.node = node
+        """Who is asked, whoever serves the hash slot."""
+        self.follows = follows
+        """It runs again behind a command of its hash slot that did not run: it reads, or the order is to be kept."""
+        self.asking = False
+        """The node has the hash slot only in part as yet, and is asked all the same."""
+        self.reply: Any = None
+        """What it answered, or a ``RedisError``."""
+        self.repeat = False
+        """It did not run; ``reply`` says why."""
+
+
+class Trip:
+    """Commands that travel together: one connection to each node concerned.
+
+    ``send`` and ``receive`` are the halves, as those of a pipeline. ``confirmed`` is what ``wanted`` has
+    come to, the least of all nodes.
+    """
+
+    def __init__(
+        self,
+        cluster: Topology,
+        errands: Sequence[Errand],
+        *,
+        wanted: Durability | None = None,
+        patience: float | None = None,
+    ) -> None:
+        self.confirmed: Confirmed | None = None
+        self._cluster = cluster
+        self._errands = errands
+        self._wanted = wanted
+        self._patience = cluster.patience if patience is None else patience
+        self._departed: list[tuple[Node, Any, list[Errand]]] = []
+        self._in_haste = False
+
+    def send(self) -> Self:
+        """Send everything; what cannot be sent is tried again by ``receive``."""
+        if self._errands:
+            self._depart(self._errands)
+        return self
+
+    def receive(self) -> None:
+        """Wait for the replies, and repeat what did not run until it does or patience ends."""
+        end, pause = time.monotonic() + self._patience, PAUSES[0]
+        rounds = 0
+        while self._arrive():
+            again = self._to_repeat()
+            rounds += 1
+            if not self._in_haste or rounds > REDIRECTIONS:
+                if time.monotonic() >= end:
+                    self._give_up(again)
+                    return
+                time.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, PAUSES[1])
+            self._depart(again)
+
+    @staticmethod
+    def _give_up(errands: Iterable[Errand]) -> None:
+        """Say of those that no node has run that they may be tried again later, whatever the last node answered."""
+        for errand in errands:
+            if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):
+                errand.reply = TryAgainError(f"no node has run it in time ({errand.reply})")
+
+    def _to_repeat(self) -> list[Errand]:
+        again, concerned = [], set()
+        for errand in self._errands:
+            if errand.repeat:
+                concerned.add(errand.hash_slot)
+            # What was read, or done in order, behind a change that did not run has to come after it.
+            elif not (errand.follows and errand.hash_slot in concerned):
+                continue
+            again.append(errand)
+        return again
+
+    def _depart(self, errands: Iterable[Errand]) -> None:
+        groups: dict[Node, list[Errand]] = {}
+        try:
+            self._cluster.look()
+        except RedisError as error:
+            self._note_unsent(errands, error)
+            return
+        for errand in errands:
+            errand.repeat = False
+            try:
+                node = errand.node or self._cluster.serving(errand.hash_slot or 0)
+            except RedisError as error:
+                errand.reply, errand.repeat = error, True
+            else:
+                groups.setdefault(node, []).append(errand)
+        try:
+            for node, group in groups.items():
+                self._depart_to(node, group)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _depart_to(self, node: Node, group: list[Errand]) -> None:
+        try:
+            connection = node.connect()
+        except RedisError as error:
+            self._note_unsent(group, error)
+            return
+        self._departed.append((node, connection, group))
+        try:
+            if not node.knows_scripts:
+                node.load_scripts(connection)
+        except RedisError as error:
+            self._departed.pop()
+            node.give_back(connection, broken=True)
+            self._note_unsent(group, error)
+            return
+        commands: list[Sequence[Any]] = []
+        for errand in group:
+            if errand.asking:
+                commands.append(("ASKING",))
+            commands.append(errand.command)
+        if self._wanted is not None:
+            commands += durability_commands(self._wanted, connection)
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+        except RedisError as error:
+            self._departed.pop()
+            node.give_back(connection, broken=True)
+            self._note_lost(node, group, error)
+
+    def _note_unsent(self, group: Iterable[Errand], error: RedisError) -> None:
+        self._cluster.doubt()
+        for errand in group:
+            errand.reply, errand.repeat = error, True
+
+    def _note_lost(self, node: Node, group: Iterable[Errand], error: RedisError) -> None:
+        node.failed(error)
+        self._cluster.doubt()
+        for errand in group:
+            errand.reply = error
+
+    def _arrive(self) -> bool:
+        """Read all replies; return whether anything is to be repeated."""
+        self._in_haste = True
+        try:
+            while self._departed:
+                node, connection, group = self._departed[-1]
+                self._read(node, connection, group)
+                self._departed.pop()
+        except BaseException:
+            self._abandon()
+            raise
+        waiting = [errand for errand in self._errands if errand.repeat]
+        self._in_haste = all(isinstance(errand.reply, (AskError, NoScriptError)) for errand in waiting)
+        return bool(waiting)
+
+    def _read(self, node: Node, connection: Any, group: list[Errand]) -> None:
+        for at, errand in enumerate(group):
+            try:
+                if errand.asking:
+                    connection.read_response()
+                errand.reply = connection.read_response()
+            except (ResponseError, BusyLoadingError) as error:
+                errand.reply = error
+            except RedisError as error:
+                self._note_lost(node, group[at:], error)
+                node.give_back(connection, broken=True)
+                self._confirm_nothing()
+                return
+            self._judge(node, errand)
+        if self._wanted is not None:
+            try:
+                confirmed = read_confirmed(self._wanted, connection)
+            except RedisError as error:
+                self._note_lost(node, (), error)
+                node.give_back(connection, broken=True)
+                self._confirm_nothing()
+                return
+            if not all(errand.repeat for errand in group):
+                self._confirm(confirmed)
+        node.give_back(connection)
+
+    def _confirm_nothing(self) -> None:
+        if self._wanted is not None:
+            self._confirm(Confirmed(None, False if self._wanted.fsync else None))
+
+    def _confirm(self, confirmed: Confirmed) -> None:
+        self.confirmed = confirmed if self.confirmed is None else self.confirmed.least(confirmed)
+
+    def _judge(self, node: Node, errand: Errand) -> None:
+        """Decide what becomes of an errand that was answered."""
+        reply = errand.reply
+        asked, errand.asking = errand.asking, False
+        if asked:
+            errand.node = None
+        if not isinstance(reply, RedisError) or errand.hash_slot is None:
+            return
+        if isinstance(reply, AskError):
+            named = self._cluster.node(reply.host or node.host, reply.port)
+            if isinstance(reply, MovedError):
+                self._cluster.moved(errand.hash_slot, named)
+            else:
+                errand.node, errand.asking = named, True
+        elif isinstance(reply, NoScriptError):
+            node.knows_scripts = False
+        elif isinstance(reply, ClusterDownError):
+            self._cluster.doubt()
+        elif not isinstance(reply, (TryAgainError, BusyLoadingError)):
+            return
+        errand.repeat = True
+
+    def _abandon(self) -> None:
+        while self._departed:
+            node, connection, _ = self._departed.pop()
+            with suppress(Exception):
+                node.give_back(connection, broken=True)

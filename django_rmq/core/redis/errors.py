@@ -1,0 +1,67 @@
+"""From the driver's errors to ours."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError, RedisError
+
+from django_rmq.core.calls.call import Call, Command
+from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerUnavailable, WrongType
+
+_WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
+"""How Redis 6 shows the code of an error that a command met inside a script."""
+
+_UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
+_UNAVAILABLE_ERRORS = (
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.ClusterDownError,  # MASTERDOWN as well
+    redis.exceptions.TryAgainError,
+    NoScriptError,  # it was loaded a moment ago: the server has just lost it
+)
+
+
+def translate(error: RedisError) -> RmqError:
+    """Return our own error for one of the driver's.
+
+    The driver takes the code off some answers and keeps a class instead; Redis 6 wraps it where a script met it.
+    """
+    text = str(error)
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+        if isinstance(error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)):
+            return ServerRefused(f"Redis refuses us: {text}")
+        return ServerUnavailable(f"Redis does not answer: {text}")
+    wrapped = _WRAPPED.search(text)
+    word = wrapped[1] if wrapped else text.split(" ", 1)[0]
+    if word == "WRONGTYPE":
+        return WrongType(text)
+    if word in ("OOM", "MISCONF") or isinstance(error, redis.exceptions.OutOfMemoryError):
+        if word == "MISCONF":
+            return ServerFull(f"Redis refuses writes: {text}")
+        return ServerFull(
+            "Redis is full: its used memory is above 'maxmemory'. What drains the queue still works"
+        )
+    if word in ("NOPERM", "NOAUTH", "WRONGPASS") or isinstance(error, redis.exceptions.NoPermissionError):
+        return ServerRefused(f"Redis refuses us: {text}")
+    if word in _UNAVAILABLE or isinstance(error, _UNAVAILABLE_ERRORS):
+        return ServerUnavailable(f"Redis cannot answer now: {text}")
+    return ServerRefused(f"Redis answered: {text}")
+
+
+def named(key: bytes, error: RmqError) -> RmqError:
+    """Return ``error``; where a plain command met something that is not ours, with the name of the key.
+
+    Scripts name it themselves.
+    """
+    if not isinstance(error, WrongType):
+        return error
+    return WrongType(
+        f"the key {key.decode(errors='backslashreplace')!r} holds something else than RMQ keeps there: {error}"
+    )
+
+
+def explain(call: Call[Any], prefix: str, error: RmqError) -> RmqError:
+    """Return the error of a call with the key that it is about, as far as there is one."""
+    return named(call.keys(prefix)[0], error) if isinstance(call, Command) else error

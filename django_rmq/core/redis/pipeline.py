@@ -1,0 +1,166 @@
+"""Many calls in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from django_rmq.core.calls.call import Answer, Call
+from django_rmq.core.calls.headers import READS
+from django_rmq.core.redis import wire
+from django_rmq.core.redis.confirming import durability_commands, read_confirmed
+from django_rmq.core.redis.errors import explain, translate
+from django_rmq.core.redis.exchange import Exchange
+from django_rmq.core.redis.methods import FUNCTIONS
+from django_rmq.core.words.messages import Confirmed, Durability
+from django_rmq.exceptions import RmqError
+
+T = TypeVar("T")
+
+
+class Pipeline:
+    """Collects calls; ``execute`` runs them and returns results, errors in their places.
+
+    ``send`` and ``receive`` are the halves of ``execute``: between them Redis works, and so can we.
+    A connection that fails fails every call of the pipeline, for nobody knows what ran.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.prefix = exchange.prefix
+        self._exchange = exchange
+        self._calls: list[Call[Any]] = []
+        self._answers: list[Answer[Any] | None] = []
+        self._connection: Any = None
+        self._wanted: Durability | None = None
+        self._in_order = False
+        self.confirmed: Confirmed | None = None
+        """After ``receive``: what ``confirm`` has come to."""
+
+    def add(self, call: Call[T]) -> Answer[T]:
+        """Collect a call; return what will hold its answer once the pipeline has run."""
+        answer: Answer[T] = Answer()
+        self._calls.append(call)
+        self._answers.append(answer)
+        return answer
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        """Return a method that collects the transition ``name`` and returns its index: for callers without calls as yet."""
+        if name not in FUNCTIONS:
+            raise AttributeError(f"a pipeline has no attribute {name!r}")
+        function = FUNCTIONS[name]
+
+        def collect(*args: Any, **kwargs: Any) -> int:
+            self._calls.append(function(*args, **kwargs))
+            self._answers.append(None)
+            return len(self._calls) - 1
+
+        return collect
+
+    def confirm(self, wanted: Durability) -> None:
+        """Wait, behind what is collected, until it is as safe as ``wanted``, or for two fifths of the socket time-out each."""
+        self._wanted = wanted
+
+    def keep_order(self) -> None:
+        """Run again whatever stands behind a call that has to be repeated; all calls must be of a kind that may run twice."""
+        self._in_order = True
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def execute(self) -> list[Any]:
+        """Run what was collected and return a result or an ``RmqError`` for each call."""
+        return self.send().receive() if self._calls else []
+
+    def send(self) -> Self:
+        """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""
+        exchange = self._exchange
+        exchange.load_scripts()
+        connection = None
+        try:
+            connection = exchange.take_connection()
+            commands = [exchange.command(call) for call in self._calls]
+            if self._wanted is not None:
+                commands += durability_commands(self._wanted, connection)
+            connection.send_packed_command(wire.chunks(commands))
+        except RedisError as error:
+            self._give_up(connection)
+            raise translate(error) from error
+        except BaseException:
+            self._give_up(connection)
+            raise
+        self._connection = connection
+        return self
+
+    def receive(self) -> list[Any]:
+        """Return a result or an ``RmqError`` for each call, in order."""
+        connection, self._connection = self._connection, None
+        calls, answers = self._taken()
+        try:
+            replies = [self._reply(connection) for _ in calls]
+            if self._wanted is not None:
+                self.confirmed = read_confirmed(self._wanted, connection)
+        except RedisError as error:
+            self._give_up(connection)
+            raise translate(error) from error
+        except BaseException:
+            self._give_up(connection)
+            raise
+        self._exchange.give_back(connection)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            self._exchange.scripts_are_lost()
+            self._repeat_behind(calls, replies)
+        return self._told(answers, [self._result(*both) for both in zip(calls, replies, strict=True)])
+
+    def _taken(self) -> tuple[list[Call[Any]], list[Answer[Any] | None]]:
+        """Return what was collected, and begin to collect again."""
+        taken = self._calls, self._answers
+        self._calls, self._answers = [], []
+        return taken
+
+    @staticmethod
+    def _reply(connection: Any) -> Any:
+        try:
+            return connection.read_response()
+        except ResponseError as error:
+            return error
+
+    def _repeat_behind(self, calls: list[Call[Any]], replies: list[Any]) -> None:
+        """Let what only reads run again behind a call that has to: it was collected behind it. In order: everything."""
+        if self.confirmed is not None:
+            # These run behind what was waited for.
+            self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
+        first = next(i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError))
+        for i in range(first + 1, len(calls)):
+            if self._in_order or calls[i].script in READS:
+                replies[i] = NoScriptError()
+
+    def _result(self, call: Call[Any], reply: Any) -> Any:
+        try:
+            if isinstance(reply, NoScriptError):
+                return self._run_again(call)
+            if isinstance(reply, RedisError):
+                return explain(call, self.prefix, translate(reply))
+            return call.read(reply, self.prefix)
+        except RmqError as error:
+            return error
+
+    def _run_again(self, call: Call[Any]) -> Any:
+        if not wire.has_packed(call):
+            return self._exchange.run(call)
+        again = Pipeline(self._exchange)
+        again.add(call)
+        return again.execute()[0]
+
+    @staticmethod
+    def _told(answers: list[Answer[Any] | None], results: list[Any]) -> list[Any]:
+        """Return the results, when each answer knows its own."""
+        for answer, result in zip(answers, results, strict=True):
+            if answer is not None:
+                answer.become(result)
+        return results
+
+    def _give_up(self, connection: Any) -> None:
+        if connection is not None:
+            self._exchange.give_back(connection, broken=True)

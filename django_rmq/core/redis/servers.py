@@ -1,0 +1,43 @@
+"""What Redis servers say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from redis.exceptions import RedisError
+
+from django_rmq.core.redis.errors import translate
+
+
+class Server(NamedTuple):
+    """What a Redis server says of itself."""
+
+    name: str
+    info: Mapping[str, str]
+    """What INFO answers."""
+    config: Mapping[str, str]
+    """``maxmemory-policy`` and ``save``, as far as we may see them."""
+
+
+def _info(raw: bytes) -> dict[str, str]:
+    lines = raw.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def servers(on_all: Callable[..., dict[str, Any]]) -> list[Server]:
+    """Return what each server says of itself. Raises ``ServerRefused`` without INFO.
+
+    ``on_all`` runs a command on each and returns the plain answers, or a ``RedisError``, by names for people.
+    """
+    answers = on_all("INFO")
+    told = {name: raw for name, raw in answers.items() if not isinstance(raw, RedisError)}
+    if not told:
+        error = next(iter(answers.values()))
+        raise translate(error) from error
+    configs: dict[str, dict[str, str]] = {name: {} for name in told}
+    for setting in ("maxmemory-policy", "save"):
+        for name, reply in on_all("CONFIG", "GET", setting).items():
+            if not isinstance(reply, RedisError) and len(reply) == 2 and name in configs:
+                configs[name][setting] = reply[1].decode()
+    return [Server(name, _info(raw), configs[name]) for name, raw in told.items()]

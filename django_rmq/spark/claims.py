@@ -18,7 +18,9 @@ from django_rmq.core.calls import claims, ending, looking
 from django_rmq.core.calls.call import Answer, Call
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.walk import walk
-from django_rmq.core.words.messages import BATCH, Claimed, ClaimRead, Counts, Topic
+from django_rmq.core.words.answers import Claimed, ClaimRead, Counts
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
 
 T = TypeVar("T")

@@ -22,7 +22,8 @@ from django_rmq.core.calls.packed import Packed
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis import wire
 from django_rmq.core.redis.pipeline import Pipeline
-from django_rmq.core.words.messages import BATCH, Topic
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.patience import Patience
 

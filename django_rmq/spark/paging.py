@@ -15,7 +15,8 @@ import pyarrow as pa
 from django_rmq.core.calls import looking
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.walk import walk
-from django_rmq.core.words.messages import BATCH, Topic
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
 from django_rmq.spark.patience import Patience
 
 FIRST_PAGE = 64

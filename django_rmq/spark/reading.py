@@ -19,7 +19,10 @@ from pyspark.sql.types import StructType
 
 from django_rmq.core.calls import looking
 from django_rmq.core.topics.walk import walk
-from django_rmq.core.words.messages import Counts, Death, Entry, FailureRecord, Topic, decode_envelope
+from django_rmq.core.words.answers import Counts, Entry
+from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.failures import Death, FailureRecord
+from django_rmq.core.words.topics import Topic
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options
 from django_rmq.spark.paging import LiveRows, narrow_batch

@@ -17,7 +17,7 @@ from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.methods import FUNCTIONS
 from django_rmq.core.redis.pipeline import Pipeline
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from tests.contract.slots import START_MS, TYPES, Slot
 

@@ -16,7 +16,7 @@ from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.methods import FUNCTIONS
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 
 TOPIC = Topic("t", TopicType.RANGE_MERGE, slots=4)
@@ -91,7 +91,8 @@ MISUSE = """
 from django_rmq.core.calls.ending import commit
 from django_rmq.core.calls.taking import prepare
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Prepared, Topic
+from django_rmq.core.words.answers import Prepared
+from django_rmq.core.words.topics import Topic
 
 
 def use(broker: Broker, topic: Topic) -> None:

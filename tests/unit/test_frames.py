@@ -12,7 +12,8 @@ from django_rmq.core.calls import sending
 from django_rmq.core.calls.call import Call
 from django_rmq.core.redis import wire
 from django_rmq.core.redis.exchange import Exchange
-from django_rmq.core.words.messages import Sent, Topic, TopicType
+from django_rmq.core.words.answers import Sent
+from django_rmq.core.words.topics import Topic, TopicType
 
 
 class Told(Exchange):

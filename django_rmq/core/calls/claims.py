@@ -6,7 +6,8 @@ from typing import Any
 
 from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.places import AtSlot
-from django_rmq.core.words.messages import Claimed, ClaimRead, Topic
+from django_rmq.core.words.answers import Claimed, ClaimRead
+from django_rmq.core.words.topics import Topic
 
 
 def _claimed(reply: list[Any]) -> Claimed:

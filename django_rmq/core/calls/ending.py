@@ -8,7 +8,8 @@ from typing import Any
 from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.calls.texts import words
-from django_rmq.core.words.messages import Failure, Topic, cut_error
+from django_rmq.core.words.failures import Failure, cut_error
+from django_rmq.core.words.topics import Topic
 
 
 def commit(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:

@@ -11,7 +11,8 @@ from django_rmq.core.calls.places import AtSlots, Named, OfHistory
 from django_rmq.core.calls.texts import moment, same, word
 from django_rmq.core.words import stored
 from django_rmq.core.words.keys import history_keys, times_key
-from django_rmq.core.words.messages import SAMPLED, TIMES, Sample, Times, Topic
+from django_rmq.core.words.samples import SAMPLED, TIMES, Sample, Times
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 

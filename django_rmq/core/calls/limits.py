@@ -8,7 +8,8 @@ from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.places import Named
 from django_rmq.core.calls.texts import number
 from django_rmq.core.words.keys import bucket_key, limits_key
-from django_rmq.core.words.messages import Allowance, Topic
+from django_rmq.core.words.topics import Topic
+from django_rmq.core.words.workers import Allowance
 
 
 def _allowance(reply: list[Any]) -> Allowance:

@@ -9,7 +9,9 @@ from django_rmq.core.calls.call import Call, Command, OfKey
 from django_rmq.core.calls.places import AtSlot, AtSlots, InState
 from django_rmq.core.calls.texts import cursor, moment, number, same, text
 from django_rmq.core.words import stored
-from django_rmq.core.words.messages import Area, Counts, Entry, Ledger, Looked, Page, Sought, Topic
+from django_rmq.core.words.answers import Area, Counts, Entry, Looked, Page, Sought
+from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.calls.texts import moment, word
-from django_rmq.core.words.messages import Handover, Row, Survey, Topic
+from django_rmq.core.words.answers import Handover, Row, Survey
+from django_rmq.core.words.topics import Topic
 
 
 def _handover(reply: list[Any]) -> Handover:

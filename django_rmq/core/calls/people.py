@@ -9,7 +9,9 @@ from typing import Any
 from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.calls.texts import moved, number, word, words
-from django_rmq.core.words.messages import RECORDS, Loose, Topic, cut_error
+from django_rmq.core.words.answers import RECORDS, Loose
+from django_rmq.core.words.failures import cut_error
+from django_rmq.core.words.topics import Topic
 
 
 def _replayed(count: int) -> Callable[[Any], list[str]]:

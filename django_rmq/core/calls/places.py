@@ -16,7 +16,7 @@ from django_rmq.core.words.keys import (
     worker_keys,
     workers_channel,
 )
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 
 _STATES = {
     "store": {"set": "store", "records": "failures", "body": "body"},

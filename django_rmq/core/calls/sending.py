@@ -12,7 +12,8 @@ from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.packed import Packed
 from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.calls.texts import moved
-from django_rmq.core.words.messages import Sent, Topic, TopicType
+from django_rmq.core.words.answers import Sent
+from django_rmq.core.words.topics import Topic, TopicType
 
 
 def _tally(count: int) -> Callable[[Any], Counter[str]]:

@@ -10,8 +10,9 @@ from typing import Any
 from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.places import AtSlot, AtSlots
 from django_rmq.core.calls.texts import cursor, moment
+from django_rmq.core.words.answers import Acquired, Delivery, Held, Prepared
 from django_rmq.core.words.keys import check_slots
-from django_rmq.core.words.messages import Acquired, Delivery, Held, Prepared, Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 # A named tuple's own constructor is Python; this makes the same without a frame for each message.

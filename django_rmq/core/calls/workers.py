@@ -8,7 +8,7 @@ from typing import Any
 from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.places import OfWorkers
 from django_rmq.core.calls.texts import text, word
-from django_rmq.core.words.messages import Beat, Roster, Session
+from django_rmq.core.words.workers import Beat, Roster, Session
 
 
 def _beat(known_members: str, known_number: str) -> Callable[[list[Any]], Beat]:

@@ -26,7 +26,7 @@ from redis.exceptions import (
 from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.cluster.topology import Topology
 from django_rmq.core.redis.confirming import durability_commands, read_confirmed
-from django_rmq.core.words.messages import Confirmed, Durability
+from django_rmq.core.words.results import Confirmed, Durability
 
 PAUSES = (0.001, 0.05)
 """Seconds before a call is repeated: at first, and at most."""

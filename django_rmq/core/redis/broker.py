@@ -24,6 +24,7 @@ from django_rmq.core.redis.servers import Server
 from django_rmq.core.redis.subscriptions import Events, Wakeups
 from django_rmq.core.redis.wire import Clock
 from django_rmq.core.words import stored
+from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.keys import (
     check_prefix,
     events_channel,
@@ -35,8 +36,8 @@ from django_rmq.core.words.keys import (
     wake_channel,
     workers_channel,
 )
-from django_rmq.core.words.messages import BATCH, Topic, redefined
 from django_rmq.core.words.stored import Definitions
+from django_rmq.core.words.topics import Topic, redefined
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from django_rmq.core.words.messages import Confirmed, Durability
+from django_rmq.core.words.results import Confirmed, Durability
 
 
 def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:

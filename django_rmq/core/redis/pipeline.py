@@ -14,7 +14,7 @@ from django_rmq.core.redis.confirming import durability_commands, read_confirmed
 from django_rmq.core.redis.errors import explain, translate
 from django_rmq.core.redis.exchange import Exchange
 from django_rmq.core.redis.methods import FUNCTIONS
-from django_rmq.core.words.messages import Confirmed, Durability
+from django_rmq.core.words.results import Confirmed, Durability
 from django_rmq.exceptions import RmqError
 
 T = TypeVar("T")

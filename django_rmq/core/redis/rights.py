@@ -9,7 +9,7 @@ from uuid import uuid4
 from redis.exceptions import NoPermissionError
 
 from django_rmq.core.words.keys import SlotKeys, slot_keys, wake_channel
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import NodeUnavailable, ServerRefused, WrongType
 
 _ZSETS = ("store", "prepare", "retry", "dead", "claimants")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.servers import Server
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 
 OLDEST = (6, 2)

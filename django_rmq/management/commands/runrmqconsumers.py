@@ -18,7 +18,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.consumer.children import RECYCLE
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.management import RmqCommand, at_least
 from django_rmq.project import connections
 from django_rmq.project.listening import processes as forking

@@ -125,7 +125,7 @@ def _next(page: str) -> str:
 
 
 def _fill(waiting: int, dead: int) -> None:
-    from django_rmq.core.words.messages import Failure
+    from django_rmq.core.words.failures import Failure
     from django_rmq.project.connections import get_broker, get_producer
     from django_rmq.project.settings import get_config
 

@@ -26,7 +26,7 @@ from benchmarks.works import Listener
 from django_rmq.core.consumer import Dispatcher, Terms
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import start_redis
 
 THREADS, CAPACITY = 16, 4

@@ -21,7 +21,7 @@ from benchmarks.works import Listener
 from django_rmq.core.consumer import Dispatcher, Terms
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 
 TOPIC = Topic("timed", TopicType.FIXED_TIME, slots=64)
 RATES = (100, 1_000, 10_000)

@@ -25,7 +25,7 @@ from benchmarks.idle import workers
 from benchmarks.table import conditions, markdown, server, text, told, write
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 
 BACKLOGS = (10_000, 100_000, 1_000_000, 10_000_000)
 SLOTS = (1, 64, 1_024, 16_384, 1 << 20)

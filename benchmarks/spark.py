@@ -31,7 +31,7 @@ from redis.retry import Retry
 
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.spark.session import open_session
 from example_project.embedded_redis import EmbeddedRedis, start_redis
 

@@ -21,8 +21,9 @@ from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.pool import Pool
+from django_rmq.core.words.bodies import encode_json
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import Topic, TopicType, encode_json
+from django_rmq.core.words.topics import Topic, TopicType
 
 SLOTS = 64
 TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1)

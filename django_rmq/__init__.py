@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from django_rmq.core.words.messages import Message, SendResult, SendResults, TopicType
+    from django_rmq.core.words.messages import Message
+    from django_rmq.core.words.results import SendResult, SendResults
+    from django_rmq.core.words.topics import TopicType
     from django_rmq.exceptions import (
         CallerError,
         ConfigurationError,
@@ -75,7 +77,12 @@ else:
             "UnknownTopic",
             "WrongType",
         ),
-        "core.words.messages": ("Message", "SendResult", "SendResults", "TopicType"),
+        "core.words.messages": ("Message",),
+        "core.words.results": (
+            "SendResult",
+            "SendResults",
+        ),
+        "core.words.topics": ("TopicType",),
         "project.listening.registry": ("listener",),
         "project.sending": (
             "RemoveResult",

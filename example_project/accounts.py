@@ -11,7 +11,9 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
-from django_rmq.core.words.messages import Ledger, Topic, decode_body
+from django_rmq.core.words.bodies import decode_body
+from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.topics import Topic
 from django_rmq.project.connections import get_broker
 from django_rmq.project.settings import get_config
 from example_project.orders.models import Order, State

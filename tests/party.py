@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.coordination import Worker, topic_slots
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 
 SESSION = 1.0
 PATIENCE = 5

@@ -20,7 +20,9 @@ from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Ledger, Message, Topic
+from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 from tests.servers import RedisCluster
 
 LONG = 10.0

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_rmq.admin.forms import BuryForm, PurgeForm, QuestionForm, RateForm, RescheduleForm
 from django_rmq.admin.words import STATES, Text
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.operations import Done, Filter, Limits, Operations, Permission, Run
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from django_rmq.core.words.messages import Topic, decode_body
+from django_rmq.core.words.bodies import decode_body
+from django_rmq.core.words.topics import Topic
 from django_rmq.operations.redaction import format_body, is_redacted
 
 logger = logging.getLogger("django_rmq.admin")

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_rmq.admin.charts import Sparkline
 from django_rmq.admin.trends import Recent
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.operations import TopicFigures
 
 

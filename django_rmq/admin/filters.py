@@ -8,7 +8,7 @@ from django import forms
 from django.utils.translation import gettext_lazy as _
 
 from django_rmq.admin.bodies import visible
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.filters import Filter, check_age
 

@@ -9,8 +9,9 @@ from uuid import uuid4
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
-from django_rmq.core.words.bounds import MAX_DURATION_MS
-from django_rmq.core.words.messages import MAX_PRIORITY, Topic, TopicType, encode_body
+from django_rmq.core.words.bodies import encode_body
+from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_PRIORITY
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
 
 

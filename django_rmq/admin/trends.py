@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from django_rmq.admin.charts import Chart, Series, Sparkline, chart, sparkline
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Minute, Operations, TopicFigures
 from django_rmq.templatetags.rmq_times import duration, number

@@ -7,7 +7,8 @@ import logging
 from base64 import b64decode, b64encode
 from typing import Any
 
-from django_rmq.core.words.messages import Topic, decode_body, encode_json
+from django_rmq.core.words.bodies import decode_body, encode_json
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations.redaction import format_body
 

@@ -16,7 +16,7 @@ from django_rmq.api.bodies import body_for
 from django_rmq.api.outcomes import MESSAGE_ID, outcome
 from django_rmq.api.schema import documented
 from django_rmq.api.view import RmqView
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.operations import Permission
 
 LONGEST_KEY = 255

@@ -7,8 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from django_rmq.api.fields import Anything, Flag, Instant, Number, Scalar, Seconds, Strict, Text, Uuid, Whole
-from django_rmq.core.words.bounds import MAX_AGE, MAX_DURATION_MS
-from django_rmq.core.words.messages import BATCH, MAX_PRIORITY
+from django_rmq.core.words.bounds import BATCH, MAX_AGE, MAX_DURATION_MS, MAX_PRIORITY
 from django_rmq.operations import MAX_IDS, STATES, Filter
 from django_rmq.operations.deliveries import LONGEST_WAIT
 from django_rmq.operations.listing import LONGEST_PAGE

@@ -19,7 +19,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_rmq.core.words import bounds
 from django_rmq.core.words.bounds import LARGEST, MAX_AGE
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 from django_rmq.management.progress import follow
 from django_rmq.operations import Actor, Operations, Progress, Run

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from django_rmq.core.words.messages import cut_error
+from django_rmq.core.words.failures import cut_error
 from django_rmq.operations.actors import Actor
 from django_rmq.operations.runs import Progress
 from django_rmq.operations.sweeps import Tell

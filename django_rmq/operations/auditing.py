@@ -9,7 +9,8 @@ from typing import Any
 
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.definitions import as_registered
-from django_rmq.core.words.messages import Ledger, Topic, former_slot_counts, slot_counts
+from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import ConfigurationError, RmqError
 
 SLOTS_PER_TRIP = 1_000

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Entry
+from django_rmq.core.words.answers import Entry
 from django_rmq.exceptions import RmqError
 from django_rmq.operations.copies import from_entry
 from django_rmq.operations.cursors import Order, Place

@@ -7,17 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from django_rmq.core.words.messages import (
-    Death,
-    Entry,
-    Envelope,
-    FailureRecord,
-    Looked,
-    Topic,
-    decode_body,
-    decode_envelope,
-    error_class,
-)
+from django_rmq.core.words.answers import Entry, Looked
+from django_rmq.core.words.bodies import decode_body
+from django_rmq.core.words.envelopes import Envelope, decode_envelope
+from django_rmq.core.words.failures import Death, FailureRecord, error_class
+from django_rmq.core.words.topics import Topic
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from django_rmq.core.coordination import Holding, Member, Worker
 from django_rmq.core.coordination.redis import describe_roster, members_of_roster
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Roster, Topic
+from django_rmq.core.words.topics import Topic
+from django_rmq.core.words.workers import Roster
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
 from django_rmq.project import connections
 

@@ -9,7 +9,8 @@ import json
 from typing import NamedTuple
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Area, Topic
+from django_rmq.core.words.answers import Area
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.operations.filters import Filter
 from django_rmq.operations.ids import ROUNDS, Identity, find_members

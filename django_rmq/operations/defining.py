@@ -8,8 +8,8 @@ from typing import Any
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics import definitions
 from django_rmq.core.topics.definitions import Difference
-from django_rmq.core.words.messages import Topic
 from django_rmq.core.words.stored import Definitions
+from django_rmq.core.words.topics import Topic
 from django_rmq.operations.crew import serving
 
 

@@ -17,7 +17,8 @@ from uuid import UUID
 
 from django_rmq.core.redis.broker import BATCH, Broker
 from django_rmq.core.words.bounds import MAX_DURATION_MS, is_whole, shown
-from django_rmq.core.words.messages import Message, Topic
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations.actors import Actor, Permission
 from django_rmq.operations.desk import Desk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.operations.actors import Actor, Trace, record
 from django_rmq.operations.runs import Progress, Run
 from django_rmq.project import connections

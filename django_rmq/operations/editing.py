@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django_rmq.core.producer.placing import score_at_once
+from django_rmq.core.words.answers import Looked
+from django_rmq.core.words.bodies import encode_body
+from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import Envelope, Looked, Topic, encode_body, encode_envelope
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.copies import Copy, from_look

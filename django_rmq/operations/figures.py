@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Counts, Topic
+from django_rmq.core.words.answers import Counts
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.crew import Crew, crew_of, holding_of
 from django_rmq.project import connections

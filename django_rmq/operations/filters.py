@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.bounds import MAX_AGE, is_number, is_whole, shown
-from django_rmq.core.words.messages import Entry, Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.copies import Copy
 from django_rmq.operations.ids import STATES

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import ClassVar
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.figures import slots_to_look_at
 

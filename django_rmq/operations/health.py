@@ -14,7 +14,8 @@ from typing import Any
 from django_rmq.core.coordination.plan import Plan
 from django_rmq.core.coordination.redis import members_of_roster
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Roster, Topic
+from django_rmq.core.words.topics import Topic
+from django_rmq.core.words.workers import Roster
 from django_rmq.exceptions import RmqError, ServerTrouble, WrongType
 from django_rmq.operations import figures
 from django_rmq.operations.retiring import Stranded

@@ -17,7 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Area, Sought, Topic, message_id
+from django_rmq.core.words.answers import Area, Sought
+from django_rmq.core.words.messages import message_id
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError
 from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Entry, Topic
+from django_rmq.core.words.answers import Entry
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations.blocks import PAGE_BYTES, Block
 from django_rmq.operations.copies import Copy, from_entry

@@ -10,7 +10,7 @@ from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import events as telling
 from django_rmq.core.telling import history as kept
 from django_rmq.core.telling.history import Minute
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused, RmqError
 from django_rmq.operations import crew, figures, measuring, retiring
 from django_rmq.operations import flow as flows

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, Depth, Latest, Totals
-from django_rmq.core.words.messages import Times, Topic, former_slot_counts
+from django_rmq.core.words.samples import Times
+from django_rmq.core.words.topics import Topic, former_slot_counts
 from django_rmq.exceptions import RmqError, WrongType
 from django_rmq.operations import figures
 from django_rmq.operations.figures import TopicFigures

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django_rmq.core.producer.checks import check_fixed_time, check_priority
-from django_rmq.core.words.messages import Looked, Topic
+from django_rmq.core.words.answers import Looked
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations import acts
 from django_rmq.operations.actors import Permission

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Message, Topic
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerTrouble
 
 logger = logging.getLogger("django_rmq.operations")

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from django_rmq.core.words.bounds import is_whole, shown
-from django_rmq.core.words.messages import SendResult, Topic
+from django_rmq.core.words.results import SendResult
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, NotPermitted, OperationRefused
 from django_rmq.operations.actors import Permission
 from django_rmq.operations.copies import Copy, from_look

@@ -13,7 +13,8 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from django_rmq.core.words.messages import Topic, decode_body
+from django_rmq.core.words.bodies import decode_body
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.actors import Actor, Permission
 from django_rmq.operations.copies import Copy

@@ -11,7 +11,7 @@ from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics import reslotting
 from django_rmq.core.topics.definitions import differences
 from django_rmq.core.topics.reslotting import AT_ONCE, Progress, Reslotting, begin
-from django_rmq.core.words.messages import Topic, former_slot_counts, slot_counts
+from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, TopicMismatch
 
 PATIENCE = 60.0

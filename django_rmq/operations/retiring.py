@@ -14,15 +14,10 @@ from dataclasses import dataclass
 from django_rmq.core.producer.placing import Outgoing, score_at_once
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import (
-    Death,
-    Entry,
-    Topic,
-    TopicType,
-    former_slot_counts,
-    slot_counts,
-    stored_basis,
-)
+from django_rmq.core.words.answers import Entry
+from django_rmq.core.words.envelopes import stored_basis
+from django_rmq.core.words.failures import Death
+from django_rmq.core.words.topics import Topic, TopicType, former_slot_counts, slot_counts
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
 from django_rmq.operations.copies import from_entry
 from django_rmq.operations.runs import Progress

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from django_rmq.core.words.messages import SendResult, SendResults
+from django_rmq.core.words.results import SendResult, SendResults
 from django_rmq.exceptions import TopicFull
 from django_rmq.operations import quotas
 from django_rmq.operations.actors import Permission, record

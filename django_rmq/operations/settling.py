@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 from django_rmq.core.consumer.failures import chosen_delay
 from django_rmq.core.redis.broker import BATCH, Broker
-from django_rmq.core.words.messages import Delivery, Failure, Message, Topic
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError
 from django_rmq.operations.ids import ALL_ROUNDS, Identity, find_members, identify
 from django_rmq.operations.permits import Permits

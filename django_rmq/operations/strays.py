@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.answers import RECORDS, Entry
+from django_rmq.core.words.envelopes import stored_basis
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import RECORDS, Entry, Topic, TopicType, stored_basis
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.sweeps import STEP_BYTES
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import acts, retiring, sweeps
 from django_rmq.operations.actors import Permission

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django_rmq.core.redis.broker import Broker, Pipeline
-from django_rmq.core.words.messages import Entry, Topic
+from django_rmq.core.words.answers import Entry
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.copies import from_entry
 from django_rmq.operations.filters import Filter

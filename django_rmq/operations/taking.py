@@ -13,7 +13,8 @@ from uuid import uuid4
 
 from django_rmq.core.redis.broker import BATCH, Broker
 from django_rmq.core.words.bounds import is_number, is_whole, shown
-from django_rmq.core.words.messages import Message, Topic
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError
 from django_rmq.operations.permits import Permits
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words import addresses
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.operations import Actor
 from django_rmq.project import connections

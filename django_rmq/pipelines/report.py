@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError, RmqError
 from django_rmq.pipelines import Context, Pipeline, register
 from django_rmq.project.settings import get_config

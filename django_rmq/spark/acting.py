@@ -16,7 +16,10 @@ from django_rmq.core.producer.placing import Outgoing, score_at_once
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import Reslotting, move, under_way
-from django_rmq.core.words.messages import BATCH, Entry, Topic, decode_envelope, encode_envelope
+from django_rmq.core.words.answers import Entry
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.envelopes import decode_envelope, encode_envelope
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, Options

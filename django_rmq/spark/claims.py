@@ -15,7 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH, Claimed, ClaimRead, Counts, Topic
+from django_rmq.core.words.answers import Claimed, ClaimRead, Counts
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
 
 logger = logging.getLogger("django_rmq.spark")

@@ -13,7 +13,7 @@ from django_rmq.core.redis import clients
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.pool import RenewingPool
 from django_rmq.core.words import addresses
-from django_rmq.core.words.messages import BackOff, Topic, TopicType
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.spark.options import Options
 

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Packed, Pipeline
-from django_rmq.core.words.messages import BATCH, Topic, TopicType
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.patience import Patience
 

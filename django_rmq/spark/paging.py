@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH, Topic
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.spark.patience import Patience
 

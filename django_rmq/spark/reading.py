@@ -17,7 +17,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from django_rmq.core.words.messages import Counts, Death, Entry, FailureRecord, Topic, decode_envelope
+from django_rmq.core.words.answers import Counts, Entry
+from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.failures import Death, FailureRecord
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options

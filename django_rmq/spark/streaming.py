@@ -26,7 +26,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH, Topic, decode_envelope
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
 from django_rmq.spark.claims import Claims, ranges, slots_in
 from django_rmq.spark.connection import broker_of, topic_of

@@ -20,7 +20,9 @@ from pyspark.sql.types import StructType
 
 from django_rmq.core.producer.checks import check_time_range
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.messages import MAX_PRIORITY, TopicType, encode_json
+from django_rmq.core.words.bodies import encode_json
+from django_rmq.core.words.bounds import MAX_PRIORITY
+from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, RmqError, TopicFull
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import Options

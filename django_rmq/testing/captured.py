@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from django_rmq.core.words.messages import SendResult
+from django_rmq.core.words.results import SendResult
 
 _ANY: Any = object()
 

@@ -8,7 +8,10 @@ from typing import Any
 from uuid import uuid4
 
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.words.messages import Failure, Message, Prepared, Topic
+from django_rmq.core.words.answers import Prepared
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, Reject, Retry
 
 HEADS = 1_024

@@ -7,19 +7,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django_rmq.core.memory.clock import Clock
+from django_rmq.core.words.answers import Delivery, Prepared, Sent
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import SlotKeys, slot_keys
-from django_rmq.core.words.messages import (
-    BATCH,
-    BackOff,
-    Delivery,
-    Envelope,
-    Failure,
-    Prepared,
-    Sent,
-    Topic,
-    TopicType,
-    encode_envelope,
-)
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from tests.contract.keyspaces import Keyspace
 
 START_MS = 1_800_000_000_000

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.messages import Row, TopicType
+from django_rmq.core.words.answers import Row
+from django_rmq.core.words.topics import TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -8,7 +8,7 @@ import pytest
 
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.memory.holding import CONSUMERS, TOMBSTONE_MS
-from django_rmq.core.words.messages import TopicType
+from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TYPES, Slot
 

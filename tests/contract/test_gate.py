@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from django_rmq.core.memory.clock import Clock
+from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.keys import SlotKeys
-from django_rmq.core.words.messages import BATCH, TopicType
+from django_rmq.core.words.topics import TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -15,7 +15,7 @@ import pytest
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker, Pipeline
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
 from tests.contract.slots import START_MS, TYPES, Slot
 

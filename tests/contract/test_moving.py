@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Row, Topic, TopicType
+from django_rmq.core.words.answers import Row
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.messages import Counts, Entry, Looked, TopicType
+from django_rmq.core.words.answers import Counts, Entry, Looked
+from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused
 from tests.contract.slots import CONSTANT, NO_BACKOFF, START_MS, TIME_TYPES, TYPES, Slot
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.words.messages import BATCH, MAX_PRIORITY, TopicType
+from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY
+from django_rmq.core.words.topics import TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.words.messages import TopicType
+from django_rmq.core.words.topics import TopicType
 from tests.contract.slots import NO_BACKOFF, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -9,7 +9,8 @@ from hashlib import sha1
 
 import pytest
 
-from django_rmq.core.words.messages import Area, TopicType
+from django_rmq.core.words.answers import Area
+from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused
 from tests.contract.slots import CONSTANT, Slot
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.messages import BATCH, MAX_PRIORITY, TopicType
+from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY
+from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
 from tests.contract.slots import TYPES, Slot
 

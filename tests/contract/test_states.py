@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.messages import TopicType
+from django_rmq.core.words.topics import TopicType
 from tests.contract.slots import NO_BACKOFF, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.words.messages import BackOff, TopicType
+from django_rmq.core.words.topics import BackOff, TopicType
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TIME_TYPES, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.messages import TopicType
+from django_rmq.core.words.topics import TopicType
 from tests.contract.slots import NO_BACKOFF, START_MS, TIME_TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

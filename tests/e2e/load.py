@@ -12,7 +12,7 @@ from typing import Any
 
 from django_rmq.core.coordination.redis import describe, members
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BackOff, Topic, TopicType
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from tests.e2e.ledger import Findings, examine, read, write
 from tests.e2e.processes import WorkerProcess, is_gone
 from tests.workers import eventually, live, send, total

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Durability, Topic, TopicType
+from django_rmq.core.words.results import Durability
+from django_rmq.core.words.topics import Topic, TopicType
 from tests.servers import ReplicaPair
 from tests.workers import client_of
 

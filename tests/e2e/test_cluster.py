@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_server import free_port
 from tests.e2e.load import LEDGER, Load, owned_by, shares, timed
 from tests.e2e.processes import Happened, Start, WorkerProcess, named

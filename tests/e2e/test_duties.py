@@ -7,7 +7,8 @@ import time
 
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
-from django_rmq.core.words.messages import Failure, Topic, TopicType
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.topics import Topic, TopicType
 from tests.e2e.processes import Happened, Start, named
 from tests.workers import audit, eventually, send
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from tests.workers import Heard, Worker, client_of, eventually, send
 
 SLOTS = 65_536

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from tests.e2e.processes import ROOT, Happened, Start, named
 from tests.workers import eventually, send, total
 

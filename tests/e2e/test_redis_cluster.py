@@ -16,7 +16,7 @@ from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import slot_keys, worker_keys
-from django_rmq.core.words.messages import Durability
+from django_rmq.core.words.results import Durability
 from django_rmq.project.connections.clients import build_client
 from django_rmq.project.settings import RedisServer as Address
 from tests.e2e.ledger import Findings, examine, read

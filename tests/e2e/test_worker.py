@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BackOff, Topic, TopicType
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
 from tests.servers import RedisServer
 from tests.workers import client_of, eventually, live, send, total

@@ -23,9 +23,11 @@ from django_rmq.admin import TopicAdmin
 from django_rmq.admin.pages import acts as pages
 from django_rmq.admin.pages.requests import so_far
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import Envelope, Failure, Topic, encode_envelope
 from django_rmq.core.words.messages import message_id as id_of
+from django_rmq.core.words.topics import Topic
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.project import connections

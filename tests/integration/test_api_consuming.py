@@ -16,7 +16,7 @@ from django.test import override_settings
 
 from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerUnavailable
 from django_rmq.operations import Actor, Permission, receipts
 from django_rmq.operations.deliveries import Deliveries, Settled

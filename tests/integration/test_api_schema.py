@@ -25,8 +25,9 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import Failure, message_id
+from django_rmq.core.words.messages import message_id
 from django_rmq.operations import Actor, Permission
 from django_rmq.operations.deliveries import Deliveries
 from django_rmq.project import connections

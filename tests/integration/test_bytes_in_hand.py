@@ -9,7 +9,9 @@ import pytest
 
 from django_rmq.core.consumer import sizes
 from django_rmq.core.consumer.sizes import BytesInHand
-from django_rmq.core.words.messages import Delivery, Message, Topic, TopicType
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic, TopicType
 from tests.workers import LONG, Worker, eventually, live, send, total
 
 TOPIC = Topic("pictures", TopicType.RANGE_MERGE, slots=16, time_range_ms=0)

@@ -20,7 +20,8 @@ from django_rmq.core.cluster.broker import Cluster, ClusterBroker, Errand, Node,
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker, translate
 from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.messages import Durability, Topic, TopicType
+from django_rmq.core.words.results import Durability
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from example_project.embedded_server import free_port
 from tests.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until

@@ -31,7 +31,7 @@ from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import worker_keys
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongType
 from tests import party as parties
 from tests.contract.keyspaces import RedisKeyspace

@@ -26,7 +26,7 @@ from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics import definitions
 from django_rmq.core.topics.reslotting import begin, finish
 from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.messages import BackOff, Topic, TopicType
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 

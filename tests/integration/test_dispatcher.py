@@ -19,8 +19,10 @@ from django_rmq.core.consumer.inbox import Wake
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.keyspace import Hash, SortedSet
 from django_rmq.core.producer.sending import Producer
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.messages import BackOff, Failure, Message, Topic, TopicType
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry, SlotMoved
 from tests.workers import (
     LONG,

@@ -20,7 +20,8 @@ from django_rmq.core import scripts
 from django_rmq.core.consumer import troubles
 from django_rmq.core.redis.broker import Pipeline
 from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerFull
 from tests.servers import RedisServer, TcpProxy
 from tests.workers import LONG, Broker, Heard, Worker, audit, client_of, eventually, live, send, total

@@ -14,7 +14,7 @@ from django_rmq.core.consumer import Dispatcher, Terms, asking
 from django_rmq.core.consumer.batches import Slice
 from django_rmq.core.consumer.inbox import Wake
 from django_rmq.core.consumer.slots import Place
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerUnavailable
 from tests.workers import Broker, Listener, audit, client_of, send, total
 

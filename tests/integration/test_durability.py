@@ -12,7 +12,8 @@ from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.checks import check_durability
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Durability, SendResult, Topic, TopicType
+from django_rmq.core.words.results import Durability, SendResult
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
 from tests.e2e.promotions import promotions
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, ask

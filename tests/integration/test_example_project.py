@@ -13,8 +13,10 @@ from django.test import Client
 from django.utils import timezone
 from PIL import Image
 
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.bodies import decode_body, encode_json
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import Delivery, Message, decode_body, encode_json
+from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import Reject
 from django_rmq.project.connections import get_broker
 from django_rmq.project.settings import get_config

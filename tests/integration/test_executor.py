@@ -22,7 +22,10 @@ from django_rmq.core.consumer.failures import describe
 from django_rmq.core.consumer.threads import NO_HOOKS, ExecutorThread, Hooks
 from django_rmq.core.logs import complaints
 from django_rmq.core.words import discretion
-from django_rmq.core.words.messages import BackOff, Delivery, Failure, Message, Topic, TopicType
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject, Retry
 from django_rmq.project.listening import registry
 from django_rmq.project.sealing import sealed_id

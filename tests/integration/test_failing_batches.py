@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer import feeding, threads
-from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from tests.workers import LONG, Worker, audit, eventually, live, send, total
 
 AT_ONCE = BackOff(0, 0)

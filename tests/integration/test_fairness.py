@@ -14,7 +14,9 @@ import redis
 
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH, BackOff, Failure, Topic, TopicType
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 
 ROUNDS = 3_000
 DEVIATIONS = 5

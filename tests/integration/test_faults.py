@@ -19,8 +19,9 @@ from redis.retry import Retry
 from django_rmq.core import scripts
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker, Call, Transitions
+from django_rmq.core.words.answers import Area, Claimed, Loose, Row
 from django_rmq.core.words.keys import SlotKeys
-from django_rmq.core.words.messages import Area, Claimed, Loose, Row, Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerFull, ServerRefused, ServerUnavailable, WrongType
 from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift

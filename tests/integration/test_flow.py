@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from django_rmq.core.consumer.lanes import Lanes
-from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from tests.workers import Heard, Worker, eventually, live, send, total
 
 SLOW = Topic("slow", TopicType.RANGE_MERGE, slots=64, time_range_ms=0, flow="auto", backoff=BackOff(0, 0))

@@ -13,7 +13,8 @@ from django_rmq.core.consumer import troubles
 from django_rmq.core.consumer.notes import Notes, settle
 from django_rmq.core.redis.broker import Broker, Call
 from django_rmq.core.words.keys import SlotKeys, slot_keys
-from django_rmq.core.words.messages import BackOff, Message, Topic, TopicType
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError, Unreadable, WrongType
 from tests.workers import Heard, Worker, client_of, eventually, send
 

@@ -24,8 +24,11 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, slot_of
-from django_rmq.core.words.messages import Envelope, Failure, Topic, encode_envelope, message_id
+from django_rmq.core.words.messages import message_id
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, MessageGone, OperationRefused
 from django_rmq.operations import Actor, Copy, Filter, Operations, Permission, ids
 from django_rmq.operations.deliveries import Settled

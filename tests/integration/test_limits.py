@@ -19,7 +19,8 @@ from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import limits_key
-from django_rmq.core.words.messages import Message, Topic, TopicType
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 

@@ -29,8 +29,11 @@ from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, TimesCount
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, times_key
-from django_rmq.core.words.messages import LATENESS_BUCKETS, Delivery, Failure, Topic
+from django_rmq.core.words.samples import LATENESS_BUCKETS
+from django_rmq.core.words.topics import Topic
 from django_rmq.metrics import RmqCollector, collector
 from django_rmq.metrics.views import metrics
 from django_rmq.operations import figures

@@ -17,8 +17,11 @@ from django.conf import settings
 from django.test import override_settings
 
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, slot_of
-from django_rmq.core.words.messages import Envelope, Failure, SendResult, Topic, TopicType, encode_envelope
+from django_rmq.core.words.results import SendResult
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import (
     InvalidMessage,
     InvalidRequest,

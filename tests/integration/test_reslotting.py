@@ -17,16 +17,12 @@ from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics import reslotting
 from django_rmq.core.topics.reslotting import Progress
+from django_rmq.core.words.bodies import decode_body
+from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import (
-    Death,
-    Failure,
-    Message,
-    Topic,
-    TopicType,
-    decode_body,
-    decode_envelope,
-)
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
 from tests.workers import Worker, cluster_of, eventually
 

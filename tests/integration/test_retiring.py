@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from django_rmq import send_message
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Failure
+from django_rmq.core.words.failures import Failure
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Limits
 from django_rmq.project import connections

@@ -20,7 +20,8 @@ from django_rmq.core import scripts
 from django_rmq.core.redis.broker import _HARMLESS, Broker
 from django_rmq.core.topics import durability
 from django_rmq.core.topics.durability import flaws, places, rights
-from django_rmq.core.words.messages import Failure, Topic, TopicType
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerRefused
 from django_rmq.project import connections
 from django_rmq.project.listening import starting

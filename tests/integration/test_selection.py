@@ -15,7 +15,7 @@ from django.core.management import call_command
 from django.test import Client
 from rich.console import Console
 
-from django_rmq.core.words.messages import decode_body
+from django_rmq.core.words.bodies import decode_body
 from django_rmq.exceptions import InvalidRequest
 from django_rmq.pipelines import Context, pipelines
 from django_rmq.project.connections import get_broker

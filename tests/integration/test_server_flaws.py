@@ -16,7 +16,7 @@ from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.redis.broker import Broker, Server, _info
 from django_rmq.core.topics.durability import flaws
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.project import connections
 from django_rmq.project.listening import starting

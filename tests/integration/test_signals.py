@@ -16,7 +16,9 @@ from django_rmq import send_messages, signals
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BackOff, Failure, Message, Topic, TopicType
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
 from django_rmq.operations import Actor, Operations
 from django_rmq.project import connections

@@ -30,7 +30,9 @@ from django_rmq.core.coordination import Worker as Identity
 from django_rmq.core.coordination import topic_slots
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.words.messages import BackOff, Delivery, Message, Topic, TopicType
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from tests.workers import LONG, Heard, Listener, Worker, audit, eventually, live, send, total
 
 # Threads die here as they would.

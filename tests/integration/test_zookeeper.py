@@ -32,7 +32,7 @@ from django_rmq.core.coordination.plan import Plan
 from django_rmq.core.coordination.zookeeper import Ensemble, ZooKeeperCoordinator, check, end_session, survey
 from django_rmq.core.coordination.zookeeper.coordinator import MAX_NODE
 from django_rmq.core.coordination.zookeeper.tree import unpack
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerUnavailable
 from django_rmq.operations import crew, figures, health
 from django_rmq.project import connections

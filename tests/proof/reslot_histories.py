@@ -20,16 +20,11 @@ from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
+from django_rmq.core.words.bodies import decode_body
+from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_of
-from django_rmq.core.words.messages import (
-    BackOff,
-    Death,
-    Failure,
-    Topic,
-    TopicType,
-    decode_body,
-    decode_envelope,
-)
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
 
 COUNTS = (1, 2, 4, 8)

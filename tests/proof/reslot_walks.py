@@ -13,7 +13,8 @@ from itertools import combinations_with_replacement, product
 
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
-from django_rmq.core.words.messages import BackOff, Failure, Topic, TopicType
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import LostRace
 from tests.proof.reslot_histories import History, MoverDied, Running
 

@@ -10,7 +10,8 @@ import pytest
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.slot import opened
 from django_rmq.core.topics import reslotting
-from django_rmq.core.words.messages import Handover, slot_counts
+from django_rmq.core.words.answers import Handover
+from django_rmq.core.words.topics import slot_counts
 from tests.proof import reslot_histories
 
 SLICE = 100

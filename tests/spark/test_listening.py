@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.messages import TopicType
+from django_rmq.core.words.topics import TopicType
 from django_rmq.spark.claims import ranges, slots_in
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, fill, reader

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.messages import TopicType
+from django_rmq.core.words.topics import TopicType
 from django_rmq.spark.packing import Bulk, groups
 from django_rmq.spark.patience import Patience
 from django_rmq.spark.writing import gathered

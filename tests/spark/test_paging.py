@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_rmq.core.words.messages import TopicType
+from django_rmq.core.words.topics import TopicType
 from django_rmq.spark import paging
 from django_rmq.spark.paging import LiveRows, Place
 from django_rmq.spark.patience import Patience

@@ -17,7 +17,7 @@ import pytest
 from django_rmq.core import scripts
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BackOff, Topic, TopicType
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 from django_rmq.spark import patience
 from django_rmq.spark.packing import Bulk

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from django_rmq.core.words.messages import TopicType
+from django_rmq.core.words.topics import TopicType
 from example_project.selection import rules
 from example_project.selection.feeds import Feeds, write_file
 from example_project.selection.models import Batch, Item, Member, ProductSet, Work

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.words.messages import Failure, TopicType
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.topics import TopicType
 from tests.spark.conftest import Queue, end
 from tests.workers import Heard, Worker, eventually
 

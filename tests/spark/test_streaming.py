@@ -14,7 +14,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from django_rmq.core.topics import reslotting
-from django_rmq.core.words.messages import BackOff, Failure, TopicType
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
 from django_rmq.spark.options import STREAM, Options
 from django_rmq.spark.source import COLUMNS

@@ -26,21 +26,12 @@ from hypothesis.stateful import (
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.answers import Area, Delivery, Page, Prepared
+from django_rmq.core.words.bounds import MAX_PRIORITY
+from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.messages import (
-    MAX_PRIORITY,
-    Area,
-    BackOff,
-    Death,
-    Delivery,
-    Envelope,
-    Failure,
-    Page,
-    Prepared,
-    Topic,
-    TopicType,
-    encode_envelope,
-)
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace
 from tests.stateful.promises import ANY, Flight, Promise, Promises

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_rmq.admin.bodies import BYTES_OF_DUMP, MAX_SHOWN, show_body, summary, visible
-from django_rmq.core.words.messages import Topic, TopicType, encode_json
+from django_rmq.core.words.bodies import encode_json
+from django_rmq.core.words.topics import Topic, TopicType
 
 JSON = Topic("orders", TopicType.FIXED_TIME)
 TEXT = Topic("orders", TopicType.FIXED_TIME, body="text")

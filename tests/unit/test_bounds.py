@@ -20,8 +20,10 @@ from django_rmq.core.producer.checks import (
     check_time_range,
 )
 from django_rmq.core.words import bounds
+from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.keys import check_slots
-from django_rmq.core.words.messages import Delivery, Message, Topic, TopicType
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, InvalidRequest, OperationRefused
 from django_rmq.operations import Actor, Filter, Limits
 from django_rmq.operations.deliveries import Deliveries, Outcome, Settled

@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from django_rmq import checks
 from django_rmq.core.words.bounds import shown
-from django_rmq.core.words.messages import BackOff, TopicType
+from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.project import settings
 from django_rmq.project.settings import Config, Problem, get_config, read_settings

@@ -9,7 +9,7 @@ from django_rmq.core.consumer.fences import Fences
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.coordination import StaticCoordinator, Worker
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.words.messages import Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, timeout=30)
 

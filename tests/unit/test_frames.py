@@ -10,7 +10,8 @@ from hiredis import pack_command
 from django_rmq.core import scripts
 from django_rmq.core.redis import broker as module
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Sent, Topic, TopicType
+from django_rmq.core.words.answers import Sent
+from django_rmq.core.words.topics import Topic, TopicType
 
 
 class Told(Broker):

@@ -13,7 +13,7 @@ from django_rmq.core import scripts
 from django_rmq.core.redis.broker import Call
 from django_rmq.core.telling.history import EDGES_MS
 from django_rmq.core.words.keys import HistoryKeys, history_keys, times_key
-from django_rmq.core.words.messages import LATENESS_BUCKETS, SAMPLED
+from django_rmq.core.words.samples import LATENESS_BUCKETS, SAMPLED
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder

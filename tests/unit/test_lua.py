@@ -13,8 +13,10 @@ import redis
 
 from django_rmq.core import scripts
 from django_rmq.core.redis.broker import Call, Transitions
+from django_rmq.core.words.answers import Area, Row
+from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import SlotKeys
-from django_rmq.core.words.messages import Area, Failure, Row, Topic, TopicType
+from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import redis_server_binaries
 from tests.servers import RedisServer
 

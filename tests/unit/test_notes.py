@@ -12,7 +12,9 @@ from django_rmq.core.consumer.notes import BEGUN, DIED, DONE, MARKS, SPARE, Note
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.messages import BATCH, FailureRecord, Topic, TopicType
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.failures import FailureRecord
+from django_rmq.core.words.topics import Topic, TopicType
 
 PLAIN = Topic("plain", TopicType.RANGE_MERGE, slots=2, time_range_ms=1)
 OTHER = Topic("other", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)

@@ -18,7 +18,8 @@ from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
-from django_rmq.core.words.messages import Topic, TopicType, basis_bytes, decode_envelope
+from django_rmq.core.words.envelopes import basis_bytes, decode_envelope
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import (
     InvalidMessage,
     MessageTooLarge,

@@ -7,8 +7,8 @@ import pytest
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.keyspace import Hash
 from django_rmq.core.words import stored
-from django_rmq.core.words.messages import Topic, TopicType
 from django_rmq.core.words.stored import Definitions
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import WrongType
 
 KEY = b"shop:rmq:topics"

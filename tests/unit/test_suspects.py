@@ -9,7 +9,9 @@ import pytest
 
 from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.suspects import Suspects
-from django_rmq.core.words.messages import Delivery, Message, Topic, TopicType
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic, TopicType
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=1)
 

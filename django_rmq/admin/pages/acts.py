@@ -19,7 +19,7 @@ from django_rmq.admin.pages.answers import Pages, page, tell, tell_problems, tel
 from django_rmq.admin.pages.messages import filter_form
 from django_rmq.admin.pages.requests import back_of, number, so_far
 from django_rmq.admin.words import outcomes_sentence
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError, NotPermitted
 from django_rmq.operations import Limits, Operations, Permission, Progress
 

@@ -20,7 +20,7 @@ from django.utils.translation import ngettext
 from django_rmq.admin.figures import Places, Trouble
 from django_rmq.admin.words import DID, outcomes_sentence
 from django_rmq.core.logs.complaints import Complaints
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import (
     ConfigurationError,
     LostRace,

@@ -10,7 +10,7 @@ from django.utils.translation import ngettext
 
 from django_rmq.admin import trends
 from django_rmq.admin.pages.requests import number
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import WrongType
 from django_rmq.operations import Operations
 

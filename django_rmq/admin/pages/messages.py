@@ -15,7 +15,7 @@ from django_rmq.admin.filters import FilterForm
 from django_rmq.admin.pages.answers import Pages
 from django_rmq.admin.pages.requests import back_of
 from django_rmq.admin.words import EMPTY, MARKS, REASONS
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError
 from django_rmq.operations import Copy, Operations, Permission
 from django_rmq.operations.redaction import may_search

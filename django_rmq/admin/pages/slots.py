@@ -9,7 +9,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from django_rmq.admin.pages.requests import number
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 from django_rmq.operations import Operations, SlotFigures
 

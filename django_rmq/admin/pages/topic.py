@@ -14,7 +14,7 @@ from django_rmq.admin.pages import history, messages, slots
 from django_rmq.admin.pages.answers import Pages, page
 from django_rmq.admin.pages.requests import back_of
 from django_rmq.admin.words import STATES
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.operations import Operations, Permission
 
 

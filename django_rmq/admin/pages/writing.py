@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django_rmq.admin.forms import BodyForm, SendForm
 from django_rmq.admin.pages.answers import Pages, page, tell
 from django_rmq.admin.pages.requests import back_of, short_id
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage, InvalidRequest, LostRace, MessageGone
 from django_rmq.operations import Copy, Operations, Permission
 from django_rmq.operations.redaction import is_redacted

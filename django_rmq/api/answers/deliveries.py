@@ -11,7 +11,8 @@ from rest_framework import serializers
 from django_rmq.api.answers import Answer, maybe
 from django_rmq.api.bodies import body_of
 from django_rmq.api.fields import Anything
-from django_rmq.core.words.messages import Message, Topic
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 from django_rmq.operations import Deliveries
 from django_rmq.operations.deliveries import Settled
 

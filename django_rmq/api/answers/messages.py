@@ -10,7 +10,7 @@ from rest_framework import serializers
 from django_rmq.api.answers import Answer, maybe
 from django_rmq.api.bodies import body_of, formatted
 from django_rmq.api.fields import Anything
-from django_rmq.core.words.messages import SendResult
+from django_rmq.core.words.results import SendResult
 from django_rmq.operations import Copy, Listing
 from django_rmq.operations.redaction import is_redacted
 

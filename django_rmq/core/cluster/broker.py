@@ -43,7 +43,8 @@ from django_rmq.core.redis.broker import (
     translate,
 )
 from django_rmq.core.redis.pool import Pool
-from django_rmq.core.words.messages import Confirmed, Durability, Sample
+from django_rmq.core.words.results import Confirmed, Durability
+from django_rmq.core.words.samples import Sample
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 
 PATIENCE_SECONDS = 1.0

@@ -15,7 +15,7 @@ from django_rmq.core.consumer.schedule import Schedule
 from django_rmq.core.consumer.slots import Place, Places
 from django_rmq.core.consumer.troubles import NODE_REST_SECONDS, Troubles
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH
+from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable
 
 ACQUIRED = 2048

@@ -12,7 +12,8 @@ from django_rmq.core.consumer.room import Room
 from django_rmq.core.consumer.schedule import Schedule
 from django_rmq.core.consumer.settling import Settling
 from django_rmq.core.consumer.slots import Place
-from django_rmq.core.words.messages import Delivery, Prepared, Topic
+from django_rmq.core.words.answers import Delivery, Prepared
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved
 
 

@@ -14,7 +14,7 @@ from django_rmq.core.consumer.schedule import Schedule
 from django_rmq.core.consumer.settling import Settling
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.logs.complaints import Complaints
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 
 IN_HAND = 20_000
 """Messages in hand of one process at most."""

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from django_rmq.core.words.messages import Failure, Message, Topic
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 
 Outcome = tuple[Message, Failure | None]
 """What became of a message; None: commit it."""

@@ -10,7 +10,8 @@ from typing import Any
 from django_rmq.core.consumer import forks, journal
 from django_rmq.core.consumer.batches import ListenerLike, Outcome
 from django_rmq.core.consumer.failures import Undecodable, failure_of, judged, name_of, text_of
-from django_rmq.core.words.messages import Failure, Message
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.messages import Message
 
 
 class Interrupted(Exception):

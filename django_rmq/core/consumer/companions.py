@@ -12,7 +12,7 @@ from django_rmq.core.consumer.inbox import Inbox, Overrun, Resubscribed, Wake
 from django_rmq.core.consumer.listening import Listening
 from django_rmq.core.consumer.lookout import Lookout, Watched
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 
 
 class Companions:

@@ -13,7 +13,8 @@ from django_rmq.core.consumer.slots import Place
 from django_rmq.core.consumer.troubles import Troubles
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH, Held
+from django_rmq.core.words.answers import Held
+from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.consumer")

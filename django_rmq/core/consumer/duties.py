@@ -16,7 +16,7 @@ from itertools import count
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.redis.broker import BATCH, Broker
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.consumer")

@@ -6,7 +6,8 @@ import traceback
 
 from django_rmq.core.consumer import journal
 from django_rmq.core.words.bounds import delay_ms
-from django_rmq.core.words.messages import Failure, Message, cut_error
+from django_rmq.core.words.failures import Failure, cut_error
+from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import Reject, Retry
 
 

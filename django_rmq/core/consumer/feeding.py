@@ -17,7 +17,9 @@ from django_rmq.core.consumer.settling import Settling
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.consumer.suspects import Suspects
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Delivery, Message, Topic
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 
 REFRESH_SECONDS = 1.0
 """What waits longer for its thread is given back and taken anew, where that may find something better."""

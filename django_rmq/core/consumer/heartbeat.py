@@ -16,7 +16,7 @@ from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 logger = safe_logger("django_rmq.consumer")

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from django_rmq.core.logs.complaints import Complaints, counted
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words import discretion
-from django_rmq.core.words.messages import Failure, Message, Topic, error_class
+from django_rmq.core.words.failures import Failure, error_class
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import Reject, Retry
 
 logger = safe_logger("django_rmq.consumer")

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from django_rmq.core.consumer.flow import Flow
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 
 LANE_SECONDS = 1.0
 """So long after its last batch a thread is still a lane."""

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH, Topic
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
 
 SHORTEST_WAIT = 0.02

@@ -16,7 +16,9 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH, Failure, Topic
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 SETTLE_SECONDS = 3.0

@@ -12,7 +12,8 @@ from django_rmq.core.consumer.limits import Limits
 from django_rmq.core.consumer.sizes import BytesInHand
 from django_rmq.core.consumer.slots import Place, Places
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH, Topic
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
 
 WORK_SECONDS = 0.05
 """How much work one prepare shall hand out, by what a topic's listener took of late."""

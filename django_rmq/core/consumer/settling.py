@@ -14,7 +14,9 @@ from django_rmq.core.consumer.ending import Ending
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.consumer.troubles import Troubles
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.words.messages import BATCH, Failure, Message
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.consumer")

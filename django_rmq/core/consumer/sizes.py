@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
-from django_rmq.core.words.messages import Delivery, Topic
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.topics import Topic
 
 MOST = 67_108_864
 """Bytes in hand of one process at most."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 
 _AWAKE, _TOLD, _ASLEEP = 0, 1, 2
 """Has an object or is not ours; is ours and to be acquired; is acquired and holds nothing."""

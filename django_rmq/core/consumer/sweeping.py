@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from django_rmq.core.consumer.polling import HEADS
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 SWEEP_SECONDS = 10.0

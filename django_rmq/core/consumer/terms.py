@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from django_rmq.core.consumer.polling import POLL_SECONDS
 from django_rmq.core.consumer.settling import Watcher
-from django_rmq.core.words.messages import Delivery, Topic
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.topics import Topic
 
 
 @dataclass(frozen=True, slots=True)

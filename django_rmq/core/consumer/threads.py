@@ -15,7 +15,8 @@ from django_rmq.core.consumer.calling import Interrupted, call_group, call_one, 
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.notes import BEGUN, DONE, Marks
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.words.messages import Message, Topic
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
 
 logger = safe_logger("django_rmq.consumer")
 

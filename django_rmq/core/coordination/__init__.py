@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from django_rmq.core.coordination.assignment import Assignment, Capacity, Run, TopicSlots, assign
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 
 Slots = Iterable[tuple[str, int]]
 """Pairs of a topic's name and a slot, as the dispatcher takes them."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from django_rmq.core.coordination import TopicSlots, Worker
-from django_rmq.core.words.messages import slot_counts
+from django_rmq.core.words.topics import slot_counts
 
 
 def write_record(token: str, worker: Worker) -> str:

@@ -26,7 +26,7 @@ from django_rmq.core.coordination.records import read_record, served_topics, who
 from django_rmq.core.coordination.shared import AUDIT_SECONDS, SETTLE_SECONDS, SharedCoordinator, read_crew
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Beat, Roster
+from django_rmq.core.words.workers import Beat, Roster
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.coordination")

@@ -18,7 +18,7 @@ from django_rmq.core.coordination.plan import Plan
 from django_rmq.core.coordination.records import read_record
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 
 logger = safe_logger("django_rmq.coordination")
 

@@ -37,7 +37,7 @@ from django_rmq.core.memory.channels import Events, Wakeups
 from django_rmq.core.memory.keyspace import Memory
 from django_rmq.core.memory.pipeline import Pipeline
 from django_rmq.core.words.keys import events_channel, wake_channel, workers_channel
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 
 
 class Call(Protocol):

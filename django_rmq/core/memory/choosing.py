@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from django_rmq.core.memory.slot import Slot
-from django_rmq.core.words.messages import BATCH, CLAIM_STEP, CLAIM_STEP_BYTES
+from django_rmq.core.words.bounds import BATCH, CLAIM_STEP, CLAIM_STEP_BYTES
 
 
 def look_further(slot: Slot) -> int:

@@ -18,7 +18,8 @@ from django_rmq.core.memory.refusing import check_lease
 from django_rmq.core.memory.slot import CLAIMING, ENDING, Slot, on
 from django_rmq.core.memory.upkeep import keep_up
 from django_rmq.core.memory.waking import note_undrained, wake_at_gate
-from django_rmq.core.words.messages import BATCH, CLAIM_STEP_BYTES, Claimed, ClaimRead
+from django_rmq.core.words.answers import Claimed, ClaimRead
+from django_rmq.core.words.bounds import BATCH, CLAIM_STEP_BYTES
 
 
 @on(*ENDING, *CLAIMING)

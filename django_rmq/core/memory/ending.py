@@ -9,7 +9,7 @@ from django_rmq.core.memory.numbers import bounded
 from django_rmq.core.memory.refusing import check_batch
 from django_rmq.core.memory.slot import ENDING, Slot, on
 from django_rmq.core.memory.waking import earliest, note_undrained, wake_at_gate
-from django_rmq.core.words.messages import Failure, cut_error
+from django_rmq.core.words.failures import Failure, cut_error
 
 LONGEST_DELAY_MS = 1 << 42
 """139 years: now plus this stays below ``LARGEST_WITH_RETRIES``."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.scores import first_score, is_retry, retry_score
 from django_rmq.core.memory.slot import InFlight, Slot
-from django_rmq.core.words.messages import FailureRecord, TopicType
+from django_rmq.core.words.failures import FailureRecord
+from django_rmq.core.words.topics import TopicType
 
 _EXPIRES = re.compile(rb"(\d+) ")
 

@@ -8,17 +8,11 @@ from contextlib import contextmanager
 from django_rmq.core.memory.keyspace import Hash, Memory
 from django_rmq.core.memory.looking import audit, count
 from django_rmq.core.words import stored
+from django_rmq.core.words.answers import Counts
 from django_rmq.core.words.keys import history_keys, times_key
-from django_rmq.core.words.messages import (
-    LATENESS_BUCKETS,
-    SAMPLED,
-    TIMES,
-    Counts,
-    Ledger,
-    Sample,
-    Times,
-    Topic,
-)
+from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.samples import LATENESS_BUCKETS, SAMPLED, TIMES, Sample, Times
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 
 

@@ -8,7 +8,8 @@ import re
 from django_rmq.core.memory.keyspace import Hash, Memory
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.words.keys import bucket_key, limits_key
-from django_rmq.core.words.messages import Allowance, Topic
+from django_rmq.core.words.topics import Topic
+from django_rmq.core.words.workers import Allowance
 
 _PERMITS = re.compile(rb"(\d+) (\d+) (\d+)")
 

@@ -12,7 +12,9 @@ from django_rmq.core.memory.keyspace import Memory
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.ordering import Cursor, is_behind
 from django_rmq.core.memory.slot import Slot, Transition, opened
-from django_rmq.core.words.messages import BATCH, Entry, Page, Topic
+from django_rmq.core.words.answers import Entry, Page
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
 
 STATES = {
     "store": ("store", "failures", "body"),

@@ -10,8 +10,11 @@ from django_rmq.core.memory.listing import on_state
 from django_rmq.core.memory.numbers import ceil, floor
 from django_rmq.core.memory.slot import Slot, on
 from django_rmq.core.words import stored
+from django_rmq.core.words.answers import RECORDS, Counts, Looked
+from django_rmq.core.words.bounds import GATE
 from django_rmq.core.words.keys import SlotKeys, slot_keys
-from django_rmq.core.words.messages import GATE, RECORDS, Counts, Ledger, Looked, Topic
+from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 
 _LIVES = ("store", "prepare", "retry", "dead", "claim")

@@ -9,7 +9,8 @@ from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.scores import is_retry
 from django_rmq.core.memory.slot import ENDING, Slot, on
 from django_rmq.core.memory.waking import note_undrained
-from django_rmq.core.words.messages import Handover, Row, Survey, TopicType
+from django_rmq.core.words.answers import Handover, Row, Survey
+from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused
 
 MOVED = 250

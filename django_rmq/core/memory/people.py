@@ -11,7 +11,8 @@ from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_
 from django_rmq.core.memory.scores import LARGEST_WITH_RETRIES, floor_priority, fraction, is_retry
 from django_rmq.core.memory.slot import ENDING, Slot, on
 from django_rmq.core.memory.waking import earliest, note_undrained, wake
-from django_rmq.core.words.messages import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT, Death, cut_error
+from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
+from django_rmq.core.words.failures import Death, cut_error
 
 
 @on(*ENDING, "claim")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from django_rmq.core.memory.keyspace import Memory
-from django_rmq.core.words.messages import Confirmed, Durability
+from django_rmq.core.words.results import Confirmed, Durability
 from django_rmq.exceptions import RmqError
 
 

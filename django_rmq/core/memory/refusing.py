@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from django_rmq.core.memory.scores import is_fresh
 from django_rmq.core.memory.slot import Slot
-from django_rmq.core.words.messages import BATCH, GATE
+from django_rmq.core.words.bounds import BATCH, GATE
 from django_rmq.exceptions import ServerRefused, SlotMoved
 
 LONGEST_LEASE_MS = 86_400_000

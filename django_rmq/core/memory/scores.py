@@ -6,7 +6,8 @@ import math
 
 from django_rmq.core.memory.numbers import bounded, floor
 from django_rmq.core.memory.slot import Slot
-from django_rmq.core.words.messages import MAX_PRIORITY, MAX_RETRIES_LIMIT, FailureRecord
+from django_rmq.core.words.bounds import MAX_PRIORITY, MAX_RETRIES_LIMIT
+from django_rmq.core.words.failures import FailureRecord
 
 LARGEST_WITH_RETRIES = (1 << 43) - 1
 """The largest score that ten bits of retries fit below in a double. At 2^43 they would be rounded."""

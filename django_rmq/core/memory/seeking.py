@@ -7,7 +7,7 @@ from hashlib import sha1
 
 from django_rmq.core.memory.keyspace import SortedSet
 from django_rmq.core.memory.slot import Slot, on
-from django_rmq.core.words.messages import Area, Sought
+from django_rmq.core.words.answers import Area, Sought
 from django_rmq.exceptions import ServerRefused
 
 

@@ -9,7 +9,9 @@ from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_
 from django_rmq.core.memory.scores import is_retry
 from django_rmq.core.memory.slot import SENDING, Slot, on
 from django_rmq.core.memory.waking import note_undrained, wake
-from django_rmq.core.words.messages import BATCH, Sent, TopicType
+from django_rmq.core.words.answers import Sent
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused
 
 

@@ -15,8 +15,9 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 from django_rmq.core.memory.keyspace import Hash, Memory, SortedSet
 from django_rmq.core.memory.numbers import score_text
+from django_rmq.core.words.failures import FailureRecord
 from django_rmq.core.words.keys import slot_keys, wake_channel
-from django_rmq.core.words.messages import FailureRecord, Topic
+from django_rmq.core.words.topics import Topic
 
 SETS = frozenset({"store", "prepare", "retry", "dead", "claimants", "claim"})
 SENDING = ("store", "retry", "body", "stats", "control")

@@ -14,8 +14,10 @@ from django_rmq.core.memory.scores import budget
 from django_rmq.core.memory.slot import CLAIMING, ENDING, InFlight, Slot, on, opened
 from django_rmq.core.memory.upkeep import keep_up
 from django_rmq.core.memory.waking import next_due, note_undrained, sleep_until
+from django_rmq.core.words.answers import Acquired, Delivery, Held, Prepared
+from django_rmq.core.words.bounds import BATCH, GATE, NEVER
 from django_rmq.core.words.keys import slot_keys
-from django_rmq.core.words.messages import BATCH, GATE, NEVER, Acquired, Delivery, Held, Prepared, Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused, WrongType
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django_rmq.core.memory.scores import floor_priority
 from django_rmq.core.memory.slot import SETS, Slot, on
+from django_rmq.core.words.answers import RECORDS, Loose
 from django_rmq.core.words.keys import SlotKeys
-from django_rmq.core.words.messages import RECORDS, Loose
 from django_rmq.exceptions import ServerRefused
 
 _HOMES = {

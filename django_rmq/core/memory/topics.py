@@ -9,8 +9,8 @@ from typing import Any
 from django_rmq.core.memory.keyspace import Memory
 from django_rmq.core.words import stored
 from django_rmq.core.words.keys import explicit_basis_key, history_keys, limits_key, times_key, topics_key
-from django_rmq.core.words.messages import Topic, redefined
 from django_rmq.core.words.stored import Definitions
+from django_rmq.core.words.topics import Topic, redefined
 
 
 def definitions(memory: Memory) -> Definitions:

@@ -10,7 +10,7 @@ from django_rmq.core.memory.numbers import bounded
 from django_rmq.core.memory.scores import fraction, retry_score
 from django_rmq.core.memory.slot import CLAIMING, ENDING, Slot, on
 from django_rmq.core.memory.waking import earliest, note_undrained, wake, wake_at_gate
-from django_rmq.core.words.messages import BATCH, MAX_RETRIES_LIMIT
+from django_rmq.core.words.bounds import BATCH, MAX_RETRIES_LIMIT
 
 
 class Upkeep(NamedTuple):

@@ -6,7 +6,7 @@ import math
 
 from django_rmq.core.memory.numbers import bounded, ceil, floor
 from django_rmq.core.memory.slot import Slot
-from django_rmq.core.words.messages import GATE, NEVER
+from django_rmq.core.words.bounds import GATE, NEVER
 
 
 def next_due(slot: Slot, *, at_once: bool) -> int | None:

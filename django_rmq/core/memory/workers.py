@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from django_rmq.core.memory.keyspace import Hash, Memory, SortedSet
 from django_rmq.core.words.keys import worker_keys, workers_channel
-from django_rmq.core.words.messages import Beat, Roster, Session
+from django_rmq.core.words.workers import Beat, Roster, Session
 
 
 class Workers(NamedTuple):

@@ -10,15 +10,11 @@ from zlib import crc32
 
 from django_rmq.core.producer.placing import Outgoing, Places, basis_of_field
 from django_rmq.core.producer.trips import ROUND_TRIP
-from django_rmq.core.words.messages import (
-    BATCH,
-    SendResult,
-    SendResults,
-    Sent,
-    Topic,
-    TopicType,
-    encode_body,
-)
+from django_rmq.core.words.answers import Sent
+from django_rmq.core.words.bodies import encode_body
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.results import SendResult, SendResults
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 Follow = Callable[[Sequence[Outgoing]], tuple[list[SendResult], dict[int, RmqError]]]

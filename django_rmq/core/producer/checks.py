@@ -9,8 +9,17 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from uuid import uuid4
 
-from django_rmq.core.words.bounds import MAX_DURATION_MS, MAX_INSTANT_MS, is_number, is_whole, shown
-from django_rmq.core.words.messages import MAX_KEY_BYTES, MAX_PRIORITY, STORED, Durability, Topic, TopicType
+from django_rmq.core.words.bounds import (
+    MAX_DURATION_MS,
+    MAX_INSTANT_MS,
+    MAX_KEY_BYTES,
+    MAX_PRIORITY,
+    is_number,
+    is_whole,
+    shown,
+)
+from django_rmq.core.words.results import STORED, Durability
+from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
 
 MAX_HEADER_BYTES = 8_192

@@ -16,17 +16,10 @@ from django_rmq.core.producer.checks import (
     check_score,
     check_stored_basis,
 )
-from django_rmq.core.words.bounds import shown
-from django_rmq.core.words.messages import (
-    MAX_PRIORITY,
-    Envelope,
-    Topic,
-    TopicType,
-    basis_bytes,
-    encode_body,
-    encode_envelope,
-    slot_counts,
-)
+from django_rmq.core.words.bodies import encode_body
+from django_rmq.core.words.bounds import MAX_PRIORITY, shown
+from django_rmq.core.words.envelopes import Envelope, basis_bytes, encode_envelope
+from django_rmq.core.words.topics import Topic, TopicType, slot_counts
 from django_rmq.exceptions import InvalidMessage
 
 

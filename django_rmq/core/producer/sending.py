@@ -14,7 +14,8 @@ from django_rmq.core.producer.checks import check_score
 from django_rmq.core.producer.placing import OPTIONS, Outgoing, Places, basis_of, built, member_of
 from django_rmq.core.producer.trips import Mixed, call, complete, fly
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import STORED, Durability, SendResult, SendResults, Topic
+from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 REDIRECTS = 6

@@ -9,7 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import BATCH, STORED, Durability, SendResult, TopicType
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.results import STORED, Durability, SendResult
+from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import RmqError
 
 ROUND_TRIP = 6_000

@@ -25,6 +25,28 @@ from redis.exceptions import NoPermissionError, NoScriptError, RedisError, Respo
 
 from django_rmq.core import scripts
 from django_rmq.core.words import stored
+from django_rmq.core.words.answers import (
+    RECORDS,
+    Acquired,
+    Area,
+    Claimed,
+    ClaimRead,
+    Counts,
+    Delivery,
+    Entry,
+    Handover,
+    Held,
+    Looked,
+    Loose,
+    Page,
+    Prepared,
+    Row,
+    Sent,
+    Sought,
+    Survey,
+)
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.failures import Failure, cut_error
 from django_rmq.core.words.keys import (
     SlotKeys,
     answer_key,
@@ -43,44 +65,12 @@ from django_rmq.core.words.keys import (
     worker_keys,
     workers_channel,
 )
-from django_rmq.core.words.messages import (
-    BATCH,
-    RECORDS,
-    SAMPLED,
-    TIMES,
-    Acquired,
-    Allowance,
-    Area,
-    Beat,
-    Claimed,
-    ClaimRead,
-    Confirmed,
-    Counts,
-    Delivery,
-    Durability,
-    Entry,
-    Failure,
-    Handover,
-    Held,
-    Ledger,
-    Looked,
-    Loose,
-    Page,
-    Prepared,
-    Roster,
-    Row,
-    Sample,
-    Sent,
-    Session,
-    Sought,
-    Survey,
-    Times,
-    Topic,
-    TopicType,
-    cut_error,
-    redefined,
-)
+from django_rmq.core.words.ledger import Ledger
+from django_rmq.core.words.results import Confirmed, Durability
+from django_rmq.core.words.samples import SAMPLED, TIMES, Sample, Times
 from django_rmq.core.words.stored import Definitions
+from django_rmq.core.words.topics import Topic, TopicType, redefined
+from django_rmq.core.words.workers import Allowance, Beat, Roster, Session
 from django_rmq.exceptions import (
     NodeUnavailable,
     RmqError,

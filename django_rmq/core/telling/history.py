@@ -26,7 +26,9 @@ from zlib import crc32
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import LATENESS_BUCKETS, Delivery, Sample, Times, Topic
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.samples import LATENESS_BUCKETS, Sample, Times
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.history")

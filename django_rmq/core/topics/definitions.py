@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django_rmq.core.redis.broker import Broker
-from django_rmq.core.words.messages import Topic, former_slot_counts, slot_counts
+from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import RmqError, TopicMismatch
 
 logger = logging.getLogger("django_rmq")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from django_rmq.core.redis.broker import Broker, Server
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 
 OLDEST = (6, 2)

@@ -15,17 +15,11 @@ from itertools import islice
 from typing import Any
 
 from django_rmq.core.redis.broker import Broker
+from django_rmq.core.words.answers import Entry, Handover, Survey
+from django_rmq.core.words.envelopes import stored_basis
+from django_rmq.core.words.failures import Death
 from django_rmq.core.words.keys import check_slots, slot_of
-from django_rmq.core.words.messages import (
-    Death,
-    Entry,
-    Handover,
-    Survey,
-    Topic,
-    former_slot_counts,
-    slot_counts,
-    stored_basis,
-)
+from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import ConfigurationError, LostRace, RmqError
 
 PAGE = 1_000

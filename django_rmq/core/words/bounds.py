@@ -71,3 +71,29 @@ __all__ = [
     "is_whole",
     "shown",
 ]
+
+MAX_PRIORITY = 1 << 43
+"""The largest priority: with ten bits for retries below it, a double still holds it exactly."""
+
+MAX_RETRIES_LIMIT = 999
+"""The largest MAX_RETRIES: the Prepare score keeps it in three decimal digits."""
+
+MAX_KEY_BYTES = 512
+"""The largest key of a keyed message, in bytes of UTF-8."""
+
+MAX_ERROR_BYTES = 1024
+"""What is kept of an error's text per message, in bytes of UTF-8."""
+
+BATCH = 1_000
+"""The most messages one script takes: it bounds what blocks Redis, and unpack takes 7,000 values."""
+
+CLAIM_STEP = 2_500
+
+CLAIM_STEP_BYTES = 16_777_216
+"""What one script of a claim moves at most, by Redis itself; a whole Store that changes its name is not moved."""
+
+NEVER = (1 << 53) - 1
+"""A time in ms that does not come: the caller sleeps until it is woken."""
+
+GATE = 1 << 53
+"""``sleeping_until`` of a caller that was answered busy: it waits for the gate to open."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.management import RmqCommand, ago, shown
 from django_rmq.operations import Operations
 from django_rmq.operations.auditing import DRIFTS, Audit, audit, check_is_settled

@@ -16,7 +16,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from django_rmq import Send
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError, InvalidMessage
 from django_rmq.management import RmqCommand, at_least, duration, outcomes_text, shown
 

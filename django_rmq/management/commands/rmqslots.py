@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from datetime import UTC, datetime
 from typing import Any
 
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.management import RmqCommand, ago, at_least, shown, table
 from django_rmq.operations import Operations, SlotFigures
 

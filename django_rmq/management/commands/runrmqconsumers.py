@@ -18,7 +18,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.consumer.children import RECYCLE
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.management import RmqCommand, at_least
 from django_rmq.project import connections
 from django_rmq.project.listening import processes as forking
@@ -144,9 +144,7 @@ class Command(RmqCommand):
     ) -> tuple[int, int]:
         """Be the parent of the workers; return how it ended, and how many deliveries were settled."""
         config = get_config().consumer
-        reloads = _given(options["reload"], is_debug()) and getattr(
-            self, "_called_from_command_line", False
-        )
+        reloads = _given(options["reload"], is_debug()) and getattr(self, "_called_from_command_line", False)
         supervisor = forking.supervise(
             topics,
             how,

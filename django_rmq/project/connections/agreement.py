@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.definitions import as_registered, register_topics
-from django_rmq.core.words.messages import Topic, slot_counts
+from django_rmq.core.words.topics import Topic, slot_counts
 from django_rmq.exceptions import ServerTrouble, WrongType
 from django_rmq.project.connections.brokers import current, get_broker
 

@@ -17,7 +17,8 @@ from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling.events import EventStream
 from django_rmq.core.topics.durability import Flaw, flaws
-from django_rmq.core.words.messages import Topic, message_id
+from django_rmq.core.words.messages import message_id
+from django_rmq.core.words.topics import Topic
 from django_rmq.project.connections.clients import build_client, build_cluster
 from django_rmq.project.isolating import running_test
 from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id

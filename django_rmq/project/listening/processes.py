@@ -16,7 +16,7 @@ from django_rmq.core.consumer.notes import Notes, settle
 from django_rmq.core.consumer.supervisor import Supervisor
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError, ServerTrouble, SlotMoved
 from django_rmq.project import connections
 from django_rmq.project.listening.worker import Options, WorkerProcess

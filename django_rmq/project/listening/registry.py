@@ -21,7 +21,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.apps import apps
 from django.utils.module_loading import module_has_submodule
 
-from django_rmq.core.words.messages import BATCH
+from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.settings import get_config
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.topics.definitions import register_topics
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry

@@ -26,7 +26,7 @@ from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.telling import history
 from django_rmq.core.topics.definitions import as_registered
-from django_rmq.core.words.messages import Topic, slot_counts
+from django_rmq.core.words.topics import Topic, slot_counts
 from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry

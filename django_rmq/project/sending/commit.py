@@ -19,7 +19,8 @@ from django.db import transaction
 
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.messages import STORED, Durability, SendResult, Topic
+from django_rmq.core.words.results import STORED, Durability, SendResult
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.sending.failures import explained, report, too_full

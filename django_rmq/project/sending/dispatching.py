@@ -9,7 +9,8 @@ from django.db import transaction
 
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.words.messages import Durability, SendResult, Topic
+from django_rmq.core.words.results import Durability, SendResult
+from django_rmq.core.words.topics import Topic
 from django_rmq.project import connections
 from django_rmq.project.sending.commit import defer, went_nowhere
 from django_rmq.project.sending.failures import explained

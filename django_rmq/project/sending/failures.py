@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_rmq.core.logs.complaints import Complaints, counted
-from django_rmq.core.words.messages import SendResult, Topic
+from django_rmq.core.words.results import SendResult
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved, TopicFull
 from django_rmq.project import connections
 from django_rmq.project.sending.results import DeferredResult, RemoveResult

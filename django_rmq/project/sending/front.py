@@ -16,7 +16,8 @@ from asgiref.sync import sync_to_async
 from django_rmq.core.producer.checks import check_durability
 from django_rmq.core.producer.placing import OPTIONS, Outgoing, Send
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
-from django_rmq.core.words.messages import STORED, Durability, SendResult, SendResults, Topic
+from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError, SlotMoved
 from django_rmq.project import connections
 from django_rmq.project.sending.commit import defer_removal, went_nowhere

@@ -13,7 +13,7 @@ from typing import Any, Self
 from weakref import ref
 
 from django_rmq.core.producer.placing import Outgoing
-from django_rmq.core.words.messages import Durability, SendResult
+from django_rmq.core.words.results import Durability, SendResult
 
 
 class DeferredResult(SendResult):

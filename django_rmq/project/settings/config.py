@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from django_rmq.core.words.messages import Topic
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import UnknownTopic
 from django_rmq.project.settings import values
 from django_rmq.project.settings.keys import setting

@@ -9,9 +9,9 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from django_rmq.core.producer.checks import check_time_range
-from django_rmq.core.words.bounds import MAX_DURATION_MS, is_number
+from django_rmq.core.words.bounds import BATCH, MAX_DURATION_MS, MAX_RETRIES_LIMIT, is_number
 from django_rmq.core.words.keys import check_slots, check_topic_name
-from django_rmq.core.words.messages import BATCH, MAX_RETRIES_LIMIT, BackOff, Topic, TopicType
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.project.settings.keys import Keys
 from django_rmq.project.settings.problems import Problems

@@ -20,7 +20,10 @@ from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.telling.events import EventStream
 from django_rmq.core.words import discretion
-from django_rmq.core.words.messages import Failure, Message, SendResult, Topic, error_class
+from django_rmq.core.words.failures import Failure, error_class
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.results import SendResult
+from django_rmq.core.words.topics import Topic
 from django_rmq.project import connections
 from django_rmq.project.watching import tracing
 

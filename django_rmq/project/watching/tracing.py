@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from django_rmq.core.producer.checks import MAX_HEADER_BYTES
 from django_rmq.core.words import discretion
-from django_rmq.core.words.messages import Message, SendResult, Topic
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.results import SendResult
+from django_rmq.core.words.topics import Topic
 from django_rmq.project.settings import get_config
 
 if TYPE_CHECKING:

@@ -56,8 +56,9 @@ def waiting(topic: str, bodies: list[Any], *, priority: int = 500) -> None:
 def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]]]:
     """Send messages and prepare them, as a worker does; return slot, receipt and members."""
     from django_rmq.core.topics.definitions import register_topics
+    from django_rmq.core.words.bodies import encode_body
+    from django_rmq.core.words.envelopes import Envelope, encode_envelope
     from django_rmq.core.words.keys import slot_of
-    from django_rmq.core.words.messages import Envelope, encode_body, encode_envelope
     from django_rmq.project.connections import get_broker
     from django_rmq.project.settings import get_config
 
@@ -101,7 +102,7 @@ def resting(topic: str, bodies: list[Any], error: str) -> None:
 
 
 def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | None = None) -> None:
-    from django_rmq.core.words.messages import Failure
+    from django_rmq.core.words.failures import Failure
     from django_rmq.project.connections import get_broker
     from django_rmq.project.settings import get_config
 

@@ -1,0 +1,126 @@
+"""Bodies as bytes, and back: equal bodies are equal bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from django_rmq.core.words.bounds import shown
+from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import InvalidMessage, MessageTooLarge
+
+
+def _json_default(value: object) -> str:
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, (UUID, Decimal)):
+        return str(value)
+    if isinstance(value, timedelta):
+        return f"P{value.days}DT{value.seconds}.{value.microseconds:06d}S"
+    if type(value).__module__ == "django.utils.functional":  # a lazy translation: text when asked
+        return str(value)
+    raise InvalidMessage(f"body holds {value!r} of type {type(value).__name__}, which JSON cannot carry")
+
+
+def _json_encoder() -> Callable[[object], str]:
+    """Return ``json``'s encoder of our form, made once: a ``JSONEncoder`` makes it anew for each body."""
+    encoder = json.JSONEncoder(
+        sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_json_default
+    )
+    make = json.encoder.c_make_encoder  # type: ignore[attr-defined]
+    if make is None:
+        return encoder.encode
+    # No look for cycles: whoever walks one ends with RecursionError.
+    escaped = json.encoder.encode_basestring
+    chunks: Callable[[object, int], tuple[str, ...]] = make(
+        None, encoder.default, escaped, None, ":", ",", True, False, False
+    )
+    return lambda body: "".join(chunks(body, 0))
+
+
+_encode_json = _json_encoder()
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) is not str and not isinstance(key, str):
+                raise InvalidMessage(
+                    f"body has the key {key!r} of type {type(key).__name__}; JSON keys are text, "
+                    "so it would come back as another key"
+                )
+            if isinstance(item, (dict, list, tuple)):
+                _check_keys(item)
+    else:
+        for item in value:
+            if isinstance(item, (dict, list, tuple)):
+                _check_keys(item)
+
+
+def encode_json(body: object) -> bytes:
+    """Return the canonical JSON of ``body``: sorted keys, no spaces, UTF-8, so that equal bodies merge.
+
+    Dates, times, UUIDs and Decimals become text. NaN, infinities, lone surrogates, cycles and keys
+    that are not text raise ``InvalidMessage``.
+    """
+    try:
+        if isinstance(body, (dict, list, tuple)):
+            _check_keys(body)
+        return _encode_json(body).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"body holds text that is not valid Unicode: {error.reason}") from None
+    except ValueError as error:
+        reason = "NaN or an infinity" if "range" in str(error) or "compliant" in str(error) else str(error)
+        raise InvalidMessage(f"body holds {reason}, which JSON cannot carry") from None
+    except RecursionError:
+        raise InvalidMessage("body is nested too deeply (or contains itself)") from None
+    except TypeError as error:
+        raise InvalidMessage(f"body cannot be written as JSON: {error}") from None
+
+
+def encode_body(topic: Topic, body: object) -> bytes:
+    """Return ``body`` as the bytes ``topic`` stores, or raise ``InvalidMessage``/``MessageTooLarge``."""
+    if topic.body == "json":
+        raw = encode_json(body)
+    elif topic.body == "text":
+        if not isinstance(body, str):
+            raise InvalidMessage(f"topic {topic.name} has BODY 'text': body must be str, got {shown(body)}")
+        try:
+            raw = body.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"body holds text that is not valid Unicode: {error.reason}") from None
+    else:
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise InvalidMessage(
+                f"topic {topic.name} has BODY 'bytes': body must be bytes, got {shown(body)}"
+            )
+        raw = bytes(body)
+    if not raw:
+        raise InvalidMessage(f"body is empty; topic {topic.name} has BODY {topic.body!r}")
+    if len(raw) > topic.max_body:
+        raise MessageTooLarge(
+            f"body has {len(raw)} bytes; topic {topic.name} allows MAX_BODY = {topic.max_body}"
+        )
+    return raw
+
+
+_scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+def decode_body(topic: Topic, raw: bytes) -> Any:
+    """Return the body a listener sees; raises ``ValueError`` for bytes that are not what BODY says."""
+    if topic.body == "json":
+        # Our own encoder leaves no space around a body: one scan reads it, without json.loads' preparations.
+        text = raw.decode()
+        try:
+            body, end = _scan_json(text, 0)
+        except StopIteration:
+            return json.loads(text)
+        return body if end == len(text) else json.loads(text)
+    if topic.body == "text":
+        return raw.decode()
+    return raw

@@ -1,0 +1,74 @@
+"""Envelopes: the body of a keyed message and what travels with it; and the basis of its slot."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from django_rmq.core.words.bodies import decode_body, encode_json
+from django_rmq.core.words.bounds import shown
+from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import InvalidMessage
+
+
+class Envelope(NamedTuple):
+    """What ``body_{K}`` holds of a keyed message."""
+
+    body: bytes
+    expires_ms: int = 0
+    """Not delivered after this instant (ms); 0: never lapses."""
+    slot_basis: str | None = None
+    headers: dict[str, str] | None = None
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """Return ``expires_ms SP meta-JSON LF body``; scripts read no more than the leading number."""
+    meta: dict[str, Any] = {}
+    if envelope.slot_basis is not None:
+        meta["basis"] = envelope.slot_basis
+    if envelope.headers:
+        meta["headers"] = envelope.headers
+    return b"%d %s\n%s" % (envelope.expires_ms, encode_json(meta), envelope.body)
+
+
+def decode_envelope(raw: bytes) -> Envelope:
+    """Return the parts of ``raw``; whatever is not an envelope is a body, so that nothing is lost."""
+    head, newline, body = raw.partition(b"\n")
+    expires, space, meta_text = head.partition(b" ")
+    if not (newline and space and expires.isdigit()):
+        return Envelope(raw)
+    try:
+        meta = json.loads(meta_text)
+        return Envelope(body, int(expires), meta.get("basis"), meta.get("headers"))
+    except (ValueError, AttributeError):
+        return Envelope(raw)
+
+
+def basis_bytes(value: object) -> bytes:
+    """Return the bytes of a slot basis: text as UTF-8, bytes as they are, anything else as canonical JSON.
+
+    What JSON carries as text (a UUID, a date) counts as that text: the slot found from the value and the
+    slot found later from the stored body are the same.
+    """
+    if isinstance(value, bytes):
+        return value
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        raw = encode_json(value)
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"slot_basis {shown(value)} is not valid Unicode") from None
+    return str(json.loads(raw)).encode() if raw.startswith(b'"') else raw
+
+
+def stored_basis(topic: Topic, member: bytes, envelope: bytes | None) -> bytes | None:
+    """Return the slot basis of a stored message; None: it has none that could be found again."""
+    if topic.keyed:
+        basis = None if envelope is None else decode_envelope(envelope).slot_basis
+        return member if basis is None else basis.encode()
+    if topic.slot_basis is None:
+        return member
+    try:
+        return basis_bytes(decode_body(topic, member)[topic.slot_basis])
+    except (ValueError, TypeError, LookupError, RecursionError, InvalidMessage):
+        return None

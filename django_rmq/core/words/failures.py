@@ -1,0 +1,75 @@
+"""What is kept of a message that failed or died."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from django_rmq.core.words.bounds import MAX_ERROR_BYTES
+
+_ERROR_CLASS = re.compile(r"[^\S\n]*([A-Za-z_][\w.<>]{0,199})[^\S\n]*:", re.ASCII)
+
+
+def error_class(error: str) -> str:
+    """Return the class of an error from its text, ``package.Error: what happened``; empty: it names none.
+
+    A single word without a colon is what somebody said, not a class.
+    """
+    found = _ERROR_CLASS.match(error)
+    return found[1] if found else ""
+
+
+def cut_error(text: str, limit: int = MAX_ERROR_BYTES) -> bytes:
+    """Return at most ``limit`` bytes of ``text``, never half a character."""
+    raw = text.encode("utf-8", "backslashreplace")
+    return raw if len(raw) <= limit else raw[:limit].decode("utf-8", "ignore").encode()
+
+
+class Failure(NamedTuple):
+    """One failed delivery, as rollback takes it."""
+
+    member: bytes
+    kind: str = "failed"
+    """failed, undecodable, timed_out (its process died), or rejected (Dead at once)."""
+    delay_ms: int | None = None
+    """Rest before the next delivery; None: the topic's exponential back-off."""
+    error: str = ""
+    """At most ``MAX_ERROR_BYTES`` are kept."""
+
+
+class FailureRecord(NamedTuple):
+    """The diagnosis kept of a live message that failed."""
+
+    kind: str
+    times: int
+    first_ms: int
+    last_ms: int
+    score: str
+    error: bytes
+
+    @classmethod
+    def parse(cls, raw: bytes) -> FailureRecord:
+        head, _, error = raw.partition(b"\n")
+        kind, times, first, last, score = head.decode().split(" ")
+        return cls(kind, int(times), int(first), int(last), score, error)
+
+
+class Death(NamedTuple):
+    """What is kept of a dead message."""
+
+    reason: str
+    """failed, timed_out, undecodable, rejected, buried or lapsed."""
+    times: int
+    first_ms: int
+    last_ms: int
+    score: str
+    """The score it was first prepared with, as far as it is known."""
+    error: bytes
+    envelope: bytes | None
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Death:
+        head, _, rest = raw.partition(b"\n")
+        reason, times, first, last, score, length, has_body = head.decode().split(" ")
+        error, body = rest[: int(length)], rest[int(length) :]
+        return cls(reason, int(times), int(first), int(last), score, error, body if has_body == "1" else None)

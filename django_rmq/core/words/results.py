@@ -1,0 +1,132 @@
+"""What became of a send."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, overload
+
+from django_rmq.core.words.answers import Sent
+from django_rmq.core.words.messages import message_id
+
+
+class Durability(NamedTuple):
+    """What is asked of a send beyond being stored."""
+
+    replicas: int = 0
+    """How many replicas shall confirm that they have it."""
+    fsync: bool = False
+    """Whether it shall be on the primary's disk."""
+
+
+STORED = Durability()
+"""Nothing beyond being stored."""
+
+
+class Confirmed(NamedTuple):
+    """What has been reached of a ``Durability``; None where it was not asked for, or is not known."""
+
+    replicas: int | None = None
+    fsynced: bool | None = None
+
+    def least(self, other: Confirmed) -> Confirmed:
+        """Return what holds for both."""
+        replicas = (
+            None if self.replicas is None or other.replicas is None else min(self.replicas, other.replicas)
+        )
+        fsynced = None if self.fsynced is None or other.fsynced is None else self.fsynced and other.fsynced
+        return Confirmed(replicas, fsynced)
+
+
+@dataclass(slots=True)
+class SendResult:
+    """What a send did. Inside a database transaction it says ``pending`` until the commit completes it.
+
+    It says ``discarded`` as soon as the transaction, or the savepoint that the send belongs to, is rolled back.
+    """
+
+    topic: str
+    slot: int
+    member: bytes
+    status: str = "pending"
+    """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
+    (the server was unavailable at the commit) or discarded (rolled back, or a callback that ran earlier in the commit
+    raised: Django then runs no more of them)."""
+    score: float = math.nan
+    """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
+    replicas: int | None = None
+    """How many replicas have confirmed that they have it, where ``replicas=`` asked. None: not asked, or nobody knows."""
+    fsynced: bool | None = None
+    """Whether it is known to be on the primary's disk, where ``fsync=`` asked; None: not asked."""
+    wanted: Durability = STORED
+
+    @property
+    def id(self) -> str:
+        """The message's id: its slot and its member."""
+        return message_id(self.slot, self.member)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the message is (or was already) in the queue."""
+        return self.status in ("stored", "merged", "replaced", "superseded", "present")
+
+    @property
+    def durable(self) -> bool:
+        """Whether the message is in the queue and as safe as ``replicas=`` and ``fsync=`` asked for."""
+        enough = (self.replicas or 0) >= self.wanted.replicas
+        return self.ok and enough and (bool(self.fsynced) or not self.wanted.fsync)
+
+
+class SendResults(Sequence[SendResult]):
+    """What became of a bulk send, in the order of its messages.
+
+    A result is made when it is first looked at: a million messages that were all stored cost nothing.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._made: list[SendResult] = []
+        self._trips: list[tuple[Sequence[int], Sequence[bytes], Mapping[int, Sequence[Sent]]]] = []
+
+    def add(self, slots: Sequence[int], members: Sequence[bytes], sent: Mapping[int, Sequence[Sent]]) -> None:
+        """Add one round trip: the slot of each member, and what each slot answered in that order."""
+        self._trips.append((slots, members, sent))
+
+    def extend(self, results: Iterable[SendResult]) -> None:
+        """Add results that are made already."""
+        self._make().extend(results)
+
+    def counts(self) -> Counter[str]:
+        """Return how many messages have which status."""
+        found = Counter(result.status for result in self._made)
+        for _, _, sent in self._trips:
+            for answers in sent.values():
+                found.update(status for status, _ in answers)
+        return found
+
+    def _make(self) -> list[SendResult]:
+        for slots, members, sent in self._trips:
+            answers = {slot: iter(found) for slot, found in sent.items()}
+            for slot, member in zip(slots, members, strict=True):
+                status, score = next(answers[slot])
+                self._made.append(SendResult(self._topic, slot, member, status, score))
+        self._trips.clear()
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self._made) + sum(len(slots) for slots, _, _ in self._trips)
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        return self._make()[index]
+
+    def __iter__(self) -> Iterator[SendResult]:
+        return iter(self._make())
+
+    def __repr__(self) -> str:
+        return f"<SendResults of {len(self)} messages of {self._topic}: {dict(self.counts())}>"

@@ -1,0 +1,82 @@
+"""What history keeps: samples of a topic, and how late and how long its deliveries were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Sample(NamedTuple):
+    """What some slots of a topic hold and have counted, in sums."""
+
+    slots: int
+    """Of those asked for: could be read."""
+    store: int
+    due: int
+    """Of ``store``: takeable now."""
+    prepare: int
+    retry: int
+    dead: int
+    oldest_due_ms: int | None
+    """Time topics: the earliest due time in Store that has passed."""
+    counters: dict[str, int]
+    """Those of ``SAMPLED``."""
+    undrained_since_ms: int | None = None
+    """Priority topics: since when the Store has not been empty that was so for the longest."""
+
+    def plus(self, other: Sample) -> Sample:
+        """Return the sums of both."""
+        oldest = [one.oldest_due_ms for one in (self, other) if one.oldest_due_ms is not None]
+        undrained = [one.undrained_since_ms for one in (self, other) if one.undrained_since_ms is not None]
+        return Sample(
+            self.slots + other.slots,
+            self.store + other.store,
+            self.due + other.due,
+            self.prepare + other.prepare,
+            self.retry + other.retry,
+            self.dead + other.dead,
+            min(oldest, default=None),
+            {name: value + other.counters[name] for name, value in self.counters.items()},
+            min(undrained, default=None),
+        )
+
+
+SAMPLED = (
+    "sent", "merged", "replaced", "prepared", "committed", "acked", "failed", "expired", "rejected", "died", "lapsed",
+    "claimed", "claim_returned", "released", "stale", "fenced", "revived", "replay_merged",
+)  # fmt: skip
+"""The counters of the ledger that the history and the metrics are made of."""
+
+
+LATENESS_BUCKETS = 24
+"""How many classes of lateness, and of time in listeners, are counted."""
+
+
+class Times(NamedTuple):
+    """Durations, counted by the classes of ``history.EDGES_MS``; never reset."""
+
+    late: tuple[int, ...]
+    """How late messages were handed out."""
+    late_ms: int
+    """Their sum."""
+    took: tuple[int, ...]
+    """How long calls of the listener took."""
+    took_us: int
+    """Their sum, in microseconds."""
+
+    @classmethod
+    def of(cls, counted: Mapping[str, int]) -> Times:
+        """Return what the fields ``TIMES`` count."""
+        late, took = (
+            tuple(counted[f"{name}{bucket}"] for bucket in range(LATENESS_BUCKETS))
+            for name in ("late", "took")
+        )
+        return cls(late, counted["late"], took, counted["took"])
+
+
+TIMES = tuple(
+    name.encode()
+    for kind in ("late", "took")
+    for name in (kind, *(f"{kind}{bucket}" for bucket in range(LATENESS_BUCKETS)))
+)
+"""The fields that count durations."""

@@ -1,0 +1,151 @@
+"""What a topic is: its kind, its slots, how its messages are told apart and retried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class TopicType(StrEnum):
+    """How a topic's Store is ordered (article, section "three kinds of messages")."""
+
+    RANGE_MERGE = "range_merge"
+    """Due ``time_range`` after the first send; sends until then merge and keep that time."""
+    PRIORITY = "priority"
+    """Highest priority first; the last send's priority counts."""
+    FIXED_TIME = "fixed_time"
+    """Due at a given instant; the last send's instant counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """How long a failed message rests: ``base_ms`` doubling to ``cap_ms``, jittered by up to half.
+
+    Equal base and cap mean that constant time without jitter; 0 means at once, as in the article.
+    ``function`` (failures so far, from 1 → seconds) takes precedence after a listener's failure;
+    time-outs always use the numbers.
+    """
+
+    base_ms: int = 1_000
+    cap_ms: int = 600_000
+    function: Callable[[int], float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic as its settings declare it. Every value has been validated by whoever built it."""
+
+    name: str
+    type: TopicType
+    slots: int = 16
+    time_range_ms: int | None = None
+    """range_merge: how long a message waits unless the send says otherwise."""
+    body: str = "json"
+    """How bodies become bytes: json, text or bytes."""
+    identity: str = "body"
+    """What makes two messages the same: body or key."""
+    slot_basis: str | None = None
+    """The body's field whose value chooses the slot, so that equal values are consumed serially."""
+    serial: bool = True
+    """Whether at most one consumer at a time takes from a slot."""
+    timeout: int = 30
+    """Seconds from prepare or extend until a delivery counts as timed out."""
+    max_retries: int = 16
+    backoff: BackOff = field(default_factory=BackOff)
+    retry_priority: str = "original"
+    """priority topics: ``original`` retries at its own priority, ``lowest`` below all (the article's)."""
+    max_runtime: float = 3600.0
+    """Seconds a listener may run before its heartbeat stops."""
+    prefetch: int = 512
+    """Messages prepared at once for one slot."""
+    max_body: int = 262_144
+    max_backlog: int | None = None
+    max_rate: float | None = None
+    max_in_flight: int | None = None
+    max_prepared: int = 1_000
+    """``serial=False``: messages in flight per slot."""
+    flow: str | None = None
+    dead_retention: float | None = None
+    """Seconds after which Dead is trimmed; None keeps it."""
+    listener: bool = True
+    """False: consumed by REST or Spark only."""
+
+    @property
+    def is_priority(self) -> bool:
+        return self.type is TopicType.PRIORITY
+
+    @property
+    def keyed(self) -> bool:
+        return self.identity == "key"
+
+    @property
+    def min_priority(self) -> int:
+        """The smallest priority a send may use: below it a score reads as a retry."""
+        return max(16, self.max_retries) + 1
+
+    @property
+    def slot_backlog(self) -> int:
+        """How many waiting messages one slot may hold; 0 means no limit. No script crosses slots."""
+        return math.ceil(self.max_backlog / self.slots) if self.max_backlog else 0
+
+    def definition(self) -> dict[str, Any]:
+        """Return what is registered in Redis: all that decides a message's treatment once it is there."""
+        return {
+            "slots": self.slots,
+            "type": self.type.value,
+            "body": self.body,
+            "identity": self.identity,
+            "slot_basis": self.slot_basis,
+            "serial": self.serial,
+            "timeout": self.timeout,
+            "max_retries": self.max_retries,
+            "backoff": [self.backoff.base_ms, self.backoff.cap_ms],
+            "retry_priority": self.retry_priority,
+            "max_prepared": self.max_prepared,
+        }
+
+    @classmethod
+    def registered(cls, name: str, definition: Mapping[str, Any], slots: int) -> Topic:
+        """Return a topic as its ``definition`` in Redis says, and with so many slots. Raises ``ValueError`` for none."""
+        try:
+            base_ms, cap_ms = definition["backoff"]
+            return cls(
+                name,
+                TopicType(definition["type"]),
+                slots=slots,
+                body=definition["body"],
+                identity=definition["identity"],
+                slot_basis=definition["slot_basis"],
+                serial=definition["serial"],
+                timeout=definition["timeout"],
+                max_retries=definition["max_retries"],
+                backoff=BackOff(base_ms, cap_ms),
+                retry_priority=definition["retry_priority"],
+                max_prepared=definition["max_prepared"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the definition of topic {name} is incomplete: {error}") from None
+
+
+def slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return by which slot counts the messages of a registered topic are placed, in the order to be tried.
+
+    While a topic is re-slotted there are two: a slot that refuses the old one has been given the new one,
+    and whatever slot the new one leads to takes it.
+    """
+    coming = definition.get("reslot", {}).get("to")
+    return (definition["slots"],) if coming is None else (definition["slots"], coming)
+
+
+def former_slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the slot counts that a registered topic had before."""
+    return tuple(definition.get("reslot", {}).get("former", ()))
+
+
+def redefined(topic: Topic, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the definition of ``topic`` with what is ``known`` of its re-slottings."""
+    noted = {"reslot": known["reslot"]} if "reslot" in known else {}
+    return {**topic.definition(), **noted}

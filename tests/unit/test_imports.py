@@ -16,7 +16,7 @@ WITHOUT_DJANGO = [
     "django_rmq.core.words.keys",
     "django_rmq.core.scripts",
     "django_rmq.core.redis.broker",
-    "django_rmq.core.producer.producer",
+    "django_rmq.core.producer.sending",
     "django_rmq.core.consumer",
     "django_rmq.core.coordination",
     "django_rmq.testing",

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from django_rmq.core.calls import ending, taking
 from example_project.embedded_redis import start_redis
 
 GOAL_SECONDS = 0.3
@@ -135,9 +136,9 @@ def _fill(waiting: int, dead: int) -> None:
         producer.send_bodies(topic, bodies, time_range=1)
         time.sleep(0.01)
         for slot in range(topic.slots):
-            while (taken := broker.prepare(topic, slot, "bench", None, 1000)).status == "ok":
+            while (taken := broker.run(taking.prepare(topic, slot, "bench", None, 1000))).status == "ok":
                 failures = [Failure(one.member, "rejected", None, ERROR) for one in taken.deliveries]
-                broker.rollback(topic, slot, taken.receipt, failures)
+                broker.run(ending.rollback(topic, slot, taken.receipt, failures))
     for start in range(0, waiting, 50_000):
         bodies = [{"sku": sku, "source": "feed-2"} for sku in range(start, min(start + 50_000, waiting))]
         producer.send_bodies(topic, bodies, time_range=3_600_000)

@@ -21,6 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from django_rmq.core.calls import looking
+
 TOPIC = "flights"
 TOPICS = {TOPIC: {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 1, "PREFETCH": 1000}}
 SCHEMA = "carrier string, flight int, distance long, time_hour string"
@@ -63,7 +65,8 @@ def count_flights(messages: list[Any]) -> None:
     for message in messages:
         found[message.body["carrier"]] += 1
         found["distance"] += message.body["distance"]
-    pipeline = get_broker("worker").client.pipeline(transaction=True)
+    worker: Any = get_broker("worker")
+    pipeline = worker.client.pipeline(transaction=True)
     for name, by in found.items():
         pipeline.hincrby(TALLY, name, by)
     pipeline.execute()
@@ -96,7 +99,7 @@ def ledger() -> Counter[str]:
     broker, topic = connections.get_broker("worker"), get_config().topic(TOPIC)
     sums: Counter[str] = Counter()
     for slot in range(topic.slots):
-        one = broker.audit(topic, slot)
+        one = broker.run(looking.audit(topic, slot))
         if not one.balanced:
             raise Difference(f"the ledger of slot {slot} does not balance: {one}")
         sums.update(one.counters)
@@ -198,7 +201,8 @@ def main() -> int:
                 call_command(
                     "runrmqconsumers", TOPIC, "--burst", "--processes", "2", "--verbosity", "0", "--no-reload"
                 )
-                raw: Any = get_broker("worker").client.hgetall(TALLY)
+                worker: Any = get_broker("worker")
+                raw = worker.client.hgetall(TALLY)
                 return {key.decode(): int(value) for key, value in raw.items()}
 
             try:

@@ -23,9 +23,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from benchmarks.works import Listener
+from django_rmq.core.calls import looking, people
 from django_rmq.core.consumer import Dispatcher, Terms
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import start_redis
 
@@ -42,7 +43,7 @@ class Worker:
 
     def __init__(self, client: redis.Redis, flow: str | None) -> None:
         client.flushdb()
-        self.broker = Broker(client)
+        self.broker = RedisBroker(client)
         self.producer = Producer(self.broker)
         self.slow = replace(SLOW, flow=flow)
         self.seconds, self.free_done, self.slow_done, self._sent = 0.005, 0, 0, 0
@@ -72,7 +73,7 @@ class Worker:
 
     def rate(self, seconds: float) -> float:
         """Return the no-op messages per second while there are enough of them."""
-        waiting = sum(self.broker.count(FREE, slot).store for slot in range(FREE.slots))
+        waiting = sum(self.broker.run(looking.count(FREE, slot)).store for slot in range(FREE.slots))
         bodies = [{"sku": self._sent + n, "shop": n % 100} for n in range(max(0, BACKLOG - waiting))]
         self._sent += len(bodies)
         self.producer.send_bodies(FREE, bodies)
@@ -82,7 +83,7 @@ class Worker:
 
     def pause_slow(self, paused: bool) -> None:
         for slot in range(self.slow.slots):
-            self.broker.pause(self.slow, slot, paused)
+            self.broker.run(people.pause(self.slow, slot, paused))
         if paused:
             time.sleep(1.0)  # what runs ends
 

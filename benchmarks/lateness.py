@@ -20,7 +20,7 @@ from benchmarks.table import Row, conditions, server, told, write
 from benchmarks.works import Listener
 from django_rmq.core.consumer import Dispatcher, Terms
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.words.topics import Topic, TopicType
 
 TOPIC = Topic("timed", TopicType.FIXED_TIME, slots=64)
@@ -55,7 +55,7 @@ def histogram(values: list[float]) -> list[int]:
 def measure(client: redis.Redis, rate: int, seconds: float) -> Lateness:
     """Send messages that are due at ``rate`` per second for ``seconds``, and see when they come."""
     client.flushdb()
-    broker, late, control = Broker(client), [], []
+    broker, late, control = RedisBroker(client), [], []
     count = int(rate * seconds)
     finished = threading.Event()
 

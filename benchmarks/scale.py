@@ -23,8 +23,9 @@ import redis
 
 from benchmarks.idle import workers
 from benchmarks.table import conditions, markdown, server, text, told, write
+from django_rmq.core.calls import ending, taking
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.words.topics import Topic, TopicType
 
 BACKLOGS = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -64,7 +65,7 @@ def fill(producer: Producer, topic: Topic, bodies: Iterator[list[bytes]]) -> flo
     return spent
 
 
-def take(broker: Broker, topic: Topic, most: int, batch: int = 512) -> tuple[int, float, float, float]:
+def take(broker: RedisBroker, topic: Topic, most: int, batch: int = 512) -> tuple[int, float, float, float]:
     """Take up to ``most`` messages from slots at random.
 
     Return how many, the seconds, the median ms of one prepare, and the mean of what it brings.
@@ -73,15 +74,15 @@ def take(broker: Broker, topic: Topic, most: int, batch: int = 512) -> tuple[int
     slots = random.Random(1).sample(range(topic.slots), min(topic.slots, 4_096))
     begun = time.perf_counter()
     for slot in slots:
-        epoch = broker.acquire(topic, slot)
+        epoch = broker.run(taking.acquire(topic, slot))
         while taken < most:
             asked = time.perf_counter()
-            found = broker.prepare(topic, slot, "scale", epoch, batch)
+            found = broker.run(taking.prepare(topic, slot, "scale", epoch, batch))
             if found.status != "ok":
                 break
             calls.append(time.perf_counter() - asked)
             members = [delivery.member for delivery in found.deliveries]
-            broker.commit(topic, slot, found.receipt, members)
+            broker.run(ending.commit(topic, slot, found.receipt, members))
             taken += len(members)
             if topic.slots > SAMPLED and len(calls) % 2 == 0:
                 break  # on to other slots: the first batches of many, not all of a few
@@ -96,7 +97,7 @@ def measured(
     """Send ``bodies`` and take up to ``most`` of them."""
     client.flushall()
     empty = memory(client)
-    broker = Broker(client)
+    broker = RedisBroker(client)
     spent = fill(Producer(broker), topic, bodies)
     time.sleep(0.01)
     held = memory(client) - empty
@@ -131,7 +132,7 @@ def merge(client: redis.Redis, _: str, value: int) -> Point:
     chunks = (mixed[start : start + CHUNK] for start in range(0, count, CHUNK))
     client.flushall()
     spent = fill(
-        Producer(Broker(client)),
+        Producer(RedisBroker(client)),
         Topic("scale", TopicType.RANGE_MERGE, slots=64, body="bytes", time_range_ms=600_000),
         chunks,
     )
@@ -142,7 +143,7 @@ def processes(client: redis.Redis, url: str, value: int) -> Point:
     """Whole workers with a per-message no-op listener, each process with its share of 64 slots."""
     client.flushall()
     count, topic = 400_000, Topic("noop", TopicType.RANGE_MERGE, slots=64, time_range_ms=1)
-    Producer(Broker(client)).send_bodies(topic, [{"n": n} for n in range(count)])
+    Producer(RedisBroker(client)).send_bodies(topic, [{"n": n} for n in range(count)])
     script = client.register_script(
         "local n = 0 for i = 0, 63 do n = n + redis.call('ZCARD', 'noop_' .. i) "
         "+ redis.call('ZCARD', 'prepare_{noop_' .. i .. '}') end return n"

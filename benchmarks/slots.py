@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import EmbeddedRedis, start_redis
@@ -50,7 +50,7 @@ def scripts(client: redis.Redis) -> int:
 def measure(server: EmbeddedRedis, data: Path, slots: int, idle: float) -> dict[str, Any]:
     """Start a worker on so many slots, let it be, and stop it."""
     client = client_of(server.url)
-    broker = Broker(client)
+    broker = RedisBroker(client)
     topic = Topic("many", TopicType.RANGE_MERGE, slots=slots, time_range_ms=1)
     send(broker, topic, [{"name": f"before{i}"} for i in range(100)])
     empty = int(client.info("memory")["used_memory"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from example_project.embedded_redis import EmbeddedRedis, start_redis
 from tests.e2e.chaos import Chaos
 from tests.e2e.load import CHAOS, Load
@@ -81,7 +81,7 @@ def _kills(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) 
 
         client = client_of(server.url)
         try:
-            load = Load(Broker(client, f"{data.name}:"), data, CHAOS)
+            load = Load(RedisBroker(client, f"{data.name}:"), data, CHAOS)
             outcome = Chaos(start, load, data).run(min(400, options.kills - total["deaths"]), 600)
         finally:
             for worker in started:

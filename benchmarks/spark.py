@@ -29,7 +29,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import looking
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.spark.session import open_session
@@ -134,7 +135,7 @@ class Bench:
         self.client.config_set("slowlog-log-slower-than", 1_000)
         self.client.config_set("slowlog-max-len", 10_000)
         self.wire, self.spark, self.folder = Wire(server), spark, folder
-        self.broker = Broker(self.client)
+        self.broker = RedisBroker(self.client)
         self.topic = Topic("bench", TopicType.RANGE_MERGE, slots=slots, time_range_ms=1, body="bytes")
         self.where = {"url": server.url, "topic": self.topic.name}
         self.options = {**self.where, "timeRange": "1"}
@@ -225,9 +226,9 @@ class Bench:
         writer = self.frame.write.format("rmq").options(**self.options).mode("append")
         with self.watched("write"):
             rate = self.rate(writer.save)
-        if sum(self.broker.count(self.topic, slot).store for slot in range(self.topic.slots)) != len(
-            self.raws
-        ):
+        if sum(
+            self.broker.run(looking.count(self.topic, slot)).store for slot in range(self.topic.slots)
+        ) != len(self.raws):
             raise RuntimeError("not all messages have arrived")
         return rate
 
@@ -259,7 +260,9 @@ class Bench:
     def spark_stream(self) -> float:
         with self.watched("stream read"):
             seconds = self.triggers(self.batch)
-        left = sum(self.broker.audit(self.topic, slot)["acked"] for slot in range(self.topic.slots))
+        left = sum(
+            self.broker.run(looking.audit(self.topic, slot))["acked"] for slot in range(self.topic.slots)
+        )
         if left != len(self.raws):
             raise RuntimeError(f"{left} of {len(self.raws)} messages were acknowledged")
         return len(self.raws) / sum(seconds)

@@ -39,7 +39,7 @@ def client_of(url: str) -> redis.Redis:
 
 
 @contextmanager
-def server(**options: object) -> Iterator[tuple[redis.Redis, str]]:
+def server(**options: Any) -> Iterator[tuple[redis.Redis, str]]:
     """Yield a client of a server of its own, and the server's address."""
     with tempfile.TemporaryDirectory() as directory:
         started = start_redis(directory, **options)

@@ -82,10 +82,10 @@ def be_ours(way: Way, where: str, path: str, identity: str, slots: int) -> None:
         import redis
 
         from django_rmq.core.coordination.redis import RedisCoordinator
-        from django_rmq.core.redis.broker import Broker
+        from django_rmq.core.redis.broker import RedisBroker
 
         client = redis.Redis.from_url(where, socket_timeout=1, protocol=2)
-        broker = Broker(client, path)
+        broker = RedisBroker(client, path)
         coordinator = RedisCoordinator(broker, worker, own, disown, session_seconds=way.session)
     coordinator.start()
     signal.pause()

@@ -16,10 +16,11 @@ from typing import Any
 import hiredis
 import redis
 
+from django_rmq.core.calls import ending, taking
 from django_rmq.core.consumer import Dispatcher, Terms, Watching
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.pool import Pool
 from django_rmq.core.words.bodies import encode_json
 from django_rmq.core.words.keys import slot_of
@@ -52,7 +53,9 @@ class Bench:
     def __init__(self, client: redis.Redis, count: int, singles: int) -> None:
         self.client = client
         # Ours as the settings build it: its pool is part of what a send costs.
-        self.broker = Broker(redis.Redis(connection_pool=Pool(**client.connection_pool.connection_kwargs)))
+        self.broker = RedisBroker(
+            redis.Redis(connection_pool=Pool(**client.connection_pool.connection_kwargs))
+        )
         self.producer = Producer(self.broker)
         self.dicts = bodies(count)
         self.raws = [encode_json(body) for body in self.dicts]
@@ -122,7 +125,7 @@ class Bench:
             with self._socket() as connection:
                 for raw in self.raws[: self.singles]:
                     key = b"bare_%d" % slot_of(raw, SLOTS)
-                    connection.sendall(hiredis.pack_command((b"ZADD", key, b"1800000000000", raw)))
+                    connection.sendall(hiredis.pack_command(("ZADD", key, "1800000000000", raw)))
                     _read_lines(connection, 1)
 
         return self._timed(self.singles, work)
@@ -209,13 +212,15 @@ class Bench:
 
         def work() -> None:
             for slot in range(SLOTS):
-                epoch = self.broker.acquire(BYTES_TOPIC, slot)
+                epoch = self.broker.run(taking.acquire(BYTES_TOPIC, slot))
                 while True:
-                    taken = self.broker.prepare(BYTES_TOPIC, slot, "bench", epoch, BYTES_TOPIC.prefetch)
+                    taken = self.broker.run(
+                        taking.prepare(BYTES_TOPIC, slot, "bench", epoch, BYTES_TOPIC.prefetch)
+                    )
                     if taken.status != "ok":
                         break
                     members = [delivery.member for delivery in taken.deliveries]
-                    self.broker.commit(BYTES_TOPIC, slot, taken.receipt, members)
+                    self.broker.run(ending.commit(BYTES_TOPIC, slot, taken.receipt, members))
 
         return self._timed(len(self.raws), work)
 

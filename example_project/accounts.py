@@ -11,6 +11,7 @@ from django.conf import settings
 from django.db.models import F
 from django.utils import timezone
 
+from django_rmq.core.calls import looking
 from django_rmq.core.words.bodies import decode_body
 from django_rmq.core.words.ledger import Ledger
 from django_rmq.core.words.topics import Topic
@@ -63,7 +64,7 @@ class TopicAccounts:
         pipeline = self.broker.pipeline()
         for topic in self.topics.values():
             for slot in range(topic.slots):
-                pipeline.audit(topic, slot)
+                pipeline.add(looking.audit(topic, slot))
         answers: list[Any] = pipeline.execute()
         for answer in answers:
             if isinstance(answer, Exception):
@@ -181,7 +182,7 @@ class Accounts(TopicAccounts):
         for slot in range(topic.slots):
             cursor = None
             while True:
-                page = self.broker.peek(topic, slot, state, after=cursor, limit=1000)
+                page = self.broker.run(looking.peek(topic, slot, state, after=cursor, limit=1000))
                 found |= {decode_body(topic, entry.member)["sku"] for entry in page.entries}
                 cursor = page.cursor
                 if cursor is None:

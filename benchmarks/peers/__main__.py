@@ -112,7 +112,15 @@ def environment(name: str) -> Path:
     if mark.exists() and mark.read_text() == wanted.read_text():
         return python
     venv.create(home, clear=True, with_pip=True)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--require-hashes",
+    ]
     ran = subprocess.run([*pip, "-r", wanted], capture_output=True, text=True, timeout=300, check=False)
     if ran.returncode:
         raise Unavailable(f"cannot be installed: {(ran.stderr.strip().splitlines() or ['?'])[-1][:200]}")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from django_rmq.core.calls import people
 from django_rmq.core.words.failures import cut_error
 from django_rmq.operations.actors import Actor
 from django_rmq.operations.runs import Progress
@@ -40,13 +41,17 @@ class Act:
         return replace(progress, outcomes=dict(renamed))
 
 
-REPLAY = Act("replay", lambda pipeline, topic, slot, members: pipeline.replay(topic, slot, members))
+REPLAY = Act(
+    "replay", lambda pipeline, topic, slot, members: pipeline.add(people.replay(topic, slot, members))
+)
 
 
 def delete(copy: str) -> Act:
     """Return the act that deletes a copy: ``live`` or ``dead``."""
     return Act(
-        "delete", lambda pipeline, topic, slot, members: pipeline.remove(topic, slot, members, copy), _DELETED
+        "delete",
+        lambda pipeline, topic, slot, members: pipeline.add(people.remove(topic, slot, members, copy)),
+        _DELETED,
     )
 
 
@@ -54,7 +59,9 @@ def bury(actor: Actor, why: str) -> Act:
     """Return the act that puts messages into Dead. Their reason is not to be taken for the class of an error."""
     reason = cut_error(f"buried by {actor.name}{f': {why}' if why else ''}").decode()
     return Act(
-        "bury", lambda pipeline, topic, slot, members: pipeline.bury(topic, slot, members, reason), _BURIED
+        "bury",
+        lambda pipeline, topic, slot, members: pipeline.add(people.bury(topic, slot, members, reason)),
+        _BURIED,
     )
 
 
@@ -62,8 +69,8 @@ def reschedule(score: int) -> Act:
     """Return the act that gives waiting messages another score."""
     return Act(
         "reschedule",
-        lambda pipeline, topic, slot, members: pipeline.reschedule(
-            topic, slot, [score] * len(members), members
+        lambda pipeline, topic, slot, members: pipeline.add(
+            people.reschedule(topic, slot, [score] * len(members), members)
         ),
         _RESCHEDULED,
     )

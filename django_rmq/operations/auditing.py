@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import looking, people
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.topics.definitions import as_registered
 from django_rmq.core.words.ledger import Ledger
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
@@ -52,7 +53,7 @@ def audit(broker: Broker, topic: Topic, registered: dict[str, Any], *, adopt: bo
         if adopt and ledger.live_drift > 0:
             booked = _adopt(broker, topic, slot, ledger)
             adopted += booked
-            ledger = broker.audit(topic, slot) if booked else ledger
+            ledger = broker.run(looking.audit(topic, slot)) if booked else ledger
         for name, value in ledger:
             counters[name] += value
         for name in DEPTHS:
@@ -75,7 +76,7 @@ def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
         pipeline = broker.pipeline()
         for slot in slots:
-            pipeline.audit(topic, slot)
+            pipeline.add(looking.audit(topic, slot))
         for slot, answer in zip(slots, pipeline.execute(), strict=True):
             if isinstance(answer, RmqError):
                 raise answer
@@ -85,7 +86,7 @@ def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:
 def _adopt(broker: Broker, topic: Topic, slot: int, ledger: Ledger) -> int:
     """Book the drift that ``ledger`` shows, unless another adoption came first; return how much was booked."""
     drift = ledger.live_drift
-    return drift if broker.adopt(topic, slot, drift, ledger["foreign"]) == "ok" else 0
+    return drift if broker.run(people.adopt(topic, slot, drift, ledger["foreign"])) == "ok" else 0
 
 
 __all__ = ["DRIFTS", "Audit", "audit", "check_is_settled"]

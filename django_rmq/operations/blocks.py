@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import looking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.answers import Entry
 from django_rmq.exceptions import RmqError
 from django_rmq.operations.copies import from_entry
@@ -125,9 +126,9 @@ class Block:
                 "max_bytes": room,
             }
             if search:
-                pipeline.find(topic, feed.slot, state, scan=scan, **search, **options)
+                pipeline.add(looking.find(topic, feed.slot, state, scan=scan, **search, **options))
             else:
-                pipeline.peek(topic, feed.slot, state, **options)
+                pipeline.add(looking.peek(topic, feed.slot, state, **options))
         for feed, answer in zip(asked, pipeline.execute(), strict=True):
             if isinstance(answer, RmqError):
                 feed.frontier = None

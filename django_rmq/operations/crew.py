@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.workers import roster
 from django_rmq.core.coordination import Holding, Member, Worker
 from django_rmq.core.coordination.redis import describe_roster, members_of_roster
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic
 from django_rmq.core.words.workers import Roster
 from django_rmq.exceptions import RmqError, ServerTrouble, ServerUnavailable
@@ -76,7 +77,7 @@ class WorkerFigures:
 
 def workers(broker: Broker) -> list[WorkerFigures]:
     """Return all live workers, by host and start. Raises ``ServerTrouble``."""
-    crew = crew_of(broker.roster())
+    crew = crew_of(broker.run(roster()))
     if crew.problem:
         raise ServerUnavailable(crew.problem)
     owned: dict[str, dict[str, int]] = {}

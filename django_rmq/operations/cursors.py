@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.answers import Area
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.topics import definitions
 from django_rmq.core.topics.definitions import Difference
 from django_rmq.core.words.stored import Definitions

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from django_rmq.core.redis.broker import BATCH, Broker
-from django_rmq.core.words.bounds import MAX_DURATION_MS, is_whole, shown
+from django_rmq.core.calls import taking
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.words.bounds import BATCH, MAX_DURATION_MS, is_whole, shown
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
@@ -80,7 +81,7 @@ class Deliveries:
             slots = range(start, min(start + HELD_AT_ONCE, topic.slots))
             pipeline = self._broker.pipeline()
             for slot in slots:
-                pipeline.held(topic, slot, owner, 0, BATCH)
+                pipeline.add(taking.held(topic, slot, owner, 0, BATCH))
             for slot, page in zip(slots, pipeline.execute(), strict=True):
                 if isinstance(page, RmqError):
                     raise page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.topics import Topic
 from django_rmq.operations.actors import Actor, Trace, record
 from django_rmq.operations.runs import Progress, Run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django_rmq.core.calls import looking, people
 from django_rmq.core.producer.placing import score_at_once
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.bodies import encode_body
@@ -32,7 +33,7 @@ def replay_edited(desk: Desk, name: str, message_id: str, body: Any) -> Done:
     identity, member = find_one(desk, topic, message_id)
     word = "gone"
     if member is not None:
-        (looked,) = desk.broker.look(topic, identity.slot, [member])
+        (looked,) = desk.broker.run(looking.look(topic, identity.slot, [member]))
         if looked.dead is None:
             word = instead(looked)
         else:
@@ -57,7 +58,7 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
         envelope = _edited(topic, looked, dead, body, broker.now_ms())
         outgoing = producer.outgoing(topic, body, score, envelope, key=key, slot_basis=basis)
         if outgoing.slot == slot or topic.slot_basis is None:
-            (word,) = broker.replay(topic, slot, [member], [envelope])
+            (word,) = broker.run(people.replay(topic, slot, [member], [envelope]))
             return "gone" if word == "not_found" else word
     else:
         outgoing = producer.outgoing(topic, body, score)
@@ -65,10 +66,10 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
             # It was sent with a slot basis of its own, which nobody knows any more.
             outgoing = outgoing._replace(slot=slot, crc=None)
         if outgoing.member == member:
-            (word,) = broker.replay(topic, slot, [member])
+            (word,) = broker.run(people.replay(topic, slot, [member]))
             return "gone" if word == "not_found" else word
     sent = sending.send_outgoing(outgoing, body)
-    broker.remove(topic, slot, [member], "dead")
+    broker.run(people.remove(topic, slot, [member], "dead"))
     return "merged" if sent.status in ("merged", "replaced") else "replayed"
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import looking, workers
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.answers import Counts
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -143,10 +144,10 @@ def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """Return the figures of ``topics`` and the number of workers, as ``overview`` does."""
     looked_at = slots_to_look_at(topics)
     pipeline = broker.pipeline()
-    pipeline.roster()
+    pipeline.add(workers.roster())
     for topic in topics:
         for slot in looked_at[topic.name]:
-            pipeline.count(topic, slot)
+            pipeline.add(looking.count(topic, slot))
     roster, *answers = pipeline.execute()
     crew = crew_of(roster)
     now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
@@ -161,9 +162,9 @@ def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
 def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
     """Return the figures of some slots, with who owns them. Raises ``ServerTrouble``."""
     pipeline = broker.pipeline()
-    pipeline.roster()
+    pipeline.add(workers.roster())
     for slot in wanted:
-        pipeline.count(topic, slot)
+        pipeline.add(looking.count(topic, slot))
     roster, *answers = pipeline.execute()
     owners = crew_of(roster).serving(topic).owned_slots
     now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import looking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.figures import slots_to_look_at
@@ -53,7 +54,7 @@ def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
     pipeline = broker.pipeline()
     for topic in small:
         for slot in looked_at[topic.name]:
-            pipeline.audit(topic, slot)
+            pipeline.add(looking.audit(topic, slot))
     answers = iter(pipeline.execute())
     counted, problems = {}, []
     for topic in small:

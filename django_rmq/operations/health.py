@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django_rmq.core.calls import workers
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.coordination.plan import Plan
 from django_rmq.core.coordination.redis import members_of_roster
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic
 from django_rmq.core.words.workers import Roster
 from django_rmq.exceptions import RmqError, ServerTrouble, WrongType
@@ -127,7 +128,7 @@ def _coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Findin
 
 def _in_redis(broker: Broker) -> tuple[int, str]:
     try:
-        roster = broker.roster()
+        roster = broker.run(workers.roster())
     except WrongType as error:
         return 0, str(error)
     return len(members_of_roster(roster)), _flaw(roster)

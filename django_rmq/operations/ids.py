@@ -16,7 +16,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import looking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.answers import Area, Sought
 from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.topics import Topic
@@ -144,7 +145,7 @@ def find_members(
             break
         pipeline = broker.pipeline()
         for search in going:
-            pipeline.seek(topic, search.slot, search.digests, search.areas)
+            pipeline.add(looking.seek(topic, search.slot, search.digests, search.areas))
         for search, answer in zip(going, pipeline.execute(), strict=True):
             if isinstance(answer, RmqError):
                 raise answer

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import looking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
@@ -99,7 +100,7 @@ def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> 
         for first in range(0, len(members), RANKS_AT_ONCE)
     ]
     for slot, members in asked:
-        pipeline.ranks(order.topic, slot, order.state, members)
+        pipeline.add(looking.ranks(order.topic, slot, order.state, members))
     found: dict[tuple[int, bytes], int] = {}
     for (slot, members), ranks in zip(asked, pipeline.execute(), strict=True):
         if not isinstance(ranks, RmqError):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from django_rmq.core.calls import looking
 from django_rmq.core.producer.checks import check_fixed_time, check_priority
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.topics import Topic
@@ -168,7 +169,7 @@ def _say_where(
     for slot, ids in by_slot.items():
         for first in range(0, len(ids), 100):
             part = ids[first : first + 100]
-            looked = desk.broker.look(topic, slot, [members[one] or b"" for one in part])
+            looked = desk.broker.run(looking.look(topic, slot, [members[one] or b"" for one in part]))
             found |= {one: instead(state) for one, state in zip(part, looked, strict=True)}
 
 

@@ -9,7 +9,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import limits
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerTrouble
@@ -34,8 +35,8 @@ class Permits:
             return most, 0
         tokens = most if topic.max_rate else 0
         wanted = most if topic.max_in_flight else 0
-        allowed = self._broker.allow(
-            topic, request, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic)
+        allowed = self._broker.run(
+            limits.allow(topic, request, tokens=tokens, in_use=0, wanted=wanted, lease_ms=_lease_ms(topic))
         )
         by_rate = allowed.tokens if topic.max_rate else most
         by_flight = allowed.permits if topic.max_in_flight else most
@@ -52,10 +53,14 @@ class Permits:
         try:
             for (slot, receipt), count in _counted(taken if topic.max_in_flight else ()).items():
                 name, lease_ms = _holding(slot, receipt), _lease_ms(topic)
-                self._broker.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
+                self._broker.run(
+                    limits.allow(topic, name, tokens=0, in_use=count, wanted=0, lease_ms=lease_ms)
+                )
             unused = len(taken) - tokens if topic.max_rate else 0
             wanted = wish if topic.max_in_flight else 0
-            self._broker.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
+            self._broker.run(
+                limits.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
+            )
         except ServerTrouble:
             # What was allowed stays counted for as long as what was taken may be in flight.
             logger.warning("The limits of topic %s could not be told what was taken", topic.name)
@@ -65,7 +70,7 @@ class Permits:
         topic = self._topic
         lease_ms = 0 if ended else _lease_ms(topic)
         try:
-            self._broker.end_permits(topic, _holding(slot, receipt), ended, lease_ms)
+            self._broker.run(limits.end_permits(topic, _holding(slot, receipt), ended, lease_ms))
         except ServerTrouble:
             logger.warning("The limits of topic %s could not be told what has ended", topic.name)
 

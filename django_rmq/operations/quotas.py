@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import answers, limits
+from django_rmq.core.calls.broker import Broker
 from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, TooManySends
 from django_rmq.operations.actors import Actor
 
@@ -35,7 +36,9 @@ class Charge(NamedTuple):
 
     def spend(self, broker: Broker, actor: Actor, wanted: int) -> int:
         """Spend so much, or nothing: return us until there is enough, 0 if it is spent. Below 0 it is given back."""
-        return broker.spend(_name(actor, self.what), self.seconds * 1e6 / self.size, self.size, wanted)
+        return broker.run(
+            limits.spend(_name(actor, self.what), self.seconds * 1e6 / self.size, self.size, wanted)
+        )
 
 
 def spend(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
@@ -98,7 +101,7 @@ def once(
     """
     name, token = _name(actor, key), uuid4().hex
     print_ = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    word, kept = broker.begin_answer(name, print_, token, ATTEMPT_MS)
+    word, kept = broker.run(answers.begin_answer(name, print_, token, ATTEMPT_MS))
     if word == "other":
         raise OtherContent("the key of this request was used for another one")
     if word == "running":
@@ -113,7 +116,7 @@ def once(
         yield attempt
     finally:
         try:
-            broker.keep_answer(name, token, attempt.kept, KEPT_MS)
+            broker.run(answers.keep_answer(name, token, attempt.kept, KEPT_MS))
             if charged and not attempt.kept:
                 _give_back(broker, actor, charges)
         except RmqError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from django_rmq.core.calls import looking
 from django_rmq.core.words.bounds import is_whole, shown
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.topics import Topic
@@ -83,7 +84,7 @@ def copies_of(desk: Desk, topic: Topic, message_id: str) -> list[Copy]:
     """Return what ``get`` does, whatever the actor may see."""
     identity, member = find_one(desk, topic, message_id)
     if member is not None:
-        (looked,) = desk.broker.look(topic, identity.slot, [member])
+        (looked,) = desk.broker.run(looking.look(topic, identity.slot, [member]))
         copies = list(from_look(topic, identity.slot, member, looked, message_id, hidden=_hides(desk)))
         if copies:
             return as_shown(desk.actor, topic, copies)

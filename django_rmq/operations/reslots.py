@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.topics import reslotting
 from django_rmq.core.topics.definitions import differences
 from django_rmq.core.topics.reslotting import AT_ONCE, Progress, Reslotting, begin

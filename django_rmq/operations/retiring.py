@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from django_rmq.core.calls import looking, people
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.producer.placing import Outgoing, score_at_once
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.envelopes import stored_basis
 from django_rmq.core.words.failures import Death
@@ -88,7 +89,7 @@ def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> S
     for first in range(0, topic.slots, SLOTS_PER_TRIP):
         pipeline = broker.pipeline()
         for slot in range(first, min(first + SLOTS_PER_TRIP, topic.slots)):
-            pipeline.count(topic, slot)
+            pipeline.add(looking.count(topic, slot))
         for counts in pipeline.execute():
             if isinstance(counts, RmqError):
                 raise counts
@@ -159,7 +160,7 @@ def _deleted(broker: Broker, found: Stranded, states: tuple[str, ...]) -> Iterat
     topic, done = found.topic, 0
     for slot in range(topic.slots):
         for state in states:
-            while gone := broker.purge(topic, slot, state, limit=PAGE):
+            while gone := broker.run(people.purge(topic, slot, state, limit=PAGE)):
                 done += gone
                 yield Progress(done, found.held, {"purged": done})
     yield Progress(done, found.held, {"purged": done}, True)
@@ -179,7 +180,7 @@ def _moved(
         for state in states:
             after: tuple[str, bytes] | None = None
             while True:
-                page = broker.peek(found.topic, slot, state, after=after, limit=PAGE)
+                page = broker.run(looking.peek(found.topic, slot, state, after=after, limit=PAGE))
                 outcomes.update(_move_some(broker, producer, found.topic, slot, state, target, page.entries))
                 yield Progress(outcomes.total(), found.held, dict(outcomes))
                 after = page.cursor
@@ -215,7 +216,7 @@ def _move_some(
             if i not in errors and result.status != "refused"
         )
         if arrived:
-            broker.remove(source, slot, arrived, "dead" if state == "dead" else "live")
+            broker.run(people.remove(source, slot, arrived, "dead" if state == "dead" else "live"))
     return +outcomes
 
 
@@ -249,7 +250,7 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[Progress]:
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
         pipeline = broker.pipeline()
         for slot in slots:
-            pipeline.retire(topic, slot)
+            pipeline.add(people.retire(topic, slot))
         for slot, answer in zip(slots, pipeline.execute(), strict=True):
             if isinstance(answer, RmqError):
                 raise answer

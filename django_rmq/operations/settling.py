@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from django_rmq.core.calls import ending, looking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.failures import chosen_delay
-from django_rmq.core.redis.broker import BATCH, Broker
 from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
@@ -70,7 +72,7 @@ class Settling:
                 getattr(pipeline, verb)(topic, slot, receipt, list(members))
             else:
                 failed = {member: outcomes[index] for member, index in members.items()}
-                pipeline.rollback(topic, slot, receipt, self._failures(slot, failed))
+                pipeline.add(ending.rollback(topic, slot, receipt, self._failures(slot, failed)))
         error = None
         for ((slot, receipt), members), answer in zip(groups.items(), pipeline.execute(), strict=True):
             if isinstance(answer, RmqError):
@@ -109,7 +111,8 @@ class Settling:
         found = {}
         for start in range(0, len(members), 100):
             part = members[start : start + 100]
-            for member, looked in zip(part, self._broker.look(self._topic, slot, part), strict=True):
+            answers = self._broker.run(looking.look(self._topic, slot, part))
+            for member, looked in zip(part, answers, strict=True):
                 if looked.prepare is not None:
                     found[member] = int(looked.prepare) % 1000
         return found

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import looking, people, sending
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.answers import RECORDS, Entry
 from django_rmq.core.words.envelopes import stored_basis
 from django_rmq.core.words.keys import slot_of
@@ -65,8 +66,8 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
         slots = range(first, min(first + SLOTS_AT_ONCE, topic.slots))
         pipeline = broker.pipeline()
         for slot in slots:
-            pipeline.count(topic, slot)
-            pipeline.between(topic, slot, "prepare", max_score=late)
+            pipeline.add(looking.count(topic, slot))
+            pipeline.add(looking.between(topic, slot, "prepare", max_score=late))
         answers = pipeline.execute()
         for slot, counts, deliveries in zip(slots, answers[::2], answers[1::2], strict=True):
             for answer in (counts, deliveries):
@@ -109,7 +110,7 @@ def _loose(
     while cursors:
         pipeline = broker.pipeline()
         for slot, cursor in cursors.items():
-            pipeline.loose(topic, slot, kind, cursor, repair)
+            pipeline.add(people.loose(topic, slot, kind, cursor, repair))
         asked, cursors = list(cursors), {}
         for slot, answer in zip(asked, pipeline.execute(), strict=True):
             if isinstance(answer, ServerTrouble):
@@ -135,7 +136,11 @@ def _misplaced(
         pipeline = broker.pipeline()
         limit = max(10, 2_000 // len(after))
         for slot, cursor in after.items():
-            pipeline.peek(topic, slot, "store", after=cursor, limit=limit, max_bytes=STEP_BYTES // len(after))
+            pipeline.add(
+                looking.peek(
+                    topic, slot, "store", after=cursor, limit=limit, max_bytes=STEP_BYTES // len(after)
+                )
+            )
         asked, after = list(after), {}
         for slot, page in zip(asked, pipeline.execute(), strict=True):
             if isinstance(page, ServerTrouble):
@@ -168,16 +173,16 @@ def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bo
     if score != int(score) or not (topic.min_priority if topic.is_priority else 1000) <= score <= 1 << 43:
         return False
     envelopes = [] if entry.envelope is None else [entry.envelope]
-    (there,) = broker.look(topic, own, [member])
+    (there,) = broker.run(looking.look(topic, own, [member]))
     if there.store is None and there.retry is None:
         if topic.type is TopicType.RANGE_MERGE:
             in_ms = max(0, int(score) - broker.now_ms())
-            (sent,) = broker.send_merge(topic, own, in_ms, [member], envelopes)
+            (sent,) = broker.run(sending.send_merge(topic, own, in_ms, [member], envelopes))
         else:
-            (sent,) = broker.send_replace(topic, own, [int(score)], [member], envelopes)
+            (sent,) = broker.run(sending.send_replace(topic, own, [int(score)], [member], envelopes))
         if sent.status == "refused":
             return False
-    broker.remove(topic, slot, [member], "live")
+    broker.run(people.remove(topic, slot, [member], "live"))
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django_rmq.core.calls import people
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import OperationRefused
 from django_rmq.operations import acts, retiring, sweeps
@@ -129,7 +130,7 @@ def _pause(desk: Desk, name: str, paused: bool) -> Run:
     desk.actor.require(Permission.PAUSE)
     topic = desk.present(name)
     steps = sweeps.tell_every_slot(
-        desk.broker, topic, lambda pipeline, slot: pipeline.pause(topic, slot, paused)
+        desk.broker, topic, lambda pipeline, slot: pipeline.add(people.pause(topic, slot, paused))
     )
     return desk.recorded("pause" if paused else "resume", topic, "slots", steps)
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django_rmq.core.redis.broker import Broker, Pipeline
+from django_rmq.core.calls import looking, people
+from django_rmq.core.calls.broker import Broker, Pipeline
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -70,7 +71,7 @@ def count(broker: Broker, meant: Meant) -> dict[int, int]:
         part = slots[first : first + SLOTS_PER_TRIP]
         pipeline = broker.pipeline()
         for slot in part:
-            pipeline.between(topic, slot, meant.state, meant.low, meant.high)
+            pipeline.add(looking.between(topic, slot, meant.state, meant.low, meant.high))
         for slot, answer in zip(part, pipeline.execute(), strict=True):
             if isinstance(answer, ServerTrouble):
                 raise answer
@@ -154,9 +155,13 @@ def _fetch(
     for one in now:
         if search:
             scan = max(PER_SLOT // 5, STEP * 4 // len(now))
-            pipeline.find(meant.topic, one.slot, meant.state, scan=scan, after=one.after, **search, **options)
+            pipeline.add(
+                looking.find(
+                    meant.topic, one.slot, meant.state, scan=scan, after=one.after, **search, **options
+                )
+            )
         else:
-            pipeline.peek(meant.topic, one.slot, meant.state, after=one.after, **options)
+            pipeline.add(looking.peek(meant.topic, one.slot, meant.state, after=one.after, **options))
     found, more = [], []
     for one, page in zip(now, pipeline.execute(), strict=True):
         if tally.has_failed(one.slot, page):
@@ -192,7 +197,7 @@ def purge(
         asked = {slot: min(step, left[slot]) for slot in turn}
         pipeline = broker.pipeline()
         for slot, limit in asked.items():
-            pipeline.purge(topic, slot, state, meant.high, limit, min_score=meant.low)
+            pipeline.add(people.purge(topic, slot, state, meant.high, limit, min_score=meant.low))
         for (slot, limit), answer in zip(asked.items(), pipeline.execute(), strict=True):
             if tally.has_failed(slot, answer):
                 del left[slot]

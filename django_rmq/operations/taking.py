@@ -11,8 +11,9 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from django_rmq.core.redis.broker import BATCH, Broker
-from django_rmq.core.words.bounds import is_number, is_whole, shown
+from django_rmq.core.calls import looking, taking
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.words.bounds import BATCH, is_number, is_whole, shown
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidRequest, RmqError
@@ -121,7 +122,7 @@ class Taking:
         begin = random.randrange(blocks)
         for block in (*range(begin, blocks), *range(begin)):
             slots = range(block * HEADS, min((block + 1) * HEADS, topic.slots))
-            heads = self._broker.heads(topic, slots)
+            heads = self._broker.run(looking.heads(topic, slots))
             due = [slot for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now_ms]
             following = min((at for at in heads if at is not None and at > now_ms), default=None)
             if following is not None:
@@ -170,7 +171,7 @@ class Taking:
         pipeline = self._broker.pipeline()
         each, bytes_each = room // len(tries), most_bytes // len(tries)
         for one in tries:
-            pipeline.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after)
+            pipeline.add(taking.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after))
         return pipeline.execute()
 
 

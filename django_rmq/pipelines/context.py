@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words import addresses
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError

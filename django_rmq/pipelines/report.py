@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from django_rmq.core.calls import looking
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError, RmqError
 from django_rmq.pipelines import Context, Pipeline, register
@@ -114,7 +115,7 @@ def _finish(context: Context, topic: Topic, one: dict[str, Any]) -> None:
     for first in range(0, topic.slots, 1_000):
         pipeline = context.broker.pipeline()
         for slot in range(first, min(first + 1_000, topic.slots)):
-            pipeline.audit(topic, slot)
+            pipeline.add(looking.audit(topic, slot))
         for ledger in pipeline.execute():
             if isinstance(ledger, RmqError):
                 raise ledger

@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from django_rmq.core.calls import people
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.producer.placing import Outgoing, score_at_once
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import Reslotting, move, under_way
-from django_rmq.core.topics.walk import walk
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.envelopes import decode_envelope, encode_envelope

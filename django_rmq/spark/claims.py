@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from django_rmq.core.calls import claims, ending, looking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.calls.call import Answer, Call
-from django_rmq.core.redis.broker import Broker
-from django_rmq.core.topics.walk import walk
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import Claimed, ClaimRead, Counts
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic

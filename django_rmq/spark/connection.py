@@ -8,10 +8,11 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.cluster.broker import Cluster, ClusterBroker
 from django_rmq.core.cluster.nodes import parse_seeds
 from django_rmq.core.redis import clients
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.pool import RenewingPool
 from django_rmq.core.words import addresses
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
@@ -67,7 +68,7 @@ def _broker(
             return ClusterBroker(
                 Cluster(seeds, {**told, **given, **clients.own_options()}, patience=CLUSTER_PATIENCE), prefix
             )
-        return Broker(clients.build_client(url, given, clients.own_options(), RenewingPool), prefix)
+        return RedisBroker(clients.build_client(url, given, clients.own_options(), RenewingPool), prefix)
     except (ValueError, TypeError) as error:
         where = ", ".join(map(addresses.shown, urls))
         raise ConfigurationError(addresses.unusable(where, given, error)) from None

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from django_rmq.core.calls import sending
+from django_rmq.core.calls.broker import Pipeline
 from django_rmq.core.calls.packed import Packed
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.redis import wire
-from django_rmq.core.redis.pipeline import Pipeline
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved

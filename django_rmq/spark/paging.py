@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from django_rmq.core.calls import looking
-from django_rmq.core.redis.broker import Broker
-from django_rmq.core.topics.walk import walk
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.spark.patience import Patience

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from django_rmq.core.calls import looking
-from django_rmq.core.topics.walk import walk
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import Counts, Entry
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.failures import Death, FailureRecord

@@ -26,8 +26,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from django_rmq.core.calls import claims, looking
-from django_rmq.core.redis.broker import Broker
-from django_rmq.core.topics.walk import walk
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.topics import Topic

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+from django_rmq.core.calls import ending, looking, taking
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.answers import Prepared
 from django_rmq.core.words.failures import Failure
@@ -73,7 +74,7 @@ def _due_slots(broker: Any, topic: Topic) -> list[int]:
     now, due = broker.now_ms(), []
     for first in range(0, topic.slots, HEADS):
         slots = range(first, min(first + HEADS, topic.slots))
-        heads = broker.heads(topic, slots)
+        heads = broker.run(looking.heads(topic, slots))
         due += [slot for slot, head in zip(slots, heads, strict=True) if head is not None and head <= now]
     return due
 
@@ -89,7 +90,7 @@ def _drain_slot(
     recording = replace(listener, function=announcing.around(topic, _recorded(listener.function, raised)))
     handled, after = 0, None
     while True:
-        prepared = broker.prepare(topic, slot, owner, None, listener.batch_size or 1, after=after)
+        prepared = broker.run(taking.prepare(topic, slot, owner, None, listener.batch_size or 1, after=after))
         after = prepared.cursor
         if prepared.status == "more":
             continue
@@ -97,7 +98,9 @@ def _drain_slot(
             return handled
         handled += len(prepared.deliveries)
         if handled > limit:
-            broker.release(topic, slot, prepared.receipt, [given.member for given in prepared.deliveries])
+            broker.run(
+                ending.release(topic, slot, prepared.receipt, [given.member for given in prepared.deliveries])
+            )
             raise RuntimeError(
                 f"drain stopped at its limit of deliveries: do listeners of {topic.name} resend?"
             )
@@ -126,7 +129,7 @@ def _messages(broker: Any, topic: Topic, slot: int, prepared: Prepared) -> list[
     """Return what listeners are given."""
 
     def extend(message: Message) -> bool:
-        answers = broker.extend(topic, slot, prepared.receipt, [message.delivery.member])
+        answers = broker.run(ending.extend(topic, slot, prepared.receipt, [message.delivery.member]))
         return bool(answers[0] == "ok")
 
     return [Message(topic, slot, prepared.receipt, delivery, extend) for delivery in prepared.deliveries]
@@ -149,9 +152,9 @@ def _settle(
     ]
     failures = [failure for _, failure in failed]
     if done:
-        broker.commit(topic, slot, receipt, [message.delivery.member for message in done])
+        broker.run(ending.commit(topic, slot, receipt, [message.delivery.member for message in done]))
     if failures:
-        broker.rollback(topic, slot, receipt, failures)
+        broker.run(ending.rollback(topic, slot, receipt, failures))
     announcing.ended(done, failed)
     return failures
 

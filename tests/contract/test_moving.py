@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.answers import Row
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, SlotMoved
+from tests.brokers import Broker
 from tests.contract.slots import CONSTANT, NO_BACKOFF, TYPES, Slot
 
 Make = Callable[..., Slot]

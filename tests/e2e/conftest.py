@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, WorkerProcess
 from tests.workers import client_of
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.core.coordination.redis import describe, members
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from tests.brokers import Broker, ClusterBroker
 from tests.e2e.ledger import Findings, examine, read, write
 from tests.e2e.processes import WorkerProcess, is_gone
 from tests.workers import eventually, live, send, total
@@ -44,7 +44,7 @@ KILLING = Topic(
 class Load:
     """Messages of a topic whose listener keeps the ledger, and what became of them."""
 
-    def __init__(self, broker: Broker, data: Path, topic: Topic) -> None:
+    def __init__(self, broker: Broker | ClusterBroker, data: Path, topic: Topic) -> None:
         self.broker = broker
         self.topic = topic
         self.path = data / "ledger"
@@ -114,7 +114,7 @@ class Load:
         return total(self.broker, self.topic, "expired") + total(self.broker, self.topic, "failed")
 
 
-def shares(broker: Broker, topic: str = "ledger") -> dict[int, int]:
+def shares(broker: Broker | ClusterBroker, topic: str = "ledger") -> dict[int, int]:
     """Process id -> how many slots of the topic it owns."""
     by_worker: Counter[str] = Counter()
     for holding in describe(broker):

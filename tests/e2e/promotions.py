@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.results import Durability
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.servers import ReplicaPair
 from tests.workers import client_of
 

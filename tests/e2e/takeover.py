@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from django_rmq.core.coordination.redis import describe, members
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from tests.e2e.ledger import read
 from tests.e2e.load import TAKEN_OVER, Load, shares
 from tests.e2e.processes import WorkerProcess

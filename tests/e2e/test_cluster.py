@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_server import free_port
+from tests.brokers import Broker
 from tests.e2e.load import LEDGER, Load, owned_by, shares, timed
 from tests.e2e.processes import Happened, Start, WorkerProcess, named
 from tests.workers import eventually, send, total

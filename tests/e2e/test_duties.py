@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import time
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, named
 from tests.workers import audit, eventually, send
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import events
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, named
 from tests.workers import send
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from tests.e2e.chaos import Chaos
 from tests.e2e.load import CHAOS, KILLING, POISON, Load
 from tests.e2e.processes import Start

@@ -7,9 +7,9 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.e2e.ledger import Line, read
 from tests.e2e.processes import Start
 from tests.workers import eventually, live, send, total

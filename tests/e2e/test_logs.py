@@ -6,8 +6,8 @@ import os
 import signal
 import time
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.e2e.processes import Happened, Start, named
 from tests.servers import RedisServer
 from tests.workers import client_of, eventually, send

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_server import free_port
+from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, named
 from tests.workers import eventually, send
 

@@ -7,8 +7,8 @@ import time
 import pytest
 import redis
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.workers import Heard, Worker, client_of, eventually, send
 
 SLOTS = 65_536

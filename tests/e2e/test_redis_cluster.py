@@ -12,13 +12,12 @@ from typing import Self
 import pytest
 from redis.crc import key_slot
 
-from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import slot_keys, worker_keys
 from django_rmq.core.words.results import Durability
 from django_rmq.project.connections.clients import build_client
 from django_rmq.project.settings import RedisServer as Address
+from tests.brokers import Broker, ClusterBroker
 from tests.e2e.ledger import Findings, examine, read
 from tests.e2e.load import CHAOS, Load, shares
 from tests.e2e.processes import Start, WorkerProcess
@@ -37,7 +36,7 @@ def urls(server: RedisCluster) -> str:
     return ",".join(f"redis://127.0.0.1:{node.port}" for node in server.nodes)
 
 
-def workers(start: Start, broker: Broker, **environment: str) -> list[WorkerProcess]:
+def workers(start: Start, broker: Broker | ClusterBroker, **environment: str) -> list[WorkerProcess]:
     """Two commands of two processes, once they share the slots."""
     started = [start("chaos", "-p", "2", "-t", "2", **environment) for _ in range(2)]
     for worker in started:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from django_rmq.core import scripts
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from tests.e2e.ledger import read
 from tests.e2e.load import CHAOS, Load
 from tests.e2e.processes import Start, WorkerProcess

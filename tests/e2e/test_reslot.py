@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.e2e import ledger
 from tests.e2e.mover import STEPS
 from tests.e2e.processes import ROOT, Start, WorkerProcess, is_gone

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from tests.e2e.ledger import Line, examine, read
 from tests.e2e.load import LEDGER, Load, shares
 from tests.e2e.processes import Start, WorkerProcess

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from tests.brokers import Broker
 from tests.e2e.processes import ROOT, Happened, Start, WorkerProcess, named
 from tests.servers import RedisServer
 from tests.workers import client_of, eventually, live, send, total

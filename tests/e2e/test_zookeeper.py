@@ -17,9 +17,9 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_rmq.core.coordination.zookeeper import Ensemble, survey
-from django_rmq.core.redis.broker import Broker
 from django_rmq.exceptions import ServerTrouble
 from example_project.embedded_server import free_port
+from tests.brokers import Broker
 from tests.e2e.load import LEDGER, Load, timed
 from tests.e2e.processes import ROOT, Start, WorkerProcess
 from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer

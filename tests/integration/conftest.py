@@ -9,7 +9,7 @@ import pytest
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from tests.workers import client_of
 
 

@@ -22,7 +22,6 @@ from django.urls import URLPattern, path, reverse
 from django_rmq.admin import TopicAdmin
 from django_rmq.admin.pages import acts as pages
 from django_rmq.admin.pages.requests import so_far
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_of
@@ -32,6 +31,7 @@ from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Operations, Permission
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 from tests.servers import RedisServer
 
 pytestmark = pytest.mark.django_db

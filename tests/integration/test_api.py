@@ -19,12 +19,12 @@ from django_rmq.api.health import PublicView
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.view import RmqView
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import message_id
 from django_rmq.operations import Permission as Needed
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 
 pytestmark = pytest.mark.django_db
 

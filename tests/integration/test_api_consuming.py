@@ -14,7 +14,6 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import override_settings
 
-from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerUnavailable
@@ -22,6 +21,7 @@ from django_rmq.operations import Actor, Permission, receipts
 from django_rmq.operations.deliveries import Deliveries, Settled
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import ClusterBroker, direct
 from tests.integration.test_api import Program, on_each_broker, user_with
 from tests.servers import RedisCluster
 from tests.workers import Heard, Worker, audit, cluster_of, eventually, total
@@ -239,7 +239,7 @@ def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
 def test_no_connection_to_redis_is_kept_while_a_consumer_waits(redis_url: str, prefix: str) -> None:
     rmq = {"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": TOPICS}
     with override_settings(RMQ=rmq):
-        pool = connections.get_broker().client.connection_pool
+        pool = direct(connections.get_broker()).client.connection_pool
         consumer, busy = Consumer("timed"), list[int]()
         sleep = time.sleep
 

@@ -81,16 +81,16 @@ def test_many_messages_are_charged_with_all_their_bytes(broker: Any) -> None:
 def test_what_one_limit_refuses_is_charged_to_none() -> None:
     broker, actor = InMemoryBroker("m:", Clock()), Actor("somebody", "rest")
     messages, size = Charge("messages", 3, 10, 3600.0), Charge("bytes", 600, 1_000, 3600.0)
-    quotas.spend(broker, actor, [messages, size])  # type: ignore[arg-type]
+    quotas.spend(broker, actor, [messages, size])
     for _ in range(9):
         with pytest.raises(TooManySends, match="more than 1000 bytes in 3600 s: 600 more"):
-            quotas.spend(broker, actor, [messages, size])  # type: ignore[arg-type]
-    quotas.spend(broker, actor, [messages._replace(wanted=7)])  # type: ignore[arg-type]
+            quotas.spend(broker, actor, [messages, size])
+    quotas.spend(broker, actor, [messages._replace(wanted=7)])
     with pytest.raises(TooManySends, match="messages"):
-        quotas.spend(broker, actor, [messages._replace(wanted=1)])  # type: ignore[arg-type]
-    quotas.spend(broker, actor, [])  # type: ignore[arg-type]
+        quotas.spend(broker, actor, [messages._replace(wanted=1)])
+    quotas.spend(broker, actor, [])
     with pytest.raises(InvalidRequest, match="1001 bytes at once are more than may be sent in 3600 s, 1000"):
-        quotas.spend(broker, actor, [size._replace(wanted=1_001)])  # type: ignore[arg-type]
+        quotas.spend(broker, actor, [size._replace(wanted=1_001)])
 
 
 # --- answers that are kept

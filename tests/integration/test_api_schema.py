@@ -24,7 +24,6 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import message_id
@@ -32,6 +31,7 @@ from django_rmq.operations import Actor, Permission
 from django_rmq.operations.deliveries import Deliveries
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 from tests.integration.test_api import user_with, views
 
 ROOT = Path(__file__).parents[2]

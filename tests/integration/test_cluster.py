@@ -16,17 +16,17 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from django_rmq.core import scripts
-from django_rmq.core.cluster.broker import Cluster, ClusterBroker
+from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.cluster.trips import Errand, Trip
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.errors import translate
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.results import Durability
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerUnavailable
 from example_project.embedded_server import free_port
+from tests.brokers import Broker, ClusterBroker
 from tests.servers import RedisCluster, RedisServer, TcpProxy, ask, wait_until
 from tests.workers import Heard, Worker, audit, cluster_of, eventually, live, send, total
 

@@ -22,13 +22,13 @@ from django.test import override_settings
 from django_rmq import send_messages
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, slot_of
 from django_rmq.core.words.messages import message_id
 from django_rmq.management.commands.rmqstats import COLUMNS
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 from tests.workers import eventually
 
 ROOT = Path(__file__).parents[2]

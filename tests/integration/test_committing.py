@@ -43,12 +43,12 @@ from django_rmq import (
 )
 from django_rmq.core import scripts
 from django_rmq.core.producer.trips import ROUND_TRIP
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.project import connections
 from django_rmq.project.sending.failures import failed_sends
 from django_rmq.project.settings import get_config
 from django_rmq.testing import RMQTestMixin, assert_message_sent, assert_no_messages, captured_messages
+from tests.brokers import Broker, direct
 from tests.servers import RedisCluster, TcpProxy
 
 TOPICS = {
@@ -85,7 +85,7 @@ def _without_garbage_collector() -> Iterator[None]:
 
 def waiting(name: str) -> list[bytes]:
     """The members in the Stores of a topic, sorted."""
-    topic, broker = get_config().topic(name), connections.get_broker("worker")
+    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
     slots = range(topic.slots)
     return sorted(entry.member for slot in slots for entry in broker.peek(topic, slot, "store").entries)
 
@@ -292,7 +292,7 @@ def test_the_order_holds_over_several_round_trips(monkeypatch: pytest.MonkeyPatc
     # Two trips on two connections could overtake each other.
     assert halves == ["send", "receive"] * 2
     assert statuses(*removed, again) == ["waiting", "waiting", "stored"]
-    topic, broker = get_config().topic("prices"), connections.get_broker()
+    topic, broker = get_config().topic("prices"), direct(connections.get_broker())
     assert sum(broker.count(topic, slot).store for slot in range(4)) == ROUND_TRIP - 1
 
 
@@ -302,7 +302,7 @@ def test_the_order_holds_over_several_round_trips(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("at", ["begun", "half", "finished"])
 def test_the_order_holds_while_the_topic_is_re_slotted(at: str, known: bool, is_removed_last: bool) -> None:
     send_messages("prices", range(40))
-    broker, topic = connections.get_broker(), get_config().topic("prices")
+    broker, topic = direct(connections.get_broker()), get_config().topic("prices")
     reslotting = begin(broker, topic, 16)
     assert reslotting is not None
     if at == "half":

@@ -29,11 +29,11 @@ from django_rmq.core.coordination import StaticCoordinator, Worker, topic_slots
 from django_rmq.core.coordination.redis import RedisCoordinator, describe, members
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import worker_keys
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable, WrongType
 from tests import party as parties
+from tests.brokers import Broker
 from tests.contract.keyspaces import RedisKeyspace
 from tests.party import PATIENCE, SERIAL, SESSION, SHARED, TAKE_OVER, Slot
 from tests.servers import RedisServer, TcpProxy

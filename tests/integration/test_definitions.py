@@ -22,13 +22,13 @@ from django_rmq import TopicMismatch, send_message, send_messages
 from django_rmq.core.coordination import Worker, topic_slots
 from django_rmq.core.coordination.records import write_record
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics import definitions
 from django_rmq.core.topics.reslotting import begin, finish
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker, direct
 
 ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)
@@ -240,7 +240,7 @@ def test_rmqtopics_tells_what_is_new_and_registers_it(shop: Any) -> None:
     with shop(renders=RENDERS):
         (row,) = run("rmqtopics", "--json", returncode=1)
         assert (row["topic"], row["state"], row["registered"]) == ("renders", "new", None)
-        assert connections.get_broker().definitions() == {}
+        assert direct(connections.get_broker()).definitions() == {}
         (row,) = run("rmqtopics", "--json", "--apply")
         assert row["state"] == "registered"
         (row,) = run("rmqtopics", "--json")
@@ -268,7 +268,7 @@ def test_rmqtopics_applies_nothing_of_a_topic_that_has_an_obstacle(shop: Any) ->
         assert "not applied: SLOTS: `manage.py rmqreslot renders 8` changes the slots of a topic" in text
         (row,) = run("rmqtopics", "--json", "--apply", returncode=1)
         assert (row["state"], row["registered"]["timeout"]) == ("differs", 30)
-        assert connections.get_broker().definitions()["renders"]["timeout"] == 30
+        assert direct(connections.get_broker()).definitions()["renders"]["timeout"] == 30
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_rmqtopics_does_not_apply_what_running_workers_would_not_follow(
 ) -> None:
     with shop(renders=RENDERS, others=RENDERS):
         run("rmqtopics", "--apply")
-        broker = connections.get_broker()
+        broker = direct(connections.get_broker())
         worker = Worker("w", "here", 7, 0.0, 1, topic_slots([get_config().topic("renders")]))
         broker.beat("w", "t", 60_000, record=write_record("t", worker))
     with shop(renders={**RENDERS, **change}, others={**RENDERS, **change}):
@@ -301,7 +301,7 @@ def test_rmqtopics_does_not_apply_what_running_workers_would_not_follow(
 def test_rmqtopics_applies_what_running_workers_are_not_harmed_by(shop: Any) -> None:
     with shop(renders=RENDERS):
         run("rmqtopics", "--apply")
-        broker = connections.get_broker()
+        broker = direct(connections.get_broker())
         worker = Worker("w", "here", 7, 0.0, 1, topic_slots([get_config().topic("renders")]))
         broker.beat("w", "t", 60_000, record=write_record("t", worker))
     with shop(renders={**RENDERS, "TIMEOUT": 60, "BACKOFF": 5}):
@@ -342,7 +342,7 @@ def test_from_a_shell_an_error_is_one_line_and_its_exit_code(redis_url: str) -> 
 def test_rmqaudit_finds_a_system_that_does_its_work_balanced(shop: Any) -> None:
     with shop(renders=RENDERS):
         send_messages("renders", range(20), priority=50)
-        topic, broker = get_config().topic("renders"), connections.get_broker()
+        topic, broker = get_config().topic("renders"), direct(connections.get_broker())
         for slot in range(4):
             prepared = broker.prepare(topic, slot, "owner", None, 2)
             broker.commit(topic, slot, prepared.receipt, [prepared.deliveries[0].member])

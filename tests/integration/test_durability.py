@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.checks import check_durability
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.results import Durability, SendResult
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
+from tests.brokers import Broker, ClusterBroker
 from tests.e2e.promotions import promotions
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, ask
 from tests.workers import client_of, cluster_of
@@ -117,7 +116,7 @@ def test_each_node_of_a_cluster_confirms_its_own() -> None:
 
 
 def test_in_memory_everything_asked_for_is_reached() -> None:
-    producer = Producer(InMemoryBroker())  # type: ignore[arg-type]
+    producer = Producer(InMemoryBroker())
     (one,) = send(producer, ["a"], Durability(2, True))
     assert (one.replicas, one.fsynced, one.durable) == (2, True, True)
 

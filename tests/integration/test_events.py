@@ -187,7 +187,7 @@ def test_what_cannot_wait_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stream_of_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = EventStream(InMemoryBroker("m:"), sealed_id)  # type: ignore[arg-type]
+    stream = EventStream(InMemoryBroker("m:"), sealed_id)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     stream.close(0)
     assert not stream._is_closed

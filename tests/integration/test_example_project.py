@@ -30,6 +30,7 @@ from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
 from example_project.prices.rendering import PhotoMissing, PhotoServerBusy, render_price
 from example_project.traffic import Done
+from tests.brokers import direct
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def images(folder: Any) -> list[str]:
 def waiting(topic: str) -> list[bytes]:
     """The members in the Stores of a topic."""
     found = get_config().topic(topic)
-    broker = get_broker()
+    broker = direct(get_broker())
     return [
         entry.member for slot in range(found.slots) for entry in broker.peek(found, slot, "store").entries
     ]
@@ -132,7 +133,7 @@ def test_renders_are_asked_for_by_merchant_grade_and_one_slot_per_shop(product: 
         Product.objects.create(sku=sku, name="Dusk Plain Bowl", shop=small, price=3)
     order_renders([message("price-changes", {"sku": sku}) for sku in (3, 1, 2)])
     topic = get_config().topic("image-renders")
-    slots = [get_broker().peek(topic, slot, "store").entries for slot in range(topic.slots)]
+    slots = [direct(get_broker()).peek(topic, slot, "store").entries for slot in range(topic.slots)]
     scores = {entry.member: entry.score for entries in slots for entry in entries}
     assert scores == {
         encode_json({"sku": 1, "shop": 1}): 500,
@@ -206,7 +207,7 @@ def test_key_accounts_are_rendered_first(product: Product, clock: Clock) -> None
     change_prices([(sku, Decimal(9)) for sku in (small, standard, 1)])
     clock.advance(seconds=5)
     drain("price-changes")
-    prepared = get_broker().prepare(topic, slot_of(b"1", topic.slots), "test", None, 3)
+    prepared = direct(get_broker()).prepare(topic, slot_of(b"1", topic.slots), "test", None, 3)
     order = [decode_body(topic, delivery.member)["sku"] for delivery in prepared.deliveries]
     assert order == [1, standard, small]
 
@@ -220,11 +221,11 @@ def test_a_product_without_a_photo_is_in_dead_until_it_has_one_and_is_replayed(
     clock.advance(seconds=5)
     drain()
     topic, slot = get_config().topic("image-renders"), slot_of(b"1", 16)
-    (dead,) = get_broker().peek(topic, slot, "dead").entries
+    (dead,) = direct(get_broker()).peek(topic, slot, "dead").entries
     assert dead.record is not None
     assert b"product 1 has no photo" in dead.record
     Product.objects.update(photo=Photo.GOOD)
-    assert get_broker().replay(topic, slot, [dead.member]) == ["replayed"]
+    assert direct(get_broker()).replay(topic, slot, [dead.member]) == ["replayed"]
     drain()
     product.refresh_from_db()
     assert product.rendered_price == Decimal(9)
@@ -419,7 +420,7 @@ def test_messages_that_nobody_consumed_are_complained_of(accounts: Accounts) -> 
 def test_a_lost_message_is_complained_of(accounts: Accounts) -> None:
     topic = get_config().topic("order-timeouts")
     order = create_order(1)
-    broker = get_broker()
+    broker = direct(get_broker())
     for slot in range(topic.slots):
         broker.purge(topic, slot, "store")
     (lost,) = accounts.complaints(Done(orders=1))
@@ -446,8 +447,10 @@ def test_an_image_with_a_wrong_price_is_complained_of(accounts: Accounts) -> Non
 
 def test_a_message_that_vanished_from_redis_unbalances_the_ledger(accounts: Accounts) -> None:
     topic = get_config().topic("order-timeouts")
-    get_broker().send_replace(topic, 3, [int(timezone.now().timestamp() * 1000) + 60_000], [b'{"order":1}'])
+    direct(get_broker()).send_replace(
+        topic, 3, [int(timezone.now().timestamp() * 1000) + 60_000], [b'{"order":1}']
+    )
     assert accounts.complaints(Done()) == []
-    get_broker().keyspace.pop(b"order-timeouts_3")  # type: ignore[attr-defined]
+    direct(get_broker()).keyspace.pop(b"order-timeouts_3")
     (complaint,) = accounts.complaints(Done())
     assert complaint.startswith("the ledger of order-timeouts slot 3 is not balanced: live -1,")

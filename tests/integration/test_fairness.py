@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from tests.brokers import Broker
 
 ROUNDS = 3_000
 DEVIATIONS = 5

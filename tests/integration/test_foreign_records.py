@@ -15,7 +15,6 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_rmq import send_message
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
 from django_rmq.core.words.keys import history_keys, limits_key, slot_keys, times_key, topics_key, worker_keys
 from django_rmq.exceptions import ConfigurationError, WrongType
@@ -24,6 +23,7 @@ from django_rmq.operations.health import Limits
 from django_rmq.project import connections
 from django_rmq.project.listening import starting
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 from tests.integration.test_definitions import run
 
 pytestmark = pytest.mark.django_db

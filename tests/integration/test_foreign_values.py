@@ -13,11 +13,11 @@ from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.places import AtSlot
 from django_rmq.core.consumer import troubles
 from django_rmq.core.consumer.notes import Notes, settle
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import SlotKeys, slot_keys
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError, Unreadable, WrongType
+from tests.brokers import Broker
 from tests.workers import Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("attacked", TopicType.RANGE_MERGE, slots=256, time_range_ms=0, timeout=1, backoff=BackOff(0, 0))

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, Lateness, Minute, TimesCount
 from django_rmq.core.words.answers import Delivery
@@ -22,6 +20,7 @@ from django_rmq.core.words.keys import history_keys, slot_keys
 from django_rmq.core.words.samples import LATENESS_BUCKETS
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ServerRefused, WrongType
+from tests.brokers import Broker, ClusterBroker
 from tests.servers import RedisCluster
 from tests.workers import LONG, Heard, Worker, client_of, cluster_of, send
 

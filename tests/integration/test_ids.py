@@ -23,7 +23,6 @@ from django.core.management import call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, slot_of
@@ -35,6 +34,7 @@ from django_rmq.operations.deliveries import Settled
 from django_rmq.project import connections
 from django_rmq.project.sealing import sealed_id
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 from tests.integration.test_api import Program, on_each_broker, user_with
 
 TOPICS = {

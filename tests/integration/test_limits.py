@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from django_rmq.core.consumer.limits import Limits, return_permits
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
+from tests.brokers import Broker
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=2)
@@ -410,7 +410,7 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
 
 
 def test_topics_without_limits_ask_for_nothing() -> None:
-    limits = Limits(InMemoryBroker("m:"), "A", [TOPIC], lambda topic: 1)  # type: ignore[arg-type]
+    limits = Limits(InMemoryBroker("m:"), "A", [TOPIC], lambda topic: 1)
     assert not limits
     assert limits.room("prices") > 1_000_000
     assert limits.due() == float("inf")

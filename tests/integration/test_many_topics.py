@@ -16,12 +16,12 @@ from django_rmq.admin.pages.dashboard import TOPICS_SHOWN
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.plan import Plan
 from django_rmq.core.coordination.records import write_record
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import history_keys, worker_keys
 from django_rmq.metrics.collector import RmqCollector
 from django_rmq.operations import Actor, Operations
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 
 pytestmark = pytest.mark.django_db
 

@@ -26,7 +26,6 @@ from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, TimesCount
 from django_rmq.core.words.answers import Delivery
@@ -39,6 +38,7 @@ from django_rmq.metrics.views import metrics
 from django_rmq.operations import figures
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 from tests.workers import Heard, broker_on, client_of, eventually
 from tests.workers import Worker as RunningWorker
 

@@ -16,7 +16,6 @@ import redis
 from django.conf import settings
 from django.test import override_settings
 
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, slot_of
@@ -36,6 +35,7 @@ from django_rmq.operations.health import Limits as HealthLimits
 from django_rmq.project import connections
 from django_rmq.project.sending import Send
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 from tests.servers import RedisServer
 from tests.workers import broker_on, client_of
 

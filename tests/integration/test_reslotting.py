@@ -11,10 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics import reslotting
 from django_rmq.core.topics.reslotting import Progress
 from django_rmq.core.words.bodies import decode_body
@@ -24,6 +22,7 @@ from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, ServerUnavailable
+from tests.brokers import Broker, ClusterBroker
 from tests.workers import Worker, cluster_of, eventually
 
 LATE = 3_600_000

@@ -9,9 +9,9 @@ import pytest
 
 from django_rmq.core.consumer.duties import Duties, trim_dead
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.workers import LONG, audit, client_of, eventually
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=4, time_range_ms=0, dead_retention=60)

@@ -17,12 +17,12 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_rmq import send_message
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.failures import Failure
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Limits
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker, direct
 
 TIMED = {"TYPE": "fixed_time", "SLOTS": 4}
 RANKED = {"TYPE": "priority", "SLOTS": 4}
@@ -59,7 +59,7 @@ def later(minutes: int) -> Any:
 
 def kill(name: str, body: Any) -> None:
     """Send a message and let it die."""
-    topic, broker = get_config().topic(name), connections.get_broker()
+    topic, broker = get_config().topic(name), direct(connections.get_broker())
     soon = {"fixed_time": timezone.now() + timedelta(milliseconds=30)}
     sent = send_message(name, body, **({"priority": 90} if topic.is_priority else soon))
     time.sleep(0.05)
@@ -142,7 +142,7 @@ def test_messages_move_to_another_topic_with_their_times(
         kill("old", {"n": 0})
     with shop(new={**TIMED, "SLOTS": 8}):
         run("old", "--retire", "--move-to", "new", "--dead", "delete")
-        broker, topic = connections.get_broker(), get_config().topic("new")
+        broker, topic = direct(connections.get_broker()), get_config().topic("new")
         found = {
             json.loads(entry.member)["n"]: entry.score
             for slot in range(8)
@@ -209,7 +209,7 @@ def test_messages_are_deleted_on_request_only(shop: Shop, redis_client: redis.Re
 def test_what_runs_is_waited_for(shop: Shop) -> None:
     with shop(old=RANKED, new=RANKED):
         sent = send_message("old", 1, priority=50)
-        topic, broker = get_config().topic("old"), connections.get_broker()
+        topic, broker = get_config().topic("old"), direct(connections.get_broker())
         taken = broker.prepare(topic, sent.slot, "W", None, 10)
     with shop(new=RANKED):
         said = run("old", "--retire", "--delete", "--no-input", returncode=2)
@@ -240,4 +240,4 @@ def test_a_definition_that_says_little_strands_nothing_unseen(
         assert "differ in" in run("old", "--retire", "--move-to", "new", returncode=2)
         run("old", "--retire", "--delete", "--no-input")
         assert isinstance(connections.get_broker(), Broker)
-        assert "old" not in connections.get_broker().definitions()
+        assert "old" not in direct(connections.get_broker()).definitions()

@@ -17,7 +17,6 @@ from django.urls import reverse
 from django_rmq import send_message
 from django_rmq.checks import check_redis
 from django_rmq.core import scripts
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.rights import _HARMLESS
 from django_rmq.core.topics import durability
 from django_rmq.core.topics.durability import flaws, places, rights
@@ -27,6 +26,7 @@ from django_rmq.exceptions import ServerRefused
 from django_rmq.project import connections
 from django_rmq.project.listening import starting
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker, direct
 from tests.integration import test_commands as commands
 from tests.integration.test_commands import *  # noqa: F403 - every test of the commands, with the rights below
 from tests.servers import RedisServer, ask
@@ -135,7 +135,7 @@ def test_the_admin_and_rest_show_and_do_everything(redis_url: str, prefix: str, 
     with override_settings(RMQ=rmq):
         for number in range(20):
             send_message("renders", {"n": number}, priority=50, on_commit=False)
-        topic, broker = get_config().topic("renders"), connections.get_broker()
+        topic, broker = get_config().topic("renders"), direct(connections.get_broker())
         for slot in range(topic.slots):
             taken = broker.prepare(topic, slot, "W", None, 5)
             failures = [Failure(one.member, "rejected", None, "Boom: x") for one in taken.deliveries]

@@ -19,13 +19,13 @@ from django_rmq.core import scripts
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.memory.holding import UPKEEP
 from django_rmq.core.memory.moving import MOVED
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.answers import Area
 from django_rmq.core.words.bounds import BATCH, CLAIM_STEP
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused
+from tests.brokers import Broker
 from tests.servers import RedisServer
 
 GOAL_US = 15_000

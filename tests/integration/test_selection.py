@@ -27,6 +27,7 @@ from example_project.selection.models import Batch, Item, Member, ProductSet, Wo
 from example_project.selection.sets import MOST_ITEMS, TOPIC, Evaluation, differing_sets, save_set, settle
 from example_project.selection.showing import Showing
 from example_project.selection.sources import SOURCES
+from tests.brokers import direct
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,7 +51,8 @@ def waiting() -> list[dict[str, Any]]:
     found = []
     for slot in range(topic.slots):
         bodies = [
-            decode_body(topic, entry.member) for entry in get_broker().peek(topic, slot, "store").entries
+            decode_body(topic, entry.member)
+            for entry in direct(get_broker()).peek(topic, slot, "store").entries
         ]
         found.append(sorted(bodies, key=lambda body: (body["item"], body["source"])))
     return [body for bodies in found for body in bodies]
@@ -128,7 +130,7 @@ def test_a_new_rule_has_all_items_looked_at_and_one_that_stays_none(items: None)
     assert {body["source"] for body in bodies} == {"rules"}
     topic = get_config().topic(TOPIC)
     for slot in range(topic.slots):
-        get_broker().purge(topic, slot, "store")
+        direct(get_broker()).purge(topic, slot, "store")
     product_set.name = "very cheap"
     save_set(product_set)
     assert not waiting()

@@ -38,12 +38,12 @@ from django_rmq import (
     signals,
 )
 from django_rmq.core.producer.trips import ROUND_TRIP
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.core.words.keys import slot_of
 from django_rmq.project import connections
 from django_rmq.project.sending.failures import failed_sends
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker, direct
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {
@@ -69,7 +69,7 @@ def _settings(redis_url: str, prefix: str) -> Iterator[None]:
 
 def waiting(name: str) -> list[bytes]:
     """The members in the Stores of a topic, sorted."""
-    topic, broker = get_config().topic(name), connections.get_broker("worker")
+    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
     slots = range(topic.slots)
     return sorted(entry.member for slot in slots for entry in broker.peek(topic, slot, "store").entries)
 
@@ -182,7 +182,7 @@ def test_a_generator_is_consumed_in_chunks_and_says_how_far_it_came() -> None:
     ):
         send_messages("prices", bodies())
     assert drawn == 2 * ROUND_TRIP - 1
-    topic, broker = get_config().topic("prices"), connections.get_broker()
+    topic, broker = get_config().topic("prices"), direct(connections.get_broker())
     assert sum(broker.count(topic, slot).store for slot in range(4)) == ROUND_TRIP
 
 
@@ -505,8 +505,14 @@ def test_a_lost_reply_raises_and_sending_again_merges(proxied: TcpProxy) -> None
 
 @pytest.mark.slow
 def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> None:
-    assert connections.get_broker("web").client.connection_pool.connection_kwargs["socket_timeout"] == 1.0
-    assert connections.get_broker("worker").client.connection_pool.connection_kwargs["socket_timeout"] == 5.0
+    assert (
+        direct(connections.get_broker("web")).client.connection_pool.connection_kwargs["socket_timeout"]
+        == 1.0
+    )
+    assert (
+        direct(connections.get_broker("worker")).client.connection_pool.connection_kwargs["socket_timeout"]
+        == 5.0
+    )
     proxied.delay(1.5)
     with pytest.raises(ServerUnavailable, match=r"[Tt]imeout"):
         send_message("prices", 1)
@@ -598,7 +604,7 @@ def test_the_first_send_registers_the_topic_and_settings_that_differ_are_refused
     redis_url: str, prefix: str
 ) -> None:
     send_message("prices", 1)
-    assert connections.get_broker().definitions()["prices"]["slots"] == 4
+    assert direct(connections.get_broker()).definitions()["prices"]["slots"] == 4
     other = {"prices": {"TYPE": "priority", "SLOTS": 8}}
     with configured(redis_url, prefix, TOPICS=other), pytest.raises(TopicMismatch) as caught:
         send_message("prices", 1, priority=20)
@@ -608,7 +614,7 @@ def test_the_first_send_registers_the_topic_and_settings_that_differ_are_refused
 
 def test_a_slot_with_another_count_than_the_registered_one_refuses_and_says_both() -> None:
     send_message("prices", 1)
-    broker, topic = connections.get_broker(), get_config().topic("prices")
+    broker, topic = direct(connections.get_broker()), get_config().topic("prices")
     for slot in range(8):
         broker.configure(replace(topic, slots=8), slot)
     with pytest.raises(SlotMoved, match=r"another number of slots by now and 4 in the settings"):
@@ -619,7 +625,7 @@ def test_a_slot_with_another_count_than_the_registered_one_refuses_and_says_both
 @pytest.mark.parametrize("at", ["begun", "shut", "finished"])
 def test_sends_follow_a_topic_that_is_re_slotted(at: str) -> None:
     send_message("prices", 0)
-    broker, topic = connections.get_broker(), get_config().topic("prices")
+    broker, topic = direct(connections.get_broker()), get_config().topic("prices")
     reslotting = begin(broker, topic, 16)
     assert reslotting is not None
     if at == "shut":
@@ -653,7 +659,7 @@ def test_the_options_of_the_cache_alias_reach_the_server(prefix: str) -> None:
         local = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
         with override_settings(CACHES={"default": local, "rmq": cache}), configured("rmq", prefix):
             assert send_message("prices", 1).status == "stored"
-            client = connections.get_broker().client
+            client = direct(connections.get_broker()).client
             assert client.client_getname() == "shop"
             kwargs = client.connection_pool.connection_kwargs
             assert (kwargs["decode_responses"], kwargs["protocol"], kwargs["health_check_interval"]) == (
@@ -665,28 +671,28 @@ def test_the_options_of_the_cache_alias_reach_the_server(prefix: str) -> None:
 
 
 def test_each_purpose_has_connections_of_its_own_and_keeps_them() -> None:
-    web, worker = connections.get_broker("web"), connections.get_broker("worker")
+    web, worker = direct(connections.get_broker("web")), direct(connections.get_broker("worker"))
     assert web is not worker
     assert web.client.connection_pool is not worker.client.connection_pool
-    assert connections.get_broker("web") is web
+    assert direct(connections.get_broker("web")) is web
     assert connections.get_producer() is connections.get_producer()
     assert connections.get_producer().broker is web
 
 
 def test_new_settings_are_new_connections(redis_url: str, prefix: str) -> None:
-    before = connections.get_broker()
+    before = direct(connections.get_broker())
     with configured(redis_url, prefix):
-        assert connections.get_broker() is not before
+        assert direct(connections.get_broker()) is not before
 
 
 def test_a_forked_process_shares_no_connection_with_its_parent() -> None:
-    parent = connections.get_broker()
+    parent = direct(connections.get_broker())
     send_message("prices", 1)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:  # the child must not run the rest of the tests
         try:
-            child = connections.get_broker()
+            child = direct(connections.get_broker())
             status = send_message("prices", 1).status
             os.write(writer, f"{child is not parent} {status}".encode())
         finally:
@@ -701,7 +707,7 @@ def test_a_forked_process_shares_no_connection_with_its_parent() -> None:
 def test_the_broker_in_memory_is_one_for_all_purposes(prefix: str) -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
         assert send_message("prices", UUID(int=1)).status == "stored"
-        assert connections.get_broker("web") is connections.get_broker("worker")
+        assert direct(connections.get_broker("web")) is direct(connections.get_broker("worker"))
         assert waiting("prices") == [b'"00000000-0000-0000-0000-000000000001"']
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}):
         assert waiting("prices") == []

@@ -12,16 +12,16 @@ from django.test import override_settings
 
 from django_rmq.checks import check_redis
 from django_rmq.core import scripts
-from django_rmq.core.cluster.broker import ClusterBroker
+from django_rmq.core.calls.broker import Server
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.redis.broker import Broker
-from django_rmq.core.redis.servers import Server, _info
+from django_rmq.core.redis.servers import _info
 from django_rmq.core.topics.durability import flaws
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 from django_rmq.project import connections
 from django_rmq.project.listening import starting
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker, ClusterBroker
 from tests.contract.keyspaces import RedisKeyspace
 from tests.servers import RedisCluster, RedisServer, ask
 from tests.workers import client_of, cluster_of

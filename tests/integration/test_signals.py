@@ -15,7 +15,6 @@ from django.test import override_settings
 from django_rmq import send_messages, signals
 from django_rmq.core.consumer import Hooks
 from django_rmq.core.memory.broker import InMemoryBroker
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
@@ -24,6 +23,7 @@ from django_rmq.operations import Actor, Operations
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing
+from tests.brokers import Broker
 from tests.workers import LONG, Heard, Worker, client_of, eventually, send
 
 TOPIC = Topic("work", TopicType.RANGE_MERGE, slots=2, time_range_ms=1, max_retries=1, backoff=BackOff(0, 0))

@@ -40,6 +40,7 @@ from django_rmq.testing import (
     drain,
     memory_broker,
 )
+from tests.brokers import direct
 
 ROOT = Path(__file__).parents[2]
 TOPICS = {
@@ -66,7 +67,7 @@ def clock() -> Iterator[Clock]:
 
 
 def depth(name: str) -> dict[str, int]:
-    topic, broker = get_config().topic(name), get_broker()
+    topic, broker = get_config().topic(name), direct(get_broker())
     counts = [broker.count(topic, slot) for slot in range(topic.slots)]
     found = {
         state: sum(getattr(count, state) for count in counts)
@@ -264,7 +265,7 @@ def test_retry_and_reject_are_decisions_and_no_errors(clock: Clock) -> None:
 
 def test_a_body_that_cannot_be_decoded_is_an_error(clock: Clock) -> None:
     listener("few")(lambda message: None)
-    get_broker().send_replace(get_config().topic("few"), 0, [50], [b"{not json"])
+    direct(get_broker()).send_replace(get_config().topic("few"), 0, [50], [b"{not json"])
     with pytest.raises(InvalidMessage, match="cannot be decoded"):
         drain()
 

@@ -196,7 +196,7 @@ def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
         SimpleNamespace(slot=0), Listener("prices", print), 1, [message], uptime() - MERGE.timeout / 2
     )
     batch.thread = thread
-    heartbeat = Heartbeat(monitored, [MERGE], lambda: [batch], lambda _: None)  # type: ignore[arg-type]
+    heartbeat = Heartbeat(monitored, [MERGE], lambda: [batch], lambda _: None)
     thread.start()
     heartbeat.beat()
     assert len(extended) == 1

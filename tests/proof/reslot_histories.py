@@ -107,7 +107,7 @@ class History:
             backoff=chance.choice([BackOff(0, 0), BackOff(500, 500)]),
         )
         self.broker.define(self.topic)
-        self.producers = [Producer(self.broker) for _ in range(3)]  # type: ignore[arg-type]
+        self.producers = [Producer(self.broker) for _ in range(3)]
         self.running: list[Running] = []
         self.sent: Counter[bytes] = Counter()
         self.ended: Counter[bytes] = Counter()

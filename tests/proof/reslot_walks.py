@@ -37,7 +37,7 @@ class Walk(History):
             "t", TopicType.PRIORITY, slots=before, timeout=5, max_retries=4, backoff=BackOff(500, 500)
         )
         self.broker.define(self.topic)
-        self.producers = [Producer(self.broker)]  # type: ignore[arg-type]
+        self.producers = [Producer(self.broker)]
         self.stand(state)
 
     def stand(self, state: str) -> None:
@@ -127,10 +127,10 @@ class Walk(History):
         """Let another mover do all there is to do, as far as nothing runs."""
         self.depth = 2
         try:
-            found = reslotting.under_way(self.broker, self.topic)  # type: ignore[arg-type]
+            found = reslotting.under_way(self.broker, self.topic)
             if found is not None:
-                reslotting.move(self.broker, found, pause=self.end_what_runs)  # type: ignore[arg-type]
-                reslotting.finish(self.broker, found)  # type: ignore[arg-type]
+                reslotting.move(self.broker, found, pause=self.end_what_runs)
+                reslotting.finish(self.broker, found)
         except LostRace:
             pass
         finally:

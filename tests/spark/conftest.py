@@ -20,11 +20,11 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.spark.java import find_java, prepare_environment
+from tests.brokers import Broker
 from tests.servers import absent
 from tests.workers import client_of
 

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from django_rmq import send_messages
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from tests.spark.conftest import Run, Start, end, topic
 from tests.workers import eventually, live, total
 

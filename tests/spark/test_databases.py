@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_rmq import send_messages
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from tests.spark.conftest import Run, Start, end, topic, waiting
 from tests.workers import eventually, live, total
 

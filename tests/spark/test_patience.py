@@ -16,12 +16,12 @@ import pytest
 
 from django_rmq.core import scripts
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ServerRefused, ServerUnavailable
 from django_rmq.spark import patience
 from django_rmq.spark.packing import Bulk
 from django_rmq.spark.patience import Patience
+from tests.brokers import Broker
 from tests.servers import RedisServer, TcpProxy
 from tests.spark.conftest import Queue
 from tests.spark.test_streaming import ALL, plan, reader, rows

@@ -14,12 +14,12 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_rmq import send_message, send_messages
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import Topic
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
+from tests.brokers import Broker
 from tests.servers import RedisCluster
 from tests.spark.conftest import TOPICS, Run, Start, topic, waiting
 from tests.workers import eventually, live, total

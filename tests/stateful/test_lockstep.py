@@ -25,7 +25,6 @@ from hypothesis.stateful import (
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.answers import Area, Delivery, Page, Prepared
 from django_rmq.core.words.bounds import MAX_PRIORITY
 from django_rmq.core.words.envelopes import Envelope, encode_envelope
@@ -33,6 +32,7 @@ from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
+from tests.brokers import Broker
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace
 from tests.stateful.promises import ANY, Flight, Promise, Promises
 

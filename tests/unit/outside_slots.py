@@ -9,7 +9,7 @@ import redis
 
 from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from tests.unit import test_lua as rules
 
 

@@ -18,6 +18,7 @@ from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.spark.connection import broker_of
 from django_rmq.spark.options import READ, Options
+from tests.brokers import direct
 
 SECRET = "S3CRET"
 LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
@@ -122,7 +123,7 @@ def printed(caplog: pytest.LogCaptureFixture) -> str:
     try:
         config = get_config()
         found += [str(config.redis), repr(config.redis)]
-        broker = connections.get_broker("web")
+        broker = direct(connections.get_broker("web"))
         found += [repr(vars(broker)), repr(broker.client), repr(broker.client.connection_pool)]
     except Exception:  # noqa: BLE001
         found.append(traceback.format_exc())
@@ -202,7 +203,7 @@ def test_an_alias_whose_password_holds_a_comma_leads_where_it_should() -> None:
 )
 def test_an_option_that_redis_py_refuses_is_named(colour: str) -> None:
     with override_settings(RMQ={"REDIS": colour}), pytest.raises(ConfigurationError, match="redis://h/1"):
-        connections.get_broker("web")
+        direct(connections.get_broker("web"))
     connections.close()
 
 
@@ -234,7 +235,7 @@ def test_spark_is_told_secrets_by_options_that_it_hides(rmq: dict[str, Any], cac
         assert [name for name, value in told.items() if SECRET in value and not hidden_by_spark(name)] == []
         # What a task makes of the options is what this process makes of the settings.
         theirs = broker_of(Options(told, READ, "a read"))
-        ours = connections.get_broker("web")
+        ours = direct(connections.get_broker("web"))
         for name in ("username", "password", "ssl_password", "host", "port", "db"):
             assert _option(theirs, name) == _option(ours, name), name
     connections.close()

@@ -62,7 +62,7 @@ anything = st.one_of(
 
 
 def consumed() -> Deliveries:
-    return Deliveries(Actor("somebody", "rest"), TIMED, InMemoryBroker("m:"))  # type: ignore[arg-type]
+    return Deliveries(Actor("somebody", "rest"), TIMED, InMemoryBroker("m:"))
 
 
 REFUSALS: dict[str, Any] = {

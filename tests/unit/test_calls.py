@@ -14,10 +14,9 @@ from django_rmq.core.calls.call import Answer, Call
 from django_rmq.core.calls.headers import declaration
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
-from django_rmq.core.redis.methods import FUNCTIONS
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
+from tests.brokers import FUNCTIONS, Broker
 
 TOPIC = Topic("t", TopicType.RANGE_MERGE, slots=4)
 
@@ -90,16 +89,15 @@ def test_a_pipeline_answers_what_was_added(redis_client: Any, prefix: str) -> No
 MISUSE = """
 from django_rmq.core.calls.ending import commit
 from django_rmq.core.calls.taking import prepare
-from django_rmq.core.redis.broker import Broker
+from tests.brokers import Broker
 from django_rmq.core.words.answers import Prepared
 from django_rmq.core.words.topics import Topic
 
 
-def use(broker: Broker, topic: Topic) -> None:
+def use(broker: RedisBroker, topic: Topic) -> None:
     words: list[str] = broker.run(commit(topic, 0, 1, [b"a"]))
     pipeline = broker.pipeline()
     later: list[str] = pipeline.add(commit(topic, 0, 1, [b"a"]))
-    index: list[str] = pipeline.commit(topic, 0, 1, [b"a"])
     answer = pipeline.add(prepare(topic, 0, "owner", None, 1))
     for word in answer:
         print(word)
@@ -118,8 +116,7 @@ def test_types_tell_an_answer_from_what_will_hold_it(tmp_path: Path) -> None:
     ]
     assert [error.rsplit("[", 1)[1].rstrip("]") for error in errors] == [
         "assignment",
-        "assignment",
         "attr-defined",
         "assignment",
     ], found
-    assert "Answer[list[str]]" in errors[0] and 'has type "int"' in errors[1]
+    assert "Answer[list[str]]" in errors[0]

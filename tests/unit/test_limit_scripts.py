@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 from tests.unit.outside_slots import Recorder

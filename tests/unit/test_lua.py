@@ -15,12 +15,12 @@ import redis
 from django_rmq.core import scripts
 from django_rmq.core.calls import claims, ending, looking, moving, people, sending, taking
 from django_rmq.core.calls.call import Call
-from django_rmq.core.redis.methods import Methods
 from django_rmq.core.words.answers import Area, Row
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import SlotKeys, slot_keys
 from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import redis_server_binaries
+from tests.brokers import Methods
 from tests.servers import RedisServer
 
 FOLDER = Path(scripts.__file__).parent

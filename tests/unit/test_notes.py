@@ -88,7 +88,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
 ) -> None:
     clock = Clock(1_000_000)
     broker = InMemoryBroker("", clock)
-    producer = Producer(broker)  # type: ignore[arg-type]
+    producer = Producer(broker)
     producer.send([producer.build(PLAIN, {"n": n}) for n in range(20)])
     clock.advance(seconds=1)
     taken = [broker.prepare(PLAIN, slot, "me", broker.acquire(PLAIN, slot), 100) for slot in range(2)]
@@ -100,7 +100,7 @@ def test_what_was_done_is_committed_what_ran_is_charged_and_what_had_not_begun_i
     others = [delivery.member for delivery in taken[0].deliveries]
     notes.thread(1).take("plain", 0, taken[0].receipt - 1, others)[:1] = bytes([DONE])
     notes.thread(1).take("plain", 1, taken[0].receipt, others)[:1] = bytes([DONE])
-    assert settle(broker, [PLAIN, OTHER], notes) == Settled(committed=1, released=18, charged=1)  # type: ignore[arg-type]
+    assert settle(broker, [PLAIN, OTHER], notes) == Settled(committed=1, released=18, charged=1)
     ledgers = [broker.audit(PLAIN, slot) for slot in range(2)]
     assert all(ledger.balanced for ledger in ledgers)
     assert [ledger.prepare for ledger in ledgers] == [0, 0]
@@ -151,13 +151,13 @@ def test_a_message_without_retries_that_ran_in_a_dead_process_is_dead(notes: Not
 def test_nothing_of_another_owner_is_given_back(notes: Notes) -> None:
     clock = Clock(1_000_000)
     broker = InMemoryBroker("", clock)
-    producer = Producer(broker)  # type: ignore[arg-type]
+    producer = Producer(broker)
     producer.send([producer.build(OTHER, {"n": 1})])
     clock.advance(seconds=1)
     broker.prepare(OTHER, 0, "somebody", broker.acquire(OTHER, 0), 10)
-    assert settle(broker, [OTHER], notes) == Settled()  # type: ignore[arg-type]
+    assert settle(broker, [OTHER], notes) == Settled()
     notes.owner = "me"
-    assert settle(broker, [OTHER], notes) == Settled()  # type: ignore[arg-type]
+    assert settle(broker, [OTHER], notes) == Settled()
     assert broker.audit(OTHER, 0).prepare == 1
 
 

@@ -42,7 +42,7 @@ def broker() -> InMemoryBroker:
 
 @pytest.fixture
 def producer(broker: InMemoryBroker) -> Producer:
-    return Producer(broker)  # type: ignore[arg-type]
+    return Producer(broker)
 
 
 def refusal(producer: Producer, topic: Topic, body: Any = "x", **options: Any) -> str:
@@ -339,7 +339,7 @@ def test_bulk_sends_do_what_sends_do_one_by_one(topic: Topic) -> None:
     bodies: list[Any] = [b"%d" % (n % 7) for n in range(20)]
     if topic.body == "json":
         bodies = [{"shop": n % 2, "sku": n % 3} for n in range(20)]
-    bulk, single = (Producer(InMemoryBroker(clock=Clock())) for _ in range(2))  # type: ignore[arg-type]
+    bulk, single = (Producer(InMemoryBroker(clock=Clock())) for _ in range(2))
     results = bulk.send_bodies(topic, bodies)
     assert list(results) == [single.send([single.build(topic, body)])[0] for body in bodies]
     assert results.counts() == {
@@ -356,7 +356,7 @@ def test_bulk_sends_name_the_bad_item_before_anything_is_written(topic: Topic, b
     broker = InMemoryBroker()
     good: Any = b"x" if topic.body == "bytes" else {"shop": 1}
     with pytest.raises(InvalidMessage, match=r"^item 2: "):
-        Producer(broker).send_bodies(topic, [good, good, bad, good])  # type: ignore[arg-type]
+        Producer(broker).send_bodies(topic, [good, good, bad, good])
     assert sum(broker.count(topic, slot).store for slot in range(topic.slots)) == 0
 
 
@@ -405,26 +405,26 @@ class Failing(InMemoryBroker):
 
 
 def attempt(broker: InMemoryBroker, messages: list[Outgoing]) -> tuple[list[str], dict[int, RmqError]]:
-    results, errors = Producer(broker).attempt(messages)  # type: ignore[arg-type]
+    results, errors = Producer(broker).attempt(messages)
     return [result.status for result in results], errors
 
 
 def test_half_a_pipeline_that_fails_is_told_message_by_message() -> None:
     broker = Failing()
     broker.error_for = "keyed"
-    build = Producer(broker).build  # type: ignore[arg-type]
+    build = Producer(broker).build
     messages = [build(MERGE, 1), build(KEYED, 1), build(PRIORITY, 1, priority=50), build(KEYED, 2)]
     statuses, errors = attempt(broker, messages)
     assert statuses == ["stored", "failed", "stored", "failed"]
     assert {index: type(error) for index, error in errors.items()} == {1: SlotMoved, 3: SlotMoved}
     with pytest.raises(SlotMoved):
-        Producer(broker).send(messages)  # type: ignore[arg-type]
+        Producer(broker).send(messages)
 
 
 def test_a_lost_reply_fails_its_own_round_trip_and_those_not_sent() -> None:
     broker = Failing()
     broker.lost_from = 1
-    build = Producer(broker).build  # type: ignore[arg-type]
+    build = Producer(broker).build
     statuses, errors = attempt(broker, [build(MERGE, n) for n in range(ROUND_TRIP + 5)])
     assert statuses == ["stored"] * ROUND_TRIP + ["failed"] * 5
     assert sorted(errors) == list(range(ROUND_TRIP, ROUND_TRIP + 5))
@@ -435,7 +435,7 @@ def test_a_server_that_cannot_be_reached_fails_everything_without_a_result_of_ok
         def pipeline(self) -> Any:
             raise ServerUnavailable("away")
 
-    messages = [Producer(Away()).build(MERGE, n) for n in range(3)]  # type: ignore[arg-type]
+    messages = [Producer(Away()).build(MERGE, n) for n in range(3)]
     statuses, errors = attempt(Away(), messages)
     assert statuses == ["failed"] * 3
     assert sorted(errors) == [0, 1, 2]

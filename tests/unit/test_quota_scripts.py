@@ -14,9 +14,9 @@ from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import answer_key, bucket_key, limits_key
 from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
 from tests.unit import test_lua as rules
 
 NAMES = ["answers/begin", "answers/keep", "limits/ended", "limits/spend"]

@@ -10,8 +10,8 @@ import redis
 
 from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.keys import topics_key
+from tests.brokers import Broker
 from tests.unit import outside_slots
 from tests.unit import test_lua as rules
 

@@ -14,7 +14,7 @@ from django_rmq.core.calls.headers import READS
 from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.cluster.topology import Topology
 from django_rmq.core.cluster.trips import Errand, Trip
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.errors import explain, translate
 from django_rmq.core.redis.exchange import Exchange
 from django_rmq.core.redis.pipeline import Pipeline
@@ -51,7 +51,7 @@ class Cluster(Topology):
         return {node: reply for node, reply in found.items() if node is not None}
 
 
-class ClusterBroker(Broker):
+class ClusterBroker(RedisBroker):
     """A broker whose server is a Redis Cluster.
 
     A pipeline's call that one node cannot answer has ``NodeUnavailable`` in its place; the others have their results.

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+from django_rmq.core.calls import taking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.doubts import HandedOut, Recovery
 from django_rmq.core.consumer.fences import LOOK_SECONDS, Fences
 from django_rmq.core.consumer.schedule import Schedule
 from django_rmq.core.consumer.slots import Place, Places
 from django_rmq.core.consumer.troubles import NODE_REST_SECONDS, Troubles
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable
 
@@ -133,7 +134,7 @@ class Acquiring:
         for name, slots in taken:
             for start in range(0, len(slots) if topics[name].serial else 0, AT_ONCE):
                 asked.append((name, slots[start : start + AT_ONCE]))
-                pipeline.acquire_all(topics[name], asked[-1][1])
+                pipeline.add(taking.acquire_all(topics[name], asked[-1][1]))
         try:
             answers = pipeline.execute()
         except ServerTrouble:
@@ -182,9 +183,9 @@ class Acquiring:
         pipeline = self._broker.pipeline()
         for place in places:
             if place.owned and place.topic.serial:
-                pipeline.acquire(place.topic, place.slot)
+                pipeline.add(taking.acquire(place.topic, place.slot))
             if place.uncertain:
-                pipeline.held(place.topic, place.slot, self._owner, 0, BATCH)
+                pipeline.add(taking.held(place.topic, place.slot, self._owner, 0, BATCH))
         at = uptime()
         replies = iter(pipeline.execute())
         trouble: ServerTrouble | None = None

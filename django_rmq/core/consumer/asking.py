@@ -8,6 +8,7 @@ from itertools import islice
 from operator import add
 from typing import Any
 
+from django_rmq.core.calls import taking
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.room import WORK_SECONDS, Room
 from django_rmq.core.consumer.schedule import Schedule
@@ -111,7 +112,9 @@ class Asking:
             size = room.bytes.grant(topic, limit)
             if not size:
                 break
-            pipeline.prepare(topic, place.slot, self._owner, place.epoch, limit, size, after=place.cursor)
+            pipeline.add(
+                taking.prepare(topic, place.slot, self._owner, place.epoch, limit, size, after=place.cursor)
+            )
             place.cursor = None
             asked.add(place, limit, size)
             # What a slot will hand out is not known; half the limit keeps many slots from flooding one thread.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.heartbeat import Heartbeat
 from django_rmq.core.consumer.inbox import Inbox, Overrun, Resubscribed, Wake
 from django_rmq.core.consumer.listening import Listening
 from django_rmq.core.consumer.lookout import Lookout, Watched
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic
 
 

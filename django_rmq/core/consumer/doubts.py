@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
+from django_rmq.core.calls import ending, taking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.feeding import Feeding
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.room import Room
@@ -12,7 +14,6 @@ from django_rmq.core.consumer.settling import Settling
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.consumer.troubles import Troubles
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.answers import Held
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -66,10 +67,10 @@ class Recovery:
         return [HandedOut(place, receipt, things) for receipt, things in lost.items()]
 
     def _all_held(self, place: Place, held: list[Held]) -> list[Held]:
-        page = held
-        while len(page) == BATCH:
-            page = self._broker.held(place.topic, place.slot, self._owner, len(held), BATCH) or []
-            held = [*held, *page]
+        page: list[Held] | None = held
+        while page and len(page) == BATCH:
+            page = self._broker.run(taking.held(place.topic, place.slot, self._owner, len(held), BATCH))
+            held = [*held, *(page or ())]
         return held
 
     def adopt(self, lost: list[HandedOut], at: float) -> tuple[set[Place], ServerTrouble | None]:
@@ -80,7 +81,9 @@ class Recovery:
         # Their time-out began at an instant we do not know: extend before anything starts.
         pipeline = self._broker.pipeline()
         for place, receipt, things in lost:
-            pipeline.extend(place.topic, place.slot, receipt, [thing.delivery.member for thing in things])
+            pipeline.add(
+                ending.extend(place.topic, place.slot, receipt, [thing.delivery.member for thing in things])
+            )
         trouble: ServerTrouble | None = None
         refused: set[Place] = set()
         for one, words in zip(lost, pipeline.execute(), strict=True):

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import count
 
+from django_rmq.core.calls import people
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -112,7 +113,7 @@ class _Retention:
                 for slot, gone in zip(part, found, strict=True):
                     while gone >= MEMBERS_AT_ONCE:
                         yield 0.01
-                        gone = self._broker.purge(self._topic, slot, "dead", self._up_to(), BATCH)
+                        gone = self._broker.run(people.purge(self._topic, slot, "dead", self._up_to(), BATCH))
                         trimmed += gone
                 ahead = begun + self._round_seconds * number / trips - time.monotonic()
                 if number < trips:
@@ -136,7 +137,7 @@ class _Retention:
     def _trim_some(self, slots: list[int]) -> list[int]:
         pipeline, up_to = self._broker.pipeline(), self._up_to()
         for slot in slots:
-            pipeline.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE)
+            pipeline.add(people.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE))
         found = pipeline.execute()
         troubles = [gone for gone in found if isinstance(gone, RmqError)]
         if troubles:

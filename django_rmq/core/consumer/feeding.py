@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from django_rmq.core.calls import ending
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.batches import Batch, Slice
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.crew import Crew
@@ -16,7 +18,6 @@ from django_rmq.core.consumer.schedule import Schedule
 from django_rmq.core.consumer.settling import Settling
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.consumer.suspects import Suspects
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
@@ -87,7 +88,9 @@ class Feeding:
 
     def _extend(self, message: Message) -> bool:
         member = message.delivery.member
-        return self._broker.extend(message.topic, message.slot, message.receipt, [member]) == ["ok"]
+        return self._broker.run(ending.extend(message.topic, message.slot, message.receipt, [member])) == [
+            "ok"
+        ]
 
     def _put(self, batch: Batch, thread: int) -> None:
         topic = batch.topic.name

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from django_rmq.core.calls import taking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.slots import Place
-from django_rmq.core.redis.broker import Broker
 
 LOOK_SECONDS = 0.25
 """Between two looks whether the coordinator has confirmed that a fenced slot is ours."""
@@ -55,7 +56,7 @@ class Fences:
         """
         pipeline = self._broker.pipeline()
         for place in untaken:
-            pipeline.held(place.topic, place.slot, self._owner, 0, 1)
+            pipeline.add(taking.held(place.topic, place.slot, self._owner, 0, 1))
         now = time.monotonic()
         for place, held in zip(untaken, pipeline.execute(), strict=True):
             if held != []:

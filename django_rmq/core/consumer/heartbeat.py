@@ -11,11 +11,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 
+from django_rmq.core.calls import ending
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
@@ -84,7 +85,7 @@ class Heartbeat(threading.Thread):
         for batch in due:
             members = batch.in_flight()
             if members:
-                pipeline.extend(batch.topic, batch.place.slot, batch.receipt, members)
+                pipeline.add(ending.extend(batch.topic, batch.place.slot, batch.receipt, members))
                 sent.append((batch, members))
         for (batch, members), words in zip(sent, pipeline.execute(), strict=True):
             if isinstance(words, RmqError):

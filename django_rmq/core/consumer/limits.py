@@ -11,7 +11,8 @@ import random
 import time
 from collections.abc import Callable, Iterable
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import limits, taking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
@@ -159,13 +160,15 @@ class Limits:
             tokens = (more if has_permits else 0) - max(0, share.tokens)
             if tokens > 0 and (now < share.ask_at or share.tokens > 0):
                 tokens = 0
-        allowed = self._broker.allow(
-            topic,
-            self._owner,
-            tokens=tokens,
-            in_use=in_use if topic.max_in_flight else 0,
-            wanted=wanted if topic.max_in_flight else 0,
-            lease_ms=_lease_ms(topic),
+        allowed = self._broker.run(
+            limits.allow(
+                topic,
+                self._owner,
+                tokens=tokens,
+                in_use=in_use if topic.max_in_flight else 0,
+                wanted=wanted if topic.max_in_flight else 0,
+                lease_ms=_lease_ms(topic),
+            )
         )
         share.ask_at = now
         share.renew_at = float("inf")
@@ -190,13 +193,15 @@ class Limits:
         """Give everything back. Raises ``ServerTrouble``."""
         for share in self.shares.values():
             if share.told or (share.topic.max_rate and share.tokens > 0):
-                self._broker.allow(
-                    share.topic,
-                    self._owner,
-                    tokens=-max(0, share.tokens) if share.topic.max_rate else 0,
-                    in_use=share.in_use if share.topic.max_in_flight else 0,
-                    wanted=0,
-                    lease_ms=_lease_ms(share.topic),
+                self._broker.run(
+                    limits.allow(
+                        share.topic,
+                        self._owner,
+                        tokens=-max(0, share.tokens) if share.topic.max_rate else 0,
+                        in_use=share.in_use if share.topic.max_in_flight else 0,
+                        wanted=0,
+                        lease_ms=_lease_ms(share.topic),
+                    )
                 )
                 share.told = share.tokens = 0
 
@@ -217,9 +222,9 @@ def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
                 return
             pipeline = broker.pipeline()
             for slot in range(start, min(start + HELD_AT_ONCE, topic.slots)):
-                pipeline.held(topic, slot, owner, 0, BATCH)
+                pipeline.add(taking.held(topic, slot, owner, 0, BATCH))
             in_use += sum(len(held) for held in pipeline.execute() if held and not isinstance(held, RmqError))
-        broker.allow(topic, owner, tokens=0, in_use=in_use, wanted=0, lease_ms=_lease_ms(topic))
+        broker.run(limits.allow(topic, owner, tokens=0, in_use=in_use, wanted=0, lease_ms=_lease_ms(topic)))
 
 
 def _lease_ms(topic: Topic) -> int:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from uuid import uuid4
 
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.acquiring import Acquiring
 from django_rmq.core.consumer.answering import Answering
 from django_rmq.core.consumer.asking import Asking
@@ -43,7 +44,6 @@ from django_rmq.core.consumer.trips import Trips
 from django_rmq.core.consumer.troubles import Troubles
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 

@@ -15,7 +15,8 @@ from operator import add
 from typing import NamedTuple
 from uuid import uuid4
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import ending, looking, taking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic
@@ -190,7 +191,7 @@ def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
         if time.monotonic() > end:
             return
         slots = range(first, min(first + _LOOKED_AT, topic.slots))
-        heads = broker.heads(topic, slots, upkeep=True)
+        heads = broker.run(looking.heads(topic, slots, upkeep=True))
         found += [slot for slot, due in zip(slots, heads, strict=True) if due is not None]
         while len(found) >= _AT_ONCE:
             if time.monotonic() > end:
@@ -206,14 +207,14 @@ def _settle_some(
 ) -> Settled:
     asking, telling = broker.pipeline(), broker.pipeline()
     for slot in slots:
-        asking.held(topic, slot, owner, 0, BATCH)
+        asking.add(taking.held(topic, slot, owner, 0, BATCH))
     ends: list[str] = []
     for slot, first in zip(slots, asking.execute(), strict=True):
         if isinstance(first, RmqError) or not first:
             continue
         held = page = first
         while len(page) == BATCH:
-            page = broker.held(topic, slot, owner, len(held), BATCH) or []
+            page = broker.run(taking.held(topic, slot, owner, len(held), BATCH)) or []
             held = [*held, *page]
         to_tell: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
         for thing in held:
@@ -225,11 +226,11 @@ def _settle_some(
                 part = members[start : start + BATCH]
                 if end == "charged":
                     failures = [Failure(member, "timed_out", error=DIED) for member in part]
-                    telling.rollback(topic, slot, receipt, failures)
+                    telling.add(ending.rollback(topic, slot, receipt, failures))
                 elif end == "committed":
-                    telling.commit(topic, slot, receipt, part)
+                    telling.add(ending.commit(topic, slot, receipt, part))
                 else:
-                    telling.release(topic, slot, receipt, part)
+                    telling.add(ending.release(topic, slot, receipt, part))
                 ends.append(end)
     settled = Settled()
     for end, words in zip(ends, telling.execute(), strict=True):

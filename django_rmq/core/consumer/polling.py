@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 
+from django_rmq.core.calls import ending, looking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.acquiring import Acquiring
 from django_rmq.core.consumer.schedule import Schedule
 from django_rmq.core.consumer.slots import Place, Places
 from django_rmq.core.consumer.troubles import Troubles, concerns_all
-from django_rmq.core.redis.broker import Broker
 from django_rmq.exceptions import RmqError, ServerTrouble
 
 POLL_SECONDS = 1.0
@@ -65,10 +66,10 @@ class Polling:
         pipeline = self._broker.pipeline()
         asked = self._parts(server)
         for name, part in asked:
-            pipeline.heads(self._places.topics[name], [slot for slot, _ in part])
+            pipeline.add(looking.heads(self._places.topics[name], [slot for slot, _ in part]))
         for place in blocked:
             # Nothing is prepared here until its listener returns, so nothing else would time it out.
-            pipeline.expire(place.topic, place.slot)
+            pipeline.add(ending.expire(place.topic, place.slot))
         replies = pipeline.execute()
         untaken: list[Place] = []
         trouble: ServerTrouble | None = None

@@ -6,12 +6,12 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.batches import Batch, ListenerLike
 from django_rmq.core.consumer.lanes import Lanes
 from django_rmq.core.consumer.limits import Limits
 from django_rmq.core.consumer.sizes import BytesInHand
 from django_rmq.core.consumer.slots import Place, Places
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from django_rmq.core.calls import ending, looking
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.polling import HEADS
 from django_rmq.core.logs.complaints import Complaints
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
@@ -36,14 +37,14 @@ class Sweeping:
             for first in range(0, topic.slots, HEADS)
         ]
         for topic, slots in asked:
-            pipeline.heads(topic, slots, upkeep=True)
+            pipeline.add(looking.heads(topic, slots, upkeep=True))
         for (topic, slots), heads in zip(asked, pipeline.execute(), strict=True):
             if isinstance(heads, RmqError):
                 self._complain("sweep", "Cannot look for what has timed out: %s", heads)
                 continue
             for slot, due in zip(slots, heads, strict=True):
                 if due is not None and due <= server:
-                    pipeline.expire(topic, slot)
+                    pipeline.add(ending.expire(topic, slot))
         ended = pipeline.execute()
         for answer in ended:
             if isinstance(answer, RmqError):

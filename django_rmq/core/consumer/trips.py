@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.answering import Answering
 from django_rmq.core.consumer.asking import Asked, Asking
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.settling import Part, Settlements, Settling
 from django_rmq.core.consumer.sizes import BytesInHand
-from django_rmq.core.redis.broker import Broker
 from django_rmq.exceptions import ServerTrouble
 
 

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from uuid import uuid4
 
+from django_rmq.core.calls import workers
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.coordination import (
     Holding,
     Member,
@@ -25,7 +27,6 @@ from django_rmq.core.coordination.plan import Plan
 from django_rmq.core.coordination.records import read_record, served_topics, whose, write_record
 from django_rmq.core.coordination.shared import AUDIT_SECONDS, SETTLE_SECONDS, SharedCoordinator, read_crew
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.workers import Beat, Roster
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 
@@ -128,7 +129,7 @@ class RedisCoordinator(SharedCoordinator):
     def _leave(self) -> None:
         try:
             if self._joined:
-                self.broker.leave(self.worker.id, self._token)
+                self.broker.run(workers.leave(self.worker.id, self._token))
                 logger.info("Left", extra={"rmq_event": "left"})
         except RmqError as error:
             logger.warning("Could not leave (%s): the session ends by itself", error)
@@ -166,13 +167,15 @@ class RedisCoordinator(SharedCoordinator):
             worker, record = self._announced, ""
             if not self._joined or worker is not self.worker:
                 record = write_record(self._token, worker)
-        beat = self.broker.beat(
-            worker.id,
-            self._token,
-            int(self.session_seconds * 1000),
-            record=record,
-            known_members="" if full else self._members,
-            known_number="" if full else self._number,
+        beat = self.broker.run(
+            workers.beat(
+                worker.id,
+                self._token,
+                int(self.session_seconds * 1000),
+                record=record,
+                known_members="" if full else self._members,
+                known_number="" if full else self._number,
+            )
         )
         if beat.status == "ok":
             self._joined = True
@@ -213,7 +216,7 @@ class RedisCoordinator(SharedCoordinator):
         if is_new:
             plan = self._last_plan.renewed(assignment, self.broker.now_ms() // 1000)
             text = plan.encode()
-            number = self.broker.assign(self._members, self._number, text)
+            number = self.broker.run(workers.assign(self._members, self._number, text))
             if number is None:
                 self._poked.set()
                 return
@@ -251,7 +254,7 @@ class RedisCoordinator(SharedCoordinator):
 
 def members(broker: Broker) -> list[Member]:
     """Return all workers whose sessions go on, by id; needs no worker of its own."""
-    return members_of_roster(broker.roster())
+    return members_of_roster(broker.run(workers.roster()))
 
 
 def members_of_roster(roster: Roster) -> list[Member]:
@@ -270,7 +273,7 @@ def describe(broker: Broker) -> list[Holding]:
 
     Topics that are not serial are shared and not in it.
     """
-    return describe_roster(broker.roster())
+    return describe_roster(broker.run(workers.roster()))
 
 
 def describe_roster(roster: Roster) -> list[Holding]:

@@ -1,6 +1,6 @@
 """The protocol in plain Python: what every script does to a slot, without a Redis server.
 
-``InMemoryBroker`` has the methods, arguments and results of ``broker.Broker`` and keeps the same
+``InMemoryBroker`` answers every call as a Redis server does and keeps the same
 keyspace: the same key names, members, scores and fields, byte for byte. It is the specification that
 the Lua files are compared with, and a broker for tests. It lives in one process and forgets
 everything with it. Stdlib only.
@@ -12,9 +12,11 @@ order of the Lua file of the same name, and shares them with others where Lua in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import TypeVar, cast
 
+from django_rmq.core.calls.broker import Server
+from django_rmq.core.calls.call import Call
 from django_rmq.core.memory import (
     answers,
     claims,
@@ -39,18 +41,11 @@ from django_rmq.core.memory.pipeline import Pipeline
 from django_rmq.core.words.keys import events_channel, wake_channel, workers_channel
 from django_rmq.core.words.topics import Topic
 
-
-class Call(Protocol):
-    """A transition as a value: its name, and the arguments that it was built with by their names."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def given(self) -> Mapping[str, Any]: ...
+T = TypeVar("T")
 
 
 class InMemoryBroker(Memory):
-    """Runs every transition on dictionaries. See ``broker.Broker`` for what arguments and answers mean.
+    """Runs every transition on dictionaries. See ``core.calls`` for what arguments and answers mean.
 
     It is the table from a transition's name to its function.
     """
@@ -133,13 +128,13 @@ class InMemoryBroker(Memory):
     keep_minute = history.keep_minute
     minutes = history.minutes
 
-    def run(self, call: Call) -> Any:
-        """Run a transition that is a value; return its answer."""
-        return getattr(self, call.name)(**call.given)
+    def run(self, call: Call[T]) -> T:
+        """Run a call and return its answer. Raises ``RmqError``."""
+        return cast("T", getattr(self, call.name)(**call.given))
 
     def pipeline(self) -> Pipeline:
-        """Return a pipeline: its methods collect, ``execute`` runs all."""
-        return Pipeline(self)
+        """Return a pipeline: it collects calls, and ``execute`` runs all."""
+        return Pipeline(self.run)
 
     def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
         """Subscribe to the wake-ups of ``topics``."""
@@ -163,7 +158,7 @@ class InMemoryBroker(Memory):
     def ping(self) -> None:
         """Return: memory always answers."""
 
-    def servers(self) -> list[Any]:
+    def servers(self) -> list[Server]:
         """Return nothing: there is no server."""
         return []
 

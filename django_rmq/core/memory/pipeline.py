@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from django_rmq.core.memory.keyspace import Memory
+from django_rmq.core.calls.call import Answer, Call
 from django_rmq.core.words.results import Confirmed, Durability
 from django_rmq.exceptions import RmqError
 
+T = TypeVar("T")
+
 
 class Pipeline:
-    """Collects calls of any transition; each returns its index. ``execute`` runs them in order."""
+    """Collects calls; ``execute`` gives them to ``run``, in order."""
 
-    def __init__(self, broker: Memory) -> None:
-        self.prefix = broker.prefix
-        self._broker = broker
-        self._calls: list[Callable[[], Any]] = []
+    def __init__(self, run: Callable[[Call[Any]], Any]) -> None:
+        self._run = run
+        self._calls: list[tuple[Call[Any], Answer[Any]]] = []
         self._wanted: Durability | None = None
         self.confirmed: Confirmed | None = None
+
+    def add(self, call: Call[T]) -> Answer[T]:
+        """Collect a call; return what will hold its answer once the pipeline has run."""
+        answer: Answer[T] = Answer()
+        self._calls.append((call, answer))
+        return answer
 
     def confirm(self, wanted: Durability) -> None:
         """Say afterwards that all that was wanted is reached: nothing here is less safe than that."""
@@ -30,32 +37,22 @@ class Pipeline:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        method = getattr(self._broker, name)
-
-        def collect(*args: Any, **kwargs: Any) -> int:
-            self._calls.append(lambda: method(*args, **kwargs))
-            return len(self._calls) - 1
-
-        return collect
-
     def send(self) -> Self:
-        """Do nothing: what was collected runs when its results are asked for."""
+        """Do nothing: what was collected runs when its answers are asked for."""
         return self
 
     def receive(self) -> list[Any]:
-        """Run what was collected; return a result or an ``RmqError`` for each call, in order."""
-        calls, self._calls = self._calls, []
-        results: list[Any] = []
-        for call in calls:
+        """Run what was collected; return the answer of each call, or an ``RmqError``, in order."""
+        collected, self._calls = self._calls, []
+        for call, answer in collected:
             try:
-                results.append(call())
+                answer.become(self._run(call))
             except RmqError as error:
-                results.append(error)
+                answer.become(error)
         if self._wanted is not None:
             self.confirmed = Confirmed(self._wanted.replicas or None, self._wanted.fsync or None)
-        return results
+        return [answer.result() for _, answer in collected]
 
     def execute(self) -> list[Any]:
-        """Run what was collected and return a result or an ``RmqError`` for each call."""
+        """Run what was collected; return the answer of each call, or an ``RmqError``, in order."""
         return self.send().receive()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from django_rmq.core.calls import sending
 from django_rmq.core.producer.placing import Outgoing, Places, basis_of_field
 from django_rmq.core.producer.trips import ROUND_TRIP
 from django_rmq.core.words.answers import Sent
@@ -80,9 +81,9 @@ class Bulk:
         """Call a transition for each group."""
         for slot, members in trip.calls:
             if trip.topic.type is TopicType.RANGE_MERGE:
-                pipeline.send_merge(trip.topic, slot, self._score, members)
+                pipeline.add(sending.send_merge(trip.topic, slot, self._score, members))
             else:
-                pipeline.send_replace(trip.topic, slot, [self._score] * len(members), members)
+                pipeline.add(sending.send_replace(trip.topic, slot, [self._score] * len(members), members))
 
     def land(self, trip: BulkTrip, replies: Sequence[Any], _: object) -> None:
         """Add what became of the messages; send again what slots refused that were given another slot count."""

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.producer.bulk import Bulk
 from django_rmq.core.producer.checks import check_score
 from django_rmq.core.producer.placing import OPTIONS, Outgoing, Places, basis_of, built, member_of
 from django_rmq.core.producer.trips import Mixed, call, complete, fly
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved

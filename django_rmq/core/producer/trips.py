@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
+from django_rmq.core.calls import people, sending
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.producer.placing import Outgoing
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.results import STORED, Durability, SendResult
 from django_rmq.core.words.topics import TopicType
@@ -142,13 +143,13 @@ def call(broker: Any, batch: Sequence[Outgoing]) -> Any:
     topic, slot, _, score, _, act, _ = batch[0]
     members = [out.member for out in batch]
     if act == "remove":
-        return broker.remove(topic, slot, members, "live")
+        return broker.run(people.remove(topic, slot, members, "live"))
     envelopes = [out.envelope or b"" for out in batch] if topic.keyed else ()
     if act == "ensure":
-        return broker.ensure(topic, slot, [out.score for out in batch], members, envelopes)
+        return broker.run(sending.ensure(topic, slot, [out.score for out in batch], members, envelopes))
     if topic.type is TopicType.RANGE_MERGE:
-        return broker.send_merge(topic, slot, score, members, envelopes)
-    return broker.send_replace(topic, slot, [out.score for out in batch], members, envelopes)
+        return broker.run(sending.send_merge(topic, slot, score, members, envelopes))
+    return broker.run(sending.send_replace(topic, slot, [out.score for out in batch], members, envelopes))
 
 
 def complete(result: SendResult, answer: Any) -> None:

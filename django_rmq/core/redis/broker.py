@@ -13,18 +13,16 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from django_rmq.core.calls import history, looking, topics, workers
+from django_rmq.core.calls import looking, topics, workers
+from django_rmq.core.calls.broker import Server
 from django_rmq.core.calls.call import Call
 from django_rmq.core.redis import rights, servers
 from django_rmq.core.redis.errors import named, translate
 from django_rmq.core.redis.exchange import Exchange
-from django_rmq.core.redis.methods import Methods
 from django_rmq.core.redis.pipeline import Pipeline
-from django_rmq.core.redis.servers import Server
 from django_rmq.core.redis.subscriptions import Events, Wakeups
 from django_rmq.core.redis.wire import Clock
 from django_rmq.core.words import stored
-from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.keys import (
     check_prefix,
     events_channel,
@@ -42,7 +40,7 @@ from django_rmq.core.words.topics import Topic, redefined
 T = TypeVar("T")
 
 
-class Broker(Methods):
+class RedisBroker:
     """Runs calls on a Redis server, one round trip each.
 
     ``client`` is a redis-py client that does not retry and does not decode. ``clock`` is for tests.
@@ -68,14 +66,6 @@ class Broker(Methods):
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""
         self.client.connection_pool.disconnect()
-
-    def minutes(self, topic: Topic, first: int, last: int) -> list[bytes | None]:
-        """Return the records of the minutes ``first`` to ``last``; None: nobody sampled."""
-        found: list[bytes | None] = []
-        for start in range(first, last + 1, BATCH):
-            some = self.run(history.minutes(topic, start, min(start + BATCH - 1, last)))
-            found += some
-        return found
 
     # --- definitions of topics
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -13,7 +12,6 @@ from django_rmq.core.redis import wire
 from django_rmq.core.redis.confirming import durability_commands, read_confirmed
 from django_rmq.core.redis.errors import explain, translate
 from django_rmq.core.redis.exchange import Exchange
-from django_rmq.core.redis.methods import FUNCTIONS
 from django_rmq.core.words.results import Confirmed, Durability
 from django_rmq.exceptions import RmqError
 
@@ -31,7 +29,7 @@ class Pipeline:
         self.prefix = exchange.prefix
         self._exchange = exchange
         self._calls: list[Call[Any]] = []
-        self._answers: list[Answer[Any] | None] = []
+        self._answers: list[Answer[Any]] = []
         self._connection: Any = None
         self._wanted: Durability | None = None
         self._in_order = False
@@ -44,19 +42,6 @@ class Pipeline:
         self._calls.append(call)
         self._answers.append(answer)
         return answer
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        """Return a method that collects the transition ``name`` and returns its index: for callers without calls as yet."""
-        if name not in FUNCTIONS:
-            raise AttributeError(f"a pipeline has no attribute {name!r}")
-        function = FUNCTIONS[name]
-
-        def collect(*args: Any, **kwargs: Any) -> int:
-            self._calls.append(function(*args, **kwargs))
-            self._answers.append(None)
-            return len(self._calls) - 1
-
-        return collect
 
     def confirm(self, wanted: Durability) -> None:
         """Wait, behind what is collected, until it is as safe as ``wanted``, or for two fifths of the socket time-out each."""
@@ -113,7 +98,7 @@ class Pipeline:
             self._repeat_behind(calls, replies)
         return self._told(answers, [self._result(*both) for both in zip(calls, replies, strict=True)])
 
-    def _taken(self) -> tuple[list[Call[Any]], list[Answer[Any] | None]]:
+    def _taken(self) -> tuple[list[Call[Any]], list[Answer[Any]]]:
         """Return what was collected, and begin to collect again."""
         taken = self._calls, self._answers
         self._calls, self._answers = [], []
@@ -154,11 +139,10 @@ class Pipeline:
         return again.execute()[0]
 
     @staticmethod
-    def _told(answers: list[Answer[Any] | None], results: list[Any]) -> list[Any]:
+    def _told(answers: list[Answer[Any]], results: list[Any]) -> list[Any]:
         """Return the results, when each answer knows its own."""
         for answer, result in zip(answers, results, strict=True):
-            if answer is not None:
-                answer.become(result)
+            answer.become(result)
         return results
 
     def _give_up(self, connection: Any) -> None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from redis.exceptions import RedisError
 
+from django_rmq.core.calls.broker import Server
 from django_rmq.core.redis.errors import translate
-
-
-class Server(NamedTuple):
-    """What a Redis server says of itself."""
-
-    name: str
-    info: Mapping[str, str]
-    """What INFO answers."""
-    config: Mapping[str, str]
-    """``maxmemory-policy`` and ``save``, as far as we may see them."""
 
 
 def _info(raw: bytes) -> dict[str, str]:

@@ -27,9 +27,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.redis.broker import Broker
 from django_rmq.exceptions import RmqError
 
 logger = safe_logger("django_rmq.events")

@@ -23,10 +23,13 @@ from itertools import accumulate, islice
 from typing import Any
 from zlib import crc32
 
+from django_rmq.core.calls import history
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.samples import LATENESS_BUCKETS, Sample, Times
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -150,7 +153,12 @@ def read(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> l
     count = max(1, round(hours * 60 / step)) * step
     # Steps begin at the same instants whenever one asks.
     first = (now // step + 1) * step - count
-    return _read(broker.minutes(topic, first - LONGEST_GAP_MINUTES, now), first, count, now, step)
+    begin = first - LONGEST_GAP_MINUTES
+    calls = (
+        history.minutes(topic, start, min(start + BATCH - 1, now)) for start in range(begin, now + 1, BATCH)
+    )
+    records = [record for some in walk(broker, calls) for record in some]
+    return _read(records, first, count, now, step)
 
 
 def read_last(broker: Broker, topics: Mapping[Topic, int]) -> dict[Topic, list[Minute] | RmqError]:
@@ -158,7 +166,7 @@ def read_last(broker: Broker, topics: Mapping[Topic, int]) -> dict[Topic, list[M
     now = broker.now_ms() // 60_000
     pipeline = broker.pipeline()
     for topic, count in topics.items():
-        pipeline.minutes(topic, now + 1 - count - LONGEST_GAP_MINUTES, now)
+        pipeline.add(history.minutes(topic, now + 1 - count - LONGEST_GAP_MINUTES, now))
     return {
         topic: records if isinstance(records, RmqError) else _read(records, now + 1 - count, count, now, 1)
         for (topic, count), records in zip(topics.items(), _answers(pipeline), strict=True)
@@ -229,7 +237,7 @@ def totals(broker: Broker, topics: Sequence[Topic]) -> list[Totals | RmqError]:
     pipeline = broker.pipeline()
     for topic in topics:
         for start in range(0, topic.slots, SLOTS_AT_ONCE):
-            pipeline.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots)))
+            pipeline.add(history.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots))))
     answers = iter(_answers(pipeline))
     found: list[Totals | RmqError] = []
     for topic in topics:
@@ -243,7 +251,7 @@ def times(broker: Broker, topics: Sequence[Topic]) -> list[Times | RmqError]:
     """Return all durations that were ever counted of each topic; or why they cannot be read."""
     pipeline = broker.pipeline()
     for topic in topics:
-        pipeline.times(topic)
+        pipeline.add(history.times(topic))
     return _answers(pipeline)
 
 
@@ -254,7 +262,7 @@ def latest(broker: Broker, topics: Sequence[Topic]) -> list[Latest | RmqError | 
     now = broker.now_ms() // 60_000
     pipeline = broker.pipeline()
     for topic in topics:
-        pipeline.minutes(topic, now - LONGEST_GAP_MINUTES, now)
+        pipeline.add(history.minutes(topic, now - LONGEST_GAP_MINUTES, now))
     return [
         records if isinstance(records, RmqError) else _youngest(records) for records in _answers(pipeline)
     ]
@@ -452,7 +460,7 @@ class _Sampling:
                 yield (self._offset_ms - passed) / 1000
             elif passed > 12_000 and self._topic.slots > SPREAD_SLOTS:
                 yield (60_000 - passed) / 1000
-            elif self._is_ours(self._topic) and self._broker.claim_minute(self._topic, minute):
+            elif self._is_ours(self._topic) and self._broker.run(history.claim_minute(self._topic, minute)):
                 yield from self._sample(minute)
                 yield self._until_next()
             else:
@@ -470,11 +478,11 @@ class _Sampling:
         for number, part in enumerate(parts):
             if number:
                 yield pause
-            found = self._broker.sample(self._topic, part)
+            found = self._broker.run(history.sample(self._topic, part))
             whole = found if whole is None else whole.plus(found)
         assert whole is not None
         record = _Record.of(whole, self._topic, self._broker.now_ms())
-        self._broker.keep_minute(self._topic, minute, record.encode(), self._keep)
+        self._broker.run(history.keep_minute(self._topic, minute, record.encode(), self._keep))
 
 
 @dataclass(slots=True)
@@ -532,9 +540,9 @@ class TimesCount:
         for topic, counted in taken.items():
             try:
                 if any(counted.late):
-                    self._broker.note_late(topic, counted.late)
+                    self._broker.run(history.note_late(topic, counted.late))
                 late_ms, took_us = round(counted.late_ms), round(counted.took_ms * 1000)
-                self._broker.note_times(topic, counted.late, late_ms, counted.took, took_us)
+                self._broker.run(history.note_times(topic, counted.late, late_ms, counted.took, took_us))
             except RmqError as error:
                 self._complain("times", "Lateness and duration of messages could not be recorded: %s", error)
 

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from django_rmq.core.redis.broker import Broker
-from django_rmq.core.redis.servers import Server
+from django_rmq.core.calls.broker import Broker, Server
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls import looking, moving
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.words.answers import Entry, Handover, Survey
 from django_rmq.core.words.envelopes import stored_basis
 from django_rmq.core.words.failures import Death
@@ -308,8 +309,10 @@ class _Mover:
         pipeline = self.broker.pipeline()
         for slot in slots:
             is_fresh = slot >= plan.before
-            pipeline.shut(
-                self.topic, slot, plan.number, fresh=is_fresh, only_empty=only_empty and not is_fresh
+            pipeline.add(
+                moving.shut(
+                    self.topic, slot, plan.number, fresh=is_fresh, only_empty=only_empty and not is_fresh
+                )
             )
         for answer in pipeline.execute():
             self._check(answer)
@@ -323,7 +326,9 @@ class _Mover:
         for part in (plan.targets(family), plan.sources(family)):
             pipeline = self.broker.pipeline()
             for slot in part:
-                pipeline.reopen(self.topic, slot, plan.number, deliveries=deliveries, paused=paused)
+                pipeline.add(
+                    moving.reopen(self.topic, slot, plan.number, deliveries=deliveries, paused=paused)
+                )
             for answer in pipeline.execute():
                 self._check(answer)
             self._report("reopened", self.progress)
@@ -339,11 +344,11 @@ class _Mover:
     def _drain(self, source: int) -> bool:
         """Move out of a slot what belongs elsewhere; return whether that is all done."""
         while True:
-            before = self.broker.survey(self.topic, source)
+            before = self.broker.run(moving.survey(self.topic, source))
             if before.in_flight or before.claims or not self._settle(source):
                 return False
             strays = sum(self._move_state(source, state) for state in STATES)
-            after = self.broker.survey(self.topic, source)
+            after = self.broker.run(moving.survey(self.topic, source))
             # What a person sent back to an earlier state meanwhile may have been passed by.
             if (before.rescheduled, before.revived) == (after.rescheduled, after.revived):
                 self.progress.strays += strays
@@ -370,7 +375,7 @@ class _Mover:
     def _pages(self, source: int, state: str) -> Iterator[Sequence[Entry]]:
         after: tuple[str, bytes] | None = None
         while True:
-            page = self.broker.peek(self.topic, source, state, after=after, limit=PAGE)
+            page = self.broker.run(looking.peek(self.topic, source, state, after=after, limit=PAGE))
             yield page.entries
             after = page.cursor
             if after is None:
@@ -394,13 +399,15 @@ class _Mover:
         return answer.status != "busy"
 
     def _move_out(self, source: int, target: int, members: Sequence[tuple[str, bytes]] = ()) -> Handover:
-        answer = self.broker.move_out(
-            self.topic,
-            source,
-            self.reslotting.number,
-            target,
-            members,
-            arrived=self._arrived.get(source, 0),
+        answer = self.broker.run(
+            moving.move_out(
+                self.topic,
+                source,
+                self.reslotting.number,
+                target,
+                members,
+                arrived=self._arrived.get(source, 0),
+            )
         )
         self._check(answer.status)
         if answer.status == "moved":
@@ -411,7 +418,9 @@ class _Mover:
         """Let what left arrive."""
         number = self.reslotting.number
         self._check(
-            self.broker.move_in(self.topic, handover.target, number, source, handover.ticket, handover.rows)
+            self.broker.run(
+                moving.move_in(self.topic, handover.target, number, source, handover.ticket, handover.rows)
+            )
         )
         self._arrived[source] = handover.ticket
         self.progress.moved += len(handover.rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.topics.definitions import as_registered, register_topics
 from django_rmq.core.words.topics import Topic, slot_counts
 from django_rmq.exceptions import ServerTrouble, WrongType

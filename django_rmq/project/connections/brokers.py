@@ -10,11 +10,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
+from django_rmq.core.calls.broker import Broker
 from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.producer.sending import Producer
-from django_rmq.core.redis.broker import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.telling.events import EventStream
 from django_rmq.core.topics.durability import Flaw, flaws
 from django_rmq.core.words.messages import message_id
@@ -131,7 +132,7 @@ def close() -> None:
     if built is not None and built.events is not None:
         built.events.close()
     for broker in built.brokers.values() if built is not None and built.pid == os.getpid() else ():
-        if isinstance(broker, Broker):
+        if isinstance(broker, RedisBroker):
             broker.close()
 
 
@@ -144,11 +145,11 @@ def begin_test() -> None:
 
 def in_memory() -> bool:
     """Return whether the broker lives in this process alone, so that no other process could use it."""
-    return not isinstance(get_broker(), Broker)
+    return not isinstance(get_broker(), RedisBroker)
 
 
 @contextmanager
-def replaced_broker(broker: Any) -> Iterator[None]:
+def replaced_broker(broker: Broker) -> Iterator[None]:
     """For tests: let every purpose use ``broker`` (such as an ``InMemoryBroker``), whatever the settings say."""
     global _replacement  # noqa: PLW0603 - one per process
     before, _replacement = _replacement, broker
@@ -164,12 +165,12 @@ def _build(config: Config, purpose: str) -> Broker:
     if config.broker == "memory":
         from django_rmq.core.memory.broker import InMemoryBroker
 
-        return cast("Broker", InMemoryBroker(config.key_prefix))
+        return InMemoryBroker(config.key_prefix)
     assert config.redis is not None
     timeout = SOCKET_TIMEOUTS[purpose]
     if config.redis.cluster:
         return ClusterBroker(build_cluster(config.redis, timeout, PATIENCE[purpose]), config.key_prefix)
-    return Broker(build_client(config.redis, timeout), config.key_prefix)
+    return RedisBroker(build_client(config.redis, timeout), config.key_prefix)
 
 
 def server_flaws(topics: Iterable[Topic]) -> list[Flaw]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from django.utils.module_loading import import_string
 
+from django_rmq.core.calls import workers
 from django_rmq.core.coordination import Coordinator, Slots, StaticCoordinator, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.exceptions import ConfigurationError
@@ -98,7 +99,7 @@ def check_coordinator() -> None:
 def end_session(worker: str, token: str) -> None:
     """Let others take over at once what a dead worker owned. Raises ``ServerTrouble``."""
     if _coordinator() == "redis":
-        get_broker("coordinator").leave(worker, token)
+        get_broker("coordinator").run(workers.leave(worker, token))
     elif _coordinator() == "zookeeper":
         from django_rmq.core.coordination import zookeeper
 

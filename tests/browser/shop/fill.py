@@ -59,8 +59,8 @@ def in_flight(topic: str, bodies: list[Any]) -> list[tuple[int, int, list[bytes]
     from django_rmq.core.words.bodies import encode_body
     from django_rmq.core.words.envelopes import Envelope, encode_envelope
     from django_rmq.core.words.keys import slot_of
-    from django_rmq.project.connections import get_broker
     from django_rmq.project.settings import get_config
+    from tests.brokers import get_broker
 
     found = get_config().topic(topic)
     broker = get_broker()
@@ -103,8 +103,8 @@ def resting(topic: str, bodies: list[Any], error: str) -> None:
 
 def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | None = None) -> None:
     from django_rmq.core.words.failures import Failure
-    from django_rmq.project.connections import get_broker
     from django_rmq.project.settings import get_config
+    from tests.brokers import get_broker
 
     found = get_config().topic(topic)
     for slot, receipt, members in in_flight(topic, bodies):
@@ -117,8 +117,8 @@ def worker(host: str, topic: str) -> None:
     """Let a worker join that says it runs on this host; its session ends in a minute."""
     from django_rmq.core.coordination import Worker, topic_slots
     from django_rmq.core.coordination.records import write_record
-    from django_rmq.project.connections import get_broker
     from django_rmq.project.settings import get_config
+    from tests.brokers import get_broker
 
     found = Worker(f"<b>{uuid.uuid4()}", host, 1, 1.0, 1, topic_slots([get_config().topic(topic)]))
     beat = get_broker().beat(found.id, "token", 60_000, record=write_record("token", found))
@@ -129,8 +129,8 @@ def history(topic: str, hours: int) -> None:
     """Keep a sample of each minute, as workers do: a busy day with a lunch break, and one hour in which nobody sampled."""
     import math
 
-    from django_rmq.project.connections import get_broker
     from django_rmq.project.settings import get_config
+    from tests.brokers import get_broker
 
     found = get_config().topic(topic)
     broker = get_broker()
@@ -154,8 +154,8 @@ def history(topic: str, hours: int) -> None:
 def foreign(topic: str, members: list[str]) -> None:
     """Add members as a program that is not RMQ does: bytes of Latin-1."""
     from django_rmq.core.words.keys import slot_keys
-    from django_rmq.project.connections import get_broker
     from django_rmq.project.settings import get_config
+    from tests.brokers import get_broker
 
     found = get_config().topic(topic)
     broker = get_broker()

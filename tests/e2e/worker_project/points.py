@@ -25,9 +25,9 @@ from redis.connection import AbstractConnection
 from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call
 from django_rmq.core.consumer import children, doubts, loop, threads
-from django_rmq.core.redis.broker import Broker
 from django_rmq.core.redis.pipeline import Pipeline
 from django_rmq.project.listening import processes
+from tests.brokers import Broker
 from tests.e2e import ledger
 
 WORKER_DATA = Path(os.environ.get("WORKER_DATA", "."))

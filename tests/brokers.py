@@ -1,4 +1,4 @@
-"""The transitions as methods, for callers without calls as yet."""
+"""Brokers for tests: each transition is a method, which runs its call at once; a pipeline's collects it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ from django_rmq.core.calls import (
     workers,
 )
 from django_rmq.core.calls.call import Call
+from django_rmq.core.cluster import broker as cluster
+from django_rmq.core.memory import broker as memory
+from django_rmq.core.memory import pipeline as memory_pipeline
+from django_rmq.core.redis import broker as redis
+from django_rmq.core.redis import pipeline as redis_pipeline
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -115,6 +120,7 @@ class Methods:
     note_late = at_once(history.note_late)
     note_times = at_once(history.note_times)
     keep_minute = at_once(history.keep_minute)
+    minutes = at_once(history.minutes)
 
     beat = at_once(workers.beat)
     leave = at_once(workers.leave)
@@ -127,3 +133,73 @@ class Methods:
 
     begin_answer = at_once(answers.begin_answer)
     keep_answer = at_once(answers.keep_answer)
+
+
+class _Collecting:
+    """A pipeline with a method for each transition: it collects the call and returns its index."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name not in FUNCTIONS:
+            raise AttributeError(f"a pipeline has no attribute {name!r}")
+
+        def collect(*args: Any, **kwargs: Any) -> int:
+            pipeline: Any = self
+            pipeline.add(FUNCTIONS[name](*args, **kwargs))
+            return len(pipeline) - 1
+
+        return collect
+
+
+class Pipeline(_Collecting, redis_pipeline.Pipeline):
+    """Collects calls for a Redis server."""
+
+
+class _ClusterPipeline(_Collecting, cluster.ClusterPipeline):
+    """Collects calls for a Redis Cluster."""
+
+
+class _MemoryPipeline(_Collecting, memory_pipeline.Pipeline):
+    """Collects calls for memory."""
+
+
+class Broker(Methods, redis.RedisBroker):
+    """Runs calls on a Redis server."""
+
+    def pipeline(self) -> Pipeline:
+        return Pipeline(self.exchange)
+
+
+class ClusterBroker(Methods, cluster.ClusterBroker):
+    """Runs calls on a Redis Cluster."""
+
+    def pipeline(self) -> _ClusterPipeline:
+        return _ClusterPipeline(self.client, self.exchange)
+
+
+class InMemoryBroker(memory.InMemoryBroker):
+    """Runs calls on dictionaries."""
+
+    def pipeline(self) -> _MemoryPipeline:
+        return _MemoryPipeline(self.run)
+
+
+class _Direct(Methods):
+    """A broker that the package built, with the methods of those here."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+
+def direct(broker: Any) -> Any:
+    """Return a broker that the package built, with a method for each transition."""
+    return _Direct(broker)
+
+
+def get_broker() -> Any:
+    """Return the broker of the settings, with a method for each transition."""
+    from django_rmq.project import connections
+
+    return direct(connections.get_broker())

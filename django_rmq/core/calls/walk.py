@@ -1,0 +1,31 @@
+"""Many calls, one for each slot: some of them in each round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.call import Call
+from django_rmq.exceptions import RmqError
+
+T = TypeVar("T")
+
+AT_ONCE = 1_000
+"""Calls in one round trip, unless another number is given."""
+
+
+def attempt(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> Iterator[T | RmqError]:
+    """Run calls, ``at_once`` in a round trip, and yield the answer of each, or its error, in order."""
+    left = iter(calls)
+    while some := list(islice(left, at_once)):
+        yield from run_all(broker, some)
+
+
+def walk(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> Iterator[T]:
+    """Run calls, ``at_once`` in a round trip, and yield their answers in order. Raises the first error among them."""
+    for answer in attempt(broker, calls, at_once):
+        if isinstance(answer, RmqError):
+            raise answer
+        yield answer

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 import redis
@@ -125,7 +125,9 @@ class Bench:
             with self._socket() as connection:
                 for raw in self.raws[: self.singles]:
                     key = b"bare_%d" % slot_of(raw, SLOTS)
-                    connection.sendall(hiredis.pack_command(("ZADD", key, "1800000000000", raw)))
+                    connection.sendall(
+                        hiredis.pack_command(cast("Any", (b"ZADD", key, b"1800000000000", raw)))
+                    )
                     _read_lines(connection, 1)
 
         return self._timed(self.singles, work)

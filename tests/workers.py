@@ -17,12 +17,11 @@ from redis.retry import Retry
 
 from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.ledger import Ledger
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
-from tests.brokers import Broker, ClusterBroker
+from tests.brokers import Broker, ClusterBroker, InMemoryBroker
 from tests.servers import RedisCluster
 
 LONG = 10.0

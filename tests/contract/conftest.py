@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from django_rmq.core.cluster.broker import Cluster
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.topics import Topic, TopicType
-from tests.brokers import Broker, ClusterBroker
+from tests.brokers import Broker, ClusterBroker, InMemoryBroker
 from tests.contract.keyspaces import ClusterKeyspace, Keyspace, MemoryKeyspace, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisCluster

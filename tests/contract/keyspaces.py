@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import redis
 
 from django_rmq.core.cluster.broker import Cluster
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.keyspace import Hash, SortedSet
 from django_rmq.core.words.keys import SlotKeys
+from tests.brokers import InMemoryBroker
 
 Dump = dict[bytes, dict[bytes, Any]]
 SETS = ("store", "prepare", "retry", "dead", "claimants", "claim")

@@ -10,12 +10,11 @@ import pytest
 
 from django_rmq.core.calls import looking, sending
 from django_rmq.core.calls.broker import Broker, Pipeline
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.memory.pipeline import Pipeline as MemoryPipeline
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import SlotMoved
-from tests.brokers import FUNCTIONS
+from tests.brokers import FUNCTIONS, InMemoryBroker
 from tests.contract.slots import START_MS, TYPES, Slot
 
 MakeSlot = Callable[..., Slot]

@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.answers import Area, Delivery, Page, Prepared
 from django_rmq.core.words.bounds import MAX_PRIORITY
@@ -32,7 +31,7 @@ from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import RmqError
-from tests.brokers import Broker
+from tests.brokers import Broker, InMemoryBroker
 from tests.contract.keyspaces import Dump, MemoryKeyspace, RedisKeyspace
 from tests.stateful.promises import ANY, Flight, Promise, Promises
 

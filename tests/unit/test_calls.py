@@ -11,7 +11,7 @@ from mypy import api
 from django_rmq.core import scripts
 from django_rmq.core.calls import ending, looking, sending, topics, workers
 from django_rmq.core.calls.call import Answer, Call
-from django_rmq.core.calls.headers import declaration
+from django_rmq.core.calls.headers import signature
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.topics import Topic, TopicType
@@ -44,7 +44,7 @@ def test_a_call_of_many_slots_has_a_part_for_each() -> None:
 
 @pytest.mark.parametrize("name", scripts.all_names())
 def test_every_header_can_be_read(name: str) -> None:
-    assert declaration(name).keys
+    assert signature(name).keys
 
 
 def test_the_arguments_of_a_call_are_those_that_its_transition_takes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
 
-from django_rmq.core.calls.headers import declaration
+from django_rmq.core.calls.headers import signature
 from django_rmq.core.calls.places import FACTS, AtSlots, Place
 from django_rmq.exceptions import RmqError, Unreadable
 
@@ -43,11 +43,11 @@ class Call(NamedTuple, Generic[T]):
 
     def keys(self, prefix: str) -> Sequence[bytes]:
         """Return its keys, in the order of the script's header."""
-        return self.place.keys(prefix, declaration(self.script).keys)
+        return self.place.keys(prefix, signature(self.script).keys)
 
     def arguments(self, prefix: str) -> Sequence[Any]:
         """Return its arguments, in the order of the script's header: the topic's facts are taken from the topic."""
-        facts = declaration(self.script).facts
+        facts = signature(self.script).facts
         if not facts:
             return self.own
         own, place = iter(self.own), self.place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import NamedTuple
 
@@ -31,39 +30,30 @@ READS = frozenset(
 )
 """Scripts and plain commands that change nothing."""
 
-_DECLARED = re.compile(r"^-- (KEYS|ARGV)\[(\d+)(\.\.\.)?\] (.*)$", re.MULTILINE)
 _COMMANDS = {"ZRANGE": ("set",), "ZRANK": ("set",)}
 """The keys of plain commands, where their place has several."""
 
-_OF_EACH_SLOT = " of each slot"
 _OTHER = {("loose", "kind")}
 """Arguments that only have the name of a topic's fact: here, a kind of records."""
 
 
-class Declaration(NamedTuple):
+class Signature(NamedTuple):
     """The names of a script's keys, in their order, and of the facts of the topic among its arguments."""
 
     keys: tuple[str, ...]
     """Of a script of many slots: those of each slot."""
     facts: tuple[str, ...]
-    """For each numbered argument up to the last fact: the fact's name; empty: the argument is the call's own."""
+    """For each argument up to the last fact: the fact's name; empty: the argument is the call's own."""
 
 
 @cache
-def declaration(script: str) -> Declaration:
+def signature(script: str) -> Signature:
     """Return what the header of ``script`` declares; of a plain command, what is known of it here."""
     if script not in scripts.all_names():
-        return Declaration(_COMMANDS.get(script, ()), ())
-    keys: list[str] = []
-    facts: list[str] = []
-    for table, _, is_open, text in _DECLARED.findall(scripts.load(script).text.decode()):
-        if table == "ARGV":
-            name = text.split()[0]
-            facts.append(name if name in FACTS and (script, name) not in _OTHER else "")
-        elif is_open:
-            keys += text.removesuffix(_OF_EACH_SLOT).split(", ")
-        else:
-            keys.append(text.split()[0])
+        return Signature(_COMMANDS.get(script, ()), ())
+    declared = scripts.declaration(script)
+    named = [argument.name for argument in declared.arguments]
+    facts = [name if name in FACTS and (script, name) not in _OTHER else "" for name in named]
     while facts and not facts[-1]:
         facts.pop()
-    return Declaration(tuple(keys), tuple(facts))
+    return Signature(tuple(key.name for key in declared.keys), tuple(facts))

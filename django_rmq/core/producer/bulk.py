@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from django_rmq.core.calls import sending
+from django_rmq.core.calls.call import Call
 from django_rmq.core.producer.placing import Outgoing, Places, basis_of_field
 from django_rmq.core.producer.trips import ROUND_TRIP
 from django_rmq.core.words.answers import Sent
@@ -27,7 +28,7 @@ class BulkTrip(NamedTuple):
 
     topic: Topic
     """With the slot count by which it was placed."""
-    calls: list[tuple[int, list[bytes]]]
+    groups: list[tuple[int, list[bytes]]]
     """The slot and the members of each call."""
     slots: list[int]
     """The slot of each member."""
@@ -70,26 +71,26 @@ class Bulk:
             groups: defaultdict[int, list[bytes]] = defaultdict(list)
             for slot, member in zip(slots, members, strict=True):
                 groups[slot].append(member)
-            calls = [
+            parts = [
                 (slot, group[at : at + BATCH])
                 for slot, group in groups.items()
                 for at in range(0, len(group), BATCH)
             ]
-            yield BulkTrip(present, calls, slots, crcs, members)
+            yield BulkTrip(present, parts, slots, crcs, members)
 
-    def queue(self, pipeline: Any, trip: BulkTrip) -> None:
-        """Call a transition for each group."""
-        for slot, members in trip.calls:
+    def calls(self, trip: BulkTrip) -> Iterator[Call[list[Sent]]]:
+        """Yield a call for each group."""
+        for slot, members in trip.groups:
             if trip.topic.type is TopicType.RANGE_MERGE:
-                pipeline.add(sending.send_merge(trip.topic, slot, self._score, members))
+                yield sending.send_merge(trip.topic, slot, self._score, members)
             else:
-                pipeline.add(sending.send_replace(trip.topic, slot, [self._score] * len(members), members))
+                yield sending.send_replace(trip.topic, slot, [self._score] * len(members), members)
 
     def land(self, trip: BulkTrip, replies: Sequence[Any], _: object) -> None:
         """Add what became of the messages; send again what slots refused that were given another slot count."""
         found: defaultdict[int, list[Sent]] = defaultdict(list)
         moved = False
-        for (slot, _members), reply in zip(trip.calls, replies, strict=True):
+        for (slot, _members), reply in zip(trip.groups, replies, strict=True):
             if isinstance(reply, SlotMoved):
                 moved = True
             elif isinstance(reply, RmqError):

@@ -13,7 +13,7 @@ from django_rmq.core.calls.broker import Broker
 from django_rmq.core.producer.bulk import Bulk
 from django_rmq.core.producer.checks import check_score
 from django_rmq.core.producer.placing import OPTIONS, Outgoing, Places, basis_of, built, member_of
-from django_rmq.core.producer.trips import Mixed, call, complete, fly
+from django_rmq.core.producer.trips import Mixed, call_of, complete, fly
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
@@ -205,7 +205,7 @@ class Producer:
         result = SendResult(out.topic.name, out.slot, out.member)
         try:
             self._note_slot_bases()
-            (answer,) = call(self.broker, (out,))
+            (answer,) = self.broker.run(call_of((out,)))
         except RmqError as error:
             result.status = "failed"
             return [result], {0: error}

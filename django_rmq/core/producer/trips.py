@@ -8,8 +8,10 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from django_rmq.core.calls import people, sending
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, Pipeline
+from django_rmq.core.calls.call import Call
 from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.words.answers import Sent
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.results import STORED, Durability, SendResult
 from django_rmq.core.words.topics import TopicType
@@ -27,8 +29,8 @@ class Plan(Protocol[Trip]):
     def trips(self) -> Iterator[Trip]:
         """Yield what each round trip carries."""
 
-    def queue(self, pipeline: Any, trip: Trip) -> None:
-        """Call the transitions of a round trip."""
+    def calls(self, trip: Trip) -> Iterable[Call[Any]]:
+        """Return the calls of a round trip."""
 
     def land(
         self, trip: Trip, replies: Sequence[Any], confirmed: tuple[int | None, bool | None] | None
@@ -46,11 +48,12 @@ def fly(
 
     Two trips may overtake each other, but not ``in_order``.
     """
-    in_flight: deque[tuple[Any, Trip]] = deque()
+    in_flight: deque[tuple[Pipeline, Trip]] = deque()
     try:
         for trip in plan.trips():
             pipeline = broker.pipeline()
-            plan.queue(pipeline, trip)
+            for call in plan.calls(trip):
+                pipeline.add(call)
             if wanted != STORED:
                 pipeline.confirm(wanted)
             if in_order:
@@ -66,7 +69,7 @@ def fly(
     return None
 
 
-def _land(plan: Plan[Trip], pipeline: Any, trip: Trip) -> None:
+def _land(plan: Plan[Trip], pipeline: Pipeline, trip: Trip) -> None:
     try:
         replies = pipeline.receive()
     except RmqError as error:
@@ -103,10 +106,9 @@ class Mixed:
                     latest[topic.name, slot] = (manner, group)
             yield groups
 
-    def queue(self, pipeline: Any, trip: list[list[int]]) -> None:
-        """Call a transition for each group."""
-        for indexes in trip:
-            call(pipeline, [self._messages[i] for i in indexes])
+    def calls(self, trip: list[list[int]]) -> Iterable[Call[Any]]:
+        """Return a call for each group."""
+        return (call_of([self._messages[i] for i in indexes]) for indexes in trip)
 
     def land(
         self,
@@ -138,21 +140,21 @@ class Mixed:
                     self.errors.setdefault(i, trouble)
 
 
-def call(broker: Any, batch: Sequence[Outgoing]) -> Any:
-    """Call the transition that sends or removes ``batch`` on a broker (which answers) or a pipeline."""
+def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
+    """Return the call that sends or removes ``batch``, which has one topic, slot and manner."""
     topic, slot, _, score, _, act, _ = batch[0]
     members = [out.member for out in batch]
     if act == "remove":
-        return broker.run(people.remove(topic, slot, members, "live"))
+        return people.remove(topic, slot, members, "live")
     envelopes = [out.envelope or b"" for out in batch] if topic.keyed else ()
     if act == "ensure":
-        return broker.run(sending.ensure(topic, slot, [out.score for out in batch], members, envelopes))
+        return sending.ensure(topic, slot, [out.score for out in batch], members, envelopes)
     if topic.type is TopicType.RANGE_MERGE:
-        return broker.run(sending.send_merge(topic, slot, score, members, envelopes))
-    return broker.run(sending.send_replace(topic, slot, [out.score for out in batch], members, envelopes))
+        return sending.send_merge(topic, slot, score, members, envelopes)
+    return sending.send_replace(topic, slot, [out.score for out in batch], members, envelopes)
 
 
-def complete(result: SendResult, answer: Any) -> None:
+def complete(result: SendResult, answer: str | Sent) -> None:
     """Take over what a transition answers about a message: a status and a score, or a word about a removal."""
     if isinstance(answer, str):
         result.status = answer

@@ -10,7 +10,7 @@ from django_rmq.core.calls import people
 from django_rmq.core.words.failures import cut_error
 from django_rmq.operations.actors import Actor
 from django_rmq.operations.runs import Progress
-from django_rmq.operations.sweeps import Tell
+from django_rmq.operations.sweeps import CallOf
 
 _BOTH_LIVE = "in_flight_and_waiting"
 _DELETED = {
@@ -29,7 +29,7 @@ class Act:
     """One thing that is done to messages."""
 
     name: str
-    tell: Tell
+    call: CallOf
     outcomes: Mapping[str, str] = field(default_factory=dict)
     """The script's word → the outcome."""
 
@@ -41,37 +41,25 @@ class Act:
         return replace(progress, outcomes=dict(renamed))
 
 
-REPLAY = Act(
-    "replay", lambda pipeline, topic, slot, members: pipeline.add(people.replay(topic, slot, members))
-)
+REPLAY = Act("replay", people.replay)
 
 
 def delete(copy: str) -> Act:
     """Return the act that deletes a copy: ``live`` or ``dead``."""
-    return Act(
-        "delete",
-        lambda pipeline, topic, slot, members: pipeline.add(people.remove(topic, slot, members, copy)),
-        _DELETED,
-    )
+    return Act("delete", lambda topic, slot, members: people.remove(topic, slot, members, copy), _DELETED)
 
 
 def bury(actor: Actor, why: str) -> Act:
     """Return the act that puts messages into Dead. Their reason is not to be taken for the class of an error."""
     reason = cut_error(f"buried by {actor.name}{f': {why}' if why else ''}").decode()
-    return Act(
-        "bury",
-        lambda pipeline, topic, slot, members: pipeline.add(people.bury(topic, slot, members, reason)),
-        _BURIED,
-    )
+    return Act("bury", lambda topic, slot, members: people.bury(topic, slot, members, reason), _BURIED)
 
 
 def reschedule(score: int) -> Act:
     """Return the act that gives waiting messages another score."""
     return Act(
         "reschedule",
-        lambda pipeline, topic, slot, members: pipeline.add(
-            people.reschedule(topic, slot, [score] * len(members), members)
-        ),
+        lambda topic, slot, members: people.reschedule(topic, slot, [score] * len(members), members),
         _RESCHEDULED,
     )
 

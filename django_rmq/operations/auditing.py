@@ -9,10 +9,11 @@ from typing import Any
 
 from django_rmq.core.calls import looking, people
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.topics.definitions import as_registered
 from django_rmq.core.words.ledger import Ledger
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
-from django_rmq.exceptions import ConfigurationError, RmqError
+from django_rmq.exceptions import ConfigurationError
 
 SLOTS_PER_TRIP = 1_000
 DRIFTS = ("live", "dead", "delivery", "claim", "send")
@@ -72,15 +73,7 @@ def check_is_settled(topic: Topic, registered: dict[str, Any]) -> None:
 
 
 def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:
-    for first in range(0, topic.slots, SLOTS_PER_TRIP):
-        slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
-        pipeline = broker.pipeline()
-        for slot in slots:
-            pipeline.add(looking.audit(topic, slot))
-        for slot, answer in zip(slots, pipeline.execute(), strict=True):
-            if isinstance(answer, RmqError):
-                raise answer
-            yield slot, answer
+    yield from enumerate(walk(broker, (looking.audit(topic, slot) for slot in range(topic.slots))))
 
 
 def _adopt(broker: Broker, topic: Topic, slot: int, ledger: Ledger) -> int:

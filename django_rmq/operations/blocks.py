@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from django_rmq.core.calls import looking
-from django_rmq.core.calls.broker import Broker
-from django_rmq.core.words.answers import Entry
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.call import Call
+from django_rmq.core.words.answers import Entry, Page
 from django_rmq.exceptions import RmqError
 from django_rmq.operations.copies import from_entry
 from django_rmq.operations.cursors import Order, Place
@@ -115,21 +116,24 @@ class Block:
         topic, state, search = self.order.topic, self.order.state, self.order.wanted.search
         scan = max(20, min(1_000, (budget - self.scanned) // len(asked)))
         room = max(1_024, (PAGE_BYTES - self.bytes) // len(asked))
-        pipeline = self.broker.pipeline()
-        for feed in asked:
-            options: dict[str, Any] = {
-                "after": feed.after,
-                "descending": self.order.descending,
-                "min_score": feed.bounds[0],
-                "max_score": feed.bounds[1],
-                "limit": min(500, 2 * missing // len(asked) + 2),
-                "max_bytes": room,
-            }
-            if search:
-                pipeline.add(looking.find(topic, feed.slot, state, scan=scan, **search, **options))
-            else:
-                pipeline.add(looking.peek(topic, feed.slot, state, **options))
-        for feed, answer in zip(asked, pipeline.execute(), strict=True):
+        look: Callable[..., Call[Page]] = (
+            partial(looking.find, scan=scan, **search) if search else looking.peek
+        )
+        calls = [
+            look(
+                topic,
+                feed.slot,
+                state,
+                after=feed.after,
+                descending=self.order.descending,
+                min_score=feed.bounds[0],
+                max_score=feed.bounds[1],
+                limit=min(500, 2 * missing // len(asked) + 2),
+                max_bytes=room,
+            )
+            for feed in asked
+        ]
+        for feed, answer in zip(asked, run_all(self.broker, calls), strict=True):
             if isinstance(answer, RmqError):
                 feed.frontier = None
                 self.problems.append(f"slot {feed.slot}: {answer}")

@@ -17,10 +17,11 @@ from uuid import UUID
 
 from django_rmq.core.calls import taking
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.bounds import BATCH, MAX_DURATION_MS, is_whole, shown
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError
+from django_rmq.exceptions import InvalidRequest, OperationRefused
 from django_rmq.operations.actors import Actor, Permission
 from django_rmq.operations.desk import Desk
 from django_rmq.operations.ids import id_of
@@ -79,12 +80,8 @@ class Deliveries:
         end = time.monotonic() + ROUND_SECONDS
         for start in range(first, topic.slots, HELD_AT_ONCE):
             slots = range(start, min(start + HELD_AT_ONCE, topic.slots))
-            pipeline = self._broker.pipeline()
-            for slot in slots:
-                pipeline.add(taking.held(topic, slot, owner, 0, BATCH))
-            for slot, page in zip(slots, pipeline.execute(), strict=True):
-                if isinstance(page, RmqError):
-                    raise page
+            calls = [taking.held(topic, slot, owner, 0, BATCH) for slot in slots]
+            for slot, page in zip(slots, walk(self._broker, calls), strict=True):
                 found += [Message(topic, slot, one.receipt, one.delivery) for one in page or ()]
             if slots.stop < topic.slots and (len(found) >= BATCH or time.monotonic() > end):
                 return Held(found, slots.stop)

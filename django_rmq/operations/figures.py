@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 from django_rmq.core.calls import looking, workers
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.call import Call
 from django_rmq.core.words.answers import Counts
 from django_rmq.core.words.topics import Topic
+from django_rmq.core.words.workers import Roster
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.crew import Crew, crew_of, holding_of
 from django_rmq.project import connections
@@ -143,31 +146,33 @@ def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
 def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
     """Return the figures of ``topics`` and the number of workers, as ``overview`` does."""
     looked_at = slots_to_look_at(topics)
-    pipeline = broker.pipeline()
-    pipeline.add(workers.roster())
-    for topic in topics:
-        for slot in looked_at[topic.name]:
-            pipeline.add(looking.count(topic, slot))
-    roster, *answers = pipeline.execute()
-    crew = crew_of(roster)
-    now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
-    found, at = [], 0
+    calls = [looking.count(topic, slot) for topic in topics for slot in looked_at[topic.name]]
+    roster, counted, now_ms = _with_roster(broker, calls)
+    crew, answers = crew_of(roster), iter(counted)
+    found = []
     for topic in topics:
         slots = looked_at[topic.name]
-        part, at = answers[at : at + len(slots)], at + len(slots)
-        found.append(_summed(topic, slots, part, crew, now_ms))
+        found.append(_summed(topic, slots, list(islice(answers, len(slots))), crew, now_ms))
     return Overview(found, None if crew.problem else len(crew.members), crew.problem, now_ms)
+
+
+def _with_roster(
+    broker: Broker, calls: Iterable[Call[Counts]]
+) -> tuple[Roster | RmqError, list[Counts | RmqError], int]:
+    """Run calls and ask who is alive, in one round trip; return the roster, the answers and the server's ms."""
+    pipeline = broker.pipeline()
+    asked = pipeline.add(workers.roster())
+    answers = [pipeline.add(call) for call in calls]
+    pipeline.execute()
+    roster = asked.result()
+    now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
+    return roster, [answer.result() for answer in answers], now_ms
 
 
 def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
     """Return the figures of some slots, with who owns them. Raises ``ServerTrouble``."""
-    pipeline = broker.pipeline()
-    pipeline.add(workers.roster())
-    for slot in wanted:
-        pipeline.add(looking.count(topic, slot))
-    roster, *answers = pipeline.execute()
+    roster, answers, now_ms = _with_roster(broker, [looking.count(topic, slot) for slot in wanted])
     owners = crew_of(roster).serving(topic).owned_slots
-    now_ms = broker.now_ms() if isinstance(roster, RmqError) else roster.now_ms
     rows = []
     for slot, answer in zip(wanted, answers, strict=True):
         if isinstance(answer, ServerTrouble):

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import ClassVar
 
 from django_rmq.core.calls import looking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.figures import slots_to_look_at
@@ -51,11 +51,8 @@ def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
     looked_at = slots_to_look_at(topics)
     small = [topic for topic in topics if len(looked_at[topic.name]) == topic.slots]
     now_ms = broker.now_ms()
-    pipeline = broker.pipeline()
-    for topic in small:
-        for slot in looked_at[topic.name]:
-            pipeline.add(looking.audit(topic, slot))
-    answers = iter(pipeline.execute())
+    calls = [looking.audit(topic, slot) for topic in small for slot in looked_at[topic.name]]
+    answers = iter(run_all(broker, calls))
     counted, problems = {}, []
     for topic in small:
         totals = counted[topic.name] = dict.fromkeys(Flow.RATES, 0)

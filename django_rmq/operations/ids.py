@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 
 from django_rmq.core.calls import looking
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import Area, Sought
 from django_rmq.core.words.messages import message_id
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import InvalidRequest, RmqError
+from django_rmq.exceptions import InvalidRequest
 from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
 
 STATES = ("store", "prepare", "retry", "dead", "claim")
@@ -143,12 +144,8 @@ def find_members(
         going = [search for search in searches if search.goes_on]
         if not going:
             break
-        pipeline = broker.pipeline()
-        for search in going:
-            pipeline.add(looking.seek(topic, search.slot, search.digests, search.areas))
-        for search, answer in zip(going, pipeline.execute(), strict=True):
-            if isinstance(answer, RmqError):
-                raise answer
+        calls = [looking.seek(topic, search.slot, search.digests, search.areas) for search in going]
+        for search, answer in zip(going, walk(broker, calls), strict=True):
             found.members |= search.take(answer)
     for search in searches:
         found.unseen.update(search.unseen)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from django_rmq.core.calls import looking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
@@ -93,16 +93,14 @@ def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> 
         by_slot.setdefault(slot, []).append(member)
     if not by_slot:
         return {}
-    pipeline = broker.pipeline()
     asked = [
         (slot, members[first : first + RANKS_AT_ONCE])
         for slot, members in by_slot.items()
         for first in range(0, len(members), RANKS_AT_ONCE)
     ]
-    for slot, members in asked:
-        pipeline.add(looking.ranks(order.topic, slot, order.state, members))
+    calls = [looking.ranks(order.topic, slot, order.state, members) for slot, members in asked]
     found: dict[tuple[int, bytes], int] = {}
-    for (slot, members), ranks in zip(asked, pipeline.execute(), strict=True):
+    for (slot, members), ranks in zip(asked, run_all(broker, calls), strict=True):
         if not isinstance(ranks, RmqError):
             # What cannot be ranked any more is listed without a rank.
             pairs = zip(members, ranks, strict=True)

@@ -139,12 +139,11 @@ def _tell(
 ) -> RmqError | None:
     """Do it slot by slot, and note outcomes in ``found``; return the error that ended it."""
     for slot, named in by_slot.items():
-        pipeline = desk.broker.pipeline()
-        act.tell(pipeline, topic, slot, list(named))
-        (answer,) = pipeline.execute()
-        if isinstance(answer, RmqError):
-            return answer
-        for one, word in zip(named.values(), answer, strict=True):
+        try:
+            words = desk.broker.run(act.call(topic, slot, list(named)))
+        except RmqError as error:
+            return error
+        for one, word in zip(named.values(), words, strict=True):
             found[one] = act.outcomes.get(word, word)
     return None
 

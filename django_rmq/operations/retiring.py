@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from django_rmq.core.calls import looking, people
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.producer.placing import Outgoing, score_at_once
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.answers import Entry
@@ -86,17 +87,11 @@ def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> S
         # Messages are counted alike in every topic; moving them is refused for what the definition lacks.
         topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
     found: Counter[str] = Counter()
-    for first in range(0, topic.slots, SLOTS_PER_TRIP):
-        pipeline = broker.pipeline()
-        for slot in range(first, min(first + SLOTS_PER_TRIP, topic.slots)):
-            pipeline.add(looking.count(topic, slot))
-        for counts in pipeline.execute():
-            if isinstance(counts, RmqError):
-                raise counts
-            found["waiting"] += counts.store
-            found["in_flight"] += counts.prepare + counts.claimed
-            found["resting"] += counts.retry
-            found["dead"] += counts.dead
+    for counts in walk(broker, (looking.count(topic, slot) for slot in range(topic.slots))):
+        found["waiting"] += counts.store
+        found["in_flight"] += counts.prepare + counts.claimed
+        found["resting"] += counts.retry
+        found["dead"] += counts.dead
     return Stranded(topic, found["waiting"], found["in_flight"], found["resting"], found["dead"])
 
 
@@ -248,10 +243,8 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[Progress]:
     """
     for first in range(0, topic.slots, SLOTS_PER_TRIP):
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
-        pipeline = broker.pipeline()
-        for slot in slots:
-            pipeline.add(people.retire(topic, slot))
-        for slot, answer in zip(slots, pipeline.execute(), strict=True):
+        calls = [people.retire(topic, slot) for slot in slots]
+        for slot, answer in zip(slots, run_all(broker, calls), strict=True):
             if isinstance(answer, RmqError):
                 raise answer
             if answer != "retired":

@@ -79,14 +79,11 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
-    def has_failed(self, slot: int, answer: object) -> bool:
-        """Return whether a slot's answer is an error, and note it. Raises ``ServerTrouble``: that is one of all slots."""
-        if isinstance(answer, ServerTrouble):
-            raise answer
-        if isinstance(answer, RmqError):
-            self.problems.append(f"slot {slot}: {answer}")
-            return True
-        return False
+    def failed(self, slot: int, error: RmqError) -> None:
+        """Note a slot's error. Raises ``ServerTrouble``: that is one of all slots."""
+        if isinstance(error, ServerTrouble):
+            raise error
+        self.problems.append(f"slot {slot}: {error}")
 
     def progress(self, *, is_complete: bool = False) -> Progress:
         """Return how far the work is."""

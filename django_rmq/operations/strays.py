@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django_rmq.core.calls import looking, people, sending
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import RECORDS, Entry
 from django_rmq.core.words.envelopes import stored_basis
 from django_rmq.core.words.keys import slot_of
@@ -62,26 +63,21 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
     """Return what is late in ``topic``."""
     found, now_ms = Overdue(), broker.now_ms()
     late = now_ms - (topic.timeout + GRACE_SECONDS) * 1000
-    for first in range(0, topic.slots, SLOTS_AT_ONCE):
-        slots = range(first, min(first + SLOTS_AT_ONCE, topic.slots))
-        pipeline = broker.pipeline()
-        for slot in slots:
-            pipeline.add(looking.count(topic, slot))
-            pipeline.add(looking.between(topic, slot, "prepare", max_score=late))
-        answers = pipeline.execute()
-        for slot, counts, deliveries in zip(slots, answers[::2], answers[1::2], strict=True):
-            for answer in (counts, deliveries):
-                if isinstance(answer, RmqError):
-                    raise answer
-            found.deliveries += deliveries
-            if counts.oldest_due_ms is not None:
-                seconds = max(0, now_ms - counts.oldest_due_ms) / 1000
-                if found.oldest_due_seconds is None or seconds > found.oldest_due_seconds:
-                    found.oldest_due_seconds, found.oldest_slot = seconds, slot
-            if counts.undrained_since_ms is not None:
-                seconds = max(0, now_ms - counts.undrained_since_ms) / 1000
-                if found.undrained_seconds is None or seconds > found.undrained_seconds:
-                    found.undrained_seconds, found.undrained_slot = seconds, slot
+    slots = range(topic.slots)
+    found.deliveries = sum(
+        walk(broker, (looking.between(topic, slot, "prepare", max_score=late) for slot in slots))
+    )
+    for slot, counts in enumerate(
+        walk(broker, (looking.count(topic, slot) for slot in slots), SLOTS_AT_ONCE)
+    ):
+        if counts.oldest_due_ms is not None:
+            seconds = max(0, now_ms - counts.oldest_due_ms) / 1000
+            if found.oldest_due_seconds is None or seconds > found.oldest_due_seconds:
+                found.oldest_due_seconds, found.oldest_slot = seconds, slot
+        if counts.undrained_since_ms is not None:
+            seconds = max(0, now_ms - counts.undrained_since_ms) / 1000
+            if found.undrained_seconds is None or seconds > found.undrained_seconds:
+                found.undrained_seconds, found.undrained_slot = seconds, slot
     return found
 
 
@@ -108,11 +104,9 @@ def _loose(
     cursors = dict.fromkeys(slots, "0")
     seen: set[tuple[int, bytes]] = set()
     while cursors:
-        pipeline = broker.pipeline()
-        for slot, cursor in cursors.items():
-            pipeline.add(people.loose(topic, slot, kind, cursor, repair))
+        calls = [people.loose(topic, slot, kind, cursor, repair) for slot, cursor in cursors.items()]
         asked, cursors = list(cursors), {}
-        for slot, answer in zip(asked, pipeline.execute(), strict=True):
+        for slot, answer in zip(asked, run_all(broker, calls), strict=True):
             if isinstance(answer, ServerTrouble):
                 raise answer
             if isinstance(answer, RmqError):
@@ -133,16 +127,13 @@ def _misplaced(
 ) -> Iterator[Strays]:
     after: dict[int, Any] = dict.fromkeys(slots)
     while after:
-        pipeline = broker.pipeline()
-        limit = max(10, 2_000 // len(after))
-        for slot, cursor in after.items():
-            pipeline.add(
-                looking.peek(
-                    topic, slot, "store", after=cursor, limit=limit, max_bytes=STEP_BYTES // len(after)
-                )
-            )
+        limit, most = max(10, 2_000 // len(after)), STEP_BYTES // len(after)
+        calls = [
+            looking.peek(topic, slot, "store", after=cursor, limit=limit, max_bytes=most)
+            for slot, cursor in after.items()
+        ]
         asked, after = list(after), {}
-        for slot, page in zip(asked, pipeline.execute(), strict=True):
+        for slot, page in zip(asked, run_all(broker, calls), strict=True):
             if isinstance(page, ServerTrouble):
                 raise page
             if isinstance(page, RmqError):

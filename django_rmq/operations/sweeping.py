@@ -78,7 +78,7 @@ def _sweep(
     wanted = checked(desk, topic, state, wanted)
     limits = limits or Limits()
     limits.check()
-    told = None if dry_run else act.tell
+    told = None if dry_run else act.call
     steps = sweeps.sweep(desk.broker, topic, state, wanted, told, limits=limits)
     renamed = (act.renamed(progress) for progress in steps)
     return Run(renamed) if dry_run else desk.recorded(f"{act.name} all", topic, state, renamed)
@@ -129,9 +129,7 @@ def resume(desk: Desk, name: str) -> Run:
 def _pause(desk: Desk, name: str, paused: bool) -> Run:
     desk.actor.require(Permission.PAUSE)
     topic = desk.present(name)
-    steps = sweeps.tell_every_slot(
-        desk.broker, topic, lambda pipeline, slot: pipeline.add(people.pause(topic, slot, paused))
-    )
+    steps = sweeps.tell_every_slot(desk.broker, topic, lambda slot: people.pause(topic, slot, paused))
     return desk.recorded("pause" if paused else "resume", topic, "slots", steps)
 
 

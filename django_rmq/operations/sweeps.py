@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from django_rmq.core.calls import looking, people
-from django_rmq.core.calls.broker import Broker, Pipeline
-from django_rmq.core.words.answers import Entry
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.call import Call
+from django_rmq.core.words.answers import Entry, Page
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.operations.copies import from_entry
@@ -35,8 +37,8 @@ SLOTS_PER_TRIP = 1_000
 STEP_BYTES = 8_388_608
 """What one round trip reads, about."""
 
-Tell = Callable[[Pipeline, Topic, int, Sequence[bytes]], object]
-"""From a pipeline, a topic, a slot and members: the call that does something to them and answers a word for each."""
+CallOf = Callable[[Topic, int, Sequence[bytes]], Call[list[str]]]
+"""From a topic, a slot and members: the call that does something to them and answers a word for each."""
 
 
 class Meant(NamedTuple):
@@ -69,10 +71,8 @@ def count(broker: Broker, meant: Meant) -> dict[int, int]:
     found = {}
     for first in range(0, len(slots), SLOTS_PER_TRIP):
         part = slots[first : first + SLOTS_PER_TRIP]
-        pipeline = broker.pipeline()
-        for slot in part:
-            pipeline.add(looking.between(topic, slot, meant.state, meant.low, meant.high))
-        for slot, answer in zip(part, pipeline.execute(), strict=True):
+        calls = [looking.between(topic, slot, meant.state, meant.low, meant.high) for slot in part]
+        for slot, answer in zip(part, run_all(broker, calls), strict=True):
             if isinstance(answer, ServerTrouble):
                 raise answer
             if isinstance(answer, RmqError) or answer:
@@ -86,19 +86,19 @@ def sweep(
     topic: Topic,
     state: str,
     wanted: Filter,
-    tell: Tell | None,
+    call_of: CallOf | None,
     *,
     limits: Limits,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Progress]:
-    """Do something to all messages of a state that ``wanted`` means. ``tell`` None: only count them.
+    """Do something to all messages of a state that ``wanted`` means. ``call_of`` None: only count them.
 
     Yields its progress after each step. Raises ``ServerTrouble``; what was done until then stays done.
     """
     meant = Meant.at(topic, state, wanted, broker.now_ms())
     held = count(broker, meant)
     tally = Tally(sum(held.values()))
-    if tell is None and not wanted.search:
+    if call_of is None and not wanted.search:
         yield Progress(tally.total, tally.total, {"matching": tally.total}, True)
         return
     pace = Pace(limits, sleep)
@@ -108,12 +108,12 @@ def sweep(
         turn, waiting = waiting[:SLOTS_AT_ONCE], waiting[SLOTS_AT_ONCE:]
         while turn and not pace.is_over(tally.done):
             found, turn = _fetch(broker, meant, turn, pace.step(tally.done, STEP), tally)
-            if tell is None:
+            if call_of is None:
                 matching = sum(len(members) for _, members in found)
                 tally.done += matching
                 tally.outcomes["matching"] += matching
             else:
-                _tell(broker, topic, tell, found, tally)
+                _tell(broker, topic, call_of, found, tally)
             pace.wait(tally.done)
             yield tally.progress()
         if turn:
@@ -123,16 +123,15 @@ def sweep(
 
 
 def _tell(
-    broker: Broker, topic: Topic, tell: Tell, found: Sequence[tuple[int, Sequence[bytes]]], tally: Tally
+    broker: Broker, topic: Topic, call_of: CallOf, found: Sequence[tuple[int, Sequence[bytes]]], tally: Tally
 ) -> None:
     """Do something to members by slot, and count what came of it."""
-    pipeline = broker.pipeline()
     asked = [(slot, members) for slot, members in found if members]
-    for slot, members in asked:
-        tell(pipeline, topic, slot, members)
-    for (slot, members), answer in zip(asked, pipeline.execute(), strict=True):
+    calls = [call_of(topic, slot, members) for slot, members in asked]
+    for (slot, members), answer in zip(asked, run_all(broker, calls), strict=True):
         tally.done += len(members)
-        if tally.has_failed(slot, answer):
+        if isinstance(answer, RmqError):
+            tally.failed(slot, answer)
             tally.outcomes["failed"] += len(members)
         else:
             tally.outcomes.update(answer)
@@ -151,20 +150,14 @@ def _fetch(
         "max_score": meant.high,
         "max_bytes": STEP_BYTES // len(now),
     }
-    pipeline = broker.pipeline()
-    for one in now:
-        if search:
-            scan = max(PER_SLOT // 5, STEP * 4 // len(now))
-            pipeline.add(
-                looking.find(
-                    meant.topic, one.slot, meant.state, scan=scan, after=one.after, **search, **options
-                )
-            )
-        else:
-            pipeline.add(looking.peek(meant.topic, one.slot, meant.state, after=one.after, **options))
+    look: Callable[..., Call[Page]] = looking.peek
+    if search:
+        look = partial(looking.find, scan=max(PER_SLOT // 5, STEP * 4 // len(now)), **search)
+    calls = [look(meant.topic, one.slot, meant.state, after=one.after, **options) for one in now]
     found, more = [], []
-    for one, page in zip(now, pipeline.execute(), strict=True):
-        if tally.has_failed(one.slot, page):
+    for one, page in zip(now, run_all(broker, calls), strict=True):
+        if isinstance(page, RmqError):
+            tally.failed(one.slot, page)
             continue
         members = [entry.member for entry in page.entries if not search or _is_meant(meant, one.slot, entry)]
         found.append((one.slot, members))
@@ -195,11 +188,13 @@ def purge(
         step = max(1, min(PER_SLOT, pace.step(tally.done, STEP) // len(turn)))
         turn = turn[: pace.step(tally.done, STEP)]
         asked = {slot: min(step, left[slot]) for slot in turn}
-        pipeline = broker.pipeline()
-        for slot, limit in asked.items():
-            pipeline.add(people.purge(topic, slot, state, meant.high, limit, min_score=meant.low))
-        for (slot, limit), answer in zip(asked.items(), pipeline.execute(), strict=True):
-            if tally.has_failed(slot, answer):
+        calls = [
+            people.purge(topic, slot, state, meant.high, limit, min_score=meant.low)
+            for slot, limit in asked.items()
+        ]
+        for (slot, limit), answer in zip(asked.items(), run_all(broker, calls), strict=True):
+            if isinstance(answer, RmqError):
+                tally.failed(slot, answer)
                 del left[slot]
                 continue
             tally.done += answer
@@ -213,20 +208,17 @@ def purge(
     yield tally.progress(is_complete=not left)
 
 
-def tell_every_slot(
-    broker: Broker, topic: Topic, tell: Callable[[Pipeline, int], object]
-) -> Iterator[Progress]:
+def tell_every_slot(broker: Broker, topic: Topic, call_of: Callable[[int], Call[str]]) -> Iterator[Progress]:
     """Tell every slot one small thing that answers a word."""
     tally = Tally(topic.slots)
     for first in range(0, topic.slots, SLOTS_PER_TRIP):
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
-        pipeline = broker.pipeline()
-        for slot in slots:
-            tell(pipeline, slot)
-        for slot, answer in zip(slots, pipeline.execute(), strict=True):
-            tally.outcomes["failed" if tally.has_failed(slot, answer) else answer] += 1
+        for slot, answer in zip(slots, run_all(broker, map(call_of, slots)), strict=True):
+            if isinstance(answer, RmqError):
+                tally.failed(slot, answer)
+            tally.outcomes["failed" if isinstance(answer, RmqError) else answer] += 1
         tally.done = slots.stop
         yield tally.progress(is_complete=slots.stop == topic.slots)
 
 
-__all__ = ["Tell", "count", "purge", "sweep", "tell_every_slot"]
+__all__ = ["CallOf", "count", "purge", "sweep", "tell_every_slot"]

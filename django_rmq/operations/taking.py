@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 from django_rmq.core.calls import looking, taking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.words.answers import Prepared
 from django_rmq.core.words.bounds import BATCH, is_number, is_whole, shown
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
@@ -166,13 +167,16 @@ class Taking:
         if error is not None and not taken:
             raise error
 
-    def _ask(self, owner: str, tries: Sequence[_Try], room: int, most_bytes: int) -> list[Any]:
+    def _ask(
+        self, owner: str, tries: Sequence[_Try], room: int, most_bytes: int
+    ) -> list[Prepared | RmqError]:
         """Prepare in several slots, which share the room there is."""
-        pipeline = self._broker.pipeline()
         each, bytes_each = room // len(tries), most_bytes // len(tries)
-        for one in tries:
-            pipeline.add(taking.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after))
-        return pipeline.execute()
+        calls = [
+            taking.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after)
+            for one in tries
+        ]
+        return run_all(self._broker, calls)
 
 
 __all__ = ["LONGEST_WAIT", "ROUND_SECONDS", "Taking"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from django_rmq.core.calls import looking
+from django_rmq.core.calls.broker import run_all
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError, RmqError
 from django_rmq.pipelines import Context, Pipeline, register
@@ -113,10 +114,8 @@ def _finish(context: Context, topic: Topic, one: dict[str, Any]) -> None:
     one["errors"] = dict(most[:ERRORS])
     sent = merged = 0
     for first in range(0, topic.slots, 1_000):
-        pipeline = context.broker.pipeline()
-        for slot in range(first, min(first + 1_000, topic.slots)):
-            pipeline.add(looking.audit(topic, slot))
-        for ledger in pipeline.execute():
+        calls = [looking.audit(topic, slot) for slot in range(first, min(first + 1_000, topic.slots))]
+        for ledger in run_all(context.broker, calls):
             if isinstance(ledger, RmqError):
                 raise ledger
             sent += ledger["sent"]

@@ -151,7 +151,8 @@ def test_a_commit_whose_answer_is_lost_is_told_again(broker: Broker, dispatcher:
     assert not dispatcher._settling.pending
     replies = trip.pipeline.receive()
     assert all(words == ["ok"] * len(words) for words in replies[: len(trip.parts)])
-    trip.pipeline.receive = lambda: (_ for _ in ()).throw(ServerUnavailable("the answer is lost"))
+    lost: Any = trip.pipeline
+    lost.receive = lambda: (_ for _ in ()).throw(ServerUnavailable("the answer is lost"))
     with pytest.raises(ServerUnavailable):
         dispatcher._trips.receive(trip)
     assert all(settlement.repeated for settlement in dispatcher._settling.pending.values())

@@ -427,7 +427,7 @@ def test_nothing_begins_in_a_slot_that_is_shut_for_a_listener_that_does_not_retu
     shut._schedule.ready(place)
     trip = shut._trips.send()
     assert trip is not None
-    assert trip.asked.places == [place]
+    assert list(trip.asked.places) == [place]
     if is_lost:
         replies = trip.pipeline.receive()
         assert replies[-1].status == "ok"

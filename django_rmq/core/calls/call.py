@@ -10,6 +10,7 @@ from django_rmq.core.calls.places import FACTS, AtSlots, Place
 from django_rmq.exceptions import RmqError, Unreadable
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class OfKey(NamedTuple):
@@ -19,19 +20,19 @@ class OfKey(NamedTuple):
     decode: Callable[[bytes, Any], Any]
 
 
-class Call(NamedTuple, Generic[T]):
+class Call(NamedTuple, Generic[T_co]):
     """One script at its place, for brokers with any prefix. The clock is added when it is sent."""
 
     script: str
     place: Place
     own: Sequence[Any]
     """Its arguments, except those that are facts of its topic."""
-    decode: Callable[[Any], T] | OfKey
+    decode: Callable[[Any], T_co] | OfKey
     given: Mapping[str, Any]
     """The arguments of the function that made it: what a broker without scripts needs to run it."""
     called: str = ""
     """The transition's name, where its script has another."""
-    join: Callable[[list[Any]], T] | None = None
+    join: Callable[[list[Any]], T_co] | None = None
     """What makes one answer out of those of its parts. None: it has one part."""
     varying: int = 0
     """How many of its last arguments differ from message to message; 0: no two calls are alike."""
@@ -61,12 +62,12 @@ class Call(NamedTuple, Generic[T]):
             return [self]
         return [self._replace(place=place) for place in self.place.parts()]
 
-    def read(self, reply: Any, prefix: str) -> T:
+    def read(self, reply: Any, prefix: str) -> T_co:
         """Return what a reply means. Raises ``Unreadable`` if a foreign value makes it meaningless."""
         try:
             decode = self.decode
             if isinstance(decode, OfKey):
-                found: T = decode.decode(self.place.keys(prefix, (decode.key,))[0], reply)
+                found: T_co = decode.decode(self.place.keys(prefix, (decode.key,))[0], reply)
                 return found
             return decode(reply)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -77,7 +78,7 @@ class Call(NamedTuple, Generic[T]):
             ) from error
 
 
-class Command(Call[T]):
+class Command(Call[T_co]):
     """A plain command instead of a script, named like it: for what Redis does fastest by itself."""
 
 

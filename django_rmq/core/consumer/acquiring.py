@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any
 
 from django_rmq.core.calls import taking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.call import Answer
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.doubts import HandedOut, Recovery
 from django_rmq.core.consumer.fences import LOOK_SECONDS, Fences
 from django_rmq.core.consumer.schedule import Schedule
 from django_rmq.core.consumer.slots import Place, Places
 from django_rmq.core.consumer.troubles import NODE_REST_SECONDS, Troubles
+from django_rmq.core.words.answers import Acquired, Held
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable
 
@@ -129,14 +130,13 @@ class Acquiring:
         """Acquire slots for the first time; most of many are empty, and asleep at once."""
         taken = self._places.take(ACQUIRED)
         topics = self._places.topics
-        pipeline = self._broker.pipeline()
-        asked: list[tuple[str, list[int]]] = []
-        for name, slots in taken:
-            for start in range(0, len(slots) if topics[name].serial else 0, AT_ONCE):
-                asked.append((name, slots[start : start + AT_ONCE]))
-                pipeline.add(taking.acquire_all(topics[name], asked[-1][1]))
+        asked = [
+            (name, slots[start : start + AT_ONCE])
+            for name, slots in taken
+            for start in range(0, len(slots) if topics[name].serial else 0, AT_ONCE)
+        ]
         try:
-            answers = pipeline.execute()
+            answers = run_all(self._broker, (taking.acquire_all(topics[name], part) for name, part in asked))
         except ServerTrouble:
             self._places.put_back(taken)
             raise
@@ -149,10 +149,12 @@ class Acquiring:
         if trouble is not None:
             raise trouble
 
-    def _told(self, name: str, slots: list[int], answer: Any) -> ServerTrouble | None:
+    def _told(self, name: str, slots: list[int], answer: list[Acquired] | RmqError) -> ServerTrouble | None:
         """Note what became of slots of a topic that were acquired in one call."""
         trouble: ServerTrouble | None = None
-        found = [answer] * len(slots) if isinstance(answer, RmqError) else answer
+        found: Sequence[Acquired | RmqError] = (
+            [answer] * len(slots) if isinstance(answer, RmqError) else answer
+        )
         for slot, one in zip(slots, found, strict=True):
             if not isinstance(one, RmqError) and one.is_asleep:
                 self._places.sleep(name, slot, one.epoch)
@@ -181,25 +183,23 @@ class Acquiring:
 
     def _acquire_some(self, places: list[Place]) -> None:
         pipeline = self._broker.pipeline()
+        epochs: dict[Place, Answer[int]] = {}
+        helds: dict[Place, Answer[list[Held] | None]] = {}
         for place in places:
             if place.owned and place.topic.serial:
-                pipeline.add(taking.acquire(place.topic, place.slot))
+                epochs[place] = pipeline.add(taking.acquire(place.topic, place.slot))
             if place.uncertain:
-                pipeline.add(taking.held(place.topic, place.slot, self._owner, 0, BATCH))
+                helds[place] = pipeline.add(taking.held(place.topic, place.slot, self._owner, 0, BATCH))
         at = uptime()
-        replies = iter(pipeline.execute())
+        pipeline.execute()
         trouble: ServerTrouble | None = None
         lost: list[HandedOut] = []
         for place in places:
-            epoch = next(replies) if place.owned and place.topic.serial else None
-            held = next(replies) if place.uncertain else []
-            error = epoch if isinstance(epoch, RmqError) else held if isinstance(held, RmqError) else None
-            if error is None:
-                try:
-                    found = self._recovery.unknown(place, held or [])
-                except RmqError as failed:
-                    error = failed
-            if error is not None:
+            try:
+                epoch = epochs[place].get() if place in epochs else None
+                held = helds[place].get() if place in helds else None
+                found = self._recovery.unknown(place, held or [])
+            except RmqError as error:
                 trouble = self._troubles.of(place, error) or trouble
                 continue
             place.epoch = epoch

@@ -6,15 +6,17 @@ import time
 from collections import Counter
 from itertools import islice
 from operator import add
-from typing import Any
 
 from django_rmq.core.calls import taking
+from django_rmq.core.calls.broker import Pipeline
+from django_rmq.core.calls.call import Answer
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.room import WORK_SECONDS, Room
 from django_rmq.core.consumer.schedule import Schedule
 from django_rmq.core.consumer.settling import Settling
 from django_rmq.core.consumer.slots import Place
 from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.words.answers import Prepared
 from django_rmq.core.words.topics import Topic
 
 IN_HAND = 20_000
@@ -33,7 +35,7 @@ class Asked:
     __slots__ = ("bytes", "expected", "load", "messages", "of_topic", "places", "slots_of_topic", "work")
 
     def __init__(self, held: list[float]) -> None:
-        self.places: list[Place] = []
+        self.places: dict[Place, Answer[Prepared]] = {}
         self.messages = 0
         self.bytes = 0
         """Bytes that they were granted."""
@@ -47,9 +49,9 @@ class Asked:
         """Topic -> messages."""
         self.slots_of_topic: Counter[str] = Counter()
 
-    def add(self, place: Place, limit: int, size: int) -> None:
+    def add(self, place: Place, limit: int, size: int, answer: Answer[Prepared]) -> None:
         """Note a slot that is asked for up to ``limit`` messages of ``size`` bytes."""
-        self.places.append(place)
+        self.places[place] = answer
         self.messages += limit
         self.bytes += size
         self.expected += min(limit, 2 * place.yielded + 16)
@@ -87,7 +89,7 @@ class Asking:
         load = self._hand.load
         return Asked(load if coming is None else list(map(add, load, coming.work)))
 
-    def queue(self, pipeline: Any, coming: Asked | None) -> Asked:
+    def queue(self, pipeline: Pipeline, coming: Asked | None) -> Asked:
         """Queue prepares of slots that wait, and return what they may bring."""
         asked, room = self.nothing(coming), self._room
         parked: list[Place] = []
@@ -112,11 +114,9 @@ class Asking:
             size = room.bytes.grant(topic, limit)
             if not size:
                 break
-            pipeline.add(
-                taking.prepare(topic, place.slot, self._owner, place.epoch, limit, size, after=place.cursor)
-            )
+            call = taking.prepare(topic, place.slot, self._owner, place.epoch, limit, size, place.cursor)
+            asked.add(place, limit, size, pipeline.add(call))
             place.cursor = None
-            asked.add(place, limit, size)
             # What a slot will hand out is not known; half the limit keeps many slots from flooding one thread.
             seconds = limit / 2 * room.paces[topic.name].seconds
             asked.load[thread] += seconds

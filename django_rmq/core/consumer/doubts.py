@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from django_rmq.core.calls import ending, taking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.consumer.feeding import Feeding
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.room import Room
@@ -79,14 +79,13 @@ class Recovery:
         Return the slots of which nothing is lost any more, and trouble that concerns more than one slot.
         """
         # Their time-out began at an instant we do not know: extend before anything starts.
-        pipeline = self._broker.pipeline()
-        for place, receipt, things in lost:
-            pipeline.add(
-                ending.extend(place.topic, place.slot, receipt, [thing.delivery.member for thing in things])
-            )
+        calls = [
+            ending.extend(place.topic, place.slot, receipt, [thing.delivery.member for thing in things])
+            for place, receipt, things in lost
+        ]
         trouble: ServerTrouble | None = None
         refused: set[Place] = set()
-        for one, words in zip(lost, pipeline.execute(), strict=True):
+        for one, words in zip(lost, run_all(self._broker, calls), strict=True):
             if isinstance(words, RmqError):
                 refused.add(one.place)
                 trouble = self._troubles.of(one.place, words) or trouble

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import count
 
 from django_rmq.core.calls import people
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words.bounds import BATCH
@@ -135,10 +135,9 @@ class _Retention:
         return self._broker.now_ms() - self._retention_ms
 
     def _trim_some(self, slots: list[int]) -> list[int]:
-        pipeline, up_to = self._broker.pipeline(), self._up_to()
-        for slot in slots:
-            pipeline.add(people.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE))
-        found = pipeline.execute()
+        up_to = self._up_to()
+        calls = [people.purge(self._topic, slot, "dead", up_to, MEMBERS_AT_ONCE) for slot in slots]
+        found = run_all(self._broker, calls)
         troubles = [gone for gone in found if isinstance(gone, RmqError)]
         if troubles:
             self._complain(

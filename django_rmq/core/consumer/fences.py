@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from django_rmq.core.calls import taking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.slots import Place
 
@@ -54,11 +54,9 @@ class Fences:
 
         This is for the time in which the coordinator cannot say who owns what.
         """
-        pipeline = self._broker.pipeline()
-        for place in untaken:
-            pipeline.add(taking.held(place.topic, place.slot, self._owner, 0, 1))
+        calls = [taking.held(place.topic, place.slot, self._owner, 0, 1) for place in untaken]
         now = time.monotonic()
-        for place, held in zip(untaken, pipeline.execute(), strict=True):
+        for place, held in zip(untaken, run_all(self._broker, calls), strict=True):
             if held != []:
                 place.untaken_since = None
             elif place.untaken_since is None:

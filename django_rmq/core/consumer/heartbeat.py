@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable
 
 from django_rmq.core.calls import ending
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.logs.complaints import Complaints
@@ -79,15 +79,12 @@ class Heartbeat(threading.Thread):
                 )
 
     def _extend(self, due: list[Batch]) -> None:
-        pipeline = self._broker.pipeline()
-        sent: list[tuple[Batch, list[bytes]]] = []
         at = uptime()
-        for batch in due:
-            members = batch.in_flight()
-            if members:
-                pipeline.add(ending.extend(batch.topic, batch.place.slot, batch.receipt, members))
-                sent.append((batch, members))
-        for (batch, members), words in zip(sent, pipeline.execute(), strict=True):
+        sent = [(batch, members) for batch in due if (members := batch.in_flight())]
+        calls = [
+            ending.extend(batch.topic, batch.place.slot, batch.receipt, members) for batch, members in sent
+        ]
+        for (batch, members), words in zip(sent, run_all(self._broker, calls), strict=True):
             if isinstance(words, RmqError):
                 self._complain(
                     batch.topic.name,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from django_rmq.core.calls import limits, taking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
@@ -220,10 +220,13 @@ def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
         for start in range(0, topic.slots, HELD_AT_ONCE):
             if time.monotonic() > end:
                 return
-            pipeline = broker.pipeline()
-            for slot in range(start, min(start + HELD_AT_ONCE, topic.slots)):
-                pipeline.add(taking.held(topic, slot, owner, 0, BATCH))
-            in_use += sum(len(held) for held in pipeline.execute() if held and not isinstance(held, RmqError))
+            calls = [
+                taking.held(topic, slot, owner, 0, BATCH)
+                for slot in range(start, min(start + HELD_AT_ONCE, topic.slots))
+            ]
+            in_use += sum(
+                len(held) for held in run_all(broker, calls) if held and not isinstance(held, RmqError)
+            )
         broker.run(limits.allow(topic, owner, tokens=0, in_use=in_use, wanted=0, lease_ms=_lease_ms(topic)))
 
 

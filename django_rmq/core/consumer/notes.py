@@ -16,7 +16,8 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from django_rmq.core.calls import ending, looking, taking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.words.answers import Held
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic
@@ -205,17 +206,17 @@ def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
 def _settle_some(
     broker: Broker, topic: Topic, slots: Sequence[int], owner: str, begun: Mapping[int, bool]
 ) -> Settled:
-    asking, telling = broker.pipeline(), broker.pipeline()
-    for slot in slots:
-        asking.add(taking.held(topic, slot, owner, 0, BATCH))
+    telling = broker.pipeline()
     ends: list[str] = []
-    for slot, first in zip(slots, asking.execute(), strict=True):
+    calls = [taking.held(topic, slot, owner, 0, BATCH) for slot in slots]
+    for slot, first in zip(slots, run_all(broker, calls), strict=True):
         if isinstance(first, RmqError) or not first:
             continue
-        held = page = first
-        while len(page) == BATCH:
-            page = broker.run(taking.held(topic, slot, owner, len(held), BATCH)) or []
-            held = [*held, *page]
+        held = first
+        page: list[Held] | None = first
+        while page and len(page) == BATCH:
+            page = broker.run(taking.held(topic, slot, owner, len(held), BATCH))
+            held = [*held, *(page or ())]
         to_tell: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
         for thing in held:
             is_done = begun.get(mark_of(topic.name, slot, thing.receipt, thing.delivery.member))

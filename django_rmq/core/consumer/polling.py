@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from django_rmq.core.calls import ending, looking
@@ -65,23 +65,26 @@ class Polling:
         blocked = list(self._places.blocked)
         pipeline = self._broker.pipeline()
         asked = self._parts(server)
-        for name, part in asked:
+        answers = [
             pipeline.add(looking.heads(self._places.topics[name], [slot for slot, _ in part]))
-        for place in blocked:
-            # Nothing is prepared here until its listener returns, so nothing else would time it out.
-            pipeline.add(ending.expire(place.topic, place.slot))
-        replies = pipeline.execute()
+            for name, part in asked
+        ]
+        # Nothing is prepared in these until a listener returns, so nothing else would time it out.
+        expired = [pipeline.add(ending.expire(place.topic, place.slot)) for place in blocked]
+        pipeline.execute()
         untaken: list[Place] = []
         trouble: ServerTrouble | None = None
-        for (name, part), heads in zip(asked, replies, strict=False):
+        for (name, part), answer in zip(asked, answers, strict=True):
+            heads = answer.result()
             if isinstance(heads, RmqError):
                 self._troubles.complain("heads", "The slow poll failed: %s", heads)
                 trouble = heads if isinstance(heads, ServerTrouble) and concerns_all(heads) else trouble
                 continue
             untaken += self._wake(name, part, heads, server)
-        for place, expired in zip(blocked, replies[len(asked) :], strict=True):
-            if isinstance(expired, RmqError):
-                trouble = self._troubles.of(place, expired) or trouble
+        for place, ended in zip(blocked, expired, strict=True):
+            error = ended.result()
+            if isinstance(error, RmqError):
+                trouble = self._troubles.of(place, error) or trouble
         if untaken:
             for place in self._acquiring.fences.left_alone(untaken):
                 self._acquiring.acquire_fenced(place)
@@ -101,7 +104,9 @@ class Polling:
             for start in range(0, len(found), HEADS)
         ]
 
-    def _wake(self, name: str, part: list[Sleeping], heads: list[float | None], server: float) -> list[Place]:
+    def _wake(
+        self, name: str, part: list[Sleeping], heads: Sequence[float | None], server: float
+    ) -> list[Place]:
         """Make those slots ready in which something is due sooner than known; return the fenced ones that are due."""
         untaken: list[Place] = []
         for (slot, known), due in zip(part, heads, strict=True):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
+from django_rmq.core.calls import ending
+from django_rmq.core.calls.broker import Pipeline
+from django_rmq.core.calls.call import Answer, Call
 from django_rmq.core.consumer.batches import Slice
 from django_rmq.core.consumer.ending import Ending
 from django_rmq.core.consumer.slots import Place
@@ -51,6 +54,14 @@ Settlements = dict[tuple[Place, int], Settlement]
 """By slot and receipt."""
 
 
+_CALLS: dict[str, Callable[..., Call[list[str]]]] = {
+    "committed": ending.commit,
+    "failures": ending.rollback,
+    "released": ending.release,
+}
+"""How the parts of a settlement are told."""
+
+
 class Part(NamedTuple):
     """One call of those that tell."""
 
@@ -59,6 +70,8 @@ class Part(NamedTuple):
     verb: str
     items: list[Any]
     repeated: bool
+    answer: Answer[list[str]]
+    """A word for each item."""
 
 
 class Settling:
@@ -102,16 +115,11 @@ class Settling:
         """Return whether something of a slot is to be told, or is not confirmed yet."""
         return any(place is other for other, _ in chain(self.pending, *self._under_way))
 
-    def queue(self, pipeline: Any) -> tuple[Settlements, list[Part]]:
+    def queue(self, pipeline: Pipeline) -> tuple[Settlements, list[Part]]:
         """Queue what is to be told, but for slots that are left alone; return it, and the calls in their order."""
         told: Settlements = {}
         kept: defaultdict[tuple[Place, int], Settlement] = defaultdict(Settlement)
         parts: list[Part] = []
-        calls = (
-            ("committed", pipeline.commit),
-            ("failures", pipeline.rollback),
-            ("released", pipeline.release),
-        )
         now = 0.0
         for (place, receipt), settlement in self.pending.items():
             if place.shut_until:
@@ -120,12 +128,12 @@ class Settling:
                     kept[place, receipt] = settlement
                     continue
             told[place, receipt] = settlement
-            for verb, call in calls:
+            for verb, call in _CALLS.items():
                 items = getattr(settlement, verb)
                 for start in range(0, len(items), BATCH):
                     some = items[start : start + BATCH]
-                    call(place.topic, place.slot, receipt, some)
-                    parts.append(Part(place, receipt, verb, some, settlement.repeated))
+                    answer = pipeline.add(call(place.topic, place.slot, receipt, some))
+                    parts.append(Part(place, receipt, verb, some, settlement.repeated, answer))
         self.pending = kept
         if told:
             self._under_way.append(told)
@@ -142,15 +150,16 @@ class Settling:
             kept.messages |= settlement.messages
             kept.repeated = True
 
-    def settled(self, told: Settlements, parts: list[Part], replies: list[Any]) -> ServerTrouble | None:
+    def settled(self, told: Settlements, parts: list[Part]) -> ServerTrouble | None:
         """Note what Redis confirmed; the rest is told again, for telling twice is harmless.
 
         Returns trouble that concerns more than one slot.
         """
         self._answered(told)
         trouble: ServerTrouble | None = None
-        for part, words in zip(parts, replies, strict=False):
-            place, receipt, verb, items, _ = part
+        for part in parts:
+            place, receipt, verb, items, _, answer = part
+            words = answer.result()
             messages = told[place, receipt].messages
             if isinstance(words, RmqError):
                 kept = self.pending[place, receipt]

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable
 
 from django_rmq.core.calls import ending, looking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.call import Call
 from django_rmq.core.consumer.polling import HEADS
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.words.topics import Topic
@@ -30,22 +31,20 @@ class Sweeping:
         if not self._topics or now < self._due:
             return
         server = self._broker.now_ms()
-        pipeline = self._broker.pipeline()
         asked = [
             (topic, range(first, min(first + HEADS, topic.slots)))
             for topic in self._topics
             for first in range(0, topic.slots, HEADS)
         ]
-        for topic, slots in asked:
-            pipeline.add(looking.heads(topic, slots, upkeep=True))
-        for (topic, slots), heads in zip(asked, pipeline.execute(), strict=True):
+        looks = [looking.heads(topic, slots, upkeep=True) for topic, slots in asked]
+        ends: list[Call[int]] = []
+        for (topic, slots), heads in zip(asked, run_all(self._broker, looks), strict=True):
             if isinstance(heads, RmqError):
                 self._complain("sweep", "Cannot look for what has timed out: %s", heads)
                 continue
-            for slot, due in zip(slots, heads, strict=True):
-                if due is not None and due <= server:
-                    pipeline.add(ending.expire(topic, slot))
-        ended = pipeline.execute()
+            late = (slot for slot, due in zip(slots, heads, strict=True) if due is not None and due <= server)
+            ends += [ending.expire(topic, slot) for slot in late]
+        ended = run_all(self._broker, ends)
         for answer in ended:
             if isinstance(answer, RmqError):
                 self._complain("sweep", "Cannot end what has timed out: %s", answer)

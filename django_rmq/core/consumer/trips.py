@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, Pipeline
 from django_rmq.core.consumer.answering import Answering
 from django_rmq.core.consumer.asking import Asked, Asking
 from django_rmq.core.consumer.clocks import uptime
@@ -16,7 +16,7 @@ from django_rmq.exceptions import ServerTrouble
 class Trip(NamedTuple):
     """A round trip that is under way."""
 
-    pipeline: Any
+    pipeline: Pipeline
     told: Settlements
     """What it tells; told again if its answer is lost."""
     parts: list[Part]
@@ -76,14 +76,14 @@ class Trips:
     def receive(self, trip: Trip) -> None:
         """Wait for the answer to a trip, and go on with it. Raises trouble that concerns more than one slot."""
         try:
-            replies = trip.pipeline.receive()
+            trip.pipeline.receive()
         except ServerTrouble:
             self.lost(trip)
             raise
         self._granted.answered(trip.asked.bytes)
-        trouble = self._settling.settled(trip.told, trip.parts, replies)
-        for place, reply in zip(trip.asked.places, replies[len(trip.parts) :], strict=True):
-            trouble = self._answering.prepared(place, reply, trip.at) or trouble
+        trouble = self._settling.settled(trip.told, trip.parts)
+        for place, answer in trip.asked.places.items():
+            trouble = self._answering.prepared(place, answer.result(), trip.at) or trouble
         if trouble is not None:
             raise trouble
 

@@ -20,11 +20,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, islice
-from typing import Any
+from typing import TypeVar
 from zlib import crc32
 
 from django_rmq.core.calls import history
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.call import Call
 from django_rmq.core.calls.walk import walk
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
@@ -164,18 +165,21 @@ def read(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> l
 def read_last(broker: Broker, topics: Mapping[Topic, int]) -> dict[Topic, list[Minute] | RmqError]:
     """Return the last so many minutes of each topic, up to an hour, in two round trips; or why they cannot be read."""
     now = broker.now_ms() // 60_000
-    pipeline = broker.pipeline()
-    for topic, count in topics.items():
-        pipeline.add(history.minutes(topic, now + 1 - count - LONGEST_GAP_MINUTES, now))
+    calls = [
+        history.minutes(topic, now + 1 - count - LONGEST_GAP_MINUTES, now) for topic, count in topics.items()
+    ]
     return {
         topic: records if isinstance(records, RmqError) else _read(records, now + 1 - count, count, now, 1)
-        for (topic, count), records in zip(topics.items(), _answers(pipeline), strict=True)
+        for (topic, count), records in zip(topics.items(), _answers(broker, calls), strict=True)
     }
 
 
-def _answers(pipeline: Any) -> list[Any]:
-    """Run a pipeline; return its answers, and errors of single topics in their places. Raises ``ServerTrouble``."""
-    found: list[Any] = pipeline.execute()
+T = TypeVar("T")
+
+
+def _answers(broker: Broker, calls: Iterable[Call[T]]) -> list[T | RmqError]:
+    """Run calls; return their answers, and errors of single topics in their places. Raises ``ServerTrouble``."""
+    found = run_all(broker, calls)
     for one in found:
         if isinstance(one, ServerTrouble):
             raise one
@@ -234,25 +238,28 @@ class Latest:
 
 def totals(broker: Broker, topics: Sequence[Topic]) -> list[Totals | RmqError]:
     """Read what all slots of each topic have counted until now, in a script of 1 to 2 ms per 256 of them; or why not."""
-    pipeline = broker.pipeline()
-    for topic in topics:
-        for start in range(0, topic.slots, SLOTS_AT_ONCE):
-            pipeline.add(history.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots))))
-    answers = iter(_answers(pipeline))
+    calls = [
+        history.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots)))
+        for topic in topics
+        for start in range(0, topic.slots, SLOTS_AT_ONCE)
+    ]
+    answers = iter(_answers(broker, calls))
     found: list[Totals | RmqError] = []
     for topic in topics:
-        parts = list(islice(answers, -(-topic.slots // SLOTS_AT_ONCE)))
-        errors = [part for part in parts if isinstance(part, RmqError)]
-        found.append(errors[0] if errors else Totals(*_counted(reduce(Sample.plus, parts).counters)[1]))
+        samples: list[Sample] = []
+        error: RmqError | None = None
+        for part in islice(answers, -(-topic.slots // SLOTS_AT_ONCE)):
+            if isinstance(part, RmqError):
+                error = error or part
+            else:
+                samples.append(part)
+        found.append(error or Totals(*_counted(reduce(Sample.plus, samples).counters)[1]))
     return found
 
 
 def times(broker: Broker, topics: Sequence[Topic]) -> list[Times | RmqError]:
     """Return all durations that were ever counted of each topic; or why they cannot be read."""
-    pipeline = broker.pipeline()
-    for topic in topics:
-        pipeline.add(history.times(topic))
-    return _answers(pipeline)
+    return _answers(broker, [history.times(topic) for topic in topics])
 
 
 def latest(broker: Broker, topics: Sequence[Topic]) -> list[Latest | RmqError | None]:
@@ -260,11 +267,10 @@ def latest(broker: Broker, topics: Sequence[Topic]) -> list[Latest | RmqError | 
     if not topics:
         return []
     now = broker.now_ms() // 60_000
-    pipeline = broker.pipeline()
-    for topic in topics:
-        pipeline.add(history.minutes(topic, now - LONGEST_GAP_MINUTES, now))
+    calls = [history.minutes(topic, now - LONGEST_GAP_MINUTES, now) for topic in topics]
     return [
-        records if isinstance(records, RmqError) else _youngest(records) for records in _answers(pipeline)
+        records if isinstance(records, RmqError) else _youngest(records)
+        for records in _answers(broker, calls)
     ]
 
 

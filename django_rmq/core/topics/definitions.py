@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from django_rmq.core.calls import looking, people
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
-from django_rmq.exceptions import RmqError, TopicMismatch
+from django_rmq.exceptions import TopicMismatch
 
 logger = logging.getLogger("django_rmq")
 
@@ -108,13 +110,8 @@ def obstacles(
             return [f"SLOTS: the topic was re-slotted; write SLOTS {registered['slots']} into the settings"]
         return [f"SLOTS: `manage.py rmqreslot {topic.name} {topic.slots}` changes the slots of a topic"]
     needs_empty = [name for name in NEEDS_EMPTY if name in changed]
-    if needs_empty:
-        held = sum(
-            counts.store + counts.prepare + counts.retry + counts.dead + counts.claimed
-            for counts in _each_slot(broker, topic, "count")
-        )
-        if held:
-            found.append(f"{', '.join(needs_empty)}: the topic must be empty, and it holds {held} messages")
+    if needs_empty and (held := messages_held(broker, topic)):
+        found.append(f"{', '.join(needs_empty)}: the topic must be empty, and it holds {held} messages")
     unfollowed = [name for name in changed if name in NEEDS_NO_WORKER]
     # A worker extends what it holds about three times in the time-out that it knows.
     if "TIMEOUT" in changed and topic.timeout < (changed["TIMEOUT"].registered or 0):
@@ -126,7 +123,8 @@ def obstacles(
             "stop them first, or use --force"
         )
     if "MAX_RETRIES" in changed:
-        refused = sum(word != "ok" for word in _each_slot(broker, topic, "configure", apply=False))
+        calls = (people.configure(topic, slot, apply=False) for slot in range(topic.slots))
+        refused = sum(word != "ok" for word in walk(broker, calls))
         if refused:
             found.append(
                 f"MAX_RETRIES: {refused} slots hold messages, whose priorities could read as retries "
@@ -135,24 +133,18 @@ def obstacles(
     return found
 
 
+def messages_held(broker: Broker, topic: Topic) -> int:
+    """Return how many messages all slots of ``topic`` hold, the dead as well."""
+    counts = walk(broker, (looking.count(topic, slot) for slot in range(topic.slots)))
+    return sum(one.held for one in counts)
+
+
 def apply(broker: Broker, topic: Topic) -> None:
     """Make ``topic`` the registered definition, and give each slot its time-out and retries.
 
     Ask ``obstacles`` first. Senders and consumers with other settings raise ``TopicMismatch`` when they
     start next; stop them before.
     """
-    for _ in _each_slot(broker, topic, "configure"):
+    for _ in walk(broker, (people.configure(topic, slot) for slot in range(topic.slots))):
         pass
     broker.define(topic, replace=True)
-
-
-def _each_slot(broker: Broker, topic: Topic, transition: str, **options: Any) -> Iterable[Any]:
-    """Yield what ``transition`` answers for every slot, in few round trips."""
-    for first in range(0, topic.slots, SLOTS_PER_TRIP):
-        pipeline = broker.pipeline()
-        for slot in range(first, min(first + SLOTS_PER_TRIP, topic.slots)):
-            getattr(pipeline, transition)(topic, slot, **options)
-        for answer in pipeline.execute():
-            if isinstance(answer, RmqError):
-                raise answer
-            yield answer

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from django_rmq.core.calls import looking, moving
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls import ending, looking, moving
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.walk import walk
+from django_rmq.core.topics.definitions import messages_held
 from django_rmq.core.words.answers import Entry, Handover, Survey
 from django_rmq.core.words.envelopes import stored_basis
 from django_rmq.core.words.failures import Death
@@ -135,7 +137,7 @@ def obstacle(broker: Broker, topic: Topic, slots: int) -> str:
             return ""
         return f"the topic is being re-slotted from {counts[0]} to {counts[1]} slots: that has to end before"
     if slots > counts[0] and _hides_bases(broker, topic):
-        held = _held(broker, replace(topic, slots=counts[0]))
+        held = messages_held(broker, replace(topic, slots=counts[0]))
         if held:
             return (
                 "messages of it were sent with a slot_basis= of their own, which is not stored: nobody can tell the "
@@ -146,15 +148,6 @@ def obstacle(broker: Broker, topic: Topic, slots: int) -> str:
 
 def _hides_bases(broker: Broker, topic: Topic) -> bool:
     return not topic.keyed and topic.slot_basis is None and broker.has_slot_bases(topic)
-
-
-def _held(broker: Broker, topic: Topic) -> int:
-    held = 0
-    for first in range(0, topic.slots, SLOTS_PER_TRIP):
-        slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))
-        for counts in _each(broker, "count", topic, slots):
-            held += counts.store + counts.prepare + counts.retry + counts.dead + counts.claimed
-    return held
 
 
 def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
@@ -290,12 +283,13 @@ class _Mover:
                     raise
         if overdue:
             # Nobody may be left to time out what runs here.
-            list(_each(self.broker, "expire", self.topic, overdue))
+            list(walk(self.broker, [ending.expire(self.topic, slot) for slot in overdue]))
         return moved
 
     def _survey(self, families: Iterable[int]) -> dict[int, Survey]:
         slots = [slot for family in families for slot in self.reslotting.slots(family)]
-        return dict(zip(slots, _each(self.broker, "survey", self.topic, slots), strict=True))
+        calls = (moving.survey(self.topic, slot) for slot in slots)
+        return dict(zip(slots, walk(self.broker, calls, len(slots)), strict=True))
 
     def _is_done(self, surveys: dict[int, Survey], family: int) -> bool:
         """Return whether a family was moved: its sources are opened last of all."""
@@ -306,15 +300,12 @@ class _Mover:
         plan = self.reslotting
         # Asked each time: somebody may begin to send with bases of his own even now.
         only_empty = plan.grows and _hides_bases(self.broker, self.topic)
-        pipeline = self.broker.pipeline()
-        for slot in slots:
-            is_fresh = slot >= plan.before
-            pipeline.add(
-                moving.shut(
-                    self.topic, slot, plan.number, fresh=is_fresh, only_empty=only_empty and not is_fresh
-                )
-            )
-        for answer in pipeline.execute():
+        fresh = {slot: slot >= plan.before for slot in slots}
+        calls = [
+            moving.shut(self.topic, slot, plan.number, fresh=is_fresh, only_empty=only_empty and not is_fresh)
+            for slot, is_fresh in fresh.items()
+        ]
+        for answer in run_all(self.broker, calls):
             self._check(answer)
 
     def _reopen(self, family: int, surveys: dict[int, Survey]) -> None:
@@ -324,12 +315,11 @@ class _Mover:
         deliveries = max(surveys[slot].deliveries for slot in slots)
         paused = any(surveys[slot].is_paused for slot in slots)
         for part in (plan.targets(family), plan.sources(family)):
-            pipeline = self.broker.pipeline()
-            for slot in part:
-                pipeline.add(
-                    moving.reopen(self.topic, slot, plan.number, deliveries=deliveries, paused=paused)
-                )
-            for answer in pipeline.execute():
+            calls = [
+                moving.reopen(self.topic, slot, plan.number, deliveries=deliveries, paused=paused)
+                for slot in part
+            ]
+            for answer in run_all(self.broker, calls):
                 self._check(answer)
             self._report("reopened", self.progress)
 
@@ -425,17 +415,6 @@ class _Mover:
         self._arrived[source] = handover.ticket
         self.progress.moved += len(handover.rows)
         self._report("moved_in", self.progress)
-
-
-def _each(broker: Broker, transition: str, topic: Topic, slots: Sequence[int]) -> Iterator[Any]:
-    """Yield what ``transition`` answers for each slot, in one round trip."""
-    pipeline = broker.pipeline()
-    for slot in slots:
-        getattr(pipeline, transition)(topic, slot)
-    for answer in pipeline.execute():
-        if isinstance(answer, RmqError):
-            raise answer
-        yield answer
 
 
 __all__ = ["Progress", "Reslotting", "begin", "finish", "move", "obstacle", "under_way"]

@@ -188,6 +188,11 @@ class Counts(NamedTuple):
     undrained_since_ms: int | None = None
     """Priority topics: since when Store has not been empty; None: it is, or only strangers have sent."""
 
+    @property
+    def held(self) -> int:
+        """All messages, the dead as well."""
+        return self.store + self.prepare + self.retry + self.dead + self.claimed
+
 
 class Looked(NamedTuple):
     """All that a slot knows of one member; None: nothing of that kind."""

@@ -17,12 +17,13 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_rmq import send_message
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.words.failures import Failure
 from django_rmq.operations import Actor, Operations
 from django_rmq.operations.health import Limits
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
-from tests.brokers import Broker, direct
+from tests.brokers import direct
 
 TIMED = {"TYPE": "fixed_time", "SLOTS": 4}
 RANKED = {"TYPE": "priority", "SLOTS": 4}
@@ -239,5 +240,5 @@ def test_a_definition_that_says_little_strands_nothing_unseen(
         assert "old (1 waiting)" in run(returncode=1)
         assert "differ in" in run("old", "--retire", "--move-to", "new", returncode=2)
         run("old", "--retire", "--delete", "--no-input")
-        assert isinstance(connections.get_broker(), Broker)
+        assert isinstance(connections.get_broker(), RedisBroker)
         assert "old" not in direct(connections.get_broker()).definitions()

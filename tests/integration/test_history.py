@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from django_rmq.core.calls.call import Call
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.telling import history
 from django_rmq.core.telling.history import EDGES_MS, Lateness, Minute, TimesCount
+from django_rmq.core.telling.history import sampler as sampler_of_history
 from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import history_keys, slot_keys
@@ -141,7 +143,7 @@ def test_more_than_256_slots_at_once_are_refused(broker: Any) -> None:
 def test_of_very_many_slots_a_part_is_read_and_scaled(
     broker: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "MOST_SLOTS", 256)
+    monkeypatch.setattr(sampler_of_history, "MOST_SLOTS", 256)
     topic = replace(TOPIC, slots=1024)
     for slot in range(1024):
         merge(broker, slot, "a", "b", topic=topic)
@@ -193,13 +195,14 @@ def test_the_slots_of_now_are_sampled(broker: Any, clock: Clock) -> None:
 def test_one_of_many_samples_a_minute(broker: Any, clock: Clock) -> None:
     clock.advance(seconds=10)
     samples: list[int] = []
-    sample = broker.sample
+    run = broker.run
 
-    def counted(topic: Topic, slots: Any) -> Any:
-        samples.append(len(slots))
-        return sample(topic, slots)
+    def counted(call: Call[Any]) -> Any:
+        if call.name == "sample":
+            samples.append(len(call.given["slots"]))
+        return run(call)
 
-    broker.sample = counted
+    broker.run = counted
     samplers = [Sampler(broker, TOPIC, clock) for _ in range(5)]
     for _ in range(3):
         for sampler in samplers:

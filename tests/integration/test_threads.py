@@ -188,7 +188,12 @@ def test_a_dead_thread_is_replaced_and_holds_nothing(
 def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
     extended: list[object] = []
     monitored: Any = InMemoryBroker()
-    monitored.run = lambda call: extended.append(call) or ["ok"]
+
+    def note(call: object) -> list[str]:
+        extended.append(call)
+        return ["ok"]
+
+    monitored.run = note
     thread = ExecutorThread(0, SimpleQueue(), NO_HOOKS)
     message = Message(MERGE, 0, 1, Delivery(b"1", 1.0, 16))
     batch = Batch(

@@ -1,0 +1,127 @@
+"""What is kept of one minute of a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from django_rmq.core.words.samples import LATENESS_BUCKETS, Sample
+from django_rmq.core.words.topics import Topic
+
+SLOTS_AT_ONCE = 256
+"""Slots that one script reads."""
+
+LARGEST = 1 << 53
+"""Numbers of a record: beyond it they could not be told apart when they are divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many messages a topic held at one instant, by state."""
+
+    store: int
+    due: int
+    """Of ``store``: could be taken."""
+    prepare: int
+    claimed: int
+    """Held by Spark consumers."""
+    retry: int
+    dead: int
+    oldest_due_ms: int | None
+    """Time topics: since when (ms) the most overdue message is due."""
+    undrained_since_ms: int | None = None
+    """Priority topics: since when (ms) the slot has not been empty that was so for the longest."""
+
+
+COUNTED = ("sent", "merged", "handed_out", "committed", "failed", "died")
+ALSO_COUNTED = ("expired", "rejected", "released", "stale", "fenced", "replayed")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is kept of one minute:
+    ``ms slots asked store due prepare claimed retry dead oldest sent … replayed undrained|bucket:n …``.
+
+    Records of earlier versions end with ``died`` or ``replayed``.
+    """
+
+    sampled_ms: int
+    slots: int
+    asked: int
+    """Of how many slots: more than ``slots`` where sums are scaled, or a slot could not be read."""
+    depth: Depth
+    counters: tuple[int, ...]
+    """Those of ``COUNTED``, and of ``ALSO_COUNTED`` where they were written down."""
+    late: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, sample: Sample, topic: Topic, now_ms: int) -> Record:
+        scale = topic.slots / sample.slots if sample.slots else 0
+        claimed, counters = counted(sample.counters)
+        depths = (sample.store, sample.due, sample.prepare, sample.retry, sample.dead)
+        store, due, prepare, retry, dead = (round(value * scale) for value in depths)
+        return cls(
+            now_ms,
+            sample.slots,
+            topic.slots,
+            Depth(
+                *(store, due, prepare, round(claimed * scale), retry, dead),
+                sample.oldest_due_ms,
+                sample.undrained_since_ms,
+            ),
+            tuple(round(value * scale) for value in counters),
+        )
+
+    def encode(self) -> str:
+        depth = self.depth
+        numbers = (
+            *(self.sampled_ms, self.slots, self.asked, depth.store, depth.due, depth.prepare, depth.claimed),
+            *(
+                depth.retry,
+                depth.dead,
+                depth.oldest_due_ms or 0,
+                *self.counters,
+                depth.undrained_since_ms or 0,
+            ),
+        )
+        return " ".join(map(str, numbers))
+
+    @classmethod
+    def parse(cls, raw: bytes | None) -> Record | None:
+        """Read a record; what is none of ours is a gap."""
+        try:
+            head, _, tail = (raw or b"").decode().partition("|")
+            numbers = list(map(int, head.split(" ")))
+            ms, slots, asked, store, due, prepare, claimed, retry, dead, oldest, *counters = numbers
+            late = [0] * LATENESS_BUCKETS
+            for pair in tail.split():
+                bucket, _, count = pair.partition(":")
+                late[int(bucket)] = int(count)
+            if not 0 <= min(*numbers, *late) <= max(*numbers, *late) <= LARGEST:
+                return None
+        except (ValueError, IndexError):
+            return None
+        whole = len(COUNTED) + len(ALSO_COUNTED)
+        undrained = counters.pop() if len(counters) == whole + 1 else 0
+        if len(counters) not in (len(COUNTED), whole):
+            return None
+        depth = Depth(store, due, prepare, claimed, retry, dead, oldest or None, undrained or None)
+        return cls(ms, slots, asked, depth, tuple(counters), tuple(late))
+
+
+def counted(sums: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
+    """Return what Spark consumers hold, and the counters of a record, from sums of the ledger's."""
+    return max(0, sums["claimed"] - sums["acked"] - sums["claim_returned"]), (
+        sums["sent"],
+        sums["merged"] + sums["replaced"],
+        sums["prepared"] + sums["claimed"],
+        sums["committed"] + sums["acked"],
+        sums["failed"] + sums["expired"] + sums["rejected"],
+        sums["died"] + sums["lapsed"],
+        sums["expired"],
+        sums["rejected"],
+        sums["released"],
+        sums["stale"],
+        sums["fenced"],
+        sums["revived"] + sums["replay_merged"],
+    )

@@ -18,6 +18,7 @@ from typing import Any
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
+from django_rmq.core.memory.pipeline import Pipeline
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.topics import reslotting
 from django_rmq.core.words.bodies import decode_body
@@ -25,7 +26,7 @@ from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
-from django_rmq.exceptions import LostRace, RmqError, SlotMoved
+from django_rmq.exceptions import LostRace, SlotMoved
 
 COUNTS = (1, 2, 4, 8)
 ENTITIES = 5
@@ -54,25 +55,7 @@ class Door:
         return call
 
     def pipeline(self) -> Any:
-        return DoorPipeline(self)
-
-
-class DoorPipeline:
-    def __init__(self, door: Door) -> None:
-        self._door = door
-        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: self._calls.append((name, args, kwargs))
-
-    def execute(self) -> list[Any]:
-        found: list[Any] = []
-        for name, args, kwargs in self._calls:
-            try:
-                found.append(getattr(self._door, name)(*args, **kwargs))
-            except RmqError as error:
-                found.append(error)
-        return found
+        return Pipeline(self.run)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.slot import opened
-from django_rmq.core.topics import reslotting
+from django_rmq.core.topics.reslotting import moving
 from django_rmq.core.words.answers import Handover
 from django_rmq.core.words.topics import slot_counts
 from tests.proof import reslot_histories
@@ -26,15 +26,15 @@ WHOLE: dict[str, Callable[..., Any]] = {
 
 
 def nothing_is_in_flight(patch: Patch) -> None:
-    def survey(self: InMemoryBroker, *args: Any) -> Any:
-        return WHOLE["survey"](self, *args)._replace(in_flight=0)
+    def survey(self: InMemoryBroker, **given: Any) -> Any:
+        return WHOLE["survey"](self, **given)._replace(in_flight=0)
 
-    def move_out(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **kwargs: Any) -> Handover:
+    def move_out(self: InMemoryBroker, topic: Any, slot: int, **given: Any) -> Handover:
         with opened(self, topic, slot, ["prepare"]) as s:
             kept = dict(s.prepare)
             s.prepare.clear()
         try:
-            answer: Handover = WHOLE["move_out"](self, topic, slot, *args, **kwargs)
+            answer: Handover = WHOLE["move_out"](self, topic, slot, **given)
             return answer
         finally:
             with opened(self, topic, slot, ["prepare"]) as s:
@@ -45,11 +45,11 @@ def nothing_is_in_flight(patch: Patch) -> None:
 
 
 def the_gate_is_open(patch: Patch) -> None:
-    def prepare(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **kwargs: Any) -> Any:
+    def prepare(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **given: Any) -> Any:
         with opened(self, topic, slot, ["control"]) as s:
             moving = s.control.pop(b"moving", None)
         try:
-            return WHOLE["prepare"](self, topic, slot, *args, **kwargs)
+            return WHOLE["prepare"](self, topic, slot, *args, **given)
         finally:
             if moving:
                 with opened(self, topic, slot, ["control"]) as s:
@@ -59,17 +59,17 @@ def the_gate_is_open(patch: Patch) -> None:
 
 
 def tickets_are_not_kept(patch: Patch) -> None:
-    def move_in(self: InMemoryBroker, topic: Any, slot: int, *args: Any) -> Any:
+    def move_in(self: InMemoryBroker, topic: Any, slot: int, **given: Any) -> Any:
         with opened(self, topic, slot, ["arrived"]) as s:
             s.arrived.clear()
-        return WHOLE["move_in"](self, topic, slot, *args)
+        return WHOLE["move_in"](self, topic, slot, **given)
 
     patch.setattr(InMemoryBroker, "move_in", move_in)
 
 
 def what_left_is_forgotten_at_once(patch: Patch) -> None:
-    def move_out(self: InMemoryBroker, topic: Any, slot: int, *args: Any, **kwargs: Any) -> Any:
-        answer = WHOLE["move_out"](self, topic, slot, *args, **kwargs)
+    def move_out(self: InMemoryBroker, topic: Any, slot: int, **given: Any) -> Any:
+        answer = WHOLE["move_out"](self, topic, slot, **given)
         with opened(self, topic, slot, ["leaving"]) as s:
             s.leaving.clear()
         return answer
@@ -79,15 +79,15 @@ def what_left_is_forgotten_at_once(patch: Patch) -> None:
 
 def sources_open_first(patch: Patch) -> None:
     def reopen(self: Any, family: int, surveys: Any) -> None:
-        for part in (self.reslotting.sources(family), self.reslotting.targets(family)):
-            for slot in part:
-                self.broker.reopen(self.topic, slot, self.reslotting.number, deliveries=0)
+        plan = self._reslotting
+        for slot in (*plan.sources(family), *plan.targets(family)):
+            self._broker.reopen(plan.topic, slot, plan.number, deliveries=0)
 
-    patch.setattr(reslotting._Mover, "_reopen", reopen)
+    patch.setattr(moving._Mover, "_reopen", reopen)
 
 
 def sources_are_shut_first(patch: Patch) -> None:
-    shut, kept = reslotting._Mover._shut, []
+    shut, kept = moving._Mover._shut, []
 
     def swapped(self: Any, slots: Any) -> None:
         # They come in two calls: the targets, then the sources.
@@ -96,12 +96,12 @@ def sources_are_shut_first(patch: Patch) -> None:
             shut(self, kept.pop())
             shut(self, kept.pop())
 
-    patch.setattr(reslotting._Mover, "_shut", swapped)
+    patch.setattr(moving._Mover, "_shut", swapped)
 
 
 def what_a_person_sent_back_is_passed_by(patch: Patch) -> None:
-    def survey(self: InMemoryBroker, *args: Any) -> Any:
-        return WHOLE["survey"](self, *args)._replace(rescheduled=0, revived=0)
+    def survey(self: InMemoryBroker, **given: Any) -> Any:
+        return WHOLE["survey"](self, **given)._replace(rescheduled=0, revived=0)
 
     patch.setattr(InMemoryBroker, "survey", survey)
 
@@ -114,11 +114,11 @@ def the_new_count_comes_first(patch: Patch) -> None:
 
 def an_older_re_slotting_may_still_move(patch: Patch) -> None:
     def mend(name: str) -> Callable[..., Any]:
-        def call(self: InMemoryBroker, topic: Any, slot: int, reslot: int, *args: Any, **kwargs: Any) -> Any:
+        def call(self: InMemoryBroker, topic: Any, slot: int, reslot: int, **given: Any) -> Any:
             with opened(self, topic, slot, ["control"]) as s:
                 s.control.setdefault(b"moving", b"1")
-                number = int(s.control.get(b"reslot", 0))
-            return WHOLE[name](self, topic, slot, number, *args, **kwargs)
+                present = int(s.control.get(b"reslot", 0))
+            return WHOLE[name](self, topic, slot, present, **given)
 
         return call
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from django_rmq.core.calls.broker import Broker
-from django_rmq.core.words import addresses
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import ConfigurationError
 from django_rmq.operations import Actor
+from django_rmq.pipelines.reaching import connection_options
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.spark.bodies import MALFORMED
@@ -252,44 +250,6 @@ class Context:
             close_session(session)
 
 
-def connection_options() -> dict[str, str]:
-    """Return how tasks reach the Redis of the settings, as options of ``format("rmq")``.
-
-    Raises ``ConfigurationError`` for what cannot be told to tasks: a broker in memory, sentinels, or options of
-    connections that are no JSON.
-    """
-    config = get_config()
-    if config.broker == "memory" or config.redis is None:
-        raise ConfigurationError(
-            'Spark needs a Redis: RMQ["BROKER"] is "memory", which no other process could use'
-        )
-    server = config.redis
-    if server.sentinels:
-        raise ConfigurationError(
-            "Spark cannot ask sentinels for the primary: give it an address that follows it, in a settings module for pipelines"
-        )
-    told: dict[str, object] = {**server.pool}
-    told |= {name: getattr(server, name) for name in addresses.LOGIN if getattr(server, name)}
-    urls = []
-    for url in server.cluster or (server.url,):
-        address = addresses.without_login(url)
-        urls.append(address.url)
-        told |= address.options
-    found = {"prefix": config.key_prefix, "url": ",".join(urls)}
-    found |= {name: str(told.pop(name)) for name in addresses.LOGIN if told.get(name)}
-    if server.cluster:
-        found["cluster"] = "true"
-    if told:
-        # Spark hides the values of options whose names say so, and nobody knows which of these are secret.
-        try:
-            found["secretConnectionOptions"] = json.dumps(told)
-        except TypeError as error:
-            raise ConfigurationError(
-                f"CONNECTION_POOL_KWARGS cannot be told to Spark's tasks: {error}"
-            ) from None
-    return found
-
-
 def _texts(options: Mapping[str, object]) -> dict[str, str]:
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -298,4 +258,4 @@ def _texts(options: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-__all__ = ["Context", "Stopped", "connection_options"]
+__all__ = ["Context", "Stopped"]

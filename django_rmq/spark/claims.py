@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import threading
-import time
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -21,7 +19,8 @@ from django_rmq.core.calls.walk import walk
 from django_rmq.core.words.answers import Claimed, ClaimRead, Counts
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
-from django_rmq.exceptions import LostRace, RmqError, SlotMoved
+from django_rmq.exceptions import LostRace, SlotMoved
+from django_rmq.spark.lease import Lease
 
 T = TypeVar("T")
 
@@ -69,13 +68,7 @@ class Claims:
         self._newest = 0
         self._known: set[str] = set()
         """Consumers whose claims we know, for they are our own doing."""
-        self._holder = ""
-        self._held: dict[int, int] = {}
-        """Slot -> number of the claim that we renew."""
-        self._said = 0
-        """The newest claim of whose loss we have warned."""
-        self._lock = threading.Lock()
-        self._renewing: threading.Thread | None = None
+        self.lease = Lease(broker, topic, lease_ms)
 
     def each(self, calls: Iterable[Call[T]]) -> list[T]:
         """Return what each call answers."""
@@ -93,11 +86,6 @@ class Claims:
         """Look everything up at the next ``settle``: a request has failed, and nobody knows what ran."""
         self._known.clear()
 
-    def slots(self, number: int) -> list[int]:
-        """Return the slots that have a part of a claim."""
-        with self._lock:
-            return [slot for slot, held in self._held.items() if held == number]
-
     # --- the end of a claim
 
     def settle(self, consumer: str, committed: int) -> int:
@@ -107,7 +95,7 @@ class Claims:
         """
         slots: list[int] = list(range(self._topic.slots))
         if consumer in self._known:
-            slots = list(self._held)
+            slots = self.lease.slots()
         newest = 0
         lost = 0
         ending: list[tuple[int, int]] = []
@@ -116,15 +104,15 @@ class Claims:
             if read.number > committed > 0 and read.state == "acked":
                 raise self._too_old(read.number)
             if read.number > committed and read.state in ("open", "sealed"):
-                self._hold(slot, consumer, read.number)
+                self.lease.hold(slot, consumer, read.number)
             elif read.number <= committed and read.state in ("open", "sealed", "acked"):
                 ending.append((slot, read.number))
             else:
                 lost += read.number == committed and read.state in ("lost", "returned")
-                self._let_go(slot)
+                self.lease.let_go(slot)
         lost += self._end(consumer, ending)
         if lost:
-            self.warn(
+            self.lease.warn(
                 committed,
                 f"Spark has recorded its batch, but its lease ended in {lost} slots before it was acknowledged. "
                 "Their messages are delivered again",
@@ -162,21 +150,9 @@ class Claims:
                 if word == "ok" and left:
                     rest.append((slot, number))
                 else:
-                    self._let_go(slot)
+                    self.lease.let_go(slot)
             ending = rest + ending[HEADS:]
         return lost
-
-    def _let_go(self, slot: int) -> None:
-        with self._lock:
-            self._held.pop(slot, None)
-
-    def warn(self, number: int, why: str) -> None:
-        """Warn of a loss: once for each claim, in however many slots and however often it is found."""
-        with self._lock:
-            if number <= self._said:
-                return
-            self._said = number
-        logger.warning("Claim %d of topic %s: %s", number, self._topic.name, why)
 
     def _too_old(self, number: int) -> LostRace:
         return LostRace(
@@ -193,15 +169,7 @@ class Claims:
 
     def claim(self, consumer: str, number: int, budget: int) -> bool:
         """Claim up to ``budget`` messages that are due; return whether any. Raises ``SlotMoved``."""
-        slots = range(self._topic.slots)
-        now = self._broker.now_ms()
-        due: dict[int, int] = {}
-        for first in range(0, len(slots), HEADS):
-            part = slots[first : first + HEADS]
-            heads = self._broker.run(looking.heads(self._topic, part))
-            due.update(
-                (slot, at) for slot, at in zip(part, heads, strict=True) if at is not None and at <= now
-            )
+        due = self._due_slots()
         if not due or budget < 1:
             return False
         left = self._shares(due, budget)
@@ -234,6 +202,13 @@ class Claims:
                 self._give_back(consumer, number)
                 raise self.moved()
         return taken > 0
+
+    def _due_slots(self) -> dict[int, int]:
+        """Return the slots in which something is due, with when it was."""
+        slots, now = range(self._topic.slots), self._broker.now_ms()
+        parts = [slots[first : first + HEADS] for first in range(0, len(slots), HEADS)]
+        heads = (head for part in parts for head in self._broker.run(looking.heads(self._topic, part)))
+        return {slot: at for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now}
 
     def moved(self) -> SlotMoved:
         """Return the error of a topic that was re-slotted under the query."""
@@ -272,27 +247,27 @@ class Claims:
 
     def _give_back(self, consumer: str, number: int) -> None:
         """Return a claim that no batch will ever read, in every slot that has a part of it."""
-        for slot in self.slots(number):
+        for slot in self.lease.slots(number):
             while self._broker.run(claims.return_claim(self._topic, slot, consumer, number))[1]:
                 pass
-            self._let_go(slot)
+            self.lease.let_go(slot)
 
     def _note(self, slot: int, consumer: str, number: int, answer: Claimed) -> None:
         if answer.taken:
-            self._hold(slot, consumer, number)
+            self.lease.hold(slot, consumer, number)
         elif answer.status not in ("ok", "busy", "paused"):
             logger.warning("Cannot claim from topic %s slot %d: %s", self._topic.name, slot, answer.status)
 
     def seal(self, consumer: str, number: int) -> int:
         """Seal a claim in every slot that has a part of it; return how many messages it holds."""
-        slots = self.slots(number)
+        slots = self.lease.slots(number)
         rows = 0
         sizes = self.each(
             claims.renew(self._topic, slot, consumer, number, self._lease_ms, seal=True) for slot in slots
         )
         for slot, size in zip(slots, sizes, strict=True):
             if size is None:
-                self._let_go(slot)
+                self.lease.let_go(slot)
             else:
                 rows += size
         self._newest = max(self._newest, number)
@@ -308,48 +283,5 @@ class Claims:
             if read.state == "sealed" and read.size:
                 sizes[slot] = read.size
         for slot in sizes:
-            self._hold(slot, consumer, number)
+            self.lease.hold(slot, consumer, number)
         return sizes
-
-    # --- the lease
-
-    def _hold(self, slot: int, consumer: str, number: int) -> None:
-        with self._lock:
-            self._held[slot] = number
-            self._holder = consumer
-            if self._renewing is None:
-                self._renewing = threading.Thread(target=self._renew, name="rmq-claims", daemon=True)
-                self._renewing.start()
-
-    def _renew(self) -> None:
-        """Renew what is held, for as long as this process lives: Spark kills it with the query."""
-        while True:
-            time.sleep(self._lease_ms / 3_000)
-            with self._lock:
-                held = dict(self._held)
-            try:
-                self._renew_all(held)
-            except RmqError as error:
-                logger.warning("Cannot renew the claims of topic %s: %s", self._topic.name, error)
-
-    def _renew_all(self, held: dict[int, int]) -> None:
-        sizes = self.each(
-            claims.renew(self._topic, slot, self._holder, number, self._lease_ms)
-            for slot, number in held.items()
-        )
-        gone = [slot for slot, size in zip(held, sizes, strict=True) if size is None]
-        if not gone:
-            return
-        lost = 0
-        for slot, read in zip(gone, self.reads(gone, self._holder, held[gone[0]]), strict=True):
-            # Acknowledged ones are not lost: a listener has been faster than the next poll.
-            lost += read.state in ("lost", "returned")
-            with self._lock:
-                if self._held.get(slot) == held[slot]:
-                    del self._held[slot]
-        if lost:
-            self.warn(
-                held[gone[0]],
-                f"its lease ended in {lost} slots, Spark being at work on its batch. "
-                "Their messages are delivered again",
-            )

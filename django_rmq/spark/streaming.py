@@ -8,11 +8,9 @@ only when there is a next batch. The identity of the consumer travels in the off
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -25,60 +23,19 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from django_rmq.core.calls import claims, looking
 from django_rmq.core.calls.broker import Broker
-from django_rmq.core.calls.walk import walk
-from django_rmq.core.words.bounds import BATCH
-from django_rmq.core.words.envelopes import decode_envelope
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace, RmqError, SlotMoved
 from django_rmq.spark.claims import Claims, ranges, slots_in
 from django_rmq.spark.connection import broker_of, topic_of
 from django_rmq.spark.options import CONNECTION, Options
-from django_rmq.spark.paging import FIRST_PAGE, MOST_ROWS, PAGES, Rows, fitting, narrow_batch
 from django_rmq.spark.patience import Patience, Result
+from django_rmq.spark.tasks import Reading, Task, split
 
 logger = logging.getLogger("django_rmq.spark")
 
 LOOK_SECONDS = 5.0
 """Between two looks whether a topic that seems empty was re-slotted."""
-
-
-class Piece(NamedTuple):
-    """A part of a task: some rows of a claim in one slot."""
-
-    slot: int
-    offset: int
-    rows: int
-
-
-class Task(InputPartition):
-    """What one task reads of a claim."""
-
-    def __init__(self, consumer: str, number: int, pieces: Sequence[Piece]) -> None:
-        super().__init__(number)
-        self.consumer = consumer
-        self.number = number
-        self.pieces = list(pieces)
-
-
-def split(sizes: dict[int, int], tasks: int) -> list[list[Piece]]:
-    """Return the rows of each slot in ``tasks`` parts of the same size, up to whole pages."""
-    rows = sum(sizes.values())
-    share = max(1, math.ceil(rows / max(1, tasks)))
-    parts: list[list[Piece]] = [[]]
-    room = share
-    for slot, size in sizes.items():
-        offset = 0
-        while offset < size:
-            if not room:
-                parts.append([])
-                room = share
-            taken = min(size - offset, room)
-            parts[-1].append(Piece(slot, offset, taken))
-            offset += taken
-            room -= taken
-    return [part for part in parts if part]
 
 
 def acknowledge(options: Mapping[str, str], offset: Mapping[str, Any]) -> int:
@@ -144,7 +101,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "rows": rows,
             "slots": self._topic.slots,
             "topic": self._name,
-            "held": ranges(self._claims.slots(claim)),
+            "held": ranges(self._claims.lease.slots(claim)),
         }
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -241,7 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         sizes = self._patience(lambda: self._claims.read(consumer, number, slots))
         rows = sum(sizes.values())
         if rows < int(end["rows"]):
-            self._claims.warn(number, self._lost(number, int(end["rows"]) - rows))
+            self._claims.lease.warn(number, self._lost(number, int(end["rows"]) - rows))
         return [Task(consumer, number, pieces) for pieces in split(sizes, self._options.tasks(rows))]
 
     def _lost(self, number: int, missing: int) -> str:
@@ -258,64 +215,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, Task):
             return
         schema = to_arrow_schema(self._schema, timezone="UTC")
+        reading = Reading(self._broker, self._topic, schema, self._patience)
         missing = 0
         for piece in partition.pieces:
             rows = 0
-            for batch in self._read_piece(schema, partition, piece):
+            for batch in reading.piece(partition, piece):
                 rows += batch.num_rows
                 yield batch
             missing += 0 if rows else piece.rows
         if missing:
             text = self._lost(partition.number, missing)
             logger.warning("Claim %d of topic %s: %s", partition.number, self._name, text)
-
-    def _read_piece(self, schema: pa.Schema, task: Task, piece: Piece) -> Iterator[pa.RecordBatch]:
-        slot, offset, end = piece.slot, piece.offset, piece.offset + piece.rows
-        claim = (self._topic, slot, task.consumer, task.number)
-        first_page = min(FIRST_PAGE, piece.rows)
-        read = self._patience(lambda: self._broker.run(claims.read_claim(*claim, offset, first_page)))
-        if not read.rows:
-            return
-        yield self._batch(schema, slot, read.rows, read.envelopes)
-        offset += len(read.rows) // 2
-        # Where there are bodies, a script reads them together; members alone Redis tells faster by itself.
-        plain = not read.envelopes
-        size = min(fitting(read.rows, read.envelopes), MOST_ROWS if plain else BATCH)
-        while offset < end:
-            firsts = range(offset, min(end, offset + PAGES * size), size)
-            parts, state = self._patience(partial(self._trip, claim, firsts, plain=plain))
-            if state != "sealed" or not all(rows for rows, _ in parts):
-                # Half of a part is neither the same rows nor none: tried again, it reads as none.
-                raise LostRace(
-                    f"claim {task.number} of topic {self._name} slot {slot} was lost while it was read"
-                )
-            for rows, envelopes in parts:
-                yield self._batch(schema, slot, rows, envelopes)
-                offset += len(rows) // 2
-
-    def _trip(
-        self, claim: tuple[Topic, int, str, int], firsts: range, *, plain: bool
-    ) -> tuple[list[tuple[Rows, Sequence[bytes | None]]], str]:
-        """Return the pages of a claim that begin at ``firsts``, and its state after they were read."""
-        topic, slot, *_ = claim
-        pages = [(first, min(firsts.step, firsts.stop - first)) for first in firsts]
-        parts: list[tuple[Rows, Sequence[bytes | None]]]
-        if plain:
-            rows = [looking.rows(topic, slot, "claim", first, first + wanted - 1) for first, wanted in pages]
-            parts = [(found, ()) for found in walk(self._broker, rows)]
-        else:
-            reads = [claims.read_claim(*claim, first, wanted) for first, wanted in pages]
-            parts = [(read.rows, read.envelopes) for read in walk(self._broker, reads)]
-        # Asked when all of it is here: if it is sealed still, nothing had been taken out before.
-        return parts, self._broker.run(claims.read_claim(*claim)).state
-
-    def _batch(
-        self, schema: pa.Schema, slot: int, rows: Rows, envelopes: Sequence[bytes | None]
-    ) -> pa.RecordBatch:
-        members: Rows = rows[::2]
-        if envelopes:
-            members = [
-                member if envelope is None else decode_envelope(envelope).body
-                for member, envelope in zip(members, envelopes, strict=True)
-            ]
-        return narrow_batch(schema, self._name, slot, members, rows[1::2])

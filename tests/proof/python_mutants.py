@@ -244,7 +244,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
     # --- what a dead process leaves
     "left_to_its_time_out": PythonMutant(
         "core/consumer/notes.py",
-        "telling.rollback(topic, slot, receipt, failures)",
+        "telling.add(ending.rollback(topic, slot, receipt, failures))",
         "continue",
         "What ran in a process that is dead is charged at once.",
         (

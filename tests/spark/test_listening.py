@@ -86,7 +86,7 @@ def test_a_claim_that_was_acknowledged_by_a_listener_is_no_loss(
     with caplog.at_level(logging.WARNING, "django_rmq.spark"):
         assert acknowledge(topic.options, end) == 4
         # The thread that renews finds the claims gone.
-        eventually(lambda: not source._claims.slots(1), "a renewal", 20)
+        eventually(lambda: not source._claims.lease.slots(1), "a renewal", 20)
         assert acknowledge(topic.options, end) == 4
         topic.send(["more"])
         following = source.latestOffset(end, ALL)

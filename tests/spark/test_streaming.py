@@ -19,7 +19,8 @@ from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, LostRace, SlotMoved
 from django_rmq.spark.options import STREAM, Options
 from django_rmq.spark.source import COLUMNS
-from django_rmq.spark.streaming import Piece, StreamReader, split
+from django_rmq.spark.streaming import StreamReader
+from django_rmq.spark.tasks import Piece, split
 from tests.spark.conftest import Queue
 from tests.workers import eventually
 

@@ -38,17 +38,9 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
     else:
         rest = "" if failure.delay_ms is None else f" in {failure.delay_ms / 1000:g} s"
         then = f"tried again{rest}, retries left: {message.retries_left}"
-    what, traced = failure.error.partition("\n")[0][:200], None
     # A listener that raises Retry or Reject has decided: a traceback would say nothing more.
-    if error is not None and not isinstance(error, (Retry, Reject)) and left_out == 0:
-        traced = error
-    frames = ""
-    if discretion.hides(topic.name):
-        # An error quotes what it is about, and reporters of errors collect the variables of its frames.
-        what = error_class(what) or "its text is withheld"
-        if traced is not None:
-            frames = "\n" + "".join(traceback.format_tb(traced.__traceback__, limit=-8))
-            traced = None
+    is_traced = left_out == 0 and not isinstance(error, (Retry, Reject))
+    what, traced, frames = _shown(topic, failure, error if is_traced else None)
     logger.log(
         level,
         "Message %s of topic %s %s (%s); %s%s%s",
@@ -68,6 +60,18 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
             "rmq_retries_left": message.retries_left,
         },
     )
+
+
+def _shown(
+    topic: Topic, failure: Failure, error: BaseException | None
+) -> tuple[str, BaseException | None, str]:
+    """Return what may be said of a failure: its text, the error to trace, and frames in its place."""
+    what = failure.error.partition("\n")[0][:200]
+    if not discretion.hides(topic.name):
+        return what, error, ""
+    # An error quotes what it is about, and reporters of errors collect the variables of its frames.
+    frames = "\n" + "".join(traceback.format_tb(error.__traceback__, limit=-8)) if error else ""
+    return error_class(what) or "its text is withheld", None, frames
 
 
 def _place_of(error: BaseException | None) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -79,6 +79,19 @@ def served_topics(
         if all(isinstance(slots, int) and slots > 0 for slots in counts):
             said[name] = TopicSlots(name, max(counts), bool(found.get("serial", topic.serial)))
     return list(said.values())
+
+
+def read_crew(
+    records: Mapping[str, bytes], complain: Callable[[str, str, Exception], None]
+) -> dict[str, Worker]:
+    """Return the workers that can be read."""
+    crew = {}
+    for worker, record in records.items():
+        try:
+            crew[worker] = read_record(worker, record)
+        except ValueError as error:
+            complain(f"worker/{worker}", "A worker cannot be read and gets no slots: %s", error)
+    return crew
 
 
 __all__ = ["read_record", "served_topics", "whose", "write_record"]

@@ -24,8 +24,13 @@ from django_rmq.core.coordination import (
 )
 from django_rmq.core.coordination.ownership import uptime
 from django_rmq.core.coordination.plan import Plan
-from django_rmq.core.coordination.records import read_record, served_topics, whose, write_record
-from django_rmq.core.coordination.shared import AUDIT_SECONDS, SETTLE_SECONDS, SharedCoordinator, read_crew
+from django_rmq.core.coordination.records import read_crew, read_record, served_topics, whose, write_record
+from django_rmq.core.coordination.shared import (
+    AUDIT_SECONDS,
+    SETTLE_SECONDS,
+    SharedCoordinator,
+    log_assigned,
+)
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words.workers import Beat, Roster
 from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
@@ -220,7 +225,7 @@ class RedisCoordinator(SharedCoordinator):
             if number is None:
                 self._poked.set()
                 return
-            self._log_assigned(len(assignment), why)
+            log_assigned(len(assignment), len(self._crew), why)
             self._number, self._basis, self._raw = number, self._members, text.encode()
             self._plan = self._last_plan = plan
         self._vetted = (self._members, self._number)

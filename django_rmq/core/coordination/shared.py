@@ -10,12 +10,11 @@ import random
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from django_rmq.core.coordination import Coordinator, Owned, Slots, Worker, announced
 from django_rmq.core.coordination.ownership import Ownership, uptime
 from django_rmq.core.coordination.plan import Plan
-from django_rmq.core.coordination.records import read_record
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words.topics import Topic
@@ -76,11 +75,10 @@ class SharedCoordinator(Coordinator):
         self._next_audit = 0.0
         self._stop_seconds = 1.0
         self._complain = Complaints(logger)
-        self._stopped = threading.Event()
-        self._poked = threading.Event()
+        self._stopped, self._poked = threading.Event(), threading.Event()
         self._ownership = Ownership(own, disown)
         self._changed = self._ownership.changed
-        self._thread = self._new_thread()
+        self._thread = _thread_of(self._run)
 
     # --- what a worker asks of it
 
@@ -120,12 +118,9 @@ class SharedCoordinator(Coordinator):
         if not self._ownership.is_alive():
             self._ownership.start()
         if not self._thread.is_alive():
-            fresh = self._new_thread()
+            fresh = _thread_of(self._run)
             fresh.start()
             self._thread = fresh
-
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._run, name="rmq-coordinator", daemon=True)
 
     def owned(self) -> Owned:
         """Return what ``own`` was told and ``disown`` not yet."""
@@ -232,27 +227,16 @@ class SharedCoordinator(Coordinator):
         self._assign(flaw)
         return NEVER
 
-    def _log_assigned(self, topics: int, why: str) -> None:
-        logger.info(
-            "Assigned %d topics to %d workers (%s)",
-            topics,
-            len(self._crew),
-            why,
-            extra={"rmq_event": "assigned"},
-        )
+
+def _thread_of(run: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=run, name="rmq-coordinator", daemon=True)
 
 
-def read_crew(
-    records: Mapping[str, bytes], complain: Callable[[str, str, Exception], None]
-) -> dict[str, Worker]:
-    """Return the workers that can be read."""
-    crew = {}
-    for worker, record in records.items():
-        try:
-            crew[worker] = read_record(worker, record)
-        except ValueError as error:
-            complain(f"worker/{worker}", "A worker cannot be read and gets no slots: %s", error)
-    return crew
+def log_assigned(topics: int, workers: int, why: str) -> None:
+    """Log that an assignment was written."""
+    logger.info(
+        "Assigned %d topics to %d workers (%s)", topics, workers, why, extra={"rmq_event": "assigned"}
+    )
 
 
-__all__ = ["AUDIT_SECONDS", "NEVER", "SETTLE_SECONDS", "SharedCoordinator", "read_crew"]
+__all__ = ["AUDIT_SECONDS", "NEVER", "SETTLE_SECONDS", "SharedCoordinator", "log_assigned"]

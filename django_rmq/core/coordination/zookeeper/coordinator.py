@@ -13,8 +13,13 @@ from kazoo import exceptions as kazoo
 from django_rmq.core.coordination import Holding, Member, Slots, Worker, assign
 from django_rmq.core.coordination.ownership import uptime
 from django_rmq.core.coordination.plan import Plan
-from django_rmq.core.coordination.records import served_topics
-from django_rmq.core.coordination.shared import AUDIT_SECONDS, SETTLE_SECONDS, SharedCoordinator, read_crew
+from django_rmq.core.coordination.records import read_crew, served_topics
+from django_rmq.core.coordination.shared import (
+    AUDIT_SECONDS,
+    SETTLE_SECONDS,
+    SharedCoordinator,
+    log_assigned,
+)
 from django_rmq.core.coordination.zookeeper import own_node, tree
 from django_rmq.core.coordination.zookeeper.definitions import Definitions
 from django_rmq.core.coordination.zookeeper.ensemble import Ensemble
@@ -126,9 +131,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             self._complain("zookeeper", "ZooKeeper is away (%s); trying again", error)
             return RETRY_SECONDS if self._session is None else min(1.0, self._beat_seconds)
         except kazoo.NoNodeError:
-            logger.warning(
-                "Nodes of ours in ZooKeeper are gone; joining anew", extra={"rmq_event": "expired"}
-            )
+            logger.warning("Nodes of ours are gone; joining anew", extra={"rmq_event": "expired"})
             self._give_up()
             return RETRY_SECONDS
         except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
@@ -291,7 +294,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         except (kazoo.BadVersionError, kazoo.NoNodeError):
             self._poked.set()
             return
-        self._log_assigned(len(assignment), why)
+        log_assigned(len(assignment), len(self._crew), why)
         self._seen, self._version = (stat.czxid, stat.mzxid), stat.version
         self._basis, self._plan, self._last_plan = self._members, plan, plan
         self._tell()

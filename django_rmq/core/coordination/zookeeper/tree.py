@@ -10,7 +10,7 @@ from kazoo import exceptions as kazoo
 
 from django_rmq.core.coordination import Holding, Member
 from django_rmq.core.coordination.plan import Plan
-from django_rmq.core.coordination.shared import read_crew
+from django_rmq.core.coordination.records import read_crew
 from django_rmq.core.coordination.zookeeper.session import Session
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.exceptions import ConfigurationError, ServerRefused

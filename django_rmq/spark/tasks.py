@@ -1,0 +1,119 @@
+"""What tasks read of a claim: pages of rows, all of one claim or none."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from django_rmq.core.calls import claims, looking
+from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.walk import walk
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.envelopes import decode_envelope
+from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import LostRace
+from django_rmq.spark.paging import FIRST_PAGE, MOST_ROWS, PAGES, Rows, fitting, narrow_batch
+from django_rmq.spark.patience import Patience
+
+logger = logging.getLogger("django_rmq.spark")
+
+
+class Piece(NamedTuple):
+    """A part of a task: some rows of a claim in one slot."""
+
+    slot: int
+    offset: int
+    rows: int
+
+
+class Task(InputPartition):
+    """What one task reads of a claim."""
+
+    def __init__(self, consumer: str, number: int, pieces: Sequence[Piece]) -> None:
+        super().__init__(number)
+        self.consumer = consumer
+        self.number = number
+        self.pieces = list(pieces)
+
+
+def split(sizes: dict[int, int], tasks: int) -> list[list[Piece]]:
+    """Return the rows of each slot in ``tasks`` parts of the same size, up to whole pages."""
+    rows = sum(sizes.values())
+    share = max(1, math.ceil(rows / max(1, tasks)))
+    parts: list[list[Piece]] = [[]]
+    room = share
+    for slot, size in sizes.items():
+        offset = 0
+        while offset < size:
+            if not room:
+                parts.append([])
+                room = share
+            taken = min(size - offset, room)
+            parts[-1].append(Piece(slot, offset, taken))
+            offset += taken
+            room -= taken
+    return [part for part in parts if part]
+
+
+class Reading(NamedTuple):
+    """Reads pieces of a claim."""
+
+    broker: Broker
+    topic: Topic
+    schema: pa.Schema
+    patience: Patience
+
+    def piece(self, task: Task, piece: Piece) -> Iterator[pa.RecordBatch]:
+        slot, offset, end = piece.slot, piece.offset, piece.offset + piece.rows
+        claim = (self.topic, slot, task.consumer, task.number)
+        first_page = min(FIRST_PAGE, piece.rows)
+        read = self.patience(lambda: self.broker.run(claims.read_claim(*claim, offset, first_page)))
+        if not read.rows:
+            return
+        yield self._batch(slot, read.rows, read.envelopes)
+        offset += len(read.rows) // 2
+        # Where there are bodies, a script reads them together; members alone Redis tells faster by itself.
+        plain = not read.envelopes
+        size = min(fitting(read.rows, read.envelopes), MOST_ROWS if plain else BATCH)
+        while offset < end:
+            firsts = range(offset, min(end, offset + PAGES * size), size)
+            parts, state = self.patience(partial(self._trip, claim, firsts, plain=plain))
+            if state != "sealed" or not all(rows for rows, _ in parts):
+                # Half of a part is neither the same rows nor none: tried again, it reads as none.
+                raise LostRace(
+                    f"claim {task.number} of topic {self.topic.name} slot {slot} was lost while it was read"
+                )
+            for rows, envelopes in parts:
+                yield self._batch(slot, rows, envelopes)
+                offset += len(rows) // 2
+
+    def _trip(
+        self, claim: tuple[Topic, int, str, int], firsts: range, *, plain: bool
+    ) -> tuple[list[tuple[Rows, Sequence[bytes | None]]], str]:
+        """Return the pages of a claim that begin at ``firsts``, and its state after they were read."""
+        topic, slot, *_ = claim
+        pages = [(first, min(firsts.step, firsts.stop - first)) for first in firsts]
+        parts: list[tuple[Rows, Sequence[bytes | None]]]
+        if plain:
+            rows = [looking.rows(topic, slot, "claim", first, first + wanted - 1) for first, wanted in pages]
+            parts = [(found, ()) for found in walk(self.broker, rows)]
+        else:
+            reads = [claims.read_claim(*claim, first, wanted) for first, wanted in pages]
+            parts = [(read.rows, read.envelopes) for read in walk(self.broker, reads)]
+        # Asked when all of it is here: if it is sealed still, nothing had been taken out before.
+        return parts, self.broker.run(claims.read_claim(*claim)).state
+
+    def _batch(self, slot: int, rows: Rows, envelopes: Sequence[bytes | None]) -> pa.RecordBatch:
+        members: Rows = rows[::2]
+        if envelopes:
+            members = [
+                member if envelope is None else decode_envelope(envelope).body
+                for member, envelope in zip(members, envelopes, strict=True)
+            ]
+        return narrow_batch(self.schema, self.topic.name, slot, members, rows[1::2])

@@ -18,13 +18,15 @@ from django_rmq.api import urls
 from django_rmq.api.health import PublicView
 from django_rmq.api.permissions import TopicPermission
 from django_rmq.api.view import RmqView
+from django_rmq.core.calls import answers
+from django_rmq.core.calls.call import Call
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import message_id
 from django_rmq.operations import Permission as Needed
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
-from tests.brokers import Broker
+from tests.brokers import Broker, intercept
 
 pytestmark = pytest.mark.django_db
 
@@ -334,17 +336,19 @@ def test_a_request_that_runs_is_not_done_beside_itself(program: Program, broker:
     begun: list[Any] = []
     real = broker.begin_answer
 
-    def begin(*given: Any) -> Any:
-        begun.append(given)
-        return real(*given)
+    def begin(call: Call[Any]) -> Any:
+        begun.append(tuple(call.given.values()))
+        return run(call)
 
-    broker.begin_answer = begin
+    run = intercept(broker, "begin_answer", begin)
     program.ok("POST", "topics/merging/messages/", {"body": 5}, 202, Idempotency_Key="k9")
     name, content, *_ = begun[0]
     broker.keep_answer(name, "x", b"", 1)
     assert real("f" * 32, content, "t1", 30_000) == ("new", b"")
     assert real("f" * 32, content, "t2", 30_000) == ("running", b"")
-    broker.begin_answer = lambda *given: real("f" * 32, content, "t3", 30_000)
+    broker.run = run
+    third = answers.begin_answer("f" * 32, content, "t3", 30_000)
+    intercept(broker, "begin_answer", lambda call: run(third))
     refused = program.refused(
         409, "request_running", "POST", "topics/merging/messages/", {"body": 5}, Idempotency_Key="k9"
     )

@@ -43,12 +43,13 @@ from django_rmq import (
 )
 from django_rmq.core import scripts
 from django_rmq.core.producer.trips import ROUND_TRIP
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.project import connections
 from django_rmq.project.sending.failures import failed_sends
 from django_rmq.project.settings import get_config
 from django_rmq.testing import RMQTestMixin, assert_message_sent, assert_no_messages, captured_messages
-from tests.brokers import Broker, direct
+from tests.brokers import direct
 from tests.servers import RedisCluster, TcpProxy
 
 TOPICS = {
@@ -98,13 +99,13 @@ def statuses(*results: SendResult | RemoveResult) -> list[str]:
 def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Which scripts went in each round trip."""
     trips: list[list[str]] = []
-    build, run = Broker.pipeline, Broker.run
+    build, run = RedisBroker.pipeline, RedisBroker.run
 
-    def alone(self: Broker, call: Any) -> Any:
+    def alone(self: RedisBroker, call: Any) -> Any:
         trips.append([call.script])
         return run(self, call)
 
-    def pipeline(self: Broker) -> Any:
+    def pipeline(self: RedisBroker) -> Any:
         made = build(self)
         send = made.send
 
@@ -116,8 +117,8 @@ def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(Broker, "pipeline", pipeline)
-        patch.setattr(Broker, "run", alone)
+        patch.setattr(RedisBroker, "pipeline", pipeline)
+        patch.setattr(RedisBroker, "run", alone)
         yield trips
 
 
@@ -266,10 +267,10 @@ def test_whatever_a_transaction_does_to_one_message_happens_in_order(order: tupl
 @pytest.mark.django_db(transaction=True)
 def test_the_order_holds_over_several_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = range(ROUND_TRIP)
-    build = Broker.pipeline
+    build = RedisBroker.pipeline
     halves: list[str] = []
 
-    def pipeline(self: Broker) -> Any:
+    def pipeline(self: RedisBroker) -> Any:
         made = build(self)
 
         def noted(half: str, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -284,7 +285,7 @@ def test_the_order_holds_over_several_round_trips(monkeypatch: pytest.MonkeyPatc
         return made
 
     connections.agree(get_config().topic("prices"))
-    monkeypatch.setattr(Broker, "pipeline", pipeline)
+    monkeypatch.setattr(RedisBroker, "pipeline", pipeline)
     with transaction.atomic():
         send_messages("prices", bodies)
         removed = [remove_message("prices", body) for body in (0, ROUND_TRIP - 1)]

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_rmq.core.calls import limits
+from django_rmq.core.calls.call import Call
 from django_rmq.core.consumer.limits import Limits, return_permits
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
@@ -21,7 +23,7 @@ from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
-from tests.brokers import Broker
+from tests.brokers import Broker, intercept
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=2)
@@ -270,20 +272,19 @@ def test_never_more_messages_are_in_flight_over_all_workers(
 
 
 def test_what_has_ended_is_in_flight_until_redis_has_heard_of_it(
-    broker: Any, monkeypatch: pytest.MonkeyPatch
+    broker: Any,
 ) -> None:
     topic, gauge = replace(TOPIC, max_in_flight=3), Gauge(0.01)
     told: list[tuple[int, int]] = []
-    ask_redis = broker.allow
 
-    def allow(topic: Topic, worker: str, **options: int) -> Any:
+    def allow(call: Call[Any]) -> Any:
         # Somebody who wants much comes and goes, so that what has ended is to be told at once.
-        ask_redis(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000)
+        run(limits.allow(topic, "other", tokens=0, in_use=0, wanted=len(told) % 2 * 50, lease_ms=3000))
         prepared = sum(broker.audit(topic, slot).prepare for slot in range(topic.slots))
-        told.append((options["in_use"], prepared))
-        return ask_redis(topic, worker, **options)
+        told.append((call.given["in_use"], prepared))
+        return run(call)
 
-    monkeypatch.setattr(broker, "allow", allow)
+    run = intercept(broker, "allow", allow)
     send(broker, topic, range(60))
     with Worker(broker, topic, gauge, threads=4):
         eventually(lambda: live(broker, topic) == 0, seconds=30)
@@ -314,18 +315,18 @@ def test_a_worker_that_is_limited_sleeps(broker: Any) -> None:
     with Worker(broker, topic, gauge) as worker:
         eventually(lambda: len(gauge.begun) == 1)
         turns = Counter[str]()
-        turn, allow = worker.dispatcher._turn, broker.allow
+        turn = worker.dispatcher._turn
 
         def counted() -> bool:
             turns["turn"] += 1
             return turn()
 
-        def asked(*args: Any, **kwargs: Any) -> Any:
+        def asked(call: Call[Any]) -> Any:
             turns["ask"] += 1
-            return allow(*args, **kwargs)
+            return run(call)
 
         worker.dispatcher._turn = counted  # type: ignore[method-assign]
-        broker.allow = asked
+        run = intercept(broker, "allow", asked)
         threading.Event().wait(1.0)
     assert turns["turn"] <= 20, turns
     assert turns["ask"] <= 3, turns
@@ -383,28 +384,27 @@ def test_a_node_that_is_away_stops_only_the_topic_whose_limits_it_has() -> None:
     said: list[str] = []
     clock = Clock()
     broker: Any = InMemoryBroker("m:", clock)
-    allow = broker.allow
 
-    def away(topic: Topic, *args: Any, **kwargs: Any) -> Any:
-        if topic.name == "prices":
+    def away(call: Call[Any]) -> Any:
+        if call.given["topic"].name == "prices":
             raise NodeUnavailable("a node of the cluster")
-        return allow(topic, *args, **kwargs)
+        return run(call)
 
-    broker.allow = away
+    run = intercept(broker, "allow", away)
     limited = [replace(TOPIC, max_in_flight=2), replace(TOPIC, name="other", max_in_flight=2)]
     limits = Limits(broker, "A", limited, lambda topic: 4)
     limits.ask(1.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
     assert (limits.room("prices"), limits.room("other")) == (0, 2)
     assert said == ["prices"]
     assert limits.shares["prices"].due == pytest.approx(2.0), "and it is asked again"
-    broker.allow = allow
+    broker.run = run
     limits.ask(2.1, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
     assert limits.room("prices") == 2
 
-    def all_away(*args: Any, **kwargs: Any) -> Any:
+    def all_away(call: Call[Any]) -> Any:
         raise ServerUnavailable("all away")
 
-    broker.allow = all_away
+    intercept(broker, "allow", all_away)
     with pytest.raises(ServerUnavailable):
         limits.ask(9.0, lambda name: 1, lambda name, error: said.append(name), lambda name: 0)
 

@@ -38,12 +38,13 @@ from django_rmq import (
     signals,
 )
 from django_rmq.core.producer.trips import ROUND_TRIP
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.topics.reslotting import begin, finish, move
 from django_rmq.core.words.keys import slot_of
 from django_rmq.project import connections
 from django_rmq.project.sending.failures import failed_sends
 from django_rmq.project.settings import get_config
-from tests.brokers import Broker, direct
+from tests.brokers import direct
 from tests.servers import RedisCluster, RedisServer, ReplicaPair, SentinelGuard, TcpProxy, ask
 
 TOPICS = {
@@ -78,13 +79,13 @@ def waiting(name: str) -> list[bytes]:
 def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many calls went in each round trip."""
     trips: list[int] = []
-    build, run = Broker.pipeline, Broker.run
+    build, run = RedisBroker.pipeline, RedisBroker.run
 
-    def alone(self: Broker, call: Any) -> Any:
+    def alone(self: RedisBroker, call: Any) -> Any:
         trips.append(1)
         return run(self, call)
 
-    def pipeline(self: Broker) -> Any:
+    def pipeline(self: RedisBroker) -> Any:
         made = build(self)
         send = made.send
 
@@ -96,8 +97,8 @@ def counted_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(Broker, "pipeline", pipeline)
-        patch.setattr(Broker, "run", alone)
+        patch.setattr(RedisBroker, "pipeline", pipeline)
+        patch.setattr(RedisBroker, "run", alone)
         yield trips
 
 

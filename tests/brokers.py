@@ -210,3 +210,11 @@ def intercept(broker: Any, name: str, instead: Callable[[Call[Any]], Any]) -> Ca
     run: Callable[[Call[Any]], Any] = broker.run
     broker.run = lambda call: instead(call) if call.name == name else run(call)
     return run
+
+
+def set_clock(broker: Any, clock: Callable[[], int]) -> None:
+    """Give a broker a clock (microseconds since the epoch)."""
+    if isinstance(broker, memory.InMemoryBroker):
+        broker._clock = clock
+    else:
+        broker.exchange.clock = clock

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from django_rmq.core.calls import ending, looking
-from django_rmq.core.calls.broker import Broker
+from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.call import Call
 from django_rmq.core.consumer.failures import chosen_delay
 from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.bounds import BATCH
@@ -39,6 +40,10 @@ class Outcome:
     """It can never succeed: to Dead at once."""
 
 
+_CALLS = {"commit": ending.commit, "release": ending.release, "extend": ending.extend}
+"""What ends or prolongs deliveries that have not failed."""
+
+
 class Settling:
     """Ends deliveries of one topic."""
 
@@ -66,15 +71,17 @@ class Settling:
             member = named.get(identity)
             if receipt is not None and member is not None:
                 groups[identity.slot, receipt].setdefault(member, index)
-        pipeline = self._broker.pipeline()
+        calls: list[Call[list[str]]] = []
         for (slot, receipt), members in groups.items():
             if outcomes is None:
-                getattr(pipeline, verb)(topic, slot, receipt, list(members))
+                calls.append(_CALLS[verb](topic, slot, receipt, list(members)))
             else:
                 failed = {member: outcomes[index] for member, index in members.items()}
-                pipeline.add(ending.rollback(topic, slot, receipt, self._failures(slot, failed)))
+                calls.append(ending.rollback(topic, slot, receipt, self._failures(slot, failed)))
         error = None
-        for ((slot, receipt), members), answer in zip(groups.items(), pipeline.execute(), strict=True):
+        for ((slot, receipt), members), answer in zip(
+            groups.items(), run_all(self._broker, calls), strict=True
+        ):
             if isinstance(answer, RmqError):
                 error = error or answer
                 continue

@@ -21,7 +21,7 @@ from django_rmq.operations import Actor, Permission, receipts
 from django_rmq.operations.deliveries import Deliveries, Settled
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
-from tests.brokers import ClusterBroker, direct
+from tests.brokers import ClusterBroker, direct, set_clock
 from tests.integration.test_api import Program, on_each_broker, user_with
 from tests.servers import RedisCluster
 from tests.workers import Heard, Worker, audit, cluster_of, eventually, total
@@ -164,7 +164,8 @@ def test_a_consumer_and_a_worker_share_a_slot_by_its_gate(broker: Any) -> None:
 
 
 def test_what_is_not_settled_comes_back_and_what_is_extended_does_not(broker: Any) -> None:
-    clock = broker.exchange.clock = Clock()
+    clock = Clock()
+    set_clock(broker, clock)
     consumer, other = Consumer("work"), Consumer("work")
     consumer.send(1)
     (taken,) = consumer.take()

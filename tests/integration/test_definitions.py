@@ -28,7 +28,7 @@ from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
-from tests.brokers import Broker, direct
+from tests.brokers import Broker, direct, set_clock
 
 ROOT = Path(__file__).parents[2]
 PRIORITY = Topic("renders", TopicType.PRIORITY, slots=4)
@@ -229,10 +229,7 @@ def test_applying_gives_every_slot_its_new_time_out(broker: Any) -> None:
     # Had the slot kept its 30 seconds, a delivery of long ago would have timed out by now.
     later = replace(PRIORITY, timeout=1)
     clock_ms = broker.now_ms() + 100_000
-    if isinstance(broker, InMemoryBroker):
-        broker._clock = lambda: clock_ms * 1000
-    else:
-        broker.exchange.clock = lambda: clock_ms * 1000
+    set_clock(broker, lambda: clock_ms * 1000)
     assert broker.expire(later, 0) == 0
 
 

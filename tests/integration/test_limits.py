@@ -23,7 +23,7 @@ from django_rmq.core.words.keys import limits_key
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import NodeUnavailable, ServerUnavailable, WrongType
-from tests.brokers import Broker, intercept
+from tests.brokers import Broker, intercept, set_clock
 from tests.workers import LONG, Heard, Worker, client_of, eventually, live, send, total
 
 TOPIC = Topic("prices", TopicType.RANGE_MERGE, slots=8, time_range_ms=0, timeout=2)
@@ -165,7 +165,7 @@ def test_who_wants_little_leaves_the_rest_to_others() -> None:
 
 def test_the_permits_of_a_silent_worker_are_free_after_its_lease(broker: Any) -> None:
     clock = Clock()
-    broker.exchange.clock = clock
+    set_clock(broker, clock)
     topic = replace(TOPIC, max_in_flight=2)
     assert ask(broker, topic, "A", wanted=2, in_use=2).permits == 2
     clock.advance(seconds=2.9)

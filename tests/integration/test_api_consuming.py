@@ -14,6 +14,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import override_settings
 
+from django_rmq.core.calls import looking
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerUnavailable
@@ -203,13 +204,13 @@ def test_a_consumer_that_waits_gets_the_first_message_there_is(broker: Any) -> N
 def looks(broker: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the slots of a topic were looked at."""
     seen: list[float] = []
-    heads = type(broker).heads
+    heads = looking.heads
 
     def counted(*args: Any, **how: Any) -> Any:
         seen.append(time.monotonic())
         return heads(*args, **how)
 
-    monkeypatch.setattr(type(broker), "heads", counted)
+    monkeypatch.setattr(looking, "heads", counted)
     return seen
 
 
@@ -234,7 +235,7 @@ def test_a_consumer_that_waits_looks_again_when_the_next_message_is_due(
     assert [one["body"] for one in consumer.take(wait=15)] == [0]
     assert time.monotonic() - began < 10
     # Not by looking all the time.
-    assert len(looks) <= 4
+    assert 2 <= len(looks) <= 4
 
 
 def test_no_connection_to_redis_is_kept_while_a_consumer_waits(redis_url: str, prefix: str) -> None:

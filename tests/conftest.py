@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from django.conf import settings as django_settings
 from hypothesis import HealthCheck, settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -33,6 +34,11 @@ settings.register_profile(
     "proof", settings.get_profile("slice"), max_examples=1000, stateful_step_count=100, print_blob=True
 )
 settings.load_profile("slice")
+
+
+def pytest_configure() -> None:
+    """Let the example project's caches be elsewhere than a Redis that REDIS_URL gives to the tests: no queue shares one."""
+    django_settings.CACHES["rmq"]["LOCATION"] = "redis://127.0.0.1:6379/0"
 
 
 _complaints: dict[str, list[Complaints]] = {}

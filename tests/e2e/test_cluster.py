@@ -131,7 +131,7 @@ def test_sigusr1_writes_down_where_parent_and_children_are(start: Start, load: L
     load.send(1)
     load.wait()
     worker.signal(signal.SIGUSR1)
-    eventually(lambda: "in _read_inbox" in worker.output and "in run" in worker.output, "the stacks")
+    eventually(lambda: "inbox.py" in worker.output and "in run" in worker.output, "the stacks")
     worker.signal()
     assert worker.wait() == 0
 

@@ -46,6 +46,8 @@ def test_a_message_that_always_fails_is_handed_out_seventeen_times(
     load = Load(broker, tmp_path, POISON)
     load.send_poison("fail")
     workers = [start("poison", "-t", "1", WORKER_POINTS=points) for _ in range(2)]
+    for worker in workers:
+        worker.ready()
     eventually(lambda: total(broker, POISON, "died") == 1, "dying", 120)
     (tmp_path / "peace").touch()
     for worker in workers:

@@ -10,6 +10,7 @@ import gc
 import logging
 import pickle
 import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -78,7 +79,10 @@ def _settings(redis_url: str, prefix: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _without_garbage_collector() -> Iterator[None]:
-    gc.collect()  # what the tests before have left
+    # What the tests before have left is not ours, nor is a socket among it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
     gc.disable()
     yield
     gc.enable()

@@ -161,6 +161,7 @@ def test_a_mutant_changes_one_file(name: str) -> None:
     changed = [file for file, text in texts().items() if switched_off(name, text) != text]
     assert len(changed) == 1
     assert re.fullmatch(r"[A-Za-z].*\.", MUTANTS[name].rule)
+    assert ("[" in MUTANTS[name].caught_by) == MUTANTS[name].caught_by.endswith("]")
 
 
 def test_every_mark_has_a_mutant_and_every_file_of_a_slot_a_mark() -> None:

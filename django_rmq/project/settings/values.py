@@ -118,11 +118,37 @@ def text(value: object) -> str:
     return value
 
 
-def dotted_path(value: object) -> str:
-    """Return a dotted path, which is imported later."""
-    if not isinstance(value, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", value):
-        raise Wanted("a dotted path such as 'shop.rules.backoff'")
-    return value
+def matching(pattern: str, wanted: str) -> Callable[[object], str]:
+    """Return what reads text of this form."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise Wanted(wanted)
+        return value
+
+    return parse
+
+
+dotted_path = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)+", "a dotted path such as 'shop.rules.backoff'")
+
+module_name = matching(
+    r"[^\W\d]\w*(\.[^\W\d]\w*)*", "the name of a module within an app, such as 'listeners'"
+)
+
+address = matching(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]*):\d{1,5}", "'host:port'")
+
+token = matching(
+    r"[A-Za-z0-9._~+/=-]{16,512}", "16 to 512 of A-Z a-z 0-9 . _ ~ + / = -, as a bearer token is written"
+)
+
+_PER = "/(s|sec|m|min|h|hour|d|day)"
+
+send_rate = matching(r"[1-9]\d{0,8}" + _PER, "a rate such as '600/min' (per s, min, hour or day)")
+
+byte_rate = matching(
+    r"[1-9]\d{0,8}(kB|MB|GB)?" + _PER,
+    "a rate such as '16MB/min' (bytes, kB, MB or GB per s, min, hour or day)",
+)
 
 
 def tracing(value: object) -> bool:
@@ -148,42 +174,6 @@ def formatter(value: object) -> str | Mapping[str, str]:
         return MappingProxyType({str(topic): dotted_path(path) for topic, path in value.items()})
     except Wanted:
         raise Wanted("a dotted path, or a dict from topic to dotted path") from None
-
-
-def send_rate(value: object) -> str:
-    """Return a rate of messages as text."""
-    if not isinstance(value, str) or not re.fullmatch(r"[1-9]\d{0,8}/(s|sec|m|min|h|hour|d|day)", value):
-        raise Wanted("a rate such as '600/min' (per s, min, hour or day)")
-    return value
-
-
-def byte_rate(value: object) -> str:
-    """Return a rate of bytes as text."""
-    pattern = r"[1-9]\d{0,8}(kB|MB|GB)?/(s|sec|m|min|h|hour|d|day)"
-    if not isinstance(value, str) or not re.fullmatch(pattern, value):
-        raise Wanted("a rate such as '16MB/min' (bytes, kB, MB or GB per s, min, hour or day)")
-    return value
-
-
-def token(value: object) -> str:
-    """Return a bearer token."""
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._~+/=-]{16,512}", value):
-        raise Wanted("16 to 512 of A-Z a-z 0-9 . _ ~ + / = -, as a bearer token is written")
-    return value
-
-
-def module_name(value: object) -> str:
-    """Return the name of a module within an app."""
-    if not isinstance(value, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", value):
-        raise Wanted("the name of a module within an app, such as 'listeners'")
-    return value
-
-
-def address(value: object) -> str:
-    """Return host:port."""
-    if not isinstance(value, str) or not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]*):\d{1,5}", value):
-        raise Wanted("'host:port'")
-    return value
 
 
 def prefix(value: object) -> str:

@@ -7,6 +7,7 @@ PROOF_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 
+RULES := tests/unit tests/contract tests/stateful tests/proof
 PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_redis_faults.py tests/e2e/test_many_slots.py
 
 BIN := .venv/bin
@@ -18,7 +19,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark quick test proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
+.PHONY: help install demo demo-spark quick test slow proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,12 +54,31 @@ lint-and-contract: lint
 quick-unit: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m "not slow and not proof" tests/unit
 
-test: $(INSTALLED) ## the tests, in minutes (TEST_ARGS='-k receipt')
-	$(BIN)/python -m pytest -m "not proof" $(TEST_ARGS)
+# All of it in two halves beside each other, whose output comes one after the other; what TEST_ARGS choose in one.
+test: $(INSTALLED) ## what one wants to know of a checkout, in minutes (TEST_ARGS='tests/unit -k receipt')
+ifeq ($(strip $(TEST_ARGS)),)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rules test-rooms
+else
+	$(BIN)/python -m pytest -m "not slow and not proof" $(TEST_ARGS)
+endif
+
+.PHONY: test-rules test-rooms
+test-rules: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow and not proof" $(RULES)
+
+test-rooms: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%)
+
+slow: $(INSTALLED) ## the tests with Spark, browsers, and workers of their own (TEST_ARGS=...)
+	$(BIN)/python -m pytest -m "slow and not proof" $(TEST_ARGS)
 
 # The long runs: the model checks, the state machines with many more and longer histories, and workers that are killed.
-proof: $(INSTALLED) ## the long model, state-machine and killing runs (PROOF_ARGS=...)
+proof: $(INSTALLED) ## all of the long model, state-machine and killing runs (PROOF_ARGS=...)
 	$(BIN)/python -m pytest --hypothesis-profile=proof $(PROOFS) $(PROOF_ARGS)
+
+.PHONY: proof-in-short
+proof-in-short: $(INSTALLED)
+	$(BIN)/python -m pytest --hypothesis-profile=check -m "not deep" $(PROOFS) $(PROOF_ARGS)
 
 lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions
 	$(BIN)/ruff check .
@@ -75,12 +95,12 @@ types: $(INSTALLED) ## mypy, strict on the package
 layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 	$(BIN)/lint-imports
 
-# The tests wait a lot and the proof computes a lot, so they run beside each other. The output of the proof, and of the
-# tests with the lowest versions that follow it, comes last.
-check: lint types layers wheel ## all that CI runs
+# The slow tests wait a lot and the proof computes a lot, so they run beside each other. The output of the proof (every
+# mutant, all but the deepest walks), and of the tests with the lowest versions that follow it, comes last.
+check: lint types layers wheel test ## all that CI runs
 	@mkdir -p build
-	@{ $(MAKE) proof; proven=$$?; $(MAKE) lowest; exit $$((proven || $$?)); } >build/proof.log 2>&1 & proof=$$!; \
-	  $(MAKE) test; tested=$$?; \
+	@{ $(MAKE) proof-in-short; proven=$$?; $(MAKE) lowest; exit $$((proven || $$?)); } >build/proof.log 2>&1 & proof=$$!; \
+	  $(MAKE) slow; tested=$$?; \
 	  wait $$proof; proven=$$?; \
 	  cat build/proof.log; \
 	  exit $$((tested || proven))

@@ -33,12 +33,24 @@ settings.register_profile(
 settings.register_profile(
     "proof", settings.get_profile("slice"), max_examples=1000, stateful_step_count=100, print_blob=True
 )
+settings.register_profile("check", settings.get_profile("proof"), max_examples=150)
 settings.load_profile("slice")
 
 
 def pytest_configure() -> None:
     """Let the example project's caches be elsewhere than a Redis that REDIS_URL gives to the tests: no queue shares one."""
     django_settings.CACHES["rmq"]["LOCATION"] = "redis://127.0.0.1:6379/0"
+
+
+SLOW = {"browser", "e2e", "spark"}
+"""Folders in which every test is slow."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow because of where it is."""
+    for item in items:
+        if SLOW & set(item.path.parts[-3:-1]):
+            item.add_marker(pytest.mark.slow)
 
 
 _complaints: dict[str, list[Complaints]] = {}

@@ -145,6 +145,7 @@ def test_a_history_loses_doubles_and_overlaps_nothing(first: int) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.deep
 @pytest.mark.parametrize("first", range(SLICE, PROOF, 500))
 def test_many_histories_lose_double_and_overlap_nothing(first: int) -> None:
     for seed in range(first, first + 500):

@@ -14,6 +14,7 @@ def test_one_event_at_any_point_does_no_harm(direction: str, state: str) -> None
 
 
 @pytest.mark.proof
+@pytest.mark.deep
 @pytest.mark.parametrize("state", ["W", "F", "FW", "D"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_two_events_at_any_points_do_no_harm(direction: str, state: str) -> None:

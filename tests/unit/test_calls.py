@@ -89,7 +89,7 @@ def test_a_pipeline_answers_what_was_added(redis_client: Any, prefix: str) -> No
 MISUSE = """
 from django_rmq.core.calls.ending import commit
 from django_rmq.core.calls.taking import prepare
-from tests.brokers import Broker
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.words.answers import Prepared
 from django_rmq.core.words.topics import Topic
 

@@ -878,6 +878,7 @@ def test_settings_that_are_wrong_are_told_to_the_log_and_to_no_reader(
     assert "S3CRET" not in page + caplog.text
 
 
+@pytest.mark.slow
 def test_a_redis_that_hangs_is_away_too(log_in: Callable[..., Client]) -> None:
     import os
     import signal

@@ -302,6 +302,7 @@ def json_key(message: dict[str, Any]) -> str:
     return str(message["body"])
 
 
+@pytest.mark.slow
 def test_deliveries_of_a_topic_with_a_rate_come_at_that_rate(broker: Any) -> None:
     consumer = Consumer("slow")
     consumer.send(*range(10))

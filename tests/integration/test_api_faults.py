@@ -75,6 +75,7 @@ def test_every_route_says_that_redis_is_away(server: RedisServer, program: Progr
     assert program.ok("GET", "health/ready", status=503)["findings"][0]["ok"] is False
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_is_given_up_soon(server: RedisServer) -> None:
     with TcpProxy(server.port) as proxy, override_settings(RMQ={"REDIS": proxy.url, "TOPICS": TOPICS}):
         program = Program(user_with(*Permission))

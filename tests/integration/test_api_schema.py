@@ -45,6 +45,7 @@ POSITIVE, NEGATIVE = 8, 4
 """Requests of each kind for each operation."""
 
 
+@pytest.mark.slow
 def test_the_schema_is_valid_and_made_without_a_warning() -> None:
     made = subprocess.run(
         [

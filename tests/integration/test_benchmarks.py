@@ -43,6 +43,7 @@ def test_works_are_measured_beside_their_bare_limits(tmp_path: Path) -> None:
     assert {"machine", "Redis", "Python", "redis-py"} <= set(found["conditions"])
 
 
+@pytest.mark.slow
 def test_this_queue_is_measured_as_the_others_are(tmp_path: Path) -> None:
     found = run(
         tmp_path, "benchmarks.peers", "--only", "--messages", "500", "--singles", "20", "--rounds", "2"
@@ -53,6 +54,7 @@ def test_this_queue_is_measured_as_the_others_are(tmp_path: Path) -> None:
     assert found["rows"] == []
 
 
+@pytest.mark.slow
 def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     found = run(
         tmp_path,

@@ -142,6 +142,7 @@ def test_a_node_that_could_not_be_reached_is_left_alone_for_a_while() -> None:
         wait_until(lambda: not node.rests, "trying again", 10)
 
 
+@pytest.mark.slow
 def test_a_node_that_stands_still_is_asked_for_a_sign_of_life_first() -> None:
     with RedisServer() as server:
         node = Node("127.0.0.1", server.port, {"retry": Retry(NoBackoff(), 0), "socket_timeout": 5.0})
@@ -176,6 +177,7 @@ def test_nothing_is_confirmed_where_a_connection_broke_before_it_could_be(
     client.close()
 
 
+@pytest.mark.slow
 def test_a_node_that_is_away_fails_its_calls_alone_and_its_replica_takes_over(prefix: str) -> None:
     with RedisCluster() as server, hasty(server, prefix) as broker:
         for slot in range(16):
@@ -309,6 +311,7 @@ def test_what_was_sent_over_a_connection_that_broke_is_not_repeated(
         assert [thing.delivery.member for thing in broker.held(WORK, 3, "A") or []] == [b"a"]
 
 
+@pytest.mark.slow
 def test_a_worker_whose_replies_are_lost_loses_and_doubles_nothing(
     server: RedisCluster, broker: ClusterBroker, prefix: str
 ) -> None:
@@ -333,6 +336,7 @@ def answers(broker: ClusterBroker) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_worker_runs_everything_once_while_its_slots_are_moved(
     server: RedisCluster, broker: ClusterBroker, prefix: str
 ) -> None:
@@ -369,6 +373,7 @@ def test_a_worker_runs_everything_once_while_its_slots_are_moved(
     assert total(broker, WORK, "committed") == sent
 
 
+@pytest.mark.slow
 def test_a_worker_goes_on_with_the_other_nodes_while_one_is_frozen(prefix: str) -> None:
     with RedisCluster(replicas=False, node_timeout_ms=60_000) as server:
         client = cluster_of(server, socket_timeout=0.5, patience=0.05)

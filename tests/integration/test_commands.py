@@ -259,6 +259,7 @@ def answered(prefix: str, redis_url: str, answer: str, *arguments: str) -> tuple
     return process.wait(30), shown.decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_on_a_terminal_a_purge_wants_the_name_of_the_topic(
     redis_url: str, redis_client: redis.Redis, prefix: str
 ) -> None:
@@ -375,6 +376,7 @@ def test_rmqmonitor_into_a_file_is_a_table_after_the_other(broker: Broker, run: 
     assert text.count("orders") == 2 and text.count("sent/s") == 1
 
 
+@pytest.mark.slow
 def test_rmqmonitor_on_a_terminal_is_live(redis_url: str, prefix: str) -> None:
     code, text = answered(prefix, redis_url, "", "rmqmonitor", "--interval", "0.1", "--count", "3")
     assert code == 0, text
@@ -476,6 +478,7 @@ def test_rmqhealth_finds_what_is_amiss(broker: Broker, run: Run) -> None:
     run("rmqhealth", "order", code=2)
 
 
+@pytest.mark.slow
 def test_rmqhealth_finds_slots_that_belong_to_nobody(broker: Broker, run: Run, worker: Worker) -> None:
     roster = broker.roster()
     key = b"assignment_{%srmq:workers}" % broker.prefix.encode()

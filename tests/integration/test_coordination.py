@@ -132,6 +132,7 @@ def test_when_a_worker_joins_the_others_give_only_what_it_gets(any_party: Party)
     assert third.lost == Counter()
 
 
+@pytest.mark.slow
 def test_when_a_worker_dies_the_others_take_over_after_its_session(any_party: Party) -> None:
     workers = [any_party.add() for _ in range(3)]
     any_party.wait_until_shared_out()
@@ -140,6 +141,7 @@ def test_when_a_worker_dies_the_others_take_over_after_its_session(any_party: Pa
     assert len(members(any_party.connect())) == 2
 
 
+@pytest.mark.slow
 def test_the_worker_that_assigns_can_die_as_well(party: Party) -> None:
     workers = sorted((party.add() for _ in range(3)), key=lambda member: member.id)
     party.wait_until_shared_out()
@@ -158,6 +160,7 @@ def test_if_the_first_worker_does_not_assign_the_next_one_does(party: Party) -> 
     party.wait_until_shared_out()
 
 
+@pytest.mark.slow
 def test_with_the_usual_session_a_dead_worker_is_replaced_in_time(party: Party) -> None:
     """The goal is 5.5 s; the figure is that of this run."""
     workers = [party.add(session_seconds=4.0, audit_seconds=5.0) for _ in range(3)]
@@ -167,6 +170,7 @@ def test_with_the_usual_session_a_dead_worker_is_replaced_in_time(party: Party) 
     print(f"taken over after {seconds:.2f} s")
 
 
+@pytest.mark.slow
 def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
     chance = random.Random(20)
     for _ in range(2):
@@ -413,6 +417,7 @@ def test_an_assignment_that_was_spoiled_is_healed(party: Party, redis_client: re
     party.wait_until_shared_out()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["members", "number", "basis", "plan"])
 @pytest.mark.parametrize("value", [None, b"", b"junk", b"1e300", b"-1"])
 def test_a_field_that_a_stranger_spoiled_is_healed(
@@ -496,6 +501,7 @@ def test_a_callback_that_raises_stops_nothing(party: Party, caplog: pytest.LogCa
 # --- what it costs
 
 
+@pytest.mark.slow
 def test_idle_workers_send_a_command_per_second_each() -> None:
     with server_of_its_own() as (server, party):
         workers = [party.add(session_seconds=4.0, audit_seconds=5.0) for _ in range(3)]

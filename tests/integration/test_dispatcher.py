@@ -498,6 +498,7 @@ def test_what_has_not_begun_is_given_back_when_its_topic_is_paused(broker: Any, 
     assert ledger["committed"] == 20 and ledger["failed"] == ledger["expired"] == 0
 
 
+@pytest.mark.slow
 def test_what_a_dead_owner_left_in_prepare_is_taken_over_after_its_time_out(broker: Any) -> None:
     topic = replace(MERGE, slots=1, timeout=1, backoff=AT_ONCE)
     heard = Heard()
@@ -509,6 +510,7 @@ def test_what_a_dead_owner_left_in_prepare_is_taken_over_after_its_time_out(brok
     assert (ledger["expired"], ledger["committed"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_an_idle_worker_with_1024_slots_sends_few_commands(redis_broker: Broker) -> None:
     topic = replace(MERGE, slots=1024)
 
@@ -529,6 +531,7 @@ def test_an_idle_worker_with_1024_slots_sends_few_commands(redis_broker: Broker)
 # --- listeners that take long
 
 
+@pytest.mark.slow
 def test_a_long_listener_keeps_its_message_by_the_heartbeat(broker: Any) -> None:
     topic = replace(MERGE, slots=1, timeout=1)
     runs: list[int] = []
@@ -546,6 +549,7 @@ def test_a_long_listener_keeps_its_message_by_the_heartbeat(broker: Any) -> None
     assert (ledger["committed"], ledger["expired"], ledger["stale"]) == (1, 0, 0)
 
 
+@pytest.mark.slow
 def test_what_waits_behind_a_long_listener_is_kept_too(broker: Any) -> None:
     topic = replace(MERGE, slots=1, timeout=1)
     heard = Heard()
@@ -564,6 +568,7 @@ def test_what_waits_behind_a_long_listener_is_kept_too(broker: Any) -> None:
     assert (ledger["committed"], ledger["expired"]) == (5, 0)
 
 
+@pytest.mark.slow
 def test_a_hung_listener_times_out_while_the_other_slots_of_its_thread_go_on(
     broker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -733,6 +738,7 @@ def control_of(broker: Any, topic: Topic, slot: int) -> dict[bytes, bytes]:
     return dict(broker.client.hgetall(key))
 
 
+@pytest.mark.slow
 def test_a_fenced_worker_takes_over_again_when_nobody_takes_for_a_time_out(broker: Any) -> None:
     topic = replace(MERGE, slots=1, timeout=1)
     heard = Heard()
@@ -747,6 +753,7 @@ def test_a_fenced_worker_takes_over_again_when_nobody_takes_for_a_time_out(broke
         assert time.monotonic() - sent >= topic.timeout
 
 
+@pytest.mark.slow
 def test_a_fenced_worker_leaves_a_slot_alone_that_another_one_holds(broker: Any) -> None:
     topic = replace(MERGE, slots=1, timeout=1)
     pause = threading.Event()
@@ -915,6 +922,7 @@ def test_no_more_than_a_bound_is_in_hand(broker: Any, monkeypatch: pytest.Monkey
         eventually(lambda: total(broker, topic, "committed") == 1000, "the end")
 
 
+@pytest.mark.slow
 def test_wake_ups_leave_nothing_behind(broker: Any) -> None:
     topic = replace(FIXED, slots=2)
     heard = Heard()
@@ -1104,6 +1112,7 @@ def test_slots_told_after_the_end_began_are_left_to_others(broker: Any) -> None:
 # --- what nobody serves
 
 
+@pytest.mark.slow
 def test_a_worker_ends_what_has_timed_out_in_topics_that_it_does_not_serve(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

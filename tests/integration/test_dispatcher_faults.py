@@ -133,6 +133,7 @@ def test_a_lost_reply_of_rollback_spends_one_retry(
     assert live(direct, TOPIC) == 0
 
 
+@pytest.mark.slow
 def test_a_lost_reply_of_extend_lets_the_next_heartbeat_extend(
     direct: Broker, disturbed: Broker, proxy: TcpProxy
 ) -> None:

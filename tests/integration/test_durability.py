@@ -49,6 +49,7 @@ def test_a_replica_that_follows_confirms(pair: ReplicaPair) -> None:
     producer.broker.close()
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_cut_off_confirms_nothing_and_nothing_is_raised(pair: ReplicaPair) -> None:
     producer = producer_of(pair.primary.url)
     send(producer, ["a"], ONE)
@@ -97,6 +98,7 @@ def test_after_its_scripts_are_gone_a_server_confirms_nothing_that_ran_later(pai
     producer.broker.close()
 
 
+@pytest.mark.slow
 def test_each_node_of_a_cluster_confirms_its_own() -> None:
     with RedisCluster() as server:
         client = cluster_of(server, socket_timeout=1.0)

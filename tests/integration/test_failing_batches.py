@@ -37,6 +37,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeding, "REFRESH_SECONDS", 0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 20, 500])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_that_raises_is_settled_in_one_pass(broker: Any, kind: str, size: int) -> None:

@@ -58,6 +58,7 @@ class Taker:
         return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 7, 64])
 def test_each_of_k_equal_priorities_is_first_in_one_of_k_prepares(
     redis_client: redis.Redis, prefix: str, size: int
@@ -67,6 +68,7 @@ def test_each_of_k_equal_priorities_is_first_in_one_of_k_prepares(
     assert_even(Counter(taker.round(1)[0] for _ in range(ROUNDS)), members, ROUNDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "limit"), [(7, 3), (40, 39), (300, 100)])
 def test_each_of_k_equal_priorities_is_among_the_m_that_are_taken_in_m_of_k_prepares(
     redis_client: redis.Redis, prefix: str, size: int, limit: int
@@ -81,6 +83,7 @@ def test_each_of_k_equal_priorities_is_among_the_m_that_are_taken_in_m_of_k_prep
     assert_even(counts, members, ROUNDS // 3, limit / size)
 
 
+@pytest.mark.slow
 def test_higher_priorities_come_first_and_the_group_that_is_cut_is_drawn_from(
     redis_client: redis.Redis, prefix: str
 ) -> None:
@@ -107,6 +110,7 @@ def test_each_tenth_of_5000_equal_priorities_is_first_in_a_tenth_of_the_prepares
     assert_even(tenths, [b"%d" % i for i in range(10)], ROUNDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serial", [True, False])
 def test_with_members_in_flight_each_free_one_is_first_at_least_as_often_as_by_a_draw_of_all(
     redis_client: redis.Redis, prefix: str, serial: bool

@@ -622,6 +622,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_replica_that_loads_is_read_only_or_has_lost_its_primary_is_trouble_that_passes(
     two_servers: tuple[RedisServer, RedisServer],
 ) -> None:

@@ -47,6 +47,7 @@ class Bottleneck:
             self.slots.discard(message.slot)
 
 
+@pytest.mark.slow
 def test_the_limit_settles_at_what_the_bottleneck_takes(broker: Any) -> None:
     bottleneck = Bottleneck(3, 0.02)
     send(broker, SLOW, range(10_000))
@@ -66,6 +67,7 @@ def test_the_limit_settles_at_what_the_bottleneck_takes(broker: Any) -> None:
     assert not bottleneck.overlapped, "slots stay serial"
 
 
+@pytest.mark.slow
 def test_a_topic_with_a_flow_leaves_a_thread_to_the_others(broker: Any) -> None:
     bottleneck, heard = Bottleneck(100, 0.3), Heard()
     send(broker, SLOW, range(300))
@@ -81,6 +83,7 @@ def test_a_topic_with_a_flow_leaves_a_thread_to_the_others(broker: Any) -> None:
     assert not bottleneck.overlapped
 
 
+@pytest.mark.slow
 def test_an_idle_flow_leaves_all_threads_to_the_others(broker: Any) -> None:
     bottleneck = Bottleneck(4, 0.05)
     free = replace(FREE, slots=16)

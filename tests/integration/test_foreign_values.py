@@ -91,6 +91,7 @@ def bodies_heard(heard: Heard, wanted: set[str]) -> Callable[[], bool]:
     return lambda: wanted <= set(heard.bodies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "while it works"])
 def test_foreign_values_stop_their_slot_at_most_and_nothing_when_they_are_gone(
     redis_broker: Broker, monkeypatch: pytest.MonkeyPatch, when: str

@@ -149,6 +149,7 @@ SECRET = b'{"card":"4111111199997777"}'
 WRONG = b'{"card":"4111111199997778"}'
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", ["ranked", "redacted", "redacted.keyed"])
 def test_a_right_guess_is_answered_as_a_wrong_one(broker: Any, name: str) -> None:
@@ -335,6 +336,7 @@ def test_a_long_message_that_vanishes_behind_a_page_takes_no_other_with_it(
     assert [copy.member for copy in page.copies] == [copy.member for copy in rest] == order[20:]
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     "query",
@@ -406,6 +408,7 @@ def test_rest_goes_from_page_to_page_of_long_bodies(broker: Any) -> None:
 # --- every message of a list is found again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [40, 600])
 def test_each_row_is_found_with_three_scripts_among_100_000_of_one_priority(
     server: Broker, size: int

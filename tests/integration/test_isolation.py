@@ -186,6 +186,7 @@ def run(project: Path, *command: str) -> str:
     return answer.stdout + answer.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [("--reverse",), ("--parallel=2",)])
 def test_under_djangos_runner_each_test_begins_with_nothing(project: Path, more: tuple[str, ...]) -> None:
     output = run(project, "-m", "django", "test", "shop", *more)
@@ -193,6 +194,7 @@ def test_under_djangos_runner_each_test_begins_with_nothing(project: Path, more:
     assert found is not None and int(found[1]) == 23, output
 
 
+@pytest.mark.slow
 def test_under_pytest_each_test_begins_with_nothing(project: Path) -> None:
     assert "32 passed" in run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 

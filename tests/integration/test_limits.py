@@ -133,6 +133,7 @@ def test_never_more_is_in_flight_than_the_limit(limit: int, story: list[Any]) ->
         assert sum(crew.running.values()) <= limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "names"), [(1, "AB"), (1, "ABCDE"), (3, "ABCD"), (8, "ABC"), (100, "ABC")])
 def test_who_always_wants_more_gets_an_equal_part(limit: int, names: str) -> None:
     crew, chance = Crew(limit, names), random.Random(5)
@@ -219,6 +220,7 @@ def halves(topic: Topic, workers: int) -> list[list[tuple[str, int]]]:
     return [[(topic.name, slot) for slot in range(number, topic.slots, workers)] for number in range(workers)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "serial"), [(1, True), (3, True), (3, False)])
 def test_the_rate_holds_over_all_workers(broker: Any, workers: int, serial: bool) -> None:
     topic = replace(TOPIC, max_rate=100, serial=serial)
@@ -237,6 +239,7 @@ def test_the_rate_holds_over_all_workers(broker: Any, workers: int, serial: bool
     assert gauge.most_within(1.0) <= 100 * 1.0 + 10 + 50
 
 
+@pytest.mark.slow
 def test_a_low_rate_is_neither_exceeded_nor_waited_for_in_vain(broker: Any) -> None:
     topic = replace(TOPIC, max_rate=5)
     gauge = Gauge()
@@ -308,6 +311,7 @@ def test_a_limited_topic_leaves_the_others_alone(broker: Any) -> None:
     assert total(broker, limited, "prepared") <= 50
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_limited_sleeps(broker: Any) -> None:
     topic = replace(TOPIC, max_rate=0.1)
     gauge = Gauge()

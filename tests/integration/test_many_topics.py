@@ -85,6 +85,7 @@ def operations() -> Operations:
     return Operations(Actor("me", "test"))
 
 
+@pytest.mark.slow
 def test_a_thousand_topics_and_two_hundred_workers_are_looked_at_within_a_second_of_cpu(many: Broker) -> None:
     seen = operations().survey()
     assert (len(seen.topics), seen.workers) == (COUNT, WORKERS)
@@ -94,6 +95,7 @@ def test_a_thousand_topics_and_two_hundred_workers_are_looked_at_within_a_second
     assert cpu(operations().survey) < 5 * CPU_SECONDS
 
 
+@pytest.mark.slow
 def test_the_metrics_of_a_thousand_topics_cost_a_second_of_cpu(many: Broker) -> None:
     def scrape() -> int:
         return sum(len(family.samples) for family in RmqCollector().collect())
@@ -118,6 +120,7 @@ def rows(text: str) -> list[str]:
     return re.findall(r'<th scope="row"><a href="[^"]*">([^<]*)</a>', text)
 
 
+@pytest.mark.slow
 def test_the_dashboard_shows_a_page_of_topics_under_the_totals_of_all(many: Broker, boss: Client) -> None:
     names = list(TOPICS)
     for query, first in (({}, 0), ({"p": "2"}, 1), ({"p": "10"}, 9), ({"p": "99"}, 9), ({"p": "x"}, 0)):

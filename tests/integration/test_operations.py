@@ -177,6 +177,7 @@ def test_slots_show_depth_owner_and_skew(broker: Any, operations: Operations) ->
     assert operations.slots("ranked").skew == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timed", "ranked", "by-shop", "raw"])
 @pytest.mark.parametrize("size", [1, 7, 100])
 def test_pages_hold_everything_once_and_in_order(

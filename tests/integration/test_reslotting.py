@@ -246,6 +246,7 @@ def test_families_may_be_moved_by_several_processes(broker: Any) -> None:
 # --- what it waits for
 
 
+@pytest.mark.slow
 def test_a_slot_waits_for_what_runs_and_times_out_what_nobody_runs(broker: Any) -> None:
     filled = Filled(broker, TopicType.PRIORITY, "body", None, slots=1)
     topic = filled.topic = replace(filled.topic, timeout=1)

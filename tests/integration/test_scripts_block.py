@@ -114,6 +114,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "identity"), SHAPES)
 def test_no_script_blocks_redis_at_its_largest_batch(
     client: redis.Redis, prefix: str, kind: TopicType, identity: str

@@ -207,6 +207,7 @@ def test_items_that_nobody_knows_join_nothing(items: None) -> None:
     assert batch is not None and (batch.items, batch.joined) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_batch_as_large_as_they_come_may_leave_whole() -> None:
     skus = range(1, MOST_ITEMS + 1)
     Item.objects.bulk_create(Item(sku=sku) for sku in skus)

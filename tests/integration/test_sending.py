@@ -522,6 +522,7 @@ def test_a_web_process_waits_for_redis_a_second_at_most(proxied: TcpProxy) -> No
 # --- replicas and disk
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_what_replicas_confirm_is_told_at_once_and_after_the_commit(
     prefix: str, monkeypatch: pytest.MonkeyPatch
@@ -554,6 +555,7 @@ def test_a_number_of_replicas_that_is_none_is_refused_before_anything_is_written
 # --- clusters and sentinels
 
 
+@pytest.mark.slow
 def test_a_cluster_is_reached_by_the_url_of_any_node(prefix: str) -> None:
     with RedisCluster() as server:
         dead = f"redis://127.0.0.1:{server.primaries[0].port}"
@@ -568,6 +570,7 @@ def test_a_cluster_is_reached_by_the_url_of_any_node(prefix: str) -> None:
             connections.close()
 
 
+@pytest.mark.slow
 def test_sends_find_the_primary_that_the_sentinels_have_made(prefix: str) -> None:
     with SentinelGuard() as guard:
         cache = {

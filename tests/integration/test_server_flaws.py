@@ -178,6 +178,7 @@ def test_every_primary_of_a_cluster_is_asked(redis_cluster: RedisCluster, prefix
     client.close()
 
 
+@pytest.mark.slow
 def test_a_node_that_is_away_does_not_keep_the_others_from_being_asked(prefix: str) -> None:
     with RedisCluster(replicas=False, appendonly=True) as server:
         client = cluster_of(server, patience=0.05)

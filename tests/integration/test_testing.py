@@ -328,6 +328,7 @@ class WithoutDatabase(RMQTestMixin, SimpleTestCase):
 # --- for pytest
 
 
+@pytest.mark.slow
 def test_the_fixtures_are_found_by_pytest_itself(tmp_path: Path) -> None:
     (tmp_path / "shop_settings.py").write_text(
         "INSTALLED_APPS = ['django_rmq']\n"

@@ -164,6 +164,7 @@ def dying_once(monkeypatch: pytest.MonkeyPatch, begun: int) -> threading.Event:
     return died
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [0, 1])
 @pytest.mark.parametrize("serial", [True, False])
 def test_a_dead_thread_is_replaced_and_holds_nothing(
@@ -211,6 +212,7 @@ def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:
     assert len(extended) == 1
 
 
+@pytest.mark.slow
 def test_a_dead_heartbeat_is_replaced(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = replace(MERGE, slots=1, timeout=4)
     heard, pause, died = Heard(), threading.Event(), threading.Event()

@@ -184,6 +184,7 @@ def test_when_a_worker_joins_the_others_give_only_what_it_gets(party: Party) -> 
     assert third.lost == Counter()
 
 
+@pytest.mark.slow
 def test_when_a_worker_is_heard_of_no_more_the_others_take_over_and_keep_what_they_have(party: Party) -> None:
     first, second, third = party.add(), party.add(apart=True), party.add()
     party.wait_until_shared_out()
@@ -196,6 +197,7 @@ def test_when_a_worker_is_heard_of_no_more_the_others_take_over_and_keep_what_th
     assert {one.worker.id for one in workers} == {first.id, third.id}
 
 
+@pytest.mark.slow
 def test_the_worker_that_assigns_can_die_as_well(party: Party) -> None:
     workers = [party.add(identity=f"{number:032x}", apart=True) for number in range(4)]
     party.wait_until_shared_out()
@@ -206,6 +208,7 @@ def test_the_worker_that_assigns_can_die_as_well(party: Party) -> None:
     party.wait_until_shared_out()
 
 
+@pytest.mark.slow
 def test_if_the_first_worker_does_not_assign_the_next_one_does(party: Party) -> None:
     first = party.add(identity="0" * 32)
     party.wait_until_shared_out()
@@ -214,6 +217,7 @@ def test_if_the_first_worker_does_not_assign_the_next_one_does(party: Party) -> 
     party.wait_until_shared_out()
 
 
+@pytest.mark.slow
 def test_flapping_workers_leave_every_slot_owned_once(party: Party) -> None:
     chance = random.Random(20)
     for _ in range(2):
@@ -449,6 +453,7 @@ def test_logins_may_be_introduced_one_worker_after_the_other(
 # --- ZooKeeper away
 
 
+@pytest.mark.slow
 def test_by_default_workers_go_on_with_what_they_own_while_zookeeper_is_away() -> None:
     with server_of_its_own() as (server, party):
         workers = [party.add() for _ in range(3)]
@@ -473,6 +478,7 @@ def test_by_default_workers_go_on_with_what_they_own_while_zookeeper_is_away() -
         party.wait_until_shared_out()
 
 
+@pytest.mark.slow
 def test_strict_workers_stop_when_the_connection_is_lost_and_come_back() -> None:
     with server_of_its_own() as (server, party):
         workers = [party.add(is_strict=True) for _ in range(2)]
@@ -491,6 +497,7 @@ def test_strict_workers_stop_when_the_connection_is_lost_and_come_back() -> None
         assert [member.serial() for member in workers] == had
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_in_a_black_hole_suspended_comes_and_lost_never_does(party: Party, is_strict: bool) -> None:
     near = party.add()
@@ -519,6 +526,7 @@ def test_in_a_black_hole_suspended_comes_and_lost_never_does(party: Party, is_st
     assert far.coordinator._session is not session
 
 
+@pytest.mark.slow
 def test_a_strict_worker_gives_up_by_its_own_clock_if_nobody_tells_it_anything(party: Party) -> None:
     far = party.add(apart=True, is_strict=True)
     party.wait_until_shared_out()
@@ -568,6 +576,7 @@ def test_stop_is_bounded_whatever_zookeeper_does(party: Party) -> None:
     assert far.slots == set()
 
 
+@pytest.mark.slow
 def test_after_the_data_was_wiped_everybody_is_back() -> None:
     with server_of_its_own() as (server, party):
         workers = [party.add() for _ in range(3)]
@@ -616,6 +625,7 @@ def test_after_all_nodes_were_deleted_everybody_is_back_with_what_it_had(party: 
 # --- an ensemble of three
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("java")
 def test_the_leader_of_the_ensemble_dies_and_no_slot_moves() -> None:
     with ZooKeeperEnsemble() as three:
@@ -710,6 +720,7 @@ def test_an_assignment_spoiled_with_the_right_membership_is_found_by_the_audit(p
     party.wait_until_shared_out()
 
 
+@pytest.mark.slow
 def test_strange_workers_get_no_slots(party: Party) -> None:
     first = party.add(identity="1" * 32)
     party.wait_until_shared_out()
@@ -780,6 +791,7 @@ def packets(server: ZooKeeperServer) -> int:
     return int(next(line.split()[1] for line in said.splitlines() if line.startswith("zk_packets_received")))
 
 
+@pytest.mark.slow
 def test_workers_ask_little_and_a_change_wakes_few() -> None:
     count, window, session = 12, 4.0, 6.0
     with server_of_its_own(session) as (server, party):
@@ -917,6 +929,7 @@ def test_people_see_workers_and_who_owns_what_since_when(party: Party) -> None:
         client.get(party.ensemble.path("workers", first.id))
 
 
+@pytest.mark.slow
 def test_figures_and_health_tell_of_workers_in_zookeeper(party: Party, redis_url: str, prefix: str) -> None:
     topic = {"TYPE": "priority", "SLOTS": 64}
     zookeeper = {"HOSTS": party.ensemble.hosts, "ROOT": party.ensemble.root}
@@ -969,6 +982,7 @@ def test_nobody_hears_kazoo_in_the_log_but_us(party: Party, caplog: pytest.LogCa
 
 
 # kazoo leaves a socket to the garbage collector when a handshake fails.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("java")
 def test_tls_with_certificates_that_are_looked_at(certificates: Path) -> None:
@@ -1008,6 +1022,7 @@ def test_tls_with_certificates_that_are_looked_at(certificates: Path) -> None:
             party.end()
 
 
+@pytest.mark.slow
 def test_a_frozen_server_is_no_reason_to_hang() -> None:
     with server_of_its_own() as (server, party):
         first = party.add()

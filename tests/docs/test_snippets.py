@@ -357,11 +357,20 @@ def anywhere(begin: Callable[[Path], Project]) -> Project:
     return begin(ROOT / "docs/any.md")
 
 
+LONG = {"guide", "rest", "spark"}
+"""Pages whose blocks take half a minute and more."""
+
 WITH_SNIPPETS = [page for page in PAGES if snippets(page)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] * (page.stem in LONG))
+        for page in WITH_SNIPPETS
+    ],
+)
 def test_every_block_of_a_page_works_as_it_stands_there(
     begin: Callable[[Path], Project], page: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -1,4 +1,7 @@
-"""Each rule of the worker, switched off in a copy of the package, makes the tests fail that guard it."""
+"""Each rule of the worker, switched off in a copy of the package, makes the tests fail that guard it.
+
+These tests wait more than they compute, so a few copies are worked on ahead; a test waits for what came of its mutant.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -16,23 +21,62 @@ from tests.proof.python_mutants import PYTHON_MUTANTS, PythonMutant
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("django_rmq", "example_project", "tests", "manage.py", "pyproject.toml")
+COPIES = 3
 FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(.+?::.+?)(?: - |$)", re.MULTILINE)
 
 
+Outcome = tuple[int, str]
+"""Pytest's exit code and its output."""
+
+
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package and its tests, which a test may change and restores."""
-    root = tmp_path_factory.mktemp("mutants")
-    for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, root / name, symlinks=True)
-        else:
-            shutil.copy2(ROOT / name, root / name)
-    return root
+def copies(tmp_path_factory: pytest.TempPathFactory) -> SimpleQueue[Path]:
+    """Copies of the package and its tests that nobody works on; who has changed one restores it."""
+    idle: SimpleQueue[Path] = SimpleQueue()
+    for _ in range(COPIES):
+        root = tmp_path_factory.mktemp("mutants")
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, root / name, symlinks=True)
+            else:
+                shutil.copy2(ROOT / name, root / name)
+        idle.put(root)
+    return idle
 
 
-def run(root: Path, tests: Iterable[str], redis_url: str) -> tuple[int, str]:
-    """Run tests of the copy against the copy; return pytest's exit code and its output."""
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, copies: SimpleQueue[Path], redis_url: str
+) -> Iterator[dict[str, Future[Outcome]]]:
+    """What will come of the mutants that were asked for."""
+    items = [item for item in request.session.items if item.name.startswith("test_the_tests_of_a_rule_fail")]
+    chosen = {item.callspec.params["name"] for item in items}  # type: ignore[attr-defined]
+
+    def tried(name: str) -> Outcome:
+        root = copies.get()
+        try:
+            return try_mutant(root, PYTHON_MUTANTS[name], redis_url)
+        finally:
+            copies.put(root)
+
+    with ThreadPoolExecutor(COPIES) as pool:
+        yield {name: pool.submit(tried, name) for name in PYTHON_MUTANTS if name in chosen}
+        pool.shutdown(cancel_futures=True)
+
+
+def try_mutant(root: Path, mutant: PythonMutant, redis_url: str) -> Outcome:
+    """Run the tests that guard a rule against a copy without it."""
+    path = root / "django_rmq" / mutant.file
+    text = path.read_text()
+    path.write_text(mutant.applied_to(text))
+    try:
+        return run(root, mutant.caught_by, redis_url)
+    finally:
+        path.write_text(text)
+
+
+def run(root: Path, tests: Iterable[str], redis_url: str) -> Outcome:
+    """Run tests of a copy against the copy."""
     done = subprocess.run(
         [
             sys.executable,
@@ -56,15 +100,9 @@ def run(root: Path, tests: Iterable[str], redis_url: str) -> tuple[int, str]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", PYTHON_MUTANTS)
-def test_the_tests_of_a_rule_fail_without_it(name: str, copy: Path, redis_url: str) -> None:
+def test_the_tests_of_a_rule_fail_without_it(name: str, outcomes: dict[str, Future[Outcome]]) -> None:
     mutant = PYTHON_MUTANTS[name]
-    path = copy / "django_rmq" / mutant.file
-    text = path.read_text()
-    path.write_text(mutant.applied_to(text))
-    try:
-        code, output = run(copy, mutant.caught_by, redis_url)
-    finally:
-        path.write_text(text)
+    code, output = outcomes[name].result(timeout=1_500)
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), output[-4_000:]
     missed = [
         test for test in mutant.caught_by if not any(each.startswith(test) for each in FAILED.findall(output))
@@ -73,9 +111,13 @@ def test_the_tests_of_a_rule_fail_without_it(name: str, copy: Path, redis_url: s
 
 
 @pytest.mark.proof
-def test_these_tests_pass_with_all_rules(copy: Path, redis_url: str) -> None:
+def test_these_tests_pass_with_all_rules(copies: SimpleQueue[Path], redis_url: str) -> None:
     tests = {test for mutant in PYTHON_MUTANTS.values() for test in mutant.caught_by}
-    code, output = run(copy, sorted(tests), redis_url)
+    root = copies.get()
+    try:
+        code, output = run(root, sorted(tests), redis_url)
+    finally:
+        copies.put(root)
     assert code == pytest.ExitCode.OK, output[-4_000:]
 
 

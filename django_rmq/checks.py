@@ -56,7 +56,6 @@ from django_rmq.project import connections
 from django_rmq.project.listening import registry
 from django_rmq.project.settings import Config, did_you_mean, read_settings
 
-
 NAMESAKE = "django-rmq"
 """Another project's package: a wrapper for RabbitMQ, imported as ``django_rmq``, too."""
 

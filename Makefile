@@ -146,11 +146,11 @@ wheel: $(INSTALLED) ## build the wheel and use it in an environment of its own
 	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index build/wheel/*.whl
 	cd build/wheel && venv/bin/python -I ../../tests/wheel_smoke.py ../..
 
-requirements: ## pin the requirements anew, with hashes (needs uv)
+requirements: ## pin the requirements, with hashes (needs uv)
 	@command -v uv >/dev/null || { echo "pinning needs uv: https://docs.astral.sh/uv/" >&2; exit 1; }
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
-	  --extra dev pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	  --all-extras --group dev pyproject.toml requirements/dev.in --output-file requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --constraint requirements/dev.txt pyproject.toml --output-file requirements/core.txt

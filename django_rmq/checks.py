@@ -18,6 +18,7 @@ rmq.E010   the CACHES alias is not one of django-redis
 rmq.E011   the Redis database is also that of a cache, whose ``clear()`` is FLUSHDB
 rmq.E012   a Redis URL that cannot be used
 rmq.E013   RMQ["TESTING"] is True (with ``--deploy``)
+rmq.E014   another project's package, which has the same import name, is installed
 rmq.E020   a module of listeners cannot be imported
 rmq.E021   two listeners for one topic
 rmq.E022   a function that cannot be a listener
@@ -42,6 +43,7 @@ E001 to E012 are found by ``project.settings``, which alone reads settings; but 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 from django.apps import AppConfig
@@ -53,6 +55,9 @@ from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTroub
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
 from django_rmq.project.settings import Config, did_you_mean, read_settings
+
+NAMESAKE = "django-rmq"
+"""Another project's package: a wrapper for RabbitMQ, imported as ``django_rmq``, too."""
 
 
 @register("rmq")
@@ -71,6 +76,23 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
             )
         )
     return found
+
+
+@register("rmq")
+def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that no other package has written into our folder."""
+    try:
+        foreign = distribution(NAMESAKE)
+    except PackageNotFoundError:
+        return []
+    return [
+        Error(
+            f"The package {NAMESAKE} {foreign.version} is installed. It belongs to another project and has the same "
+            "import name, so both are in one folder: whichever was installed last has overwritten files of the other.",
+            hint=f"pip uninstall {NAMESAKE} django-redis-rmq, then: pip install django-redis-rmq",
+            id="rmq.E014",
+        )
+    ]
 
 
 def _paths(config: Config) -> list[CheckMessage]:

@@ -1,7 +1,7 @@
 """Hold the package to its sizes, so that one person can keep each room in mind.
 
     python tests/sizes.py            complains of what is too large, and of exceptions that are not needed any more
-    python tests/sizes.py --write    writes the exceptions anew, with the reasons that are there
+    python tests/sizes.py --write    writes the exceptions again, with the reasons that are there
 
 An exception stands in ``sizes.toml`` with its size, beyond which it must not grow, and its reason.
 """

@@ -106,7 +106,7 @@ def version(name: str) -> str:
 
 
 def environment(name: str) -> Path:
-    """Return the Python of the environment of ``name``, made anew if what it requires has changed."""
+    """Return the Python of the environment of ``name``, made again if what it requires has changed."""
     home, wanted = ROOT / "build" / "peers" / name, requirements(name)
     python, mark = home / "bin" / "python", home / ".required"
     if mark.exists() and mark.read_text() == wanted.read_text():

@@ -119,7 +119,7 @@ class CommitView(SettlingView):
 class ExtendView(SettlingView):
     """``topics/{topic}/extend/``."""
 
-    @documented("extend", "Begin the time-out of deliveries anew", **_SETTLED)
+    @documented("extend", "Start the time-out of deliveries again", **_SETTLED)
     def post(self, request: Request, topic: str) -> Response:
         """Extend."""
         return self.settle(request, topic, "extend")

@@ -106,7 +106,7 @@ class Deliveries:
         return self._settling.settle("release", settled)
 
     def extend(self, settled: Sequence[Settled]) -> list[str]:
-        """Begin the time-out of deliveries anew. Answers ok or stale for each."""
+        """Start the time-out of deliveries again. Answers ok or stale for each."""
         return self._settling.settle("extend", settled)
 
     def rollback(self, settled: Sequence[Settled], outcomes: Sequence[Outcome]) -> list[str]:

@@ -19,7 +19,7 @@ from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, To
 from django_rmq.operations.actors import Actor
 
 ATTEMPT_MS = 30_000
-"""How long a repeated request waits for an attempt that is silent; then it is thought dead, and done anew."""
+"""How long a repeated request waits for an attempt that is silent; then it is thought dead, and done again."""
 
 KEPT_MS = 86_400_000
 """How long an answer is kept: a day."""

@@ -98,7 +98,7 @@ def spark_jars() -> Path:
         jars = Path(folder, "jars")
         if jars.is_dir():
             return jars
-    raise ConfigurationError('There is no PySpark with its jars: pip install "django-rmq[spark]"')
+    raise ConfigurationError('There is no PySpark with its jars: pip install "django-redis-rmq[spark]"')
 
 
 def prepare_environment() -> None:

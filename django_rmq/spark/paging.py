@@ -143,7 +143,7 @@ class LiveRows:
         return rows[:end]
 
     def _look_up(self) -> Rows:
-        """Return what is behind the place by a script, which no change gets between; find the rank anew."""
+        """Return what is behind the place by a script, which no change gets between; find the rank again."""
         after = None
         if self._place is not None and self._place.member is not None:
             after = (f"{self._place.score:.17g}", self._place.member)

@@ -51,12 +51,12 @@ def check_installed(remote: str | None = None) -> None:
     for name in ("pyspark", "pyarrow"):
         if find_spec(name) is None:
             raise ConfigurationError(
-                f'Spark needs {name}, which is not installed: pip install "django-rmq[spark]"'
+                f'Spark needs {name}, which is not installed: pip install "django-redis-rmq[spark]"'
             )
     for name in OF_CONNECT if remote is not None else ():
         if find_spec(name) is None:
             raise ConfigurationError(
-                f'A Spark Connect server needs {name}, which is not installed: pip install "django-rmq[connect]"'
+                f'A Spark Connect server needs {name}, which is not installed: pip install "django-redis-rmq[connect]"'
             )
     if remote is None:
         prepare_environment()

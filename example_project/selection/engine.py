@@ -157,7 +157,7 @@ def _events(spark: SparkSession, source: Source, feeds: Path) -> DataFrame:
 
 
 def _query_of(frame: DataFrame) -> str:
-    """The identity of a query's checkpoint: numbers of batches begin anew with another one."""
+    """The identity of a query's checkpoint: numbers of batches start at 0 with another one."""
     found = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     assert found, "Spark sets it for every batch"
     return found

@@ -113,7 +113,7 @@ class SelectionRun:
             "messages consumed": f"{figures.counters['acked']} in {selection['batches']} batches",
             "joined and left": f"{selection['joined'] or 0} and {selection['left'] or 0}",
             "product sets": self.told(),
-            "evaluated anew": f"{len(differing)} sets differ" if differing else "the same sets",
+            "evaluated again": f"{len(differing)} sets differ" if differing else "the same sets",
             "ledger": f"NOT balanced in {len(wrong)} slots"
             if (wrong := self.accounts.unbalanced())
             else "balanced",

@@ -176,7 +176,7 @@ def test_the_selection_alone_is_reconciled_and_leaves_no_process(
     assert count["messages consumed"] == sent - merged
     assert count["messages consumed"] < count["events written"]
     assert "A person edits the rule of Best rated: rating >= 4 and price is known" in demo.output
-    assert (summary["evaluated anew"], summary["ledger"]) == ("the same sets", "balanced")
+    assert (summary["evaluated again"], summary["ledger"]) == ("the same sets", "balanced")
     assert "Everything is accounted for" in demo.output
     assert demo.processes() == []
     assert not demo.redis_answers()

@@ -226,7 +226,7 @@ def work(message):
         happened.wait("old", number)
     assert worker.output.count("so the old code goes on running") == 4
     listeners.write_text(code.replace("old", "new"))
-    eventually(lambda: worker.output.count("Consuming work") == 2, "beginning anew", 30)
+    eventually(lambda: worker.output.count("Consuming work") == 2, "beginning again", 30)
     send(broker, WORK, named("c"))
     happened.wait("new", 1)
     worker.signal()

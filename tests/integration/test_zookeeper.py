@@ -557,7 +557,7 @@ def test_a_cut_shorter_than_a_session_moves_nothing(ensemble: Ensemble) -> None:
         assert far.coordinator.wait_settled(8.0)
         assert losses(party) == [Counter()] * 2
         assert far.coordinator._session is session
-        # Watches are set anew: it hears of changes at once, not when it next looks.
+        # Watches are set again: it hears of changes at once, not when it next looks.
         eventually(lambda: any(session.client._child_watchers.values()), "watching again", 1.5)
         third = party.add()
         party.wait_until_shared_out()
@@ -590,7 +590,7 @@ def test_after_the_data_was_wiped_everybody_is_back() -> None:
         server.kill()
         server.wipe()
         server.start()
-        # It knows less than its clients have seen, and lets none of them in: they have to be made anew.
+        # It knows less than its clients have seen, and lets none of them in: they have to be made again.
         for member in workers:
             assert member.coordinator.wait_settled(TAKE_OVER * PATIENCE)
         party.wait_until_shared_out()

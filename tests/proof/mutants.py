@@ -320,7 +320,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "never_drained": Mutant(
         If("false"),
-        "A slot that was emptied begins anew.",
+        "A slot that was emptied starts again.",
         "tests/contract/test_undrained.py::test_sends_do_not_move_it_until_all_that_waited_is_taken[redis]",
     ),
     "times_are_noted_too": Mutant(

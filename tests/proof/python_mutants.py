@@ -79,7 +79,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "core/consumer/feeding.py",
         "for batch in list(islice(late, REFRESHED)):\n            self.give_back(batch, drops=False)",
         "for batch in list(islice(late, REFRESHED)):\n            self.give_back(batch)",
-        "A list that failed is settled also while the rest of its batch is taken anew.",
+        "A list that failed is settled also while the rest of its batch is taken again.",
         (LISTS + "a_list_that_raises_is_settled_in_one_pass[memory-priority, not serial-20]",),
     ),
     "takes_all_bytes": PythonMutant(

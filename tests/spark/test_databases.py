@@ -71,7 +71,7 @@ def test_a_batch_whose_process_dies_after_the_table_is_there_once(
     found = Counter((row.value, row.batch) for row in rows(spark, database, "taken"))
     assert found == {**{(f"{n}", 0): 1 for n in range(40)}, ("later", 1): 1}
     assert total(broker, work, "acked") == 41 and live(broker, work) == 0
-    # Another checkpoint begins with batch 0 anew, and deletes nothing of this one's.
+    # Another checkpoint begins with batch 0 again, and deletes nothing of this one's.
     broker.send_merge(work, 0, 0, [b"another"])
     run("consume", *arguments[:-2], str(tmp_path / "second"), "--available-now")
     found = Counter((row.value, row.batch) for row in rows(spark, database, "taken"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from django.core import checks
 from django.test import override_settings
 
 from django_rmq import listener
-from django_rmq.checks import check_listeners, check_settings, check_zookeeper
+from django_rmq.checks import check_listeners, check_package, check_settings, check_zookeeper
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening import registry
 from django_rmq.project.listening.registry import FailedModule, isolated
@@ -51,6 +52,22 @@ def test_the_checks_are_registered_by_the_app() -> None:
 def test_a_sound_project_is_told_nothing() -> None:
     listener("orders")(handle)
     assert told(check_settings, TOPICS=ORDERS) == told(check_listeners, TOPICS=ORDERS) == []
+
+
+def test_another_projects_package_in_our_folder_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "django_rmq-0.1.2.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: django-rmq\nVersion: 0.1.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (error,) = check_package()
+    assert error.id == "rmq.E014" and "django-rmq 0.1.2" in error.msg
+    assert error.hint == "pip uninstall django-rmq django-redis-rmq, then: pip install django-redis-rmq"
+
+
+def test_our_own_package_is_not_taken_for_the_other_one() -> None:
+    assert check_package() == []
 
 
 def test_errors_of_the_settings_come_with_their_hints() -> None:

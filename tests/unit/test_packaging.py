@@ -37,19 +37,25 @@ def test_the_wheel_holds_nothing_but_the_package(wheel: zipfile.ZipFile) -> None
     assert {name.partition("/")[0] for name in wheel.namelist()} == {
         "django_rmq",
         "pyspark_rmq",
-        "django_rmq-0.1.0.dist-info",
+        "django_redis_rmq-0.1.0.dist-info",
     }
 
 
 def test_the_core_asks_for_its_five_libraries_and_no_more(wheel: zipfile.ZipFile) -> None:
-    metadata = Parser().parsestr(wheel.read("django_rmq-0.1.0.dist-info/METADATA").decode())
+    metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
     needed = {
         line.partition(">=")[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line
     }
     assert needed == {"django", "django-redis", "djangorestframework", "kazoo", "redis[hiredis]"}
 
 
+def test_the_extras_are_those_of_users(wheel: zipfile.ZipFile) -> None:
+    metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
+    extras = {"cli", "connect", "demo", "health", "openapi", "otel", "prometheus", "spark"}
+    assert set(metadata.get_all("Provides-Extra", [])) == extras
+
+
 def test_pytest_finds_the_plugin_of_the_wheel(wheel: zipfile.ZipFile) -> None:
-    entry_points = wheel.read("django_rmq-0.1.0.dist-info/entry_points.txt").decode()
+    entry_points = wheel.read("django_redis_rmq-0.1.0.dist-info/entry_points.txt").decode()
     assert "[pytest11]\ndjango_rmq = django_rmq.pytest_plugin" in entry_points
     assert "django_rmq/pytest_plugin.py" in wheel.namelist()

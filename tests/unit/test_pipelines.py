@@ -59,7 +59,7 @@ def test_without_the_client_of_a_connect_server_it_says_what_to_install(
     monkeypatch.setattr(
         "django_rmq.spark.session.find_spec", lambda name: None if name == "grpc" else object()
     )
-    with pytest.raises(CommandError, match=r"needs grpc.*django-rmq\[connect\]") as caught:
+    with pytest.raises(CommandError, match=r"needs grpc.*django-redis-rmq\[connect\]") as caught:
         call_command("runrmqpipeline", "report", "--remote", "sc://127.0.0.1:1")
     assert caught.value.returncode == 2
 

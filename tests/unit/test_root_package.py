@@ -41,7 +41,7 @@ def test_a_name_is_that_of_its_module() -> None:
 def test_the_version_is_the_distributions() -> None:
     from importlib.metadata import version
 
-    assert django_rmq.__version__ == version("django-rmq")
+    assert django_rmq.__version__ == version("django-redis-rmq")
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ class _Work:
     began: int
     """When, in ms by Redis' clock."""
     number: int
-    """How many requests have worked. A search begins anew with each: longer and longer ones come to an end."""
+    """How many requests have worked. A search starts again with each: longer and longer ones come to an end."""
     run: str
 
     @classmethod

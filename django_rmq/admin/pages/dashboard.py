@@ -30,7 +30,7 @@ def changelist_view(pages: Pages, request: HttpRequest, extra_context: Any = Non
 
 @page(Permission.VIEW)
 def live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
-    """Answer the figures of the dashboard, anew."""
+    """Answer the figures of the dashboard as they are now."""
     return pages.fragment(request, "topic/_dashboard.html", _dashboard(pages, request))
 
 

@@ -32,7 +32,7 @@ def change_view(
 
 @page(Permission.VIEW)
 def live_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
-    """Answer the figures of a topic, anew; a list of messages stays as it is until somebody asks for it."""
+    """Answer the figures of a topic as they are now; a list of messages stays as it is until somebody asks for it."""
     operations, topic = pages.asked(request, object_id)
     context = _topic(pages, request, operations, topic)
     if context["tab"] in STATES:

@@ -49,7 +49,7 @@ def claim(
 def renew(
     topic: Topic, slot: int, consumer: str, number: int, lease_ms: int, *, seal: bool = False
 ) -> Call[int | None]:
-    """Let the lease of a claim begin anew; return what it holds, or None: it is no longer there.
+    """Let the lease of a claim start again; return what it holds, or None: it is no longer there.
 
     ``seal``: it takes nothing more from now on, whatever request is still on its way. Only a sealed
     claim is read and acknowledged.

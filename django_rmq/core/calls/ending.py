@@ -37,7 +37,7 @@ def release(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> 
 
 
 def extend(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
-    """Begin the time-out anew. Answers ok or stale for each."""
+    """Start the time-out again. Answers ok or stale for each."""
     return Call("extend", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
 
 

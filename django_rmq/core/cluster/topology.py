@@ -69,7 +69,7 @@ class Topology:
         self._is_stale = True
 
     def doubt(self) -> None:
-        """Look anew who serves what before the next call."""
+        """Look again who serves what before the next call."""
         self._is_stale = True
 
     def look(self) -> None:

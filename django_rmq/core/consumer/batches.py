@@ -133,7 +133,7 @@ class Tally:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew: everything is reported."""
+        """Start again: everything is reported."""
         self.committed: list[bytes] = []
         self.failures: list[Failure] = []
         self.times: list[float] = []

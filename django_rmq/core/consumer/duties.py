@@ -24,7 +24,7 @@ from django_rmq.exceptions import RmqError, ServerTrouble
 logger = safe_logger("django_rmq.consumer")
 
 Duty = Callable[[], Generator[float, None, None]]
-"""Begins a duty; what it yields are seconds until its next step. One that fails is begun anew; one that ends is done."""
+"""Begins a duty; what it yields are seconds until its next step. One that fails is started again; one that ends is done."""
 
 SlotsOf = Callable[[Topic], Sequence[range]]
 """Which slots of a topic are this worker's to look after: those of no other worker."""

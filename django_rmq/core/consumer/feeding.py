@@ -23,7 +23,7 @@ from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 
 REFRESH_SECONDS = 1.0
-"""What waits longer for its thread is given back and taken anew, where that may find something better."""
+"""What waits longer for its thread is given back and taken again, where that may find something better."""
 
 REFRESHED = 128
 """Batches refreshed at once at most."""
@@ -54,7 +54,7 @@ class Feeding:
         self._ending = ending
         self._took = took
         self._refreshes = any(topic.is_priority or not topic.serial for topic in room.places.topics.values())
-        """Whether something may have to be taken anew."""
+        """Whether something may have to be taken again."""
         self._next_refresh = 0.0
 
     # --- to the threads
@@ -166,7 +166,7 @@ class Feeding:
         return self._next_refresh if self._refreshes and self._hand.messages else float("inf")
 
     def refresh(self, now: float) -> None:
-        """Take anew what has long waited for its thread, if it is time to.
+        """Take again what has long waited for its thread, if it is time to.
 
         A higher priority may have come to its slot; without ``SERIAL`` another thread may be free.
         """

@@ -2,7 +2,7 @@
 
 The algorithm is TCP Vegas (Brakmo and Peterson, 1995), applied to concurrency as in Netflix' concurrency-limits: a call
 that takes longer than calls do without a queue has waited for something, and by Little's law ``limit × (1 − base /
-latency)`` calls wait at a time. What is ours: the latency without a queue (``base``) is measured anew by halving the limit
+latency)`` calls wait at a time. What is ours: the latency without a queue (``base``) is measured again by halving the limit
 for a moment, so that neither a lucky call nor a lasting change spoils it.
 """
 

@@ -49,7 +49,7 @@ class Polling:
         self._acquiring = acquiring
         self._poll_seconds = poll_seconds
         self._round: Iterator[tuple[str, int, Place | None]] | None = None
-        """The slots that the slow poll has not asked yet since it began anew."""
+        """The slots that the slow poll has not asked yet since it started again."""
         self._hurries = False
         """Wake-ups may have been lost: the slow poll goes through all slots without a pause."""
 
@@ -121,7 +121,7 @@ class Polling:
                 else:
                     place.untaken_since = None
             elif due is not None and due < place.due:
-                # Even if that is later than now: prepare tells the senders anew until when we sleep.
+                # Even if that is later than now: prepare tells the senders again until when we sleep.
                 self._schedule.ready(place)
         return untaken
 

@@ -213,7 +213,7 @@ class Places:
             if len(slots) > count:
                 self._told.appendleft((topic, slots[count:]))
             states = self._states[topic]
-            # Each once: it may have been lost and told anew meanwhile.
+            # Each once: it may have been lost and told again meanwhile.
             wanted = [slot for slot in dict.fromkeys(slots[:count]) if states[slot] == _TOLD]
             count -= len(wanted)
             if wanted:

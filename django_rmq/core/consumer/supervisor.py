@@ -48,7 +48,7 @@ class Supervisor:
     watchdog: float | None = None
     """Seconds without a beat after which a child is ended."""
     changed: Callable[[], bool] = lambda: False
-    """Asked about once a second whether everything shall end as after SIGTERM, to begin anew: the code has changed."""
+    """Asked about once a second whether everything shall end as after SIGTERM, to start again: the code has changed."""
     heartbeat_file: str | None = None
     health_address: str | None = None
     processed: int = field(default=0, init=False)

@@ -54,7 +54,7 @@ class RedisCoordinator(SharedCoordinator):
 
     ``token`` tells this worker from another one with its id; whoever knows it may end the session (``Broker.leave``).
     A worker that does not reach Redis for ``session_seconds`` gives up its slots, whatever its connection is stuck
-    in, and joins anew when Redis answers.
+    in, and joins again when Redis answers.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class RedisCoordinator(SharedCoordinator):
         audit = self._starts_audit(sent)
         beat = self._send_beat(full=audit)
         if beat.status == "expired":
-            logger.warning("The session ran out; joining anew", extra={"rmq_event": "expired"})
+            logger.warning("The session ran out; joining again", extra={"rmq_event": "expired"})
             self._lose()
             beat = self._send_beat(full=True)
         if beat.status != "ok":

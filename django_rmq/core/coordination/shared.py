@@ -181,7 +181,7 @@ class SharedCoordinator(Coordinator):
         try:
             self._last_plan = decode()
         except ValueError as error:
-            self._complain("plan", "The assignment cannot be read and is made anew: %s", error)
+            self._complain("plan", "The assignment cannot be read and is made again: %s", error)
             return None
         return self._last_plan
 

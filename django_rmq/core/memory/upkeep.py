@@ -39,7 +39,7 @@ def expire_due(slot: Slot, limit: int) -> tuple[int, float | None]:
     """End up to ``limit`` deliveries that timed out; return how many, and when one can be taken again."""
     ahead = (slot.now_s + slot.timeout + 1) * 1000
     for member, score in [row for row in slot.prepare.rows() if row[1] >= ahead][:limit]:
-        # The clock was set back since: the time-out begins anew.
+        # The clock was set back since: the time-out starts again.
         slot.prepare[member] = float(slot.now_s * 1000 + bounded(score % 1000, 0, slot.max_retries))
     late = [row for row in slot.prepare.rows() if row[1] < (slot.now_s - slot.timeout) * 1000][:limit]
     dues: list[float | None] = []

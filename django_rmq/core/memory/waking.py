@@ -28,7 +28,7 @@ def sleep_until(slot: Slot, due: int) -> None:
 
 
 def wake(slot: Slot, due: float | None) -> None:
-    """Wake who sleeps past ``due``, once: the next to fall asleep writes ``sleeping_until`` anew."""
+    """Wake who sleeps past ``due``, once: the next to fall asleep writes ``sleeping_until`` again."""
     sleeping_until = slot.control.get(b"sleeping_until")
     if sleeping_until is not None and due is not None and due < int(sleeping_until):
         del slot.control[b"sleeping_until"]

@@ -106,7 +106,7 @@ def beat(
 def _end_sessions(found: Workers, name: bytes, session_ms: int) -> bool:
     """End what is over, but for the session of ``name``; return whether there was any.
 
-    A session that ends in more than an hour begins anew: the clock was set back since.
+    A session that ends in more than an hour starts again: the clock was set back since.
     """
     rows, now_ms = found.sessions.rows(), found.now_ms
     over = [other for other, end in rows if end <= now_ms][:100]

@@ -95,7 +95,7 @@ class RedisBroker:
     def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
         """Replace a definition by what ``change`` makes of it (nothing is known: of an empty one); return that.
 
-        Nobody else changes it between: then ``change`` is asked anew. Raises ``WrongType`` where there is something else.
+        Nobody else changes it between: then ``change`` is asked again. Raises ``WrongType`` where there is something else.
         """
         key = topics_key(self.prefix)
         while True:

@@ -21,7 +21,7 @@ class Pool(RenewingPool):
     """A pool whose connections rest here after use and are handed out again as they are, the last one first.
 
     redis-py counts them as in use (in its own metrics too) until ``disconnect``, and makes new ones only where none rests:
-    ``max_connections`` holds. One that was closed or has something to read goes back to redis-py, which connects it anew.
+    ``max_connections`` holds. One that was closed or has something to read goes back to redis-py, which connects it again.
     Not for connections that a server behind Sentinels or a token replaces while they rest: those need redis-py's own pools.
     """
 

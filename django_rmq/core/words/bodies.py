@@ -27,7 +27,7 @@ def _json_default(value: object) -> str:
 
 
 def _json_encoder() -> Callable[[object], str]:
-    """Return ``json``'s encoder of our form, made once: a ``JSONEncoder`` makes it anew for each body."""
+    """Return ``json``'s encoder of our form, made once: a ``JSONEncoder`` makes it again for each body."""
     encoder = json.JSONEncoder(
         sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_json_default
     )

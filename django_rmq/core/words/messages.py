@@ -106,7 +106,7 @@ class Message:
         return self.delivery.score
 
     def extend(self) -> bool:
-        """Begin the time-out anew; False: the delivery is no longer ours, whatever we still do is in vain."""
+        """Start the time-out again; False: the delivery is no longer ours, whatever we still do is in vain."""
         return self._extend is None or self._extend(self)
 
     def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:

@@ -63,5 +63,5 @@ def is_agreed(topic: Topic) -> bool:
 
 
 def forget(topic: Topic) -> None:
-    """Compare the definition anew before the next send."""
+    """Compare the definition again before the next send."""
     current().agreed.discard(topic.name)

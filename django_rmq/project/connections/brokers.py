@@ -67,7 +67,7 @@ _replacement: Broker | None = None
 
 
 def current() -> Built:
-    """Return what was built from the present settings by this very process, or begin anew."""
+    """Return what was built from the present settings by this very process, or start again."""
     global _built  # noqa: PLW0603 - one per process
     config, built, pid = get_config(), _built, os.getpid()
     test = running_test() if config.broker == "memory" and _replacement is None else None

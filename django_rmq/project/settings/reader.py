@@ -34,7 +34,7 @@ _config: Config | None = None
 
 
 def read_settings() -> tuple[Config | None, list[Problem]]:
-    """Read the settings anew: the configuration, or None and all that is wrong."""
+    """Read the settings: the configuration, or None and all that is wrong."""
     problems = Problems()
     return _read(problems), problems
 

@@ -131,7 +131,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             self._complain("zookeeper", "ZooKeeper is away (%s); trying again", error)
             return RETRY_SECONDS if self._session is None else min(1.0, self._beat_seconds)
         except kazoo.NoNodeError:
-            logger.warning("Nodes of ours are gone; joining anew", extra={"rmq_event": "expired"})
+            logger.warning("Nodes of ours are gone; joining again", extra={"rmq_event": "expired"})
             self._give_up()
             return RETRY_SECONDS
         except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
@@ -147,7 +147,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         """Look once, do what follows from it, and return after how many seconds to look again."""
         session = self._session
         if session is not None and session.is_lost:
-            logger.warning("The ZooKeeper session is over; joining anew", extra={"rmq_event": "expired"})
+            logger.warning("The ZooKeeper session is over; joining again", extra={"rmq_event": "expired"})
             self._give_up()
             session = None
         if session is None:
@@ -163,7 +163,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             self._say(session)
         sent = uptime()
         if not self._look(session):
-            logger.warning("Our node in ZooKeeper is gone; joining anew", extra={"rmq_event": "expired"})
+            logger.warning("Our node in ZooKeeper is gone; joining again", extra={"rmq_event": "expired"})
             self._give_up()
             return 0.0
         self._sent = sent

@@ -27,7 +27,7 @@ class Definitions:
         """Of the session; None: not read yet."""
 
     def forget(self) -> None:
-        """Begin a session: what is published has to be read anew."""
+        """Begin a session: what is published has to be read again."""
         self._published = None
 
     def known(self, session: Session, crew: Iterable[Worker]) -> Mapping[str, Definition]:

@@ -51,7 +51,7 @@ def _take_over(session: Session, path: str, record: bytes, token: str) -> None:
 
 
 def change(session: Session, worker: Worker, token: str) -> bool:
-    """Write the worker's record anew, and a mark at the node that the others look at; return whether it was done."""
+    """Write the worker's record again, and a mark at the node that the others look at; return whether it was done."""
     transaction = session.client.transaction()
     transaction.set_data(session.ensemble.path("workers", worker.id), write_record(token, worker).encode())
     transaction.set_data(session.ensemble.path("workers"), b"")

@@ -71,7 +71,7 @@ def prepare(session: Session) -> None:
         ((acls, _),) = session.ask(client.get_acls_async(ensemble.path("workers")))
         if any(acl.id.scheme == "world" for acl in acls):
             logger.warning(
-                "%s in ZooKeeper was made for everybody: delete it while no worker runs, and it is made anew for "
+                "%s in ZooKeeper was made for everybody: delete it while no worker runs, and it is made again for "
                 "our credentials only",
                 ensemble.root,
                 extra={"rmq_event": "open_acl"},

@@ -7,7 +7,7 @@
 -- ARGV[3] keep_ms  how long it is kept
 -- ARGV[4] now
 --
--- Returns ok | stale: it was begun anew since, or is forgotten
+-- Returns ok | stale: it was started again since, or is forgotten
 
 -- check: types
 if redis.call('HGET', answer, 'token') ~= token then return 'stale' end -- rule: kept_by_the_dead

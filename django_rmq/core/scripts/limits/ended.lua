@@ -1,4 +1,4 @@
--- Count fewer messages in flight for a holder of permits, or let its lease begin anew.
+-- Count fewer messages in flight for a holder of permits, or let its lease start again.
 --
 -- KEYS[1] limits  HASH  field -> value
 --

@@ -13,7 +13,7 @@
 -- ARGV[5] apply FLAG          1: do it; 0: only say whether it could be done
 -- ARGV[6] now
 --
--- Returns ok | refused   refused: live scores would be read anew, priorities as retries or retries as priorities
+-- Returns ok | refused   refused: live scores would be read in another way, priorities as retries or retries as priorities
 
 -- check: types
 local known = tonumber(redis.call('HGET', control, 'max_retries')) or max_retries

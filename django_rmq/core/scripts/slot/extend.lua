@@ -1,4 +1,4 @@
--- Heartbeat: the time-out of these deliveries begins anew; their receipt stays good.
+-- Heartbeat: the time-out of these deliveries starts again; their receipt stays good.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
 -- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"

@@ -1,4 +1,4 @@
--- Let the lease of a claim begin anew; sealed, it takes nothing more and can be read and acknowledged.
+-- Let the lease of a claim start again; sealed, it takes nothing more and can be read and acknowledged.
 --
 -- KEYS[1] stats      HASH  counter -> n
 -- KEYS[2] control    HASH  field -> value

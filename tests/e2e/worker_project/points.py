@@ -25,9 +25,9 @@ from redis.connection import AbstractConnection
 from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call
 from django_rmq.core.consumer import children, doubts, loop, threads
+from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.pipeline import Pipeline
 from django_rmq.project.listening import processes
-from tests.brokers import Broker
 from tests.e2e import ledger
 
 WORKER_DATA = Path(os.environ.get("WORKER_DATA", "."))
@@ -163,7 +163,7 @@ def install() -> None:
     """Wrap what a worker does."""
     names = {script: name for group in (SCRIPTS, OF_AN_END, OF_RECOVERY) for name, script in group.items()}
     by_sha = {scripts.load(script).sha: name for script, name in names.items()}
-    send, receive, run = AbstractConnection.send_packed_command, Pipeline.receive, Broker.run
+    send, receive, run = AbstractConnection.send_packed_command, Pipeline.receive, RedisBroker.run
 
     def sending(self: Any, command: Any, *args: Any, **options: Any) -> Any:
         result = send(self, command, *args, **options)
@@ -205,7 +205,7 @@ def install() -> None:
 
     AbstractConnection.send_packed_command = sending  # type: ignore[method-assign]
     Pipeline.receive = receiving  # type: ignore[method-assign]
-    Broker.run = running  # type: ignore[method-assign]
+    RedisBroker.run = running  # type: ignore[method-assign]
     thread: Any = threads.ExecutorThread
     thread.put = _wrapped(thread.put, "before-thread", "after-thread")
     thread._report = _wrapped(thread._report, "after-listener", "after-report")

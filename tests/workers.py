@@ -15,6 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from django_rmq.core.calls import looking
 from django_rmq.core.cluster.broker import Cluster
 from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
 from django_rmq.core.producer.sending import Producer
@@ -179,7 +180,7 @@ def send(broker: Any, topic: Topic, bodies: Iterable[Any], **options: Any) -> No
 
 def audit(broker: Any, topic: Topic) -> list[Ledger]:
     """The ledger of each slot; an assertion fails where one does not balance."""
-    ledgers = [broker.audit(topic, slot) for slot in range(topic.slots)]
+    ledgers = [broker.run(looking.audit(topic, slot)) for slot in range(topic.slots)]
     for ledger in ledgers:
         assert ledger.balanced, ledger
     return ledgers

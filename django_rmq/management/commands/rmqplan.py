@@ -1,0 +1,95 @@
+"""``manage.py rmqplan``: what a load needs: memory, slots, processes, threads, connections."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+
+from django_rmq.management import RmqCommand, at_least
+from django_rmq.operations.planning import Load, plan
+
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+class Command(RmqCommand):
+    """Compute what a topic needs."""
+
+    help = (
+        "Compute what a topic needs: memory of Redis, SLOTS, worker processes and threads, connections. Asks no server. "
+        "The memory is an estimate for the default configuration of Redis."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        count, number = at_least(0), at_least(0, float)
+        parser.add_argument(
+            "--messages",
+            type=count,
+            required=True,
+            metavar="N",
+            help="how many wait at most at the same time; of merging topics only those that differ",
+        )
+        parser.add_argument(
+            "--bytes", type=count, required=True, metavar="N", help="of one body, as it is stored"
+        )
+        parser.add_argument("--key-bytes", type=count, default=0, metavar="N", help="of a key (IDENTITY key)")
+        parser.add_argument(
+            "--rate", type=number, default=0.0, metavar="N", help="messages consumed per second"
+        )
+        parser.add_argument(
+            "--seconds", type=number, default=0.0, metavar="S", help="that a listener takes for one message"
+        )
+        parser.add_argument(
+            "--cpu-seconds", type=number, default=0.0, metavar="S", help="of these: computed by Python"
+        )
+        parser.add_argument(
+            "--threads", type=at_least(1), default=8, metavar="N", help="of a worker process (default: 8)"
+        )
+        parser.add_argument(
+            "--utilisation",
+            type=number,
+            default=0.7,
+            metavar="PART",
+            help="the part of the time in which threads are busy (default: 0.7)",
+        )
+        parser.add_argument(
+            "--slots", type=count, default=0, metavar="N", help="of an existing topic (default: computed)"
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        found = plan(
+            Load(
+                messages=options["messages"],
+                body_bytes=options["bytes"],
+                rate=options["rate"],
+                seconds=options["seconds"],
+                cpu_seconds=options["cpu_seconds"],
+                key_bytes=options["key_bytes"],
+                threads=options["threads"],
+                utilisation=options["utilisation"],
+                slots=options["slots"],
+            )
+        )
+        if options["json"]:
+            self.print_json(asdict(found))
+            return
+        for name, value in (
+            ("SLOTS", f"{found.slots:,}"),
+            ("busy threads", f"{found.busy_threads:,}"),
+            ("processes", f"{found.processes:,} with {options['threads']} threads each"),
+            ("a message in Redis", f"{found.message_bytes:,} bytes"),
+            ("all that wait", _size(found.waiting_bytes)),
+            ("maxmemory", f"{_size(found.maxmemory)} or more"),
+            ("Redis connections", f"{found.redis_connections:,} at most"),
+            ("database connections", f"{found.database_connections:,} at most"),
+        ):
+            self.stdout.write(f"{name:<21} {value}")
+
+
+def _size(number: int) -> str:
+    """Return bytes as people read them."""
+    for unit, size in _UNITS:
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number} bytes"

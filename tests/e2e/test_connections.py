@@ -1,0 +1,62 @@
+"""How many connections workers have to Redis: what `rmqplan` computes with, and docs/deploy/sizing.md says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.operations.planning import CONNECTIONS
+from tests.brokers import Broker
+from tests.e2e.processes import Happened, Start, named
+from tests.servers import RedisServer, ask
+from tests.workers import client_of, live, send
+
+SHARED = Topic("shared", TopicType.RANGE_MERGE, slots=4, time_range_ms=1, serial=False)
+PROCESSES, THREADS = 2, 4
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server that only the worker of the test uses."""
+    with RedisServer() as found:
+        yield found
+
+
+def clients(server: RedisServer) -> int:
+    """Return how many others than this question and the test's own client are connected."""
+    lines = ask(server.port, "CLIENT", "LIST").splitlines()
+    return len([line for line in lines if b"cmd=client" not in line]) - 1
+
+
+def most(server: RedisServer, seconds: float) -> int:
+    """Return the largest number of connections within so many seconds."""
+    end, found = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        found = max(found, clients(server))
+        time.sleep(0.02)
+    return found
+
+
+def test_a_process_has_a_fixed_number_of_connections_and_one_for_each_thread_that_sends(
+    start: Start, server: RedisServer, prefix: str, happened: Happened
+) -> None:
+    client = client_of(server.url)
+    broker = Broker(client, prefix)
+    broker.ping()
+    worker = start("--processes", str(PROCESSES), "--threads", str(THREADS), "shared", url=server.url)
+    worker.ready()
+    idle = most(server, 6)
+    send(broker, SHARED, named(*range(200)))
+    happened.wait("done", 200)
+    busy = max(clients(server), idle)
+    send(broker, SHARED, named(*range(200, 600), do="send"))
+    sending = most(server, 3)
+    happened.wait("done", 600)
+    assert live(broker, SHARED) == 0 or most(server, 1)
+    print(f"idle {idle}, busy {busy}, sending {sending}")
+    assert PROCESSES < idle <= busy <= PROCESSES * CONNECTIONS
+    assert busy < sending <= PROCESSES * (CONNECTIONS + THREADS)
+    client.close()

@@ -154,6 +154,9 @@ requirements: ## pin the requirements, with hashes (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --constraint requirements/dev.txt pyproject.toml --output-file requirements/core.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate --constraint requirements/dev.txt \
+	  --extra openapi --extra prometheus pyproject.toml requirements/deploy.in --output-file requirements/deploy.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --resolution lowest-direct --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --extra cli --extra demo --extra health --extra openapi --extra otel --extra prometheus \

@@ -29,6 +29,9 @@ logger = safe_logger("django_rmq.consumer")
 FRESH_SECONDS = 15.0
 """A child without a beat for so long does not count as alive: a call to Redis alone may take 5 s."""
 
+OVERTIME_SECONDS = 5.0
+"""How far beyond the shutdown time-out a child may end by itself. Past that it hangs, and is killed."""
+
 
 @dataclass
 class Supervisor:
@@ -174,10 +177,9 @@ class Supervisor:
                 logger.warning("Leaving at once", extra={"rmq_event": "forced"})
                 self._worst = self._worst or 1
                 self._tell(signal.SIGKILL)
-        # A child ends by itself within its own shutdown time-out; past that it hangs.
         if self._stopping_since is not None and self.pids:
             over = time.monotonic() - self._stopping_since - self.shutdown_timeout
-            if over > 5.0:
+            if over > OVERTIME_SECONDS:
                 self._worst = self._worst or 1
                 self._tell(signal.SIGKILL)
 

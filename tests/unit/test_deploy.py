@@ -257,7 +257,7 @@ def test_the_image_has_all_that_the_dockerfile_copies_and_runs_as_nobody_special
         assert (ROOT / source).exists(), source
         assert any(fnmatch(source, each) for each in kept), source
     assert text.count("FROM ") == 2
-    assert f"useradd --system --uid {pod()['securityContext']['runAsUser']}" in text
+    assert f"useradd --uid {pod()['securityContext']['runAsUser']}" in text
     assert text.index("USER 10001") < text.index('CMD ["python3", "manage.py", "runrmqconsumers"]')
 
 

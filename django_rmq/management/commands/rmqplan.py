@@ -27,23 +27,37 @@ class Command(RmqCommand):
             type=count,
             required=True,
             metavar="N",
-            help="how many wait at most at the same time; of merging topics only those that differ",
+            help="the largest number that waits at the same time; on merging topics count different messages only",
         )
         parser.add_argument(
-            "--bytes", type=count, required=True, metavar="N", help="of one body, as it is stored"
+            "--bytes", type=count, required=True, metavar="N", help="size of one body as it is stored"
         )
-        parser.add_argument("--key-bytes", type=count, default=0, metavar="N", help="of a key (IDENTITY key)")
+        parser.add_argument(
+            "--key-bytes", type=count, default=0, metavar="N", help="size of a key, with IDENTITY key"
+        )
         parser.add_argument(
             "--rate", type=number, default=0.0, metavar="N", help="messages consumed per second"
         )
         parser.add_argument(
-            "--seconds", type=number, default=0.0, metavar="S", help="that a listener takes for one message"
+            "--seconds",
+            type=number,
+            default=0.0,
+            metavar="S",
+            help="time that a listener takes for one message",
         )
         parser.add_argument(
-            "--cpu-seconds", type=number, default=0.0, metavar="S", help="of these: computed by Python"
+            "--cpu-seconds",
+            type=number,
+            default=0.0,
+            metavar="S",
+            help="the part of it in which Python computes",
         )
         parser.add_argument(
-            "--threads", type=at_least(1), default=8, metavar="N", help="of a worker process (default: 8)"
+            "--threads",
+            type=at_least(1),
+            default=8,
+            metavar="N",
+            help="threads of a worker process (default: 8)",
         )
         parser.add_argument(
             "--utilisation",
@@ -53,7 +67,11 @@ class Command(RmqCommand):
             help="the part of the time in which threads are busy (default: 0.7)",
         )
         parser.add_argument(
-            "--slots", type=count, default=0, metavar="N", help="of an existing topic (default: computed)"
+            "--slots",
+            type=count,
+            default=0,
+            metavar="N",
+            help="slots of an existing topic (default: computed)",
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 

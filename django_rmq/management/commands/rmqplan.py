@@ -21,58 +21,23 @@ class Command(RmqCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        count, number = at_least(0), at_least(0, float)
-        parser.add_argument(
-            "--messages",
-            type=count,
-            required=True,
-            metavar="N",
-            help="the largest number that waits at the same time; on merging topics count different messages only",
+        def add(flag: str, kind: type, unit: str, text: str, **options: Any) -> None:
+            low = 1 if flag == "--threads" else 0
+            parser.add_argument(flag, type=at_least(low, kind), metavar=unit, help=text, **options)
+
+        waiting = (
+            "the largest number that waits at the same time; on merging topics count different messages only"
         )
-        parser.add_argument(
-            "--bytes", type=count, required=True, metavar="N", help="size of one body as it is stored"
-        )
-        parser.add_argument(
-            "--key-bytes", type=count, default=0, metavar="N", help="size of a key, with IDENTITY key"
-        )
-        parser.add_argument(
-            "--rate", type=number, default=0.0, metavar="N", help="messages consumed per second"
-        )
-        parser.add_argument(
-            "--seconds",
-            type=number,
-            default=0.0,
-            metavar="S",
-            help="time that a listener takes for one message",
-        )
-        parser.add_argument(
-            "--cpu-seconds",
-            type=number,
-            default=0.0,
-            metavar="S",
-            help="the part of it in which Python computes",
-        )
-        parser.add_argument(
-            "--threads",
-            type=at_least(1),
-            default=8,
-            metavar="N",
-            help="threads of a worker process (default: 8)",
-        )
-        parser.add_argument(
-            "--utilisation",
-            type=number,
-            default=0.7,
-            metavar="PART",
-            help="the part of the time in which threads are busy (default: 0.7)",
-        )
-        parser.add_argument(
-            "--slots",
-            type=count,
-            default=0,
-            metavar="N",
-            help="slots of an existing topic (default: computed)",
-        )
+        add("--messages", int, "N", waiting, required=True)
+        add("--bytes", int, "N", "size of one body as it is stored", required=True)
+        add("--key-bytes", int, "N", "size of a key, with IDENTITY key", default=0)
+        add("--rate", float, "N", "messages consumed per second", default=0.0)
+        add("--seconds", float, "S", "time that a listener takes for one message", default=0.0)
+        add("--cpu-seconds", float, "S", "the part of it in which Python computes", default=0.0)
+        add("--threads", int, "N", "threads of a worker process (default: 8)", default=8)
+        busy = "the part of the time in which threads are busy (default: 0.7)"
+        add("--utilisation", float, "PART", busy, default=0.7)
+        add("--slots", int, "N", "slots of an existing topic (default: computed)", default=0)
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:

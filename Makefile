@@ -114,7 +114,7 @@ bench-peers: $(INSTALLED) ## other Python queues, installed and measured at the 
 bench-scale: $(INSTALLED) ## how cost grows with backlog, slots, bodies, merging, processes; plots in build/scale (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
 
-bench-report: $(INSTALLED) ## all three, written into docs/performance.md (BENCH_ARGS=...)
+bench-report: $(INSTALLED) ## all three, written into docs/explanation/performance.md (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.report $(BENCH_ARGS)
 
 bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,000 dead messages (BENCH_ARGS=...)

@@ -23,7 +23,7 @@ from django_rmq.project.settings.reader import RMQ_KEYS, SECTIONS
 from django_rmq.project.settings.topics import TOPIC_KEYS
 from django_rmq.project.settings.zookeeper import ZooKeeper
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/settings.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs/reference/settings.md").read_text()
 LOCMEM = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
 
 

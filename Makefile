@@ -80,10 +80,15 @@ proof: $(INSTALLED) ## all of the long model, state-machine and killing runs (PR
 proof-in-short: $(INSTALLED)
 	$(BIN)/python -m pytest --hypothesis-profile=check -m "not deep" $(PROOFS) $(PROOF_ARGS)
 
-lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions
+lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions; the words of the texts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/sizes.py
+	$(BIN)/python tests/style.py
+	$(BIN)/codespell *.md docs monitoring django_rmq pyspark_rmq example_project
+
+docs: $(INSTALLED) ## the documentation site, into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(INSTALLED) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
@@ -97,7 +102,7 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 
 # The slow tests wait a lot and the proof computes a lot, so they run beside each other. The output of the proof (every
 # mutant, all but the deepest walks), and of the tests with the lowest versions that follow it, comes last.
-check: lint types layers wheel test ## all that CI runs
+check: lint docs types layers wheel test ## all that CI runs
 	@mkdir -p build
 	@{ $(MAKE) proof-in-short; proven=$$?; $(MAKE) lowest; exit $$((proven || $$?)); } >build/proof.log 2>&1 & proof=$$!; \
 	  $(MAKE) slow; tested=$$?; \

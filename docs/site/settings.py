@@ -66,7 +66,13 @@ def _default(field: Any) -> str:
     value = field.default
     if value is None:
         return "none"
-    return f"`{json.dumps(value)}`" if isinstance(value, str) else f"`{value:g}`" if isinstance(value, float) else f"`{value!r}`"
+    return (
+        f"`{json.dumps(value)}`"
+        if isinstance(value, str)
+        else f"`{value:g}`"
+        if isinstance(value, float)
+        else f"`{value!r}`"
+    )
 
 
 def filled(page: str) -> str:

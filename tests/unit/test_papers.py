@@ -1,4 +1,4 @@
-"""What CONTRIBUTING and the architecture page say of the tree is so."""
+"""What the README, CONTRIBUTING and the pages of docs/ say of the code is so."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+import django_rmq
+from docs.site import settings as table
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_rmq"
@@ -62,3 +65,41 @@ def test_every_folder_of_the_queue_says_what_it_is() -> None:
     for folder in (PACKAGE / "core", PACKAGE / "project"):
         for init in folder.rglob("__init__.py"):
             assert init.read_text().startswith('"""'), init
+
+
+def test_the_tables_of_settings_say_what_the_code_takes() -> None:
+    page = table.PAGE.read_text()
+    assert table.filled(page) == page, "run: python docs/site/settings.py"
+    assert table.filled(page.replace("| `16` |", "| `17` |")) == page
+
+
+def test_the_python_page_has_every_public_name() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text()
+    named = re.findall(r"^::: django_rmq\.(\w+)$", page, re.MULTILINE)
+    assert sorted([*named, "__version__"]) == sorted([*django_rmq.__all__, "signals", "testing"])
+
+
+def test_the_page_of_commands_has_every_command() -> None:
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    commands = {path.stem for path in (PACKAGE / "management/commands").glob("r*.py")}
+    assert set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE)) == commands
+    assert set(re.findall(r"^<!-- options of (\w+) -->$", page, re.MULTILINE)) == commands - {
+        "runrmqpipeline"
+    }
+
+
+def test_the_readme_has_the_figures_of_the_performance_page() -> None:
+    def rows(page: str) -> dict[str, list[str]]:
+        cells = [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in (ROOT / page).read_text().splitlines()
+        ]
+        return {
+            ",".join(row[-3:]): row for row in cells if all(map(re.compile(r"[\d,]{3,}").fullmatch, row[-3:]))
+        }
+
+    shown, measured = rows("README.md"), rows("docs/explanation/performance.md")
+    assert len(shown) > 4
+    for figures, row in shown.items():
+        assert figures in measured, row
+        assert measured[figures][1] in row[0], "the version"

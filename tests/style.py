@@ -23,6 +23,7 @@ COLUMNS = 100
 
 NOT_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)|<[^>]+>|\*\"[^\"]*\"\*")
 FENCE = re.compile(r"\s*(```|~~~)")
+BEGIN = re.compile(r"<!-- \w+ -->$")
 APART = re.compile(r"\s*(#|\||<!--|:::|!\[|\[\^?\w+\]:|---|$)|    (?! *[-*\d])")
 """Lines that belong to no paragraph."""
 ITEM = re.compile(r"\s*([-*]|\d+\.|:) +")
@@ -42,12 +43,14 @@ def is_wrapped(page: Path) -> bool:
 
 
 def outside_code(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each line that is in no fenced block, with its number."""
-    inside = False
+    """Yield each line that is in no fenced block and was written by no program, with its number."""
+    inside = generated = False
     for number, line in enumerate(text.splitlines(), 1):
         if FENCE.match(line):
             inside = not inside
-        elif not inside:
+            continue
+        generated = bool(BEGIN.match(line)) or (generated and line != "<!-- end -->")
+        if not inside and not generated:
             yield number, line
 
 

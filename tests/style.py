@@ -1,5 +1,7 @@
 """Hold the texts of the project to plain English: the words of ``style.toml``, and lines of at most 100 columns in docs/.
 
+Read are all pages, and the docstrings of the modules whose names the Python reference shows.
+
     python tests/style.py            complains of what it finds
     python tests/style.py --wrap     wraps the prose of docs/ and the README first
 
@@ -8,6 +10,7 @@ Code, tables, addresses and quoted texts are left alone. The spelling is ``codes
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -20,6 +23,20 @@ ROOT = Path(__file__).parents[1]
 INSTEAD: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["instead"]
 RULES = [(re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?!\w)"), better) for pattern, better in INSTEAD.items()]
 COLUMNS = 100
+SHOWN = (
+    "__init__.py",
+    "exceptions.py",
+    "signals.py",
+    "core/words/messages.py",
+    "core/words/results.py",
+    "project/listening/registry.py",
+    "project/sending/front.py",
+    "project/sending/results.py",
+    "testing/__init__.py",
+    "testing/captured.py",
+    "testing/cases.py",
+    "testing/draining.py",
+)
 
 NOT_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)|<[^>]+>|\*\"[^\"]*\"\*")
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -35,6 +52,15 @@ def pages() -> list[Path]:
         ["git", "ls-files", "-z", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True
     )
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def docstrings() -> Iterator[tuple[Path, int, str]]:
+    """Yield each docstring of the modules that the Python reference shows, with its file and line."""
+    for name in SHOWN:
+        path = ROOT / "django_rmq" / name
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield path, getattr(node, "lineno", 1), ast.get_docstring(node) or ""
 
 
 def is_wrapped(page: Path) -> bool:
@@ -114,6 +140,10 @@ def main() -> int:
             page.write_text(rewrapped(page.read_text()))
         for number, what in findings(page.read_text(), is_wrapped(page)):
             print(f"{page.relative_to(ROOT)}:{number}: {what}")
+            count += 1
+    for path, start, text in docstrings():
+        for number, what in findings(text, False):
+            print(f"{path.relative_to(ROOT)}:{start + number}: {what}")
             count += 1
     return count
 

@@ -87,8 +87,9 @@ lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions; 
 	$(BIN)/python tests/style.py
 	$(BIN)/codespell *.md docs monitoring django_rmq pyspark_rmq example_project
 
+# Strict counts the warnings that are printed: --quiet would let broken links pass.
 docs: $(INSTALLED) ## the documentation site, into build/site; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(INSTALLED) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

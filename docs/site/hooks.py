@@ -89,6 +89,14 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     return COMMAND.sub(lambda found: options_of(found[1]), markdown)
 
 
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
+    """Refuse what a reader's browser would have to fetch from elsewhere."""
+    fetched = re.search(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?https?://[^">]*', output)
+    if fetched:
+        raise PluginError(f"{page.file.src_uri} fetches {fetched[0]}")
+    return output
+
+
 def options_of(command: str) -> str:
     """Return a command's usage and a table of its own options, from its parser."""
     import django

@@ -40,7 +40,7 @@ SHOWN = (
 
 NOT_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)|<[^>]+>|\*\"[^\"]*\"\*")
 FENCE = re.compile(r"\s*(```|~~~)")
-BEGIN = re.compile(r"<!-- \w+ -->$")
+BEGIN = re.compile(r"<!-- (?!end )\w+ -->$")
 APART = re.compile(r"\s*(#|\||<!--|:::|!\[|\[\^?\w+\]:|---|$)|    (?! *[-*\d])")
 """Lines that belong to no paragraph."""
 ITEM = re.compile(r"\s*([-*]|\d+\.|:) +")

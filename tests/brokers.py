@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from django_rmq.core.calls import (
-    answers,
-    claims,
-    ending,
-    history,
-    limits,
-    looking,
-    moving,
-    people,
-    sending,
-    taking,
-    workers,
-)
+from django_rmq.core import calls
 from django_rmq.core.calls.call import Call
 from django_rmq.core.cluster import broker as cluster
 from django_rmq.core.memory import broker as memory
@@ -26,113 +16,34 @@ from django_rmq.core.memory import pipeline as memory_pipeline
 from django_rmq.core.redis import broker as redis
 from django_rmq.core.redis import pipeline as redis_pipeline
 
-P = ParamSpec("P")
-T = TypeVar("T")
+NOT_METHODS = {"redefine"}
+"""Transitions that brokers have methods for, which do more."""
+
+
+def _functions() -> Iterator[Callable[..., Call[Any]]]:
+    for module in pkgutil.iter_modules(calls.__path__, f"{calls.__name__}."):
+        for function in vars(importlib.import_module(module.name)).values():
+            returned = inspect.isfunction(function) and function.__annotations__.get("return", "")
+            if str(returned).startswith("Call[") and function.__module__ == module.name:
+                yield function
+
 
 FUNCTIONS: dict[str, Callable[..., Call[Any]]] = {
-    name: function
-    for module in (
-        answers,
-        claims,
-        ending,
-        history,
-        limits,
-        looking,
-        moving,
-        people,
-        sending,
-        taking,
-        workers,
-    )
-    for name, function in vars(module).items()
-    if getattr(function, "__module__", "") == module.__name__ and not name.startswith("_")
+    function.__name__: function
+    for function in _functions()
+    if not function.__name__.startswith("_") and function.__name__ not in NOT_METHODS
 }
 """Every function that makes a call, by its name."""
-
-
-def at_once(function: Callable[P, Call[T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method that runs the call which ``function`` makes."""
-
-    @wraps(function)
-    def method(broker: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        found: T = broker.run(function(*args, **kwargs))
-        return found
-
-    return method
 
 
 class Methods:
     """A method for each transition: it runs the call at once."""
 
-    send_merge = at_once(sending.send_merge)
-    send_replace = at_once(sending.send_replace)
-    ensure = at_once(sending.ensure)
-
-    acquire = at_once(taking.acquire)
-    acquire_all = at_once(taking.acquire_all)
-    held = at_once(taking.held)
-    prepare = at_once(taking.prepare)
-
-    commit = at_once(ending.commit)
-    rollback = at_once(ending.rollback)
-    release = at_once(ending.release)
-    extend = at_once(ending.extend)
-    expire = at_once(ending.expire)
-    promote = at_once(ending.promote)
-
-    claim = at_once(claims.claim)
-    renew = at_once(claims.renew)
-    ack = at_once(claims.ack)
-    return_claim = at_once(claims.return_claim)
-    read_claim = at_once(claims.read_claim)
-
-    replay = at_once(people.replay)
-    bury = at_once(people.bury)
-    remove = at_once(people.remove)
-    discard = at_once(people.discard)
-    reschedule = at_once(people.reschedule)
-    purge = at_once(people.purge)
-    pause = at_once(people.pause)
-    configure = at_once(people.configure)
-    adopt = at_once(people.adopt)
-    retire = at_once(people.retire)
-    loose = at_once(people.loose)
-
-    shut = at_once(moving.shut)
-    reopen = at_once(moving.reopen)
-    survey = at_once(moving.survey)
-    move_out = at_once(moving.move_out)
-    move_in = at_once(moving.move_in)
-
-    peek = at_once(looking.peek)
-    find = at_once(looking.find)
-    count = at_once(looking.count)
-    between = at_once(looking.between)
-    look = at_once(looking.look)
-    ranks = at_once(looking.ranks)
-    seek = at_once(looking.seek)
-    heads = at_once(looking.heads)
-    audit = at_once(looking.audit)
-
-    sample = at_once(history.sample)
-    times = at_once(history.times)
-    claim_minute = at_once(history.claim_minute)
-    note_late = at_once(history.note_late)
-    note_times = at_once(history.note_times)
-    keep_minute = at_once(history.keep_minute)
-    minutes = at_once(history.minutes)
-
-    beat = at_once(workers.beat)
-    leave = at_once(workers.leave)
-    assign = at_once(workers.assign)
-    roster = at_once(workers.roster)
-
-    allow = at_once(limits.allow)
-    end_permits = at_once(limits.end_permits)
-    spend = at_once(limits.spend)
-
-    begin_answer = at_once(answers.begin_answer)
-    keep_answer = at_once(answers.keep_answer)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in FUNCTIONS:
+            raise AttributeError(f"a broker has no attribute {name!r}")
+        broker: Any = self
+        return lambda *args, **kwargs: broker.run(FUNCTIONS[name](*args, **kwargs))
 
 
 class _Collecting:
@@ -190,7 +101,7 @@ class _Direct(Methods):
         self._broker = broker
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._broker, name)
+        return super().__getattr__(name) if name in FUNCTIONS else getattr(self._broker, name)
 
 
 def direct(broker: Any) -> Any:

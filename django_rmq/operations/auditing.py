@@ -15,7 +15,6 @@ from django_rmq.core.words.ledger import Ledger
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
 from django_rmq.exceptions import ConfigurationError
 
-SLOTS_PER_TRIP = 1_000
 DRIFTS = ("live", "dead", "delivery", "claim", "send")
 DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
 

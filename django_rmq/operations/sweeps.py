@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from django_rmq.core.calls import looking, people
 from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.calls.call import Call
+from django_rmq.core.calls.walk import attempt
 from django_rmq.core.words.answers import Entry, Page
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
@@ -69,15 +70,13 @@ def count(broker: Broker, meant: Meant) -> dict[int, int]:
     topic, wanted = meant.topic, meant.wanted
     slots: Sequence[int] = range(topic.slots) if wanted.slot is None else [wanted.slot]
     found = {}
-    for first in range(0, len(slots), SLOTS_PER_TRIP):
-        part = slots[first : first + SLOTS_PER_TRIP]
-        calls = [looking.between(topic, slot, meant.state, meant.low, meant.high) for slot in part]
-        for slot, answer in zip(part, run_all(broker, calls), strict=True):
-            if isinstance(answer, ServerTrouble):
-                raise answer
-            if isinstance(answer, RmqError) or answer:
-                # A slot that cannot be counted cannot be worked either, and says why when it is tried.
-                found[slot] = 1 if isinstance(answer, RmqError) else answer
+    calls = (looking.between(topic, slot, meant.state, meant.low, meant.high) for slot in slots)
+    for slot, answer in zip(slots, attempt(broker, calls), strict=True):
+        if isinstance(answer, ServerTrouble):
+            raise answer
+        if isinstance(answer, RmqError) or answer:
+            # A slot that cannot be counted cannot be worked either, and says why when it is tried.
+            found[slot] = 1 if isinstance(answer, RmqError) else answer
     return found
 
 

@@ -30,7 +30,6 @@ from django_rmq.spark.patience import Patience
 
 PAGE = 1_000
 PAGE_BYTES = 4_194_304
-SLOTS_PER_TRIP = 1_000
 
 
 class Piece(NamedTuple):
@@ -85,7 +84,7 @@ class Reader(DataSourceReader):
             topic = topic_of(name, definitions.of(name))
             slots = self._options.slots(topic.slots)
             asked = [looking.count(topic, slot) for slot in slots]
-            for slot, counts in zip(slots, walk(broker, asked, SLOTS_PER_TRIP), strict=True):
+            for slot, counts in zip(slots, walk(broker, asked), strict=True):
                 for queue in self._queues:
                     size = _size(counts, queue)
                     if size:

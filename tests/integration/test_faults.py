@@ -29,19 +29,7 @@ from tests.contract.keyspaces import Dump, RedisKeyspace
 from tests.contract.slots import CONSTANT, START_MS, TYPES, Drift, Slot, drift
 from tests.servers import RedisServer, TcpProxy
 
-READ_ONLY = {
-    "audit",
-    "between",
-    "count",
-    "find",
-    "heads",
-    "held",
-    "look",
-    "peek",
-    "ranks",
-    "read_claim",
-    "seek",
-} | {"survey"}
+READ_ONLY = {name for name in scripts.names() if scripts.declaration(name).reads}
 SENDS = {"send_merge", "send_replace", "ensure"}
 ZSETS = {"store", "prepare", "retry", "dead", "claimants", "claim"}
 

@@ -1,6 +1,7 @@
 """How long each script keeps Redis from everybody else at its largest batch, in a slot with 100,000 messages.
 
-The goal is 15 ms on a quiet machine; the tests hold the scripts to five times that and print what they saw.
+The goal is 15 ms on a quiet machine; the tests hold the scripts to five times that and print what they saw. What
+counts is the time that Redis computes: it does not compute while other processes have its core.
 """
 
 from __future__ import annotations
@@ -55,13 +56,21 @@ class Timed:
         return lambda *args, **kwargs: getattr(self.broker, name)(self.topic, 0, *args, **kwargs)
 
     def time(self, label: str, call: Callable[[], Any]) -> Any:
-        """Run ``call`` and note the µs of its slowest script under ``label``."""
+        """Run ``call`` and note the µs of its slowest script under ``label``: at most what Redis computed meanwhile."""
         self.client.slowlog_reset()
+        before = self.computed_us()
         answer = call()
+        computed = self.computed_us() - before
         scripts = [entry for entry in self.client.slowlog_get(16) if entry["command"].startswith(b"EVALSHA")]
         assert scripts, label
-        self.took[label] = max(self.took.get(label, 0), *(entry["duration"] for entry in scripts))
+        slowest = max(entry["duration"] for entry in scripts)
+        self.took[label] = max(self.took.get(label, 0), min(slowest, computed))
         return answer
+
+    def computed_us(self) -> int:
+        """Return how long the server's main thread has computed since its start."""
+        cpu = self.client.info("cpu")
+        return round(1e6 * (cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"]))
 
     def zcard(self, name: str) -> int:
         return int(self.client.zcard(f"{name}_{{{self.broker.prefix}topic_0}}"))

@@ -811,13 +811,13 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_sending.py::test_scores_that_no_sender_may_use_are_refused_as_a_whole[redis-seen0-priority]",
     ),
     "alone_is_moved_nowhere": Mutant(
-        If("alone and limit == 0 and known[1] and not (known[2] and due < tonumber(known[2]))"),
+        If("alone and backlog == 0 and known[1] and not (known[2] and due < tonumber(known[2]))"),
         "A sender with another slot count is told, and nothing changes.",
         "tests/contract/test_sending.py::test_a_client_with_another_slot_count_is_told_and_nothing_changes[redis-range_merge]",
         mark="alone",
     ),
     "alone_wakes_nobody": Mutant(
-        If("alone and limit == 0 and known[1] == slots"),
+        If("alone and backlog == 0 and known[1] == slots"),
         "A send wakes who sleeps past its due time.",
         "tests/contract/test_waking.py::test_only_what_is_due_earlier_wakes[redis-range_merge]",
         mark="alone",

@@ -67,9 +67,9 @@ def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.Mo
 def test_only_what_will_be_used_again_is_remembered(monkeypatch: pytest.MonkeyPatch, kind: TopicType) -> None:
     monkeypatch.setattr(wire, "FRAMES", 8)
     for slots, remembered in ((8, 1), (16, 0)):
-        told = Told(None, "", None)
+        told, topic = Told(None, "", None), Topic("t", kind, slots=slots)
         for _ in range(2):
-            told.run(sent(Topic("t", kind, slots=slots), 3, 1_000, b"m", b""))
+            told.run(sent(topic, 3, 1_000, b"m", b""))
         assert len(told.frames) == remembered
 
 

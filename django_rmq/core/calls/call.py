@@ -42,6 +42,11 @@ class Call(NamedTuple, Generic[T_co]):
         """The transition's name."""
         return self.called or self.script
 
+    @property
+    def reads(self) -> bool:
+        """Whether it changes nothing."""
+        return signature(self.script).reads
+
     def keys(self, prefix: str) -> Sequence[bytes]:
         """Return its keys, in the order of the script's header."""
         return self.place.keys(prefix, signature(self.script).keys)

@@ -8,28 +8,6 @@ from typing import NamedTuple
 from django_rmq.core import scripts
 from django_rmq.core.calls.places import FACTS
 
-READS = frozenset(
-    {
-        "audit",
-        "between",
-        "count",
-        "find",
-        "heads",
-        "held",
-        "history/sample",
-        "look",
-        "peek",
-        "ranks",
-        "read_claim",
-        "seek",
-        "survey",
-        "HMGET",
-        "ZRANGE",
-        "ZRANK",
-    }
-)
-"""Scripts and plain commands that change nothing."""
-
 _COMMANDS = {"ZRANGE": ("set",), "ZRANK": ("set",)}
 """The keys of plain commands, where their place has several."""
 
@@ -44,16 +22,18 @@ class Signature(NamedTuple):
     """Of a script of many slots: those of each slot."""
     facts: tuple[str, ...]
     """For each argument up to the last fact: the fact's name; empty: the argument is the call's own."""
+    reads: bool
+    """It changes nothing."""
 
 
 @cache
 def signature(script: str) -> Signature:
     """Return what the header of ``script`` declares; of a plain command, what is known of it here."""
     if script not in scripts.all_names():
-        return Signature(_COMMANDS.get(script, ()), ())
+        return Signature(_COMMANDS.get(script, ()), (), reads=True)
     declared = scripts.declaration(script)
     named = [argument.name for argument in declared.arguments]
     facts = [name if name in FACTS and (script, name) not in _OTHER else "" for name in named]
     while facts and not facts[-1]:
         facts.pop()
-    return Signature(tuple(key.name for key in declared.keys), tuple(facts))
+    return Signature(tuple(key.name for key in declared.keys), tuple(facts), declared.reads)

@@ -68,6 +68,25 @@ def _ledger(key: bytes, reply: list[Any]) -> Ledger:
     return Ledger(counters, store, prepare, retry, dead, claimed)
 
 
+def _paged(script: str, given: dict[str, Any], *more: Any) -> Call[Page]:
+    """Return the call of a ``script`` that goes through a state page by page; ``more``: its own last arguments."""
+    return Call(
+        script,
+        InState(given["topic"], given["slot"], given["state"]),
+        (
+            "descending" if given["descending"] else "ascending",
+            number(given["min_score"]),
+            number(given["max_score"]),
+            *cursor(given["after"]),
+            given["limit"],
+            given["max_bytes"],
+            *more,
+        ),
+        _page,
+        given,
+    )
+
+
 def peek(
     topic: Topic,
     slot: int,
@@ -81,20 +100,7 @@ def peek(
     max_bytes: int = 4_194_304,
 ) -> Call[Page]:
     """List one state by score. Entries present throughout all pages appear exactly once."""
-    return Call(
-        "peek",
-        InState(topic, slot, state),
-        (
-            "descending" if descending else "ascending",
-            number(min_score),
-            number(max_score),
-            *cursor(after),
-            limit,
-            max_bytes,
-        ),
-        _page,
-        locals(),
-    )
+    return _paged("peek", locals())
 
 
 def find(
@@ -116,23 +122,7 @@ def find(
 
     ``where`` ``error``: only for the class of the last error, whole or its last part.
     """
-    return Call(
-        "find",
-        InState(topic, slot, state),
-        (
-            "descending" if descending else "ascending",
-            number(min_score),
-            number(max_score),
-            *cursor(after),
-            limit,
-            max_bytes,
-            scan,
-            text,
-            where,
-        ),
-        _page,
-        locals(),
-    )
+    return _paged("find", locals(), scan, text, where)
 
 
 def count(topic: Topic, slot: int) -> Call[Counts]:

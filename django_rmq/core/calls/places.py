@@ -127,6 +127,7 @@ def _room(_: str, place: Any) -> int:
 FACTS: dict[str, Callable[[str, Any], Any]] = {
     "channel": _channel,
     "room": _room,
+    "backlog": lambda _, place: place.topic.slot_backlog,
     "kind": lambda _, place: place.topic.type.value,
     "slots": lambda _, place: place.topic.slots,
     "retry_priority": lambda _, place: place.topic.retry_priority,

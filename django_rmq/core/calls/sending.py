@@ -20,9 +20,9 @@ def _tally(count: int) -> Callable[[Any], Counter[str]]:
     """Parse how many messages have which status."""
 
     def parse(reply: list[Any]) -> Counter[str]:
-        moved(reply)
         if reply[0] == b"stored":
             return Counter(stored=count)
+        moved(reply)
         return Counter(word.decode() for word in reply[1])
 
     return parse
@@ -30,11 +30,11 @@ def _tally(count: int) -> Callable[[Any], Counter[str]]:
 
 def _sent(scores: Sequence[float]) -> Callable[[Any], list[Sent]]:
     def parse(reply: list[Any]) -> list[Sent]:
-        moved(reply)
         if reply[0] == b"stored":
             if len(reply) > 1:
                 return [Sent("stored", float(reply[1]))] * len(scores)
             return list(map(Sent, repeat("stored"), scores))
+        moved(reply)
         return [
             Sent(word.decode(), float(score) if score else math.nan)
             for word, score in zip(reply[1], reply[2], strict=True)
@@ -81,12 +81,12 @@ def send_merge(
     given = locals()
     count = len(members)
     if count == 1:
-        own: tuple[Any, ...] = (topic.slot_backlog, range_ms, 1, *members, *envelopes)
+        own: tuple[Any, ...] = (range_ms, 1, *members, *envelopes)
         return _one_message("send_merge", topic, slot, own, _one_merged, given, 1 + len(envelopes))
     return Call(
         "send_merge",
         AtSlot(topic, slot),
-        (topic.slot_backlog, range_ms, count, *members, *envelopes),
+        (range_ms, count, *members, *envelopes),
         _sent([math.nan] * count),
         given,
     )
@@ -103,12 +103,12 @@ def send_replace(
     given = locals()
     count = len(members)
     if count == 1:
-        own: tuple[Any, ...] = (topic.slot_backlog, 1, *scores, *members, *envelopes)
+        own: tuple[Any, ...] = (1, *scores, *members, *envelopes)
         return _one_message("send_replace", topic, slot, own, _sent(scores), given, 2 + len(envelopes))
     return Call(
         "send_replace",
         AtSlot(topic, slot),
-        (topic.slot_backlog, count, *_pairs(scores, members), *envelopes),
+        (count, *_pairs(scores, members), *envelopes),
         _sent(scores),
         given,
     )
@@ -118,9 +118,9 @@ def send_packed(topic: Topic, slot: int, packed: Packed) -> Call[Counter[str]]:
     """Send what is written already, with the topic's own range of time; return how many have which status."""
     count = len(packed)
     if topic.type is TopicType.RANGE_MERGE:
-        own: tuple[Any, ...] = (topic.slot_backlog, topic.time_range_ms or 0, count, packed)
+        own: tuple[Any, ...] = (topic.time_range_ms or 0, count, packed)
         return Call("send_merge", AtSlot(topic, slot), own, _tally(count), {}, "send_packed")
-    own = (topic.slot_backlog, count, packed)
+    own = (count, packed)
     return Call("send_replace", AtSlot(topic, slot), own, _tally(count), {}, "send_packed")
 
 
@@ -135,7 +135,7 @@ def ensure(
     return Call(
         "ensure",
         AtSlot(topic, slot),
-        (topic.slot_backlog, len(members), *_pairs(scores, members), *envelopes),
+        (len(members), *_pairs(scores, members), *envelopes),
         _sent([math.nan] * len(members) if topic.type is TopicType.RANGE_MERGE else scores),
         locals(),
     )

@@ -6,8 +6,12 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
+from django_rmq.core.calls import taking
 from django_rmq.core.calls.broker import Broker, run_all
 from django_rmq.core.calls.call import Call
+from django_rmq.core.words.answers import Held
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 T = TypeVar("T")
@@ -29,3 +33,13 @@ def walk(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> It
         if isinstance(answer, RmqError):
             raise answer
         yield answer
+
+
+def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[Held]) -> list[Held]:
+    """Return all that ``owner`` holds in a slot, of which ``first`` is the first page. Raises ``RmqError``."""
+    held = first
+    page: list[Held] | None = first
+    while page and len(page) == BATCH:
+        page = broker.run(taking.held(topic, slot, owner, len(held), BATCH))
+        held = [*held, *(page or ())]
+    return held

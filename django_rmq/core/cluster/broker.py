@@ -10,7 +10,6 @@ from redis.crc import key_slot
 from redis.exceptions import ClusterDownError, RedisError
 
 from django_rmq.core.calls.call import Call
-from django_rmq.core.calls.headers import READS
 from django_rmq.core.cluster.nodes import Node
 from django_rmq.core.cluster.topology import Topology
 from django_rmq.core.cluster.trips import Errand, Trip
@@ -142,7 +141,7 @@ class ClusterPipeline(Pipeline):
         return self._told(answers, [self._joined(*both) for both in zip(calls, self._errands, strict=True)])
 
     def _errands_of(self, call: Call[Any]) -> list[Errand]:
-        follows = self._in_order or call.script in READS
+        follows = self._in_order or call.reads
         return [
             Errand(key_slot(part.keys(self.prefix)[0]), self._exchange.command(part), follows=follows)
             for part in call.parts()

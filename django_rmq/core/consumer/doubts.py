@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from django_rmq.core.calls import ending, taking
+from django_rmq.core.calls import ending
 from django_rmq.core.calls.broker import Broker, run_all
+from django_rmq.core.calls.walk import all_held
 from django_rmq.core.consumer.feeding import Feeding
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.room import Room
@@ -15,7 +16,6 @@ from django_rmq.core.consumer.slots import Place
 from django_rmq.core.consumer.troubles import Troubles
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words.answers import Held
-from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import RmqError, ServerTrouble
 
 logger = safe_logger("django_rmq.consumer")
@@ -55,7 +55,7 @@ class Recovery:
 
         Raises ``RmqError``.
         """
-        held = self._all_held(place, held)
+        held = all_held(self._broker, place.topic, place.slot, self._owner, held)
         if not held:
             return []
         known = {batch.receipt for batch in self._hand.batches.values() if batch.place.key == place.key}
@@ -65,13 +65,6 @@ class Recovery:
             if thing.receipt and thing.receipt not in known:
                 lost[thing.receipt].append(thing)
         return [HandedOut(place, receipt, things) for receipt, things in lost.items()]
-
-    def _all_held(self, place: Place, held: list[Held]) -> list[Held]:
-        page: list[Held] | None = held
-        while page and len(page) == BATCH:
-            page = self._broker.run(taking.held(place.topic, place.slot, self._owner, len(held), BATCH))
-            held = [*held, *(page or ())]
-        return held
 
     def adopt(self, lost: list[HandedOut], at: float) -> tuple[set[Place], ServerTrouble | None]:
         """Go on with deliveries of a prepare whose reply was lost; give them back where nothing may begin.

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from django_rmq.core.calls import ending, looking, taking
 from django_rmq.core.calls.broker import Broker, run_all
-from django_rmq.core.words.answers import Held
+from django_rmq.core.calls.walk import all_held
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.topics import Topic
@@ -212,13 +212,8 @@ def _settle_some(
     for slot, first in zip(slots, run_all(broker, calls), strict=True):
         if isinstance(first, RmqError) or not first:
             continue
-        held = first
-        page: list[Held] | None = first
-        while page and len(page) == BATCH:
-            page = broker.run(taking.held(topic, slot, owner, len(held), BATCH))
-            held = [*held, *(page or ())]
         to_tell: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
-        for thing in held:
+        for thing in all_held(broker, topic, slot, owner, first):
             is_done = begun.get(mark_of(topic.name, slot, thing.receipt, thing.delivery.member))
             end = "released" if is_done is None else "committed" if is_done else "charged"
             to_tell[thing.receipt, end].append(thing.delivery.member)

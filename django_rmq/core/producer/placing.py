@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
@@ -75,6 +76,12 @@ def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
     return int(min(max(had, topic.min_priority), MAX_PRIORITY))
 
 
+@lru_cache(1024)
+def _with_slots(topic: Topic, slots: int) -> Topic:
+    """Return the same object each time: what goes over the wire is remembered by it."""
+    return replace(topic, slots=slots)
+
+
 class Places:
     """Where messages are placed: by the slot count of their topic, or by those that a re-slotting has told of.
 
@@ -98,7 +105,7 @@ class Places:
         if counts is None:
             return topic
         slots = counts[attempt % len(counts)]
-        return topic if slots == topic.slots else replace(topic, slots=slots)
+        return topic if slots == topic.slots else _with_slots(topic, slots)
 
     def slots(self, out: Outgoing) -> list[int]:
         """Return the slots that may hold a message: two, the old one first, while its topic is re-slotted."""

@@ -143,15 +143,15 @@ class Mixed:
 def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
     """Return the call that sends or removes ``batch``, which has one topic, slot and manner."""
     topic, slot, _, score, _, act, _ = batch[0]
-    members = [out.member for out in batch]
+    _, _, members, scores, envelopes, _, _ = zip(*batch, strict=True)
     if act == "remove":
         return people.remove(topic, slot, members, "live")
-    envelopes = [out.envelope or b"" for out in batch] if topic.keyed else ()
+    bodies = [envelope or b"" for envelope in envelopes] if topic.keyed else ()
     if act == "ensure":
-        return sending.ensure(topic, slot, [out.score for out in batch], members, envelopes)
+        return sending.ensure(topic, slot, scores, members, bodies)
     if topic.type is TopicType.RANGE_MERGE:
-        return sending.send_merge(topic, slot, score, members, envelopes)
-    return sending.send_replace(topic, slot, [out.score for out in batch], members, envelopes)
+        return sending.send_merge(topic, slot, score, members, bodies)
+    return sending.send_replace(topic, slot, scores, members, bodies)
 
 
 def complete(result: SendResult, answer: str | Sent) -> None:

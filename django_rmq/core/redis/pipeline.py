@@ -7,7 +7,6 @@ from typing import Any, Self, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from django_rmq.core.calls.call import Answer, Call
-from django_rmq.core.calls.headers import READS
 from django_rmq.core.redis import wire
 from django_rmq.core.redis.confirming import durability_commands, read_confirmed
 from django_rmq.core.redis.errors import explain, translate
@@ -118,7 +117,7 @@ class Pipeline:
             self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
         first = next(i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError))
         for i in range(first + 1, len(calls)):
-            if self._in_order or calls[i].script in READS:
+            if self._in_order or calls[i].reads:
                 replies[i] = NoScriptError()
 
     def _result(self, call: Call[Any], reply: Any) -> Any:

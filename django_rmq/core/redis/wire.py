@@ -11,6 +11,7 @@ from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call, Command
 from django_rmq.core.calls.packed import Packed
 from django_rmq.core.calls.places import AtSlot
+from django_rmq.core.words.topics import Topic
 
 Text = TypeVar("Text")
 
@@ -57,9 +58,10 @@ def parts_of_argument(length: Text, text: Text, literal: Callable[[bytes], Text]
 
 def _argument(argument: Any) -> bytes:
     """Return one argument of a command as it goes over the wire."""
-    if not isinstance(argument, bytes):
-        is_plain = isinstance(argument, (str, int, float))
-        argument = str(argument).encode() if is_plain else bytes(argument)
+    if type(argument) is int:
+        argument = b"%d" % argument
+    elif not isinstance(argument, bytes):
+        argument = str(argument).encode() if isinstance(argument, (str, float)) else bytes(argument)
     return b"$%d\r\n%b\r\n" % (len(argument), argument)
 
 
@@ -108,7 +110,8 @@ class Frames:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._known: dict[tuple[Any, ...], bytes] = {}
+        # Each entry holds its topic, so that nothing else gets that topic's id.
+        self._known: dict[tuple[Any, ...], tuple[Topic, bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -118,26 +121,20 @@ class Frames:
         place = call.place
         assert isinstance(place, AtSlot)
         topic, slot = place
-        if topic.slots > FRAMES:
-            # Of more slots than are remembered most would be forgotten before they are used again.
-            return packed(command(call, self._prefix, None))
         own, varying = call.own, -call.varying
-        key = (
-            topic.name,
-            slot,
-            topic.slots,
-            topic.type,
-            topic.max_retries,
-            varying,
-            own[:varying],
-        )
-        before = self._known.get(key) or self._remember(key, call)
-        return b"".join((before, *map(_argument, own[varying:]), self._NO_CLOCK))
+        key = (id(topic), slot, own[:varying])
+        known = self._known.get(key)
+        if known is None:
+            if topic.slots > FRAMES:
+                # Of more slots than are remembered most would be forgotten before they are used again.
+                return packed(command(call, self._prefix, None))
+            known = self._remember(key, topic, call)
+        return b"".join((known[1], *map(_argument, own[varying:]), self._NO_CLOCK))
 
-    def _remember(self, key: tuple[Any, ...], call: Call[Any]) -> bytes:
+    def _remember(self, key: tuple[Any, ...], topic: Topic, call: Call[Any]) -> tuple[Topic, bytes]:
         if len(self._known) >= FRAMES:
             self._known.clear()
         whole = command(call, self._prefix, None)
         fixed = whole[: -1 - call.varying]
-        before = self._known[key] = b"*%d\r\n%b" % (len(whole), b"".join(map(_argument, fixed)))
-        return before
+        known = self._known[key] = topic, b"*%d\r\n%b" % (len(whole), b"".join(map(_argument, fixed)))
+        return known

@@ -8,10 +8,10 @@
     -- ARGV[4...] members
     -- ARGV[#ARGV] now
 
-A blank line ends the header. The names become locals of the script: ``NUMBER`` converts the argument and ``FLAG``
-compares it with 1. Keys whose place ends in ``...`` are those of many slots, bound as ``slots_keys``. Arguments whose
-place ends in ``...`` go from ``first`` to ``last``. ``BY STATE`` behind the type of a key says that the caller chooses
-it by a message's state.
+A blank line ends the header. A line ``-- Changes nothing.`` in it says that the script only reads. The names become
+locals of the script: ``NUMBER`` converts the argument and ``FLAG`` compares it with 1. Keys whose place ends in
+``...`` are those of many slots, bound as ``slots_keys``. Arguments whose place ends in ``...`` go from ``first`` to
+``last``. ``BY STATE`` behind the type of a key says that the caller chooses it by a message's state.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Declaration(NamedTuple):
     """Without the variable ones and without ``now``, which every script has as its last argument."""
     rest: str
     """What the variable arguments behind ``arguments`` are called; empty: there are none."""
+    reads: bool
+    """It changes nothing."""
 
     def bindings(self) -> str:
         """Return the Lua statements that bind keys and arguments to their names."""
@@ -105,4 +107,4 @@ def parse(script: str, header: list[str]) -> Declaration:
         raise HeaderError(f"{script}.lua: the header names something twice: {', '.join(names)}")
     if not keys or not now:
         raise HeaderError(f"{script}.lua: the header declares {'no `now`' if keys else 'no keys'}.")
-    return Declaration(script, tuple(keys), many_slots, tuple(arguments), rest)
+    return Declaration(script, tuple(keys), many_slots, tuple(arguments), rest, "Changes nothing." in header)

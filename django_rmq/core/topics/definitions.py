@@ -19,7 +19,6 @@ from django_rmq.exceptions import TopicMismatch
 
 logger = logging.getLogger("django_rmq")
 
-SLOTS_PER_TRIP = 1_000
 NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS")
 """What waiting messages could not follow: they were encoded, ordered or placed by the old value."""
 

@@ -1,4 +1,5 @@
 -- What many slots of one topic hold, by state, and what their ledgers have counted, in sums: the history, read only.
+-- Changes nothing.
 --
 -- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, stats HASH, control HASH of each slot
 --

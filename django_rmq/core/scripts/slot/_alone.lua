@@ -3,9 +3,9 @@
 -- `met`: what a send is called that meets a copy with a score above `floor`, those of retries.
 --
 -- needs: store retry body stats
--- needs: alone limit known slots due envelope at floor met answer
+-- needs: alone backlog known slots due envelope at floor met answer
 
-if alone and limit == 0 and known[1] == slots and not (known[2] and due < tonumber(known[2])) then -- rule: alone
+if alone and backlog == 0 and known[1] == slots and not (known[2] and due < tonumber(known[2])) then -- rule: alone
   local is_free = not envelope and redis.pcall('EXISTS', retry, body) == 0 -- rule: alone_ignores_what_rests_unkeyed
     or not redis.pcall('ZSCORE', retry, alone) and type(redis.pcall('HLEN', body)) == 'number' -- rule: alone_rests
   if is_free and type(redis.pcall('HLEN', stats)) == 'number' then -- rule: alone_writes_before_the_ledger_is_known

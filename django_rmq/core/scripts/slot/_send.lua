@@ -4,7 +4,7 @@
 -- Both at once: a stranger's ZADD met a resting retry, which is dropped. `taken[i]`: the member counts as present.
 -- ZADD (or HSET) comes first, so that a full server refuses a send.
 --
--- needs: store retry body control limit slots known_slots kind sleeping_until
+-- needs: store retry body control backlog slots known_slots kind sleeping_until
 -- needs: count keep_counts is_retry wake
 
 local function place(members, rows, envelope, met, overwrite, taken)
@@ -12,7 +12,7 @@ local function place(members, rows, envelope, met, overwrite, taken)
   local waiting, resting = redis.call('ZCARD', store), redis.call('ZCARD', retry)
   local found = waiting > 0 and redis.call('ZMSCORE', store, unpack(members)) or {}
   local rested = resting > 0 and redis.call('ZMSCORE', retry, unpack(members)) or {}
-  local room = limit > 0 and limit - waiting - resting or math.huge -- rule: backlog_unlimited
+  local room = backlog > 0 and backlog - waiting - resting or math.huge -- rule: backlog_unlimited
   local clean, flat, words, kept = room >= n, rows, nil, nil
   for i = 1, n do
     if found[i] or rested[i] or taken[i] then

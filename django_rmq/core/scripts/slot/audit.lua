@@ -1,4 +1,5 @@
 -- The ledger of a slot and its depths, read in one instant.
+-- Changes nothing.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
 -- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left

@@ -1,4 +1,5 @@
 -- How many messages of one state have a score in bounds.
+-- Changes nothing.
 --
 -- KEYS[1] set ZSET BY STATE  store, prepare, retry, dead or claim
 --

@@ -1,4 +1,5 @@
 -- How many messages a slot holds in each state, who took last, and whether it is paused.
+-- Changes nothing.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
 -- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left

@@ -9,12 +9,12 @@
 -- KEYS[7] claim    ZSET  claimed member -> score it was taken with
 --
 -- ARGV[1] channel
--- ARGV[2] slots         the caller's slot count
--- ARGV[3] limit NUMBER  how many may wait here; 0: any number
--- ARGV[4] kind          range_merge, priority or fixed_time
--- ARGV[5] max_retries   the topic's, until the slot has its own
+-- ARGV[2] slots           the caller's slot count
+-- ARGV[3] backlog NUMBER  how many may wait here; 0: any number
+-- ARGV[4] kind            range_merge, priority or fixed_time
+-- ARGV[5] max_retries     the topic's, until the slot has its own
 -- ARGV[6] n NUMBER
--- ARGV[7...] pairs      n times score (range_merge: range_ms), member; then n envelopes where the topic is keyed
+-- ARGV[7...] pairs        n times score (range_merge: range_ms), member; then n envelopes where the topic is keyed
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}

@@ -1,4 +1,5 @@
 -- Look for text in one state of a slot: a bounded scan that says where to go on.
+-- Changes nothing.
 --
 -- KEYS[1] set ZSET BY STATE       store, prepare, retry, dead or claim
 -- KEYS[2] records HASH BY STATE   what belongs to it: failures, inflight or deaths

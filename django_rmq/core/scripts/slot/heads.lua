@@ -1,4 +1,5 @@
 -- When each of many slots can next be taken from: the slow poll, read only.
+-- Changes nothing.
 --
 -- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot
 --

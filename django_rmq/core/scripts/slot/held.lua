@@ -1,4 +1,5 @@
 -- What Prepare holds for an owner: how a worker goes on after a lost reply of prepare.
+-- Changes nothing.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
 -- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"

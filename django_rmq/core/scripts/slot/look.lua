@@ -1,4 +1,5 @@
 -- All that a slot knows of some members, in whatever states they are, changing nothing.
+-- Changes nothing.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left

@@ -1,4 +1,5 @@
 -- List one state of a slot by score, changing nothing.
+-- Changes nothing.
 --
 -- KEYS[1] set ZSET BY STATE       store, prepare, retry, dead or claim
 -- KEYS[2] records HASH BY STATE   what belongs to it: failures, inflight or deaths

@@ -1,4 +1,5 @@
 -- Where members of one state stand among those of the same score, changing nothing.
+-- Changes nothing.
 --
 -- KEYS[1] set ZSET BY STATE  store, prepare, retry, dead or claim
 --

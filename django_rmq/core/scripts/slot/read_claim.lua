@@ -1,4 +1,5 @@
 -- The state of a consumer's newest claim, and of a sealed one what it holds: the same rows however often it is read.
+-- Changes nothing.
 --
 -- KEYS[1] claim       ZSET  member -> score it was taken with
 -- KEYS[2] claims      HASH  Spark consumer -> "number state ms"

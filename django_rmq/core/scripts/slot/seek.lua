@@ -1,4 +1,5 @@
 -- Find members by their digests in some areas of a slot, from a place in each outwards: a bounded look, changing nothing.
+-- Changes nothing.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
 -- KEYS[2] prepare  ZSET  member -> seconds*1000 + retries left

@@ -8,7 +8,7 @@
 --
 -- ARGV[1] channel
 -- ARGV[2] slots            the caller's slot count
--- ARGV[3] limit NUMBER     how many may wait here; 0: any number
+-- ARGV[3] backlog NUMBER   how many may wait here; 0: any number
 -- ARGV[4] range_ms NUMBER
 -- ARGV[5] n NUMBER
 -- ARGV[6...] members       n of them, then n envelopes where the topic is keyed

@@ -1,4 +1,5 @@
 -- How far a re-slotting is with a slot, read in one instant.
+-- Changes nothing.
 --
 -- KEYS[1] control    HASH  field -> value
 -- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left

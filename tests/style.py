@@ -87,7 +87,12 @@ def findings(text: str, wrapped: bool) -> Iterator[tuple[int, str]]:
         for rule, better in RULES:
             for found in rule.finditer(prose):
                 yield number, f"{found[0].strip()!r}: say {better}"
-        if wrapped and len(line) > COLUMNS and not APART.match(line) and " " in line[:COLUMNS].strip(" -*"):
+        if (
+            wrapped
+            and len(line) > COLUMNS
+            and not APART.match(line)
+            and " " in _kept(line)[:COLUMNS].strip(" -*")
+        ):
             yield number, f"{len(line)} columns: run python tests/style.py --wrap"
 
 
@@ -118,11 +123,15 @@ def rewrapped(text: str) -> str:
     return "\n".join(done) + "\n"
 
 
+def _kept(words: str) -> str:
+    """Return words with other blanks in code and in the texts of links, which are not broken."""
+    return re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", lambda found: found[0].replace(" ", "\0"), words)
+
+
 def _wrap(words: str, start: str, indent: str) -> list[str]:
-    """Wrap words, but break neither code nor the text of a link."""
-    kept = re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", lambda found: found[0].replace(" ", "\0"), words)
+    """Wrap words."""
     lines = textwrap.wrap(
-        kept,
+        _kept(words),
         COLUMNS,
         initial_indent=start,
         subsequent_indent=indent,

@@ -12,6 +12,7 @@ from django.dispatch import Signal
 
 import django_rmq
 from django_rmq import signals
+from django_rmq.api import urls
 from docs.site import settings as table
 
 ROOT = Path(__file__).parents[2]
@@ -111,3 +112,15 @@ def test_the_readme_has_the_figures_of_the_performance_page() -> None:
     for figures, row in shown.items():
         assert figures in measured, row
         assert measured[figures][1] in row[0], "the version"
+
+
+def test_the_page_of_routes_has_every_route_and_no_other() -> None:
+    table = (
+        (ROOT / "docs/reference/rest.md")
+        .read_text()
+        .partition("## Routes")[2]
+        .partition("\n\nPermissions")[0]
+    )
+    named = set(re.findall(r"`((?:[a-z]+/|metrics)[a-z/{}]*)[?`]", table))
+    routes = {re.sub(r"<str:(\w+)>", r"{\1}", str(one.pattern)) for one in urls.urlpatterns}
+    assert named == routes

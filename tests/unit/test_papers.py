@@ -97,6 +97,13 @@ def test_the_page_of_commands_has_every_command() -> None:
     }
 
 
+def test_the_home_page_has_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "docs/index.md").read_text().partition("| extra |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(extras)
+
+
 def test_the_readme_has_the_figures_of_the_performance_page() -> None:
     def rows(page: str) -> dict[str, list[str]]:
         cells = [

@@ -48,9 +48,10 @@ def test_a_long_line_is_found_where_lines_are_wrapped() -> None:
 
 
 def test_wrapping_changes_nothing_but_the_ends_of_lines() -> None:
+    table = f"<!-- table -->\nmachine: {'word ' * 30}\n<!-- end -->"
     text = (
         f"# Title\n\n{'word ' * 30}\nand `code that has blanks` more\n\n- item {'word ' * 30}\n  goes on\n- second\n\n"
-        f"```sh\n{'code ' * 30}\n```\n\n| {'cell ' * 30} |\n\n<!-- table -->\nmachine: {'word ' * 30}\n<!-- end -->\n\n{'after ' * 30}\n"
+        f"```sh\n{'code ' * 30}\n```\n\n| {'cell ' * 30} |\n\n{table}\n\n{'after ' * 30}\n"
     )
     wrapped = style.rewrapped(text)
     assert wrapped.split() == text.split()

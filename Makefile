@@ -76,10 +76,6 @@ slow: $(INSTALLED) ## the tests with Spark, browsers, and workers of their own (
 proof: $(INSTALLED) ## all of the long model, state-machine and killing runs (PROOF_ARGS=...)
 	$(BIN)/python -m pytest --hypothesis-profile=proof $(PROOFS) $(PROOF_ARGS)
 
-.PHONY: proof-in-short
-proof-in-short: $(INSTALLED)
-	$(BIN)/python -m pytest --hypothesis-profile=check -m "not deep" $(PROOFS) $(PROOF_ARGS)
-
 lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions; the words of the texts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -101,15 +97,31 @@ types: $(INSTALLED) ## mypy, strict on the package
 layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 	$(BIN)/lint-imports
 
-# The slow tests wait a lot and the proof computes a lot, so they run beside each other. The output of the proof (every
-# mutant, all but the deepest walks), and of the tests with the lowest versions that follow it, comes last.
-check: lint docs types layers wheel test ## all that CI runs
+# All tests but the deepest of the proof, and those with the lowest versions. What waits runs beside what computes, in
+# two halves; the output of all but the last half comes at the end.
+check: lint docs types layers wheel ## all that CI runs: lint, types, and every test but the deepest proofs
 	@mkdir -p build
-	@{ $(MAKE) proof-in-short; proven=$$?; $(MAKE) lowest; exit $$((proven || $$?)); } >build/proof.log 2>&1 & proof=$$!; \
-	  $(MAKE) slow; tested=$$?; \
-	  wait $$proof; proven=$$?; \
-	  cat build/proof.log; \
-	  exit $$((tested || proven))
+	@$(MAKE) check-waits >build/waits.log 2>&1 & waits=$$!; \
+	  $(MAKE) check-rules >build/rules.log 2>&1 & rules=$$!; \
+	  $(MAKE) --keep-going check-rooms check-computes lowest; tested=$$?; \
+	  wait $$waits; waited=$$?; wait $$rules; ruled=$$?; \
+	  cat build/waits.log build/rules.log; \
+	  exit $$((tested || waited || ruled))
+
+SHORT := $(BIN)/python -m pytest --hypothesis-profile=check --durations=15 --durations-min=20
+
+.PHONY: check-waits check-rules check-rooms check-computes
+check-waits: $(INSTALLED)
+	$(SHORT) -m "(slow or proof) and not deep" tests/e2e tests/integration tests/unit
+
+check-rules: $(INSTALLED)
+	$(SHORT) -m "not slow and not deep" $(RULES)
+
+check-rooms: $(INSTALLED)
+	$(SHORT) -m "not slow and not proof" tests/integration
+
+check-computes: $(INSTALLED)
+	$(SHORT) -m "not proof" tests/spark tests/docs tests/browser
 
 bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

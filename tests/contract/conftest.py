@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     routed: set[str] = set()
     kept: list[pytest.Item] = []
     for item in items:
-        given = getattr(item, "callspec", None)
+        given = getattr(item, "callspec", None) if "contract" in item.path.parts else None
         test = item.nodeid.partition("[")[0] if given and given.params.get("broker") == "cluster" else ""
         if test not in routed:
             kept.append(item)

@@ -140,6 +140,7 @@ def test_a_rule_that_is_switched_off_is_noticed(name: str, verdicts: dict[str, F
 
 
 @pytest.mark.proof
+@pytest.mark.deep
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_suites_have_nothing_against_the_scripts_as_they_are(suite: str, redis_url: str) -> None:
     runner = Runner(redis_url)

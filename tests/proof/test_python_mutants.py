@@ -111,6 +111,7 @@ def test_the_tests_of_a_rule_fail_without_it(name: str, outcomes: dict[str, Futu
 
 
 @pytest.mark.proof
+@pytest.mark.deep
 def test_these_tests_pass_with_all_rules(copies: SimpleQueue[Path], redis_url: str) -> None:
     tests = {test for mutant in PYTHON_MUTANTS.values() for test in mutant.caught_by}
     root = copies.get()

@@ -19,7 +19,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark quick test slow proof lint format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
+.PHONY: help install demo demo-spark quick test slow proof lint docs format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,10 +76,16 @@ slow: $(INSTALLED) ## the tests with Spark, browsers, and workers of their own (
 proof: $(INSTALLED) ## all of the long model, state-machine and killing runs (PROOF_ARGS=...)
 	$(BIN)/python -m pytest --hypothesis-profile=proof $(PROOFS) $(PROOF_ARGS)
 
-lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions
+lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions; the words of the texts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/sizes.py
+	$(BIN)/python tests/style.py
+	$(BIN)/codespell *.md docs monitoring django_rmq pyspark_rmq example_project
+
+# Strict counts the warnings that are printed: --quiet would let broken links pass.
+docs: $(INSTALLED) ## the documentation site, into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(INSTALLED) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
@@ -93,7 +99,7 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 
 # All tests but the deepest of the proof, and those with the lowest versions. What waits runs beside what computes, in
 # two halves; the output of all but the last half comes at the end.
-check: lint types layers wheel ## all that CI runs: lint, types, and every test but the deepest proofs
+check: lint docs types layers wheel ## all that CI runs: lint, types, and every test but the deepest proofs
 	@mkdir -p build
 	@$(MAKE) check-waits >build/waits.log 2>&1 & waits=$$!; \
 	  $(MAKE) check-rules >build/rules.log 2>&1 & rules=$$!; \
@@ -126,7 +132,7 @@ bench-peers: $(INSTALLED) ## other Python queues, installed and measured at the 
 bench-scale: $(INSTALLED) ## how cost grows with backlog, slots, bodies, merging, processes; plots in build/scale (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
 
-bench-report: $(INSTALLED) ## all three, written into docs/performance.md (BENCH_ARGS=...)
+bench-report: $(INSTALLED) ## all three, written into docs/explanation/performance.md (BENCH_ARGS=...)
 	$(BIN)/python -m benchmarks.report $(BENCH_ARGS)
 
 bench-admin: $(INSTALLED) ## the admin's pages before a million waiting and 100,000 dead messages (BENCH_ARGS=...)

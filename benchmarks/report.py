@@ -1,4 +1,4 @@
-"""``python -m benchmarks.report``: run everything that is published, and write the tables of ``docs/performance.md``.
+"""``python -m benchmarks.report``: run everything that is published, and write the tables of ``docs/explanation/performance.md``.
 
 Between ``<!-- name -->`` and ``<!-- end -->`` the document holds what was measured; the text around it stays. What one of the
 parts printed as JSON into ``build/bench`` is used again with ``--again``.
@@ -21,7 +21,7 @@ from benchmarks.peers.__main__ import COLUMNS, line, note
 from benchmarks.table import TITLES, cells, markdown, read_rows, told
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENT = ROOT / "docs" / "explanation" / "performance.md"
 RESULTS = ROOT / "build" / "bench"
 PARTS = {"works": "benchmarks", "peers": "benchmarks.peers", "scale": "benchmarks.scale"}
 

@@ -9,10 +9,10 @@
     │   │   └── MessageTooLarge     the body exceeds the topic's MAX_BODY
     │   ├── WrongType             a key holds something that RMQ did not put there
     │   │   └── Unreadable          a value in it cannot be read
-    │   ├── NotPermitted          whoever asks may not do this
+    │   ├── NotPermitted          the caller lacks the permission
     │   ├── InvalidRequest        an id, a filter, a cursor or an option of an operation cannot be used
     │   └── OperationRefused      the operation has no meaning for this topic or state
-    ├── LostRace                somebody else was first: look again, then decide
+    ├── LostRace                something else happened first: look again, then decide
     │   ├── MessageGone           the message is not there, or not any more
     │   ├── SlotMoved             the topic has another slot count by now
     │   ├── TopicFull             MAX_BACKLOG is reached: try later
@@ -21,7 +21,7 @@
         ├── ServerUnavailable     no connection, time-out, loading, fail-over
         │   └── NodeUnavailable     so it is with one node of a Redis Cluster
         ├── ServerFull            Redis is out of memory (or refuses to persist)
-        └── ServerRefused         the server answers that we may not do this
+        └── ServerRefused         the server refuses the command
 
     Retry, Reject               raised by listeners; not errors of RMQ
 
@@ -69,7 +69,7 @@ class Unreadable(WrongType):
 
 
 class NotPermitted(CallerError):
-    """Whoever asks lacks the permission for it; nothing was done."""
+    """The caller lacks the permission for it; nothing was done."""
 
 
 class InvalidRequest(CallerError):
@@ -81,7 +81,7 @@ class OperationRefused(CallerError):
 
 
 class LostRace(RmqError):
-    """Somebody else was first; look at the present state, then decide."""
+    """Something else happened first; look at the present state, then decide."""
 
 
 class MessageGone(LostRace):
@@ -97,7 +97,7 @@ class TopicFull(LostRace):
 
 
 class TooManySends(LostRace):
-    """Whoever sends has used up its rate; nothing was written. Try again in ``seconds``."""
+    """The sender has used up its rate; nothing was written. Try again in ``seconds``."""
 
     def __init__(self, text: str, seconds: float) -> None:
         super().__init__(text)

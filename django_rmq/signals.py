@@ -1,4 +1,4 @@
-"""Signals: what happens to messages, for whoever wants to know. Sent by ``send_robust``.
+"""Signals: what happens to messages, for any receiver. Sent by ``send_robust``.
 
 A receiver that raises is logged by Django and stops nothing. ``sender`` is the ``Topic``'s class for all
 of them; filter by the argument ``topic`` (its name). Where nobody is connected nothing is done.

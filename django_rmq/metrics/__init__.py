@@ -10,7 +10,7 @@
     REGISTRY.register(RmqCollector())
 
 Everything is read from Redis, where it is counted: each process tells the same about all of them, so scrape one target.
-Names and meanings: ``docs/metrics.md``; a dashboard and alert rules: ``monitoring/``.
+Names and meanings: ``docs/reference/metrics.md``; a dashboard and alert rules: ``monitoring/``.
 """
 
 try:

@@ -7,7 +7,9 @@ Each page has a project of its own (``stage``), a Redis of its own prefix, and i
 - ``sh`` and the lines of ``console`` that begin with ``$``: run by a shell. Commands that never end are interrupted;
   ``pip`` and ``make`` are asked whether they know what is named; Spark's pipelines have their arguments parsed.
 - ``json``, ``yaml``, ``toml``, ``ini``: parsed.
-- ``text`` and ``mermaid`` are pictures. A block must say what it is, and one that holds commands is no picture.
+- ``text`` is a picture. A block must say what it is, and one that holds commands is no picture.
+
+A tutorial begins in an empty folder and makes its project by itself.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ NOT_RUN: dict[str, str] = {
 }
 """First line of a block → why nobody can run it here."""
 
-PICTURES = ("text", "mermaid")
+PICTURES = ("text",)
 PARSED: dict[str, Callable[[str], Any]] = {
     "json": json.loads,
     "yaml": lambda text: list(yaml.safe_load_all(text)),
@@ -143,15 +145,9 @@ class Project:
 
     def __init__(self, folder: Path, page: Path, redis_url: str) -> None:
         self.folder, self.redis_url = folder, redis_url
+        self.is_tutorial = page.parent.name == "tutorial"
         self.scripts: list[str] = []
-        self.settings = (
-            [stage.PLAIN_SETTINGS]
-            if page.name == "README.md"
-            else [
-                stage.PLAIN_SETTINGS,
-                stage.WITH_RMQ,
-            ]
-        )
+        self.settings = [stage.PLAIN_SETTINGS, *([] if page.name == "README.md" else [stage.WITH_RMQ])]
         self.epilogue = stage.OURS.format(topics=stage.TOPICS)
         self.port = free_port()
         self.server: subprocess.Popen[bytes] | None = None
@@ -165,23 +161,33 @@ class Project:
             "ZOOKEEPER_LOGIN": "rmq:secret",
             "PYSPARK_SUBMIT_ARGS": "--master local[1] --conf spark.ui.enabled=false pyspark-shell",
         }
-        self.write("urls.py", stage.URLS)
-        shutil.copy(ROOT / "manage.py", folder / "manage.py")
-        (folder / "manage.py").write_text(
-            (ROOT / "manage.py").read_text().replace("example_project.settings", "settings")
-        )
-        self.write("shop/__init__.py", "")
-        self.write("shop/management/__init__.py", "")
-        self.write("shop/management/commands/__init__.py", "")
-        self.write("shop/management/commands/parsed.py", PARSED_COMMAND)
-        self.write("shop/redaction.py", "def hide_cards(topic, body):\n    return body\n")
-        values = {"folder": folder, "python": sys.executable, "root": ROOT, "endless": " ".join(ENDLESS)}
+        self.write_commands()
+        if self.is_tutorial:
+            del self.environment["DJANGO_SETTINGS_MODULE"]
+        else:
+            self.write_project()
+
+    def write_commands(self) -> None:
+        """Put what readers type into the PATH."""
+        values = {"folder": self.folder, "python": sys.executable, "root": ROOT, "endless": " ".join(ENDLESS)}
         self.script("manage.py", MANAGE.format(**values))
         # `python manage.py` is the same thing.
         passed_on = f'#!/bin/sh\n[ "$1" != manage.py ] || {{ shift; exec manage.py "$@"; }}\nexec "{sys.executable}" "$@"\n'
         self.script("python", passed_on)
         self.script("pip", PIP.format(**values))
         self.script("make", f'#!/bin/sh\nexec /usr/bin/make -n -C "{ROOT}" "$@"\n')
+
+    def write_project(self) -> None:
+        """Make the project that readers of a guide have already."""
+        self.write("urls.py", stage.URLS)
+        self.write(
+            "manage.py", (ROOT / "manage.py").read_text().replace("example_project.settings", "settings")
+        )
+        self.write("shop/__init__.py", "")
+        self.write("shop/management/__init__.py", "")
+        self.write("shop/management/commands/__init__.py", "")
+        self.write("shop/management/commands/parsed.py", PARSED_COMMAND)
+        self.write("shop/redaction.py", "def hide_cards(topic, body):\n    return body\n")
         self.write("bodies.jsonl", '{"sku": 1, "shop": 7}\n{"sku": 2, "shop": 7}\n')
         self.save()
 
@@ -247,7 +253,7 @@ class Project:
             text = "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
         if language in ("sh", "console") and text.strip():
             return self.shell(text)
-        return f"nobody knows how to run {language!r}: say python, sh, console, json, yaml, toml, ini, text or mermaid"
+        return f"nobody knows how to run {language!r}: say python, sh, console, json, yaml, toml, ini or text"
 
     def python(self, snippet: Snippet) -> str:
         parts = FILE.split(snippet.text)
@@ -255,7 +261,11 @@ class Project:
             return before
         for name, part in zip(parts[1::2], parts[2::2], strict=True):
             self.stop_server()
-            if name == "settings.py":
+            if self.is_tutorial:
+                path = self.folder / name
+                before_it = path.read_text() if path.name in ("settings.py", "urls.py") else ""
+                self.write(name, self.here(before_it + part))
+            elif name == "settings.py":
                 self.settings.append(part)
                 self.save()
             elif name == "urls.py":
@@ -342,7 +352,8 @@ def begin(
 
     def begin_one(page: Path) -> Project:
         folder = tmp_path_factory.mktemp("project")
-        shutil.copy(database, folder)
+        if page.parent.name != "tutorial":
+            shutil.copy(database, folder)
         begun.append(Project(folder, page, f"{server.url.rpartition('/')[0]}/{len(begun) + 1}"))
         return begun[-1]
 
@@ -357,7 +368,7 @@ def anywhere(begin: Callable[[Path], Project]) -> Project:
     return begin(ROOT / "docs/any.md")
 
 
-LONG = {"guide", "rest", "spark"}
+LONG = {"rest", "spark"}
 """Pages whose blocks take half a minute and more."""
 
 WITH_SNIPPETS = [page for page in PAGES if snippets(page)]

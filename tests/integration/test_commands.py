@@ -270,7 +270,7 @@ def test_on_a_terminal_a_purge_wants_the_name_of_the_topic(
     for answer, code, left in (("yes\n", 1, 1), ("\n", 1, 1), ("order-timeouts\n", 0, 0)):
         found, text = answered(prefix, redis_url, answer, "rmqpurge", "order-timeouts", "--state", "store")
         assert found == code, text
-        assert "1 messages of order-timeouts (store) will be deleted for ever" in text
+        assert "1 messages of order-timeouts (store) will be deleted permanently" in text
         assert broker.count(topic, 0).store == left
 
 

@@ -516,7 +516,9 @@ def test_dashboard_and_alerts_name_only_what_is_told() -> None:
 
 def test_the_docs_name_every_metric_and_no_other() -> None:
     table = [
-        line for line in (ROOT / "docs" / "metrics.md").read_text().splitlines() if line.startswith("| `rmq_")
+        line
+        for line in (ROOT / "docs" / "reference" / "metrics.md").read_text().splitlines()
+        if line.startswith("| `rmq_")
     ]
     assert set().union(*(named(line.split("|")[1]) for line in table)) == told_names()
 

@@ -32,7 +32,7 @@ from tests.integration.test_commands import *  # noqa: F403 - every test of the 
 from tests.servers import RedisServer, ask
 from tests.workers import Heard, Worker, client_of, eventually, send
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/security.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/security.md").read_text()
 WORK = Topic("work", TopicType.PRIORITY, slots=4)
 PASSWORD = "least"
 

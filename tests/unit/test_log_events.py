@@ -36,7 +36,7 @@ def logged() -> dict[str, set[str]]:
 def documented() -> dict[str, set[str]]:
     """Return event → fields, as the docs say."""
     found: dict[str, set[str]] = {}
-    for line in (ROOT / "docs" / "logging.md").read_text().splitlines():
+    for line in (ROOT / "docs" / "reference" / "logging.md").read_text().splitlines():
         cells = line.split("|")
         if len(cells) == 6 and (events := re.findall(r"`([a-z_]+)`", cells[1])) != ["rmq_event"]:
             found |= {event: set(re.findall(r"`(\w+)`", cells[3])) for event in events}

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING and the architecture page say of the tree is so."""
+"""What the README, CONTRIBUTING and the pages of docs/ say of the code is so."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from django.dispatch import Signal
+
+import django_rmq
+from django_rmq import signals
+from django_rmq.api import urls
+from docs.site import settings as table
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_rmq"
@@ -62,3 +68,66 @@ def test_every_folder_of_the_queue_says_what_it_is() -> None:
     for folder in (PACKAGE / "core", PACKAGE / "project"):
         for init in folder.rglob("__init__.py"):
             assert init.read_text().startswith('"""'), init
+
+
+def test_the_tables_of_settings_say_what_the_code_takes() -> None:
+    page = table.PAGE.read_text()
+    assert table.filled(page) == page, "run: python docs/site/settings.py"
+    assert table.filled(page.replace("| `16` |", "| `17` |")) == page
+
+
+def test_the_python_page_has_every_public_name() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text()
+    named = re.findall(r"^::: django_rmq\.(\w+)$", page, re.MULTILINE)
+    assert sorted([*named, "__version__"]) == sorted(django_rmq.__all__)
+
+
+def test_the_python_page_has_every_signal() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text().partition("## Signals")[2]
+    sent = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sent
+
+
+def test_the_page_of_commands_has_every_command() -> None:
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    commands = {path.stem for path in (PACKAGE / "management/commands").glob("r*.py")}
+    assert set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE)) == commands
+    assert set(re.findall(r"^<!-- options of (\w+) -->$", page, re.MULTILINE)) == commands - {
+        "runrmqpipeline"
+    }
+
+
+def test_the_home_page_has_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "docs/index.md").read_text().partition("| extra |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(extras)
+
+
+def test_the_readme_has_the_figures_of_the_performance_page() -> None:
+    def rows(page: str) -> dict[str, list[str]]:
+        cells = [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in (ROOT / page).read_text().splitlines()
+        ]
+        return {
+            ",".join(row[-3:]): row for row in cells if all(map(re.compile(r"[\d,]{3,}").fullmatch, row[-3:]))
+        }
+
+    shown, measured = rows("README.md"), rows("docs/explanation/performance.md")
+    assert len(shown) > 4
+    for figures, row in shown.items():
+        assert figures in measured, row
+        assert measured[figures][1] in row[0], "the version"
+
+
+def test_the_page_of_routes_has_every_route_and_no_other() -> None:
+    table = (
+        (ROOT / "docs/reference/rest.md")
+        .read_text()
+        .partition("## Routes")[2]
+        .partition("\n\nPermissions")[0]
+    )
+    named = set(re.findall(r"`((?:[a-z]+/|metrics)[a-z/{}]*)[?`]", table))
+    routes = {re.sub(r"<str:(\w+)>", r"{\1}", str(one.pattern)) for one in urls.urlpatterns}
+    assert named == routes

@@ -128,6 +128,6 @@ def _rights(broker: Broker, topics: Iterable[Topic]) -> list[Flaw]:
         Flaw(
             "rights",
             f"Redis refuses its user what RMQ needs: {'; '.join(refused[:TOLD])}{more}.",
-            f"Allow it {' '.join(places(broker.prefix))} and the commands in docs/security.md.",
+            f"Allow it {' '.join(places(broker.prefix))} and the commands in docs/how-to/security.md.",
         )
     ]

@@ -24,7 +24,7 @@ _UNREAD = object()
 
 
 class Message:
-    """What a listener gets: one delivery, decoded when asked.
+    """What a listener gets: one delivery. The body is decoded when it is first read.
 
     In a batch, ``retry`` and ``reject`` decide the fate of one message; without them it shares the
     fate of the batch.
@@ -106,7 +106,7 @@ class Message:
         return self.delivery.score
 
     def extend(self) -> bool:
-        """Start the time-out again; False: the delivery is no longer ours, whatever we still do is in vain."""
+        """Start the time-out again. False: the delivery has ended, and another consumer may have the message."""
         return self._extend is None or self._extend(self)
 
     def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:

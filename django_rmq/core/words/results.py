@@ -42,9 +42,9 @@ class Confirmed(NamedTuple):
 
 @dataclass(slots=True)
 class SendResult:
-    """What a send did. Inside a database transaction it says ``pending`` until the commit completes it.
+    """The result of a send. Inside a database transaction its ``status`` is ``pending`` until the commit.
 
-    It says ``discarded`` as soon as the transaction, or the savepoint that the send belongs to, is rolled back.
+    It is ``discarded`` as soon as the transaction, or the savepoint that the send belongs to, is rolled back.
     """
 
     topic: str
@@ -57,9 +57,9 @@ class SendResult:
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
     replicas: int | None = None
-    """How many replicas have confirmed that they have it, where ``replicas=`` asked. None: not asked, or nobody knows."""
+    """How many replicas have confirmed that they have it, if ``replicas=`` was given. None: not requested, or unknown."""
     fsynced: bool | None = None
-    """Whether it is known to be on the primary's disk, where ``fsync=`` asked; None: not asked."""
+    """Whether it is known to be on the primary's disk, if ``fsync=`` was given; None: not requested."""
     wanted: Durability = STORED
 
     @property
@@ -74,7 +74,7 @@ class SendResult:
 
     @property
     def durable(self) -> bool:
-        """Whether the message is in the queue and as safe as ``replicas=`` and ``fsync=`` asked for."""
+        """Whether the message is in the queue and as durable as requested by ``replicas=`` and ``fsync=``."""
         enough = (self.replicas or 0) >= self.wanted.replicas
         return self.ok and enough and (bool(self.fsynced) or not self.wanted.fsync)
 

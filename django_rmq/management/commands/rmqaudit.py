@@ -23,9 +23,9 @@ class Command(RmqCommand):
 
     help = (
         "Check that in every slot what came equals what went plus what is there. Reads only, while everything "
-        "runs. Exits with 1 on any drift: above zero something put messages there by itself, below zero "
-        "messages are gone. Also tells how long the oldest message has been due. --strays looks through everything for "
-        "records that belong to no message and for messages in a slot that is not theirs; --repair mends them."
+        "runs. Exits with 1 on any drift: above zero, another program put messages there, below zero "
+        "messages are gone. Also reports how long the oldest message has been due. --strays looks through everything for "
+        "records that belong to no message and for messages in a slot that is not theirs; --repair repairs them."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -47,7 +47,7 @@ class Command(RmqCommand):
             action="store_true",
             help="with --strays: delete loose records, and send misplaced messages to their own slots",
         )
-        parser.add_argument("--dry-run", action="store_true", help="change nothing, whatever else is said")
+        parser.add_argument("--dry-run", action="store_true", help="change nothing, whatever else is given")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["repair"] and not options["strays"]:

@@ -17,7 +17,7 @@ class Command(RmqCommand):
     help = (
         "Check that Redis answers, that the workers are assigned what they serve, and that every topic has a live "
         "worker; with limits, also how long messages have been due and how many are dead. Exits with 0 if all is "
-        "well, 1 if not (also while Redis is away), 2 if nobody can tell: usage or settings are wrong."
+        "well, 1 if not (also while Redis is unavailable), 2 if usage or settings are wrong."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -33,7 +33,7 @@ class Command(RmqCommand):
             "--max-dead", type=at_least(0), metavar="N", help="unwell if more messages of a topic are dead"
         )
         parser.add_argument(
-            "--no-workers", action="store_true", help="do not ask for live workers: they run at times only"
+            "--no-workers", action="store_true", help="do not check for live workers: they run only at times"
         )
         parser.add_argument(
             "--patience",

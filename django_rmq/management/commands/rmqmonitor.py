@@ -23,8 +23,8 @@ class Command(RmqCommand):
     help = (
         "Watch all topics live: depths, the oldest due message, workers, and what is sent, done and failed per "
         "second. Needs the extra cli (rich) for a table that stays in its place; without it, and into a file, a new "
-        "table is printed each time. --events prints what happens to messages instead, as processes tell it where EVENTS "
-        "is on. Ctrl-C ends it."
+        "table is printed each time. --events prints what happens to messages instead, as processes with EVENTS "
+        "publish it. Ctrl-C ends it."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -36,9 +36,7 @@ class Command(RmqCommand):
             metavar="SECONDS",
             help="between two looks (default: 1)",
         )
-        parser.add_argument(
-            "--count", type=at_least(1), metavar="N", help="end after so many looks, or events"
-        )
+        parser.add_argument("--count", type=at_least(1), metavar="N", help="end after N looks, or events")
         parser.add_argument("--events", action="store_true", help="print each event instead of figures")
         parser.add_argument("--json", action="store_true", help="print JSON, one line for each look or event")
 

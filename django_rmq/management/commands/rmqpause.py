@@ -14,8 +14,8 @@ class Command(RmqCommand):
     """Pause topics."""
 
     help = (
-        "Stop handing out messages of topics, until rmqresume. Everybody may go on sending. Listeners that run come "
-        "to their end; what workers have taken and not begun goes back at once."
+        "Stop delivering messages of topics, until rmqresume. Sends go on. Listeners that run "
+        "finish; what workers have taken and not begun goes back at once."
     )
     act = "pause"
 

@@ -13,7 +13,7 @@ class Command(RmqCommand):
     """Purge a state of a topic."""
 
     help = (
-        "Delete all messages of one state of a topic, for ever. What is in flight is never deleted. Asks to type the "
+        "Delete all messages of one state of a topic, permanently. What is in flight is never deleted. Asks to type the "
         "name of the topic."
     )
 
@@ -29,10 +29,10 @@ class Command(RmqCommand):
             "--older-than",
             type=duration,
             metavar="AGE",
-            help="only what has been due, or dead, for so long: 90, 15m, 2h or 7d. Priorities hold no time",
+            help="only what has been due, or dead, for this time: 90, 15m, 2h or 7d. Priorities hold no time",
         )
         parser.add_argument("--slot", type=at_least(0), metavar="N", help="only of this slot")
-        parser.add_argument("--limit", type=at_least(1), metavar="N", help="not more than so many")
+        parser.add_argument("--limit", type=at_least(1), metavar="N", help="not more than N")
         parser.add_argument("--dry-run", action="store_true", help="only say how many there are")
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask"
@@ -50,6 +50,6 @@ class Command(RmqCommand):
             total = min(
                 self.follow(counted, f"count {name}", options).total, options["limit"] or float("inf")
             )
-            self.confirm(f"{total} messages of {name} ({state}) will be deleted for ever.", name, options)
+            self.confirm(f"{total} messages of {name} ({state}) will be deleted permanently.", name, options)
         run = operations.purge(name, state, limits=Limits(messages=options["limit"]), **meant)
         self.tell(name, self.follow(run, f"purge {name}", options), options)

@@ -16,16 +16,20 @@ class Command(RmqCommand):
     """Replay dead messages."""
 
     help = (
-        "Send dead messages again, with their full budget of retries: those named by --id, those that all filters "
-        "mean, or with --all the whole topic. Exits with 1 where a named message was not dead (any more)."
+        "Send dead messages again, with their full number of retries: those named by --id, those that match all filters, "
+        "or with --all the whole topic. Exits with 1 if a named message was not dead (any more)."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
         which = parser.add_argument_group("which messages")
-        which.add_argument("--id", action="append", default=[], metavar="ID", dest="ids", help="this one")
+        which.add_argument(
+            "--id", action="append", default=[], metavar="ID", dest="ids", help="the message with this id"
+        )
         which.add_argument("--all", action="store_true", help="all that are dead")
-        which.add_argument("--error", metavar="CLASS", default="", help="that died of this class of error")
+        which.add_argument(
+            "--error", metavar="CLASS", default="", help="those that failed with this class of error"
+        )
         which.add_argument(
             "--text", default="", help="with this text in the body, the key, the headers or the error"
         )
@@ -35,8 +39,8 @@ class Command(RmqCommand):
         which.add_argument("--newer-than", type=duration, metavar="AGE", help="dead for at most")
         which.add_argument("--slot", type=at_least(0), metavar="N", help="of this slot")
         parser.add_argument("--body", metavar="JSON", help="with --id, once: replay with this body instead")
-        parser.add_argument("--limit", type=at_least(1), metavar="N", help="not more than so many")
-        parser.add_argument("--rate", type=at_least(0.001, float), metavar="N", help="so many per second")
+        parser.add_argument("--limit", type=at_least(1), metavar="N", help="not more than N")
+        parser.add_argument("--rate", type=at_least(0.001, float), metavar="N", help="N per second")
         parser.add_argument("--dry-run", action="store_true", help="only say how many there are")
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask"

@@ -20,8 +20,8 @@ class Command(RmqCommand):
 
     help = (
         "Give a topic another number of slots (a power of two), or finish what was begun. Senders and workers go on; "
-        "killed at any moment it can be started again. Afterwards write the number into the settings: until then "
-        "processes warn and follow the registered one. Exits with 2 where the topic has to keep its slots."
+        "if it is killed, start it again. Afterwards write the number into the settings: until then "
+        "processes warn and follow the registered one. Exits with 2 if the topic has to keep its slots."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

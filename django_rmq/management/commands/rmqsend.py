@@ -30,8 +30,8 @@ class Command(RmqCommand):
     """Send messages."""
 
     help = (
-        "Send a message to a topic at once, and say what became of it. The body is JSON (text where the topic's BODY "
-        "is text); - or nothing reads it from the standard input. Exits with 1 where a full topic refused some."
+        "Send a message to a topic at once, and print the result. The body is JSON (text where the topic's BODY "
+        "is text); without it, or with -, it is read from the standard input. Exits with 1 if a full topic refused messages."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -76,7 +76,11 @@ class Command(RmqCommand):
         )
         parser.add_argument("--slot-basis", metavar="TEXT", help="what chooses the slot")
         parser.add_argument(
-            "--header", action="append", default=[], metavar="NAME=VALUE", help="IDENTITY key: goes along"
+            "--header",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="IDENTITY key: a header of the message",
         )
         parser.add_argument(
             "--expires", metavar="WHEN", help="IDENTITY key: not delivered after this instant, as --at"

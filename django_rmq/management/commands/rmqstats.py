@@ -23,9 +23,11 @@ class Command(RmqCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
         parser.add_argument(
-            "--interval", type=at_least(0.1, float), metavar="SECONDS", help="again and again, until Ctrl-C"
+            "--interval", type=at_least(0.1, float), metavar="SECONDS", help="repeat until Ctrl-C"
         )
-        parser.add_argument("--count", type=at_least(1), metavar="N", help="with --interval: so often")
+        parser.add_argument(
+            "--count", type=at_least(1), metavar="N", help="with --interval: stop after N times"
+        )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -58,7 +58,7 @@ class Command(RmqCommand):
 
     help = (
         "Run the listeners of the named topics (default: of all topics that have one). Exit codes: 0 clean, "
-        "1 forced, 2 usage or configuration, 3 Redis away at the start, 4 ended by the watchdog. Defaults of the "
+        "1 forced, 2 usage or configuration, 3 Redis unavailable at the start, 4 ended by the watchdog. Defaults of the "
         'flags: RMQ["CONSUMER"], or the environment variable in brackets.'
     )
 
@@ -72,9 +72,14 @@ class Command(RmqCommand):
         add("-p", "--processes", type=whole, metavar="N", help="worker processes")
         add("-t", "--threads", type=whole, metavar="N", help="listeners that run at once in each process")
         add("--burst", action="store_true", help="end when nothing can be taken any more")
-        add("--max-messages", type=whole, metavar="N", help="replace a process after about so many messages")
-        add("--max-memory", type=whole, metavar="MB", help="replace a process that uses more memory")
-        add("--max-idle-time", type=seconds, metavar="SECONDS", help="end after so long without a message")
+        add("--max-messages", type=whole, metavar="N", help="replace a process after about N messages")
+        add(
+            "--max-memory",
+            type=whole,
+            metavar="MIB",
+            help="replace a process that uses more memory than this",
+        )
+        add("--max-idle-time", type=seconds, metavar="SECONDS", help="end after this time without a message")
         add(
             "--shutdown-timeout",
             type=seconds,
@@ -85,7 +90,7 @@ class Command(RmqCommand):
             "--watchdog",
             type=seconds,
             metavar="SECONDS",
-            help="end a process whose own loop makes no progress for so long; 0: never",
+            help="end a process whose own loop makes no progress for this time; 0: never",
         )
         self._add_watching(add)
 

@@ -81,7 +81,7 @@ _listeners: dict[str, Listener] = {}
 def listener(topic: str, *, batch_size: int | None = None) -> Callable[[Function], Function]:
     """Let the decorated function listen to ``topic``; it is returned as it is.
 
-    It gets one ``Message``; with ``batch_size`` a list of up to so many. Returning commits, ``False`` or an
+    It gets one ``Message``; with ``batch_size`` a list of up to that many. Returning commits, ``False`` or an
     exception rolls back. ``async def`` is run to its end in a loop of its own. Raises
     ``ConfigurationError`` for what cannot listen and for a second listener of a topic.
     """

@@ -49,7 +49,7 @@ def send_message(
     ``time_range`` in ms or as timedelta, ``fixed_time`` and ``expires`` as aware datetimes or ms since the
     epoch. ``key``, ``headers`` and ``expires`` need IDENTITY "key". ``slot_basis`` chooses the slot: messages
     of equal basis are consumed one after the other. ``using`` names the database whose commit is waited for.
-    ``replicas``: wait until so many replicas of Redis have it; ``fsync``: until it is on the primary's disk. Each
+    ``replicas``: wait until this many replicas of Redis have it; ``fsync``: until it is on the primary's disk. Each
     waits for two fifths of the socket time-out at most (0.4 s in a web process) and raises nothing: ``replicas``,
     ``fsynced`` and ``durable`` of the result say what was reached.
 
@@ -149,11 +149,11 @@ def remove_message(
 ) -> RemoveResult:
     """Take a message back: it is named by its body, or by its ``key`` where the topic is keyed.
 
-    Returns a word, what the message was found as: ``waiting`` and ``retry`` are gone; ``in_flight`` ends with the
-    delivery that runs and is not tried again; ``in_flight_and_waiting`` both; ``not_found``. What is dead stays there.
+    Returns a word that says where the message was. ``waiting`` and ``retry``: it is removed. ``in_flight``: it ends with the
+    delivery that runs, and is not tried again. ``in_flight_and_waiting``: both. ``not_found``. A dead message stays.
 
     Inside a transaction it returns ``pending``, and the message is removed at the commit, in order with what the
-    transaction sends; the ``status`` of the result then says what it was found as. ``on_commit`` and ``using`` are
+    transaction sends; the ``status`` of the result then says where it was. ``on_commit`` and ``using`` are
     those of ``send_message``.
 
     Raises ``InvalidMessage`` or ``UnknownTopic`` always at the call. What is removed at once also raises

@@ -2,7 +2,7 @@
 
 How a rollback is known: each result knows its call by a weak reference, and Django alone holds the call, as the callback
 that was given to ``transaction.on_commit``. Django drops the callbacks of a transaction or savepoint at the rollback, and
-the reference is dead from then on. No public fact of a connection tells as much: ``in_atomic_block`` and ``savepoint_ids``
+the reference is dead from then on. No public fact of a connection says as much: ``in_atomic_block`` and ``savepoint_ids``
 read alike after a savepoint that was kept and one that was rolled back, and there is no callback of a rollback.
 """
 
@@ -47,9 +47,9 @@ class DeferredResult(SendResult):
 
 
 class RemoveResult(str):
-    """What ``remove_message`` returns: the word that it returned, whose ``status`` goes on to say what became of it.
+    """What ``remove_message`` returns: a word, with a ``status`` that is brought up to date at the commit.
 
-    ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: what the message was found as.
+    ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: where the message was.
     In a transaction the word is ``pending``, and ``status`` is that until the commit; after it one of the above, or
     ``failed`` (the server was unavailable). After a rollback ``status`` is ``discarded``: nothing was removed.
     """

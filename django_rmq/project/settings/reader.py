@@ -1,7 +1,7 @@
 """The only reader of settings: ``settings.RMQ`` (and the CACHES alias it names) as a frozen, validated ``Config``.
 
 All problems are found at once; ``checks`` turns them into system checks, ``get_config`` into one error.
-Nothing is read at import, nothing is connected here. Every key is described in ``docs/settings.md``.
+Nothing is read at import, nothing is connected here. Every key is described in ``docs/reference/settings.md``.
 """
 
 from __future__ import annotations

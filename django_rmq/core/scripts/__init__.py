@@ -50,7 +50,7 @@ _TRAILING_COMMENT = re.compile(r" +-- .*$")
 
 
 class Script(NamedTuple):
-    """A script's name, text and SHA-1, as EVALSHA wants it."""
+    """A script's name, text and SHA-1, as EVALSHA needs it."""
 
     name: str
     text: bytes
@@ -100,7 +100,7 @@ def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:
 
 
 def _check(keys: tuple[Key, ...]) -> list[str]:
-    """Return the code that looks at the types of ``keys``."""
+    """Return the code that checks the types of ``keys``."""
     looks = []
     for wanted in ("ZSET", "HASH"):
         of_type = [key.name for key in keys if key.type == wanted]
@@ -111,7 +111,7 @@ def _check(keys: tuple[Key, ...]) -> list[str]:
 
 @cache
 def load(name: str) -> Script:
-    """Return the script ``name`` as Redis gets it."""
+    """Return the script ``name`` as it is sent to Redis."""
     declared = declaration(name)
     lines = [declared.bindings()]
     for line in _split(name)[1]:

@@ -174,10 +174,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         return max(0.0, min(next_look, self._next_audit) - uptime())
 
     def _join(self) -> Session:
-        """Make a client and this worker's node.
-
-        Raises ``ServerTrouble`` or ``ConfigurationError``, leaving nothing behind.
-        """
+        """Make a client and its node. Raises ``ServerTrouble``, ``ConfigurationError``; closes the client then."""
         session = Session(self.ensemble, self._poked.set)
         worker = self._announced
         try:

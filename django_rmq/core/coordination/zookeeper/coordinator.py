@@ -48,10 +48,9 @@ NO_LIMIT = 1e9
 class ZooKeeperCoordinator(SharedCoordinator):
     """See ``Coordinator``. Make it in the process that uses it.
 
-    While ``registered`` (which returns all registered definitions) raises ``ServerTrouble``, those published
-    in ZooKeeper apply. With ``is_strict`` a worker gives up its serial slots when the connection is lost, and
-    when ZooKeeper has been silent for a session; without, it keeps them until ZooKeeper reports the session's
-    end.
+    While ``registered`` (all registered definitions) raises ``ServerTrouble``, those published in ZooKeeper
+    apply. With ``is_strict`` serial slots are given up when the connection is lost, and after a session
+    without an answer; otherwise only when ZooKeeper reports the session's end.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ from django_rmq.project.listening import registry
 from django_rmq.project.settings import Config, did_you_mean, read_settings
 
 NAMESAKE = "django-rmq"
-"""Another project's package: a wrapper for RabbitMQ, imported as ``django_rmq``, too."""
+"""Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
 
 
 @register("rmq")
@@ -80,7 +80,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 
 @register("rmq")
 def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Check that no other package has written into our folder."""
+    """Check that no other package has written into this package's folder."""
     try:
         foreign = distribution(NAMESAKE)
     except PackageNotFoundError:
@@ -96,7 +96,7 @@ def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
 
 
 def _paths(config: Config) -> list[CheckMessage]:
-    """Check what the settings name by dotted path and nobody imports until it is needed."""
+    """Check the dotted paths in the settings that are otherwise imported only when needed."""
     paths = {}
     if config.coordinator not in ("redis", "zookeeper"):
         paths['RMQ["COORDINATOR"]'] = config.coordinator
@@ -123,7 +123,7 @@ def _paths(config: Config) -> list[CheckMessage]:
 
 @register("rmq", deploy=True)
 def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask ZooKeeper, where it is the coordinator, whether workers could join. Writes nothing."""
+    """Ask ZooKeeper, if it is the coordinator, whether workers could join. Writes nothing."""
     config, _ = read_settings()
     if config is None or config.coordinator != "zookeeper" or config.broker == "memory":
         return []
@@ -160,7 +160,7 @@ def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
 
 @register("rmq", deploy=True)
 def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask Redis whether it may lose messages or lacks what we need."""
+    """Ask Redis whether it may lose messages or refuses something that RMQ needs."""
     config, _ = read_settings()
     if config is None or config.broker == "memory":
         return []
@@ -179,7 +179,7 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     """Import the listeners of every app and check that each topic has exactly one."""
     config, _ = read_settings()
     if config is None:
-        return []  # check_settings says why
+        return []  # check_settings reports why
     found: list[CheckMessage] = []
     failed = registry.discover()
     for one in failed:
@@ -201,7 +201,7 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
                 f'{listener.name} ({listener.location}) listens to "{topic}", which says LISTENER: False.'
             )
             found.append(Error(message, id="rmq.E024"))
-    # What did not load may hold the listeners that seem to be missing.
+    # The listeners that seem to be missing may be in what could not be loaded.
     if config.autodiscover is not None and not failed:
         for name, topic_ in config.topics.items():
             if topic_.listener and name not in listeners:

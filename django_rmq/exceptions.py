@@ -65,7 +65,7 @@ class WrongType(CallerError):
 
 
 class Unreadable(WrongType):
-    """A key holds a value that RMQ did not write; what was asked may have run, and its answer cannot be read."""
+    """A key holds a value that RMQ did not write. The call may have run, and its answer cannot be read."""
 
 
 class NotPermitted(CallerError):

@@ -63,7 +63,7 @@ class Replay(Pipeline):
         options = context.options(topic)
         if not from_archive:
             return tally(context, acting.replay(found, options))
-        # Of one message that died several times the last death counts.
+        # If one message died several times, the last death counts.
         deaths = found.selectExpr("slot", "member", "struct(died_ms, slots, envelope, scored) as death")
         last = deaths.groupBy("slot", "member").agg({"death": "max"}).withColumnRenamed("max(death)", "death")
         return tally(context, acting.revive(last.select("slot", "member", "death.*"), options))

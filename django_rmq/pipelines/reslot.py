@@ -15,7 +15,7 @@ from django_rmq.project.settings import get_config
 from django_rmq.spark.session import describe, is_sparks
 
 PATIENCE = 60.0
-"""Seconds for which is tried again what Redis refuses; the pipeline can be started again."""
+"""Seconds for which a refused call is repeated; the pipeline can be started again."""
 
 SERVER_TROUBLES = ("ServerTrouble", "ServerUnavailable", "NodeUnavailable", "ServerFull", "ServerRefused")
 
@@ -65,7 +65,7 @@ class Reslot(Pipeline):
             context.say(f'Write "SLOTS": {plan.slots} into the settings')
 
     def _move(self, context: Context, chosen: reslotting.Reslotting, tasks: int) -> dict[str, int]:
-        """Move all families, those again that a task could not bring to their end."""
+        """Move all families; repeat those that a task could not complete."""
         from django_rmq.spark import acting
 
         options = {**context.connection(), "topic": chosen.topic.name}

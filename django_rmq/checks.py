@@ -1,18 +1,18 @@
 """System checks: what is wrong in the settings and with the listeners, before anything runs.
 
-No server is asked but with `check --deploy`.
+Servers are contacted only with `check --deploy`.
 
 =========  ====================================================================================
 id         what it says
 =========  ====================================================================================
-rmq.E001   the setting RMQ is missing, or it or a part of it is no dict
+rmq.E001   the setting RMQ is missing, or it or a part of it is not a dict
 rmq.E002   an unknown key
 rmq.E003   a value of the wrong type or outside its range
 rmq.E004   a topic name that is not allowed, or that no topic has
 rmq.E005   a topic without TYPE
 rmq.E006   options of a topic that do not go together
 rmq.E007   ZOOKEEPER is missing, or lacks what it needs
-rmq.E008   a dotted path that cannot be imported, or that names something else than is needed
+rmq.E008   a dotted path that cannot be imported, or that names another kind of object
 rmq.E009   REDIS is missing or names no CACHES alias
 rmq.E010   the CACHES alias is not one of django-redis
 rmq.E011   the Redis database is also that of a cache, whose ``clear()`` is FLUSHDB
@@ -36,8 +36,8 @@ rmq.W001   a topic without a listener
 rmq.W002   no topic is declared
 =========  ====================================================================================
 
-E001 to E012 are found by ``project.settings``, which alone reads settings; but what nobody imports until it is needed
-(COORDINATOR, PERMISSION, FORMATTER) is imported here.
+``project.settings``, the only reader of settings, finds E001 to E012. Paths that are otherwise imported only when needed
+(COORDINATOR, PERMISSION, FORMATTER) are imported here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A check for django-health-check 4 (extra ``health``): the same look as ``rmqhealth``.
+"""A check for django-health-check 4 (extra ``health``): the same checks as ``rmqhealth``.
 
     from health_check.views import HealthCheckView
 

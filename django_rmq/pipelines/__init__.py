@@ -1,7 +1,7 @@
 """Pipelines on Spark: what ``manage.py runrmqpipeline NAME`` runs.
 
-A pipeline is a class with a ``name``, arguments of its own and ``run``. Apps have theirs in a module
-``pipelines``, which only that command imports: a web process never begins a Spark session, nor does a worker.
+A pipeline is a class with a ``name``, its own arguments and ``run``. Apps define theirs in a module
+``pipelines``, which only that command imports, so web processes and workers never start a Spark session.
 
     @register
     class Prices(Pipeline):
@@ -16,8 +16,8 @@ A pipeline is a class with a ``name``, arguments of its own and ``run``. Apps ha
             frame = context.spark.read.parquet(options["file"])
             context.write(frame.selectExpr("to_json(struct(*)) as value"), "price-changes")
 
-``Context`` gives it the session and the topics as the settings describe them. What runs in tasks must not need Django:
-functions for executors are in ``django_rmq.spark``.
+``Context`` gives it the session and the topics as the settings describe them. Code in tasks must not need
+Django: functions for executors are in ``django_rmq.spark``.
 """
 
 from __future__ import annotations

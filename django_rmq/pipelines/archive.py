@@ -1,4 +1,4 @@
-"""``archive``: what is dead goes to Parquet files, and then out of Redis."""
+"""``archive``: moves dead messages to Parquet files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ KEY = ("topic", "slot", "member", "died_ms")
 class Archive(Pipeline):
     """Put dead messages into Parquet files by topic and date, then delete exactly those from Dead.
 
-    The files are read back before anything is deleted, and a message that has died again meanwhile stays. Killed at any moment
-    it can be started again: what is in the files already is only deleted.
+    The files are read back before anything is deleted, and a message that has died again meanwhile stays. If
+    the pipeline is killed, start it again: messages that are already in the files are only deleted.
     """
 
     name = "archive"

@@ -35,7 +35,7 @@ ERRORS = 10
 
 @register
 class Report(Pipeline):
-    """Tell what topics hold: backlog, when it is due, how long it is dead, slot skew, error classes, merge ratio.
+    """Report the contents of topics: backlog, due times, age of dead messages, slot skew, error classes, merge ratio.
 
     Reads every message once and changes nothing. As a table, as JSON, and as charts (needs matplotlib).
     """

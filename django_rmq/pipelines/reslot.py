@@ -1,4 +1,4 @@
-"""``reslot``: another slot count for a topic in use, its slots moved by several tasks at once."""
+"""``reslot``: changes the slot count of a topic in use, with several tasks moving its slots at the same time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SERVER_TROUBLES = ("ServerTrouble", "ServerUnavailable", "NodeUnavailable", "Ser
 class Reslot(Pipeline):
     """Give a topic another number of slots: what `rmqreslot` does, spread over Spark's tasks.
 
-    Senders and workers go on. Killed at any moment it can be started again, by this or by `rmqreslot`; both may run at once.
+    Senders and workers go on. If the pipeline is killed, start it again, or start `rmqreslot`; both may run
+    at the same time.
     """
 
     name = "reslot"

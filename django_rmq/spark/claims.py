@@ -85,7 +85,7 @@ class Claims:
         return self.each(claims.read_claim(self._topic, slot, consumer, number) for slot in slots)
 
     def forget(self) -> None:
-        """Look everything up at the next ``settle``, because a request has failed and its effect is unknown."""
+        """Look up everything at the next ``settle``, because a request has failed and its effect is unknown."""
         self._known.clear()
 
     # --- the end of a claim
@@ -135,7 +135,8 @@ class Claims:
         return len(ending)
 
     def _end(self, consumer: str, ending: list[tuple[int, int]]) -> int:
-        """Acknowledge claims, in steps if failures have to be tidied up; return what was never sealed to its slots.
+        """Acknowledge claims, in steps if failures have to be tidied up; give messages that were never sealed
+        back to their slots.
 
         Returns in how many slots there was nothing left to acknowledge.
         """

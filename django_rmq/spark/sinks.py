@@ -37,9 +37,10 @@ class Each:
 
 @dataclass
 class Files:
-    """Parquet files in ``path/query=…/batch=…``, which appears when it is complete.
+    """Parquet files in ``path/query=…/batch=…``, a folder that appears when it is complete.
 
-    Spark writes into a hidden folder of ``path`` and renames it to the folder of the batch, which replaces what was there.
+    Spark writes into a hidden folder of ``path`` and renames it to the folder of the batch, replacing an
+    earlier one.
     """
 
     path: str

@@ -35,7 +35,7 @@ class CapturedMessage:
 
 
 class CapturedMessages(list[CapturedMessage]):
-    """What was sent, in order."""
+    """The captured messages, in order."""
 
     def of(self, topic: str) -> list[CapturedMessage]:
         """Return the messages of one topic."""

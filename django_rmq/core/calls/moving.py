@@ -66,7 +66,10 @@ def move_out(
     arrived: int = 0,
     max_bytes: int = 1_048_576,
 ) -> Call[Handover]:
-    """Take up to 250 pairs (state, member) out for slot ``target``, after ticket ``arrived`` is known to have arrived."""
+    """Take up to 250 pairs (state, member) out for slot ``target``.
+
+    ``arrived``: the earlier ticket known to have arrived.
+    """
     return Call(
         "move_out",
         AtSlot(topic, slot),

@@ -142,7 +142,7 @@ class Asking:
 
     @property
     def has_more(self) -> bool:
-        """Whether slots are waiting. It does not count them."""
+        """Whether slots are waiting to which no limits or lanes apply."""
         return bool(self._schedule.waiting) and not self._room.is_limited
 
     def ask_limits(self) -> bool:

@@ -44,7 +44,7 @@ class Companions:
         self._listening.thread.renew()
 
     def stop(self) -> list[threading.Thread]:
-        """Tell both to end, and return them."""
+        """End both, and return them."""
         self._heartbeat.thread.stop()
         self._listening.thread.stop()
         return [self._heartbeat.thread, self._listening.thread]

@@ -30,7 +30,7 @@ class Crew:
             thread.start()
 
     def stop(self) -> list[ExecutorThread]:
-        """Tell all threads to end when nothing is left for them; return those that run nothing."""
+        """Make all threads end when nothing is left for them; return those that run nothing."""
         for thread in self.threads:
             thread.stop()
         return [thread for thread in self.threads if not thread.current]

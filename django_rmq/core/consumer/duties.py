@@ -1,7 +1,7 @@
 """Duties: what a worker does beside consuming, one small step at a time, in a separate thread.
 
-A duty is a generator that does one bounded step and yields the seconds until its next one. So many duties
-share one thread, none of them delays listeners, and none of them sends much to Redis at once.
+A duty is a generator that does one bounded step and yields the seconds until its next one. Therefore many
+duties share one thread, none of them delays listeners, and none of them sends much to Redis at once.
 """
 
 from __future__ import annotations

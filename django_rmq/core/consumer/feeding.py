@@ -128,8 +128,8 @@ class Feeding:
                 # The batch took longer than estimated, so what is queued behind it was taken too early as
                 # well.
                 self.give_back_slot(place, drops=False)
-            # This goes into the round trip that settles the batch; a prepare that finds nothing tells the
-            # senders to wake this worker.
+            # This goes into the round trip that settles the batch; after a prepare that finds nothing,
+            # senders wake this worker.
             self._schedule.ready(place)
             self._places.forget(place)
 

@@ -140,10 +140,7 @@ class Notes:
         return self._threads[index]
 
     def begun(self) -> dict[int, bool]:
-        """Return the mark of each message that was begun, and whether it is done.
-
-        Marks of settled messages have no holder.
-        """
+        """Return the mark of each message that was begun, and whether it is done. Settled messages are no longer held."""
         found: dict[int, bool] = {}
         used = MARKS * self._words[_USED]
         for mark, state in zip(self._marks[:used].tolist(), self._states[:used].tolist(), strict=True):

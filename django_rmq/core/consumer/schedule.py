@@ -38,8 +38,8 @@ class Schedule:
     def ready(self, place: Place) -> None:
         """Prepare ``place`` as soon as possible.
 
-        A slot that will become ready by itself is left out: one that is still to be acquired, or whose batch
-        is about to end.
+        A slot that will become ready by itself is left out: when it is acquired, or when one of its batches
+        ends.
         """
         place.due = 0.0
         place.entry = 0

@@ -160,7 +160,7 @@ class InMemoryBroker(Memory):
         """Do nothing: memory always answers."""
 
     def servers(self) -> list[Server]:
-        """Return an empty mapping: there is no server."""
+        """Return an empty list: there is no server."""
         return []
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:

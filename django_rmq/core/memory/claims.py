@@ -138,7 +138,7 @@ def return_claim(
         return "stale", 0
     if consumer.encode() not in slot.claimants:
         return "ok", 0
-    # A claim that was begun as acknowledged or as returned ends as that.
+    # A claim whose return was begun as lost or as returned ends as that.
     if state in ("open", "sealed"):
         state = "lost" if spent else "returned"
         note_claim(slot, consumer, number, state)

@@ -52,8 +52,8 @@ def place(
 ) -> list[Sent]:
     """Put members into Store, one after the other. ``met``: what to do about a copy that waits fresh.
 
-    merged: it keeps its score. replaced: it gets the new score. present: nothing is sent, nor is it if the
-    member rests or is in flight. A copy that waits or rests as a retry is superseded otherwise.
+    merged: it keeps its score. replaced: it gets the new score. present: nothing is sent; the same applies if
+    the member rests or is in flight. A copy that waits or rests as a retry is superseded otherwise.
     """
     sent: list[Sent] = []
     room = math.inf

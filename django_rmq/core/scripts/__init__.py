@@ -2,11 +2,11 @@
 
 A file whose name begins with an underscore is a fragment; every other file is a script named like its ``Broker``
 method. Those in ``slot/`` are the transitions of a slot, loaded as ``"commit"``. The others are loaded as
-``"workers/beat"``: those in ``workers/`` are about workers and what is assigned to them, those in ``topics/`` about
-definitions, those in ``limits/`` about what may be done how often, those in ``answers/`` about requests that are done
-once, those in ``history/`` about what is kept of the past.
+``"workers/beat"``: those in ``workers/`` are about workers and their assignment, those in ``topics/`` about
+definitions, those in ``limits/`` about rates and permits, those in ``answers/`` about requests that must run only
+once, those in ``history/`` about the history of topics.
 
-A script's header declares its keys and arguments (`header`). In its code, a comment on a line of its own stands for
+A script's header declares its keys and arguments (`header`). In its code, these comments, each on a separate line, stand for
 
 ``-- include: _name``
     the text of that fragment. A fragment includes no other. It says ``-- needs: store kind [claim]``: the script has

@@ -15,7 +15,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 
 OLDEST = (6, 2)
-"""The first version of Redis that has everything the scripts use."""
+"""The oldest supported version of Redis, which has everything the scripts use."""
 
 TOLD = 5
 """The maximum number of refused commands that are named."""

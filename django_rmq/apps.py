@@ -1,4 +1,4 @@
-"""The app: it registers the system checks, says what may be told of messages, and neither connects nor imports listeners."""
+"""The app: it registers the system checks and the rules for hiding contents; it neither connects nor imports listeners."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
 """System checks: what is wrong in the settings and with the listeners, before anything runs.
 
-No server is asked but with `check --deploy`.
+Servers are contacted only with `check --deploy`.
 
 =========  ====================================================================================
 id         what it says
 =========  ====================================================================================
-rmq.E001   the setting RMQ is missing, or it or a part of it is no dict
+rmq.E001   the setting RMQ is missing, or it or a part of it is not a dict
 rmq.E002   an unknown key
 rmq.E003   a value of the wrong type or outside its range
 rmq.E004   a topic name that is not allowed, or that no topic has
 rmq.E005   a topic without TYPE
 rmq.E006   options of a topic that do not go together
 rmq.E007   ZOOKEEPER is missing, or lacks what it needs
-rmq.E008   a dotted path that cannot be imported, or that names something else than is needed
+rmq.E008   a dotted path that cannot be imported, or that names another kind of object
 rmq.E009   REDIS is missing or names no CACHES alias
 rmq.E010   the CACHES alias is not one of django-redis
 rmq.E011   the Redis database is also that of a cache, whose ``clear()`` is FLUSHDB
@@ -36,8 +36,8 @@ rmq.W001   a topic without a listener
 rmq.W002   no topic is declared
 =========  ====================================================================================
 
-E001 to E012 are found by ``project.settings``, which alone reads settings; but what nobody imports until it is needed
-(COORDINATOR, PERMISSION, FORMATTER) is imported here.
+``project.settings``, the only reader of settings, finds E001 to E012. Paths that are otherwise imported only when needed
+(COORDINATOR, PERMISSION, FORMATTER) are imported here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from django_rmq.project.listening import registry
 from django_rmq.project.settings import Config, did_you_mean, read_settings
 
 NAMESAKE = "django-rmq"
-"""Another project's package: a wrapper for RabbitMQ, imported as ``django_rmq``, too."""
+"""Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
 
 
 @register("rmq")
@@ -80,7 +80,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 
 @register("rmq")
 def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Check that no other package has written into our folder."""
+    """Check that no other package has written into this package's folder."""
     try:
         foreign = distribution(NAMESAKE)
     except PackageNotFoundError:
@@ -96,7 +96,7 @@ def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
 
 
 def _paths(config: Config) -> list[CheckMessage]:
-    """Check what the settings name by dotted path and nobody imports until it is needed."""
+    """Check the dotted paths in the settings that are otherwise imported only when needed."""
     paths = {}
     if config.coordinator not in ("redis", "zookeeper"):
         paths['RMQ["COORDINATOR"]'] = config.coordinator
@@ -123,7 +123,7 @@ def _paths(config: Config) -> list[CheckMessage]:
 
 @register("rmq", deploy=True)
 def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask ZooKeeper, where it is the coordinator, whether workers could join. Writes nothing."""
+    """Ask ZooKeeper, if it is the coordinator, whether workers could join. Writes nothing."""
     config, _ = read_settings()
     if config is None or config.coordinator != "zookeeper" or config.broker == "memory":
         return []
@@ -160,7 +160,7 @@ def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
 
 @register("rmq", deploy=True)
 def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask Redis whether it may lose messages or lacks what we need."""
+    """Ask Redis whether it may lose messages or refuses something that RMQ needs."""
     config, _ = read_settings()
     if config is None or config.broker == "memory":
         return []
@@ -179,7 +179,7 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     """Import the listeners of every app and check that each topic has exactly one."""
     config, _ = read_settings()
     if config is None:
-        return []  # check_settings says why
+        return []  # check_settings reports why
     found: list[CheckMessage] = []
     failed = registry.discover()
     for one in failed:
@@ -201,7 +201,7 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
                 f'{listener.name} ({listener.location}) listens to "{topic}", which says LISTENER: False.'
             )
             found.append(Error(message, id="rmq.E024"))
-    # What did not load may hold the listeners that seem to be missing.
+    # The listeners that seem to be missing may be in what could not be loaded.
     if config.autodiscover is not None and not failed:
         for name, topic_ in config.topics.items():
             if topic_.listener and name not in listeners:

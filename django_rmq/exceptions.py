@@ -12,20 +12,20 @@
     │   ├── NotPermitted          the caller lacks the permission
     │   ├── InvalidRequest        an id, a filter, a cursor or an option of an operation cannot be used
     │   └── OperationRefused      the operation has no meaning for this topic or state
-    ├── LostRace                something else happened first: look again, then decide
+    ├── LostRace                something else happened first: read again, then decide
     │   ├── MessageGone           the message is not there, or not any more
-    │   ├── SlotMoved             the topic has another slot count by now
+    │   ├── SlotMoved             the topic now has another slot count
     │   ├── TopicFull             MAX_BACKLOG is reached: try later
     │   └── TooManySends          the sender has used up its rate: try later
     └── ServerTrouble           Redis or the coordinator failed: try later
         ├── ServerUnavailable     no connection, time-out, loading, fail-over
-        │   └── NodeUnavailable     so it is with one node of a Redis Cluster
+        │   └── NodeUnavailable     the same for one node of a Redis Cluster
         ├── ServerFull            Redis is out of memory (or refuses to persist)
         └── ServerRefused         the server refuses the command
 
     Retry, Reject               raised by listeners; not errors of RMQ
 
-``Retry`` and ``Reject`` are how a listener says what becomes of its message;
+A listener raises ``Retry`` or ``Reject`` to decide the outcome of its message;
 they are outside the tree, so that ``except RmqError`` never swallows them.
 """
 
@@ -65,7 +65,7 @@ class WrongType(CallerError):
 
 
 class Unreadable(WrongType):
-    """A key holds a value that RMQ did not write; what was asked may have run, and its answer cannot be read."""
+    """A key holds a value that RMQ did not write. The call may have run, and its answer cannot be read."""
 
 
 class NotPermitted(CallerError):
@@ -81,7 +81,7 @@ class OperationRefused(CallerError):
 
 
 class LostRace(RmqError):
-    """Something else happened first; look at the present state, then decide."""
+    """Something else happened first; read the present state, then decide."""
 
 
 class MessageGone(LostRace):
@@ -89,7 +89,7 @@ class MessageGone(LostRace):
 
 
 class SlotMoved(LostRace):
-    """The topic has another slot count by now; reload its definition and try again."""
+    """The topic now has another slot count; reload its definition and try again."""
 
 
 class TopicFull(LostRace):

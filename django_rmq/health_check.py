@@ -1,4 +1,4 @@
-"""A check for django-health-check 4 (extra ``health``): the same look as ``rmqhealth``.
+"""A check for django-health-check 4 (extra ``health``): the same checks as ``rmqhealth``.
 
     from health_check.views import HealthCheckView
 
@@ -29,7 +29,7 @@ _SHORT = {"redis": "some slots cannot be read", "definition": "its definition ca
 
 @dataclasses.dataclass
 class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
-    """Redis answers, workers are there for every topic with a listener, and nothing waits too long or dies too often."""
+    """Redis answers, every topic with a listener has workers, and nothing waits too long or dies too often."""
 
     max_age: float | None = None
     """Seconds that the oldest message of a topic may have been due, or a slot of a priority topic not been empty; None:
@@ -39,10 +39,10 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
     needs_workers: bool = True
     """Whether every topic with a listener must have a live worker."""
     topics: tuple[str, ...] | None = None
-    """Only these."""
+    """Check only these topics. None: all."""
 
     def run(self) -> None:
-        """Raise ``ServiceUnavailable`` or ``ServiceWarning`` with all that is amiss."""
+        """Raise ``ServiceUnavailable`` or ``ServiceWarning`` with all troubles."""
         limits = Limits(self.max_age, self.max_dead, self.needs_workers)
         try:
             found = Operations(Actor("health check", "health")).health(limits, self.topics)
@@ -60,7 +60,7 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
 
 
 def _shown(finding: Finding) -> str:
-    """Return a finding as everybody may read it: what a server says of itself stays in the log."""
+    """Return a finding for everyone: replies of a server stay in the log."""
     if not finding.topic:
         return f"{finding.name} is not well"
     return f"{finding.topic}: {_SHORT.get(finding.name, finding.text)}"

@@ -1,6 +1,6 @@
-"""One model without a table: it anchors topics in Django's permissions and in the admin, and its history there.
+"""A model without a table, which connects topics with Django's permissions and with the admin and its history.
 
-Topics live in the settings and in Redis. A ``Topic`` here is a name that a LogEntry can point to.
+Topics exist in the settings and in Redis. A ``Topic`` here is a name to which a LogEntry can refer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Topic(models.Model):
-    """A topic by its name; never queried. What may be done with topics: its permissions, one for each act."""
+    """A topic by its name; never queried. It has one permission for each kind of action."""
 
     name = models.CharField(_("name"), max_length=100, primary_key=True)
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rmq:
-    """What the fixture ``rmq`` gives."""
+    """The value of the fixture ``rmq``."""
 
     broker: InMemoryBroker
     clock: Clock
 
     def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
-        """Let time pass for the broker."""
+        """Advance the clock of the broker."""
         self.clock.advance(seconds=seconds, ms=ms)
 
     def drain(self, topic: str | None = None, **options: Any) -> int:
@@ -40,7 +40,7 @@ class Rmq:
 
 @pytest.fixture(autouse=True)
 def _rmq_begin() -> None:
-    # What was never imported holds nothing; importing it would need Django's settings.
+    # If it was never imported it holds nothing; importing it would need Django's settings.
     connections = sys.modules.get("django_rmq.project.connections")
     if connections is not None:
         connections.begin_test()
@@ -48,7 +48,7 @@ def _rmq_begin() -> None:
 
 @pytest.fixture
 def rmq() -> Iterator[Rmq]:
-    """Use a broker in memory, with a clock that stands until it is advanced."""
+    """Use a broker in memory, with a clock that changes only when it is advanced."""
     from django_rmq.testing import clock_from_now, memory_broker
 
     clock = clock_from_now()
@@ -58,7 +58,7 @@ def rmq() -> Iterator[Rmq]:
 
 @pytest.fixture
 def rmq_captured(request: pytest.FixtureRequest) -> Iterator[CapturedMessages]:
-    """Gather what the test sends; it is delivered only to the broker of ``rmq``."""
+    """Collect what the test sends; it is delivered only to the broker of ``rmq``."""
     from django_rmq.testing import captured_messages
 
     with captured_messages(deliver="rmq" in request.fixturenames) as messages:
@@ -67,5 +67,5 @@ def rmq_captured(request: pytest.FixtureRequest) -> Iterator[CapturedMessages]:
 
 @pytest.fixture
 def rmq_drain(rmq: Rmq) -> Callable[..., int]:
-    """Return ``drain``: run the listeners on what is due and return how many deliveries that were."""
+    """Return ``drain``, which runs the listeners on due messages and returns the number of deliveries."""
     return rmq.drain

@@ -1,6 +1,6 @@
 """Lets Spark find ``format("rmq")`` by itself: PySpark imports every top-level module named ``pyspark_*``.
 
-One of them that raises would take every Python data source of that Spark with it, so this one never does.
+If one of them raises, all Python data sources of that Spark are lost, so this one never raises.
 """
 
 from __future__ import annotations

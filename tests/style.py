@@ -1,6 +1,6 @@
 """Hold the texts of the project to plain English: the words of ``style.toml``, and lines of at most 100 columns in docs/.
 
-Read are all pages, and the docstrings of the modules whose names the Python reference shows.
+It reads all pages, and the docstrings of all modules of the packages, those of attributes included.
 
     python tests/style.py            complains of what it finds
     python tests/style.py --wrap     wraps the prose of docs/ and the README first
@@ -23,20 +23,7 @@ ROOT = Path(__file__).parents[1]
 INSTEAD: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["instead"]
 RULES = [(re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?!\w)"), better) for pattern, better in INSTEAD.items()]
 COLUMNS = 100
-SHOWN = (
-    "__init__.py",
-    "exceptions.py",
-    "signals.py",
-    "core/words/messages.py",
-    "core/words/results.py",
-    "project/listening/registry.py",
-    "project/sending/front.py",
-    "project/sending/results.py",
-    "testing/__init__.py",
-    "testing/captured.py",
-    "testing/cases.py",
-    "testing/draining.py",
-)
+PACKAGES = ("django_rmq", "pyspark_rmq")
 
 NOT_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)|<[^>]+>|\*\"[^\"]*\"\*")
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -55,12 +42,15 @@ def pages() -> list[Path]:
 
 
 def docstrings() -> Iterator[tuple[Path, int, str]]:
-    """Yield each docstring of the modules that the Python reference shows, with its file and line."""
-    for name in SHOWN:
-        path = ROOT / "django_rmq" / name
+    """Yield each docstring of the packages, of attributes too, with its file and first line."""
+    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield path, getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                yield path, node.lineno, node.value.value
 
 
 def is_wrapped(page: Path) -> bool:
@@ -152,7 +142,7 @@ def main() -> int:
             count += 1
     for path, start, text in docstrings():
         for number, what in findings(text, False):
-            print(f"{path.relative_to(ROOT)}:{start + number}: {what}")
+            print(f"{path.relative_to(ROOT)}:{start + number - 1}: {what}")
             count += 1
     return count
 

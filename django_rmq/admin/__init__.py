@@ -1,4 +1,4 @@
-"""RMQ in the Django admin: topics, their messages, and what a person may do with them.
+"""RMQ in the Django admin: topics, their messages, and the actions of people on them.
 
 A project's own ``AdminSite`` registers the same two: ``site.register(Topic, TopicAdmin)``.
 """

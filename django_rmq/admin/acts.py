@@ -1,4 +1,4 @@
-"""What can be done to messages from a page: its words, its question, and the operation behind it.
+"""The actions on messages from a page: the words, the question, and the operation of each.
 
 Nothing is decided here: permissions, outcomes and the audit are those of ``django_rmq.operations``.
 """
@@ -21,27 +21,27 @@ from django_rmq.operations import Done, Filter, Limits, Operations, Permission, 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """To what something is done."""
+    """The messages or the topic of an action."""
 
     topic: Topic
     state: str
     ids: Sequence[str] = ()
     wanted: Filter = field(default_factory=Filter)
     answers: Mapping[str, Any] | None = None
-    """What the form of the question was answered with."""
+    """The answers of the question's form."""
 
     def answer(self, name: str) -> Any:
         return (self.answers or {}).get(name)
 
     @property
     def answered(self) -> list[tuple[str, str]]:
-        """The answers, as a page carries them on."""
+        """The answers in the form in which a page carries them on."""
         return [(name, str(value)) for name, value in (self.answers or {}).items() if value not in (None, "")]
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that a person may do to named messages (``named``), or to all that match (``sweep``)."""
+    """An action on named messages (``named``), or on all that match (``sweep``)."""
 
     name: str
     label: Text
@@ -52,27 +52,27 @@ class Act:
     sweep: Callable[[Operations, Chosen, Limits | None, bool], Run] | None = None
     is_danger: bool = False
     always_asks: bool = False
-    """Also before it is done to one message."""
+    """Whether it asks even for a single message."""
     for_filtered: bool | None = None
-    """True: only to what a filter chose; False: only without one (but for age and slot); None: both."""
+    """True: only for a filtered list. False: only without a filter (except for age and slot). None: both."""
     for_priorities: bool = True
-    """Whether it has a meaning for what rests of a priority topic."""
+    """Whether it applies to resting messages of a priority topic."""
 
     def fits(self, topic: Topic, state: str) -> bool:
-        """Return whether it can be done to messages of this state."""
+        """Return whether it applies to messages of this state."""
         if state not in self.states:
             return False
         return self.for_priorities or not (topic.is_priority and state == "retry")
 
     def fits_filter(self, wanted: Filter) -> bool:
-        """Return whether it can be done to what this filter means."""
+        """Return whether it applies to messages selected by this filter."""
         if self.for_filtered is None:
             return True
         chosen = bool(wanted.text or wanted.error or wanted.newer_than is not None)
         return self.for_filtered == chosen
 
     def question(self, chosen: Chosen, count: int, is_exact: bool) -> str:
-        """Return what is asked before it is done to ``count`` messages."""
+        """Return the question before it is done to ``count`` messages."""
         number = number_format(count, force_grouping=True)
         if not is_exact:
             number = _("at least %(number)s") % {"number": number}
@@ -225,12 +225,12 @@ ACTS: Mapping[str, Act] = {
 
 
 def named_acts(operations: Operations, topic: Topic, state: str) -> list[Act]:
-    """Return what the actor may do to chosen messages of a state."""
+    """Return the actor's actions on chosen messages of a state."""
     return [act for act in ACTS.values() if act.named and act.fits(topic, state) and _may(operations, act)]
 
 
 def sweeping_acts(operations: Operations, topic: Topic, state: str, wanted: Filter) -> list[Act]:
-    """Return what the actor may do to all messages of a state that ``wanted`` means."""
+    """Return the actor's actions on all messages of a state that ``wanted`` selects."""
     return [
         act
         for act in ACTS.values()

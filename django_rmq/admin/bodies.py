@@ -1,7 +1,7 @@
-"""A body as a person reads it: JSON with indents, text, or bytes; first through the topic's formatter.
+"""A body in readable form: JSON with indents, text, or bytes; first through the topic's formatter.
 
-What comes from Redis stays plain text here and is escaped by the templates. Characters that would steer a
-browser or a terminal (controls, bidirectional marks, what is invisible) are shown by their number.
+Text from Redis stays plain text here and is escaped by the templates. Characters that would affect a browser
+or a terminal (controls, bidirectional marks, invisible ones) are shown by their number.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from django_rmq.operations.redaction import format_body, is_redacted
 logger = logging.getLogger("django_rmq.admin")
 
 MAX_SHOWN = 65_536
-"""Characters of a body that a page shows; the rest is in the download."""
+"""Maximum number of characters of a body that a page shows; the rest is in the download."""
 MAX_TOKENS = 8_000
-"""Coloured pieces of a page: a longer body is shown in one colour."""
+"""Maximum number of coloured pieces on a page; a body with more is shown in one colour."""
 BYTES_OF_DUMP = 4_096
 
 _TOKEN = re.compile(
@@ -37,19 +37,19 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ShownBody:
-    """A body ready to be shown: pieces of text, each with the kind that colours it."""
+    """A body ready to be shown: pieces of text, each with the kind that sets its colour."""
 
     kind: str
     """json, text, bytes, or withheld (the formatter failed)."""
     pieces: tuple[tuple[str, str], ...]
     cut: int = 0
-    """Characters (or bytes, of a dump) that are left out at the end."""
+    """The number of characters (of a dump: bytes) that are left out at the end."""
     formatted: bool = False
-    """A formatter made it: it need not be what is stored."""
+    """Whether a formatter made it, so that it may differ from what is stored."""
 
 
 def show_body(topic: Topic, raw: bytes) -> ShownBody:
-    """Return the body ``raw`` as it is to be shown. Never raises: a formatter that fails withholds the body."""
+    """Return the body ``raw`` for display. Never raises: a formatter that fails withholds the body."""
     if not is_redacted(topic):
         return _shown(topic, raw)
     try:
@@ -67,7 +67,7 @@ def show_body(topic: Topic, raw: bytes) -> ShownBody:
 def summary(topic: Topic, raw: bytes, length: int = 120) -> str:
     """Return one line of the body for a list."""
     if is_redacted(topic):
-        # The rest of a long body does not matter here; the formatter has to see all of it.
+        # The rest of a long body does not matter here, but the formatter has to see all of it.
         shown = show_body(topic, raw)
         line = "".join(text for _kind, text in shown.pieces)
         line = re.sub(r"\s*\n\s*", " ", line) if shown.kind == "json" else line.replace("\n", "⏎")
@@ -79,7 +79,7 @@ def summary(topic: Topic, raw: bytes, length: int = 120) -> str:
 
 
 def visible(text: str) -> str:
-    """Return ``text`` with every character that is not seen as itself replaced by its number, but line ends and tabs."""
+    """Return ``text`` with every invisible character replaced by its number, except line ends and tabs."""
     return "".join(char if char in "\n\t" or _is_seen(char) else _number(char) for char in text)
 
 
@@ -93,7 +93,7 @@ def _number(char: str) -> str:
 
 
 def _is_text(raw: bytes) -> bool:
-    """Whether the bytes read as text; the last character may be cut."""
+    """Return whether the bytes can be read as text; the last character may be cut."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""Lines over time as the geometry of an SVG: numbers and path data for templates to draw.
+"""Line charts over time as the geometry of an SVG: numbers and path data for templates to draw.
 
-Pure: no Django, no Redis. Nothing here is markup, so that nothing has to be marked safe; a value that is
-missing (``None``) leaves a gap in its line. Coordinates are user units of the ``viewBox``, rounded to a tenth.
+It uses neither Django nor Redis. It makes no markup, so nothing has to be marked safe. A missing value
+(``None``) leaves a gap in its line. Coordinates are user units of the ``viewBox``, rounded to a tenth.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Values = Sequence[float | None]
 WIDTH, HEIGHT = 520, 190
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 10, 24
 TICKS_OF_TIME = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-"""Seconds between two labels of the time axis: the first that leaves at most seven labels is taken."""
+"""Seconds between two labels of the time axis; the first value that gives at most seven labels is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: its ``name`` as people read it, its ``kind`` (a CSS class), and a value for each time."""
+    """One line: its readable ``name``, its ``kind`` (a CSS class), and a value for each time."""
 
     name: str
     kind: str
@@ -37,13 +37,13 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series, drawn, and its figures for the legend (None: it has no values)."""
+    """One drawn series, and its figures for the legend (None: it has no values)."""
 
     name: str
     kind: str
     path: str
     area: str
-    """The surface under the line; empty where the chart has none."""
+    """The area under the line. Empty: the chart has none."""
     last: str | None
     least: str | None
     most: str | None
@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a pointer over one time finds: an invisible column with a text."""
+    """An invisible column with a text, shown when the pointer is over one time."""
 
     x: float
     width: float
@@ -60,7 +60,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """All that a template needs to draw a chart with axes."""
+    """Everything that a template needs to draw a chart with axes."""
 
     lines: tuple[Line, ...]
     rows: tuple[Tick, ...]
@@ -157,7 +157,7 @@ _Point = tuple[float, float]
 
 
 def _points(values: Values, left: float, right: float, y: Callable[[float], float]) -> list[list[_Point]]:
-    """Return the points of each unbroken stretch."""
+    """Return the points of each uninterrupted stretch."""
     gap = (right - left) / max(len(values) - 1, 1)
     stretches: list[list[_Point]] = [[]]
     for i, value in enumerate(values):

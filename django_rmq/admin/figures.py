@@ -1,4 +1,4 @@
-"""Rows and totals of the dashboard, and the tabs of a topic: figures as templates want them."""
+"""Rows and totals of the dashboard, and the tabs of a topic, in the form that templates use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_rmq.operations import TopicFigures
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One topic as the dashboard shows it. Where not all slots were looked at, the figures are the workers' last sample."""
+    """One topic on the dashboard. If not all slots were read, the figures are the workers' last sample."""
 
     topic: Topic
     url: str
@@ -26,14 +26,14 @@ class Row:
     claims: int
     oldest_seconds: float | None
     undrained_seconds: float | None
-    """Priority topics: how long a slot has not been empty, of all the longest."""
+    """Priority topics: the longest time for which a slot has not been empty."""
     paused: str
     """all, part, or empty."""
     workers: int
     sampled_ms: int | None
-    """When the figures were sampled; None: they are of this very moment."""
+    """When the figures were sampled. None: they are current."""
     is_partial: bool
-    """Nobody has sampled: the figures are those of a part of the slots."""
+    """Whether the figures are those of a part of the slots, because no worker has sampled the topic."""
     problems: Sequence[str]
     spark: Sparkline | None = None
     sent: float | None = None
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def has_ages(self) -> bool:
-        """Whether what waits holds a time."""
+        """Whether waiting messages have a time."""
         return not self.topic.is_priority
 
 
@@ -114,11 +114,11 @@ class Totals:
     done: float | None = None
     failed: float | None = None
     workers: int | None = 0
-    """None: nobody can tell."""
+    """None: unknown."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], workers: int | None) -> Totals:
-        """Add up ``rows``; a rate that no topic tells stays unknown."""
+        """Add up ``rows``; a rate that no topic has stays unknown."""
         totals = cls(workers=workers)
         for row in rows:
             for name in ("store", "due", "prepare", "retry", "dead", "claims"):
@@ -144,7 +144,7 @@ class Tab:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What a banner says."""
+    """The content of a banner."""
 
     title: str
     text: str
@@ -152,7 +152,7 @@ class Trouble:
 
 @dataclass(slots=True)
 class Places:
-    """The addresses that a page leads to."""
+    """The addresses to which a page links."""
 
     topic: str = ""
     live: str = ""

@@ -13,7 +13,7 @@ from django_rmq.exceptions import OperationRefused
 from django_rmq.operations.filters import Filter, check_age
 
 LONGEST_TEXT = 200
-"""Bytes of the longest text that is looked for: a link to a message carries it, each byte as five characters at worst."""
+"""Maximum size of a search text in bytes. A link to a message contains it, with up to five characters per byte."""
 
 PARAMETERS = ("text", "error", "age", "slot")
 
@@ -42,7 +42,7 @@ AGES = (
 
 
 def check_length(text: str) -> None:
-    """Raise ``ValidationError`` for a text of too many bytes."""
+    """Raise ``ValidationError`` for a text with too many bytes."""
     size = len(text.encode("utf-8", "replace"))
     if size > LONGEST_TEXT:
         raise forms.ValidationError(
@@ -51,7 +51,7 @@ def check_length(text: str) -> None:
 
 
 class FilterForm(forms.Form):
-    """Fields that a list of this topic and state can be filtered by; the others are not there."""
+    """The fields by which a list of this topic and state can be filtered; others are left out."""
 
     text = forms.CharField(
         label=_("Text"),
@@ -98,7 +98,7 @@ class FilterForm(forms.Form):
 
     @property
     def wanted(self) -> Filter:
-        """What is looked for; a field with an error counts as empty."""
+        """The resulting filter; a field with an error counts as empty."""
         self.is_valid()
         given = self.cleaned_data
         kind, _colon, seconds = given.get("age", "").partition(":")
@@ -112,7 +112,7 @@ class FilterForm(forms.Form):
 
     @property
     def described(self) -> list[tuple[str, str]]:
-        """The conditions in words: the label of each field that is not empty, and what was chosen."""
+        """The conditions in words: the label of each field that is not empty, and its value."""
         found = []
         for name, value in self.values:
             field = self.fields[name]

@@ -1,4 +1,4 @@
-"""What a person is asked before something is done: reasons, times, bodies, and the name of a topic to be emptied."""
+"""The forms before an action: reasons, times, bodies, and the name of a topic to be emptied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_rmq.exceptions import InvalidMessage
 
 
 class QuestionForm(forms.Form):
-    """Asks nothing: a yes is enough."""
+    """A form without fields, for a plain confirmation."""
 
     def __init__(self, topic: Topic, state: str, data: Any = None) -> None:
         super().__init__(data, auto_id="rmq-%s", label_suffix="")
@@ -25,7 +25,7 @@ class QuestionForm(forms.Form):
         self.prepare()
 
     def prepare(self) -> None:
-        """Leave out the fields that have no meaning for this topic and state."""
+        """Remove the fields that do not apply to this topic and state."""
 
 
 class BuryForm(QuestionForm):
@@ -40,7 +40,7 @@ class BuryForm(QuestionForm):
 
 
 class RateForm(QuestionForm):
-    """How fast many messages are replayed."""
+    """The speed at which many messages are replayed."""
 
     rate = forms.IntegerField(
         label=_("Messages per second"),
@@ -78,7 +78,7 @@ class RescheduleForm(QuestionForm):
 
 
 class PurgeForm(QuestionForm):
-    """The proof that the right topic is meant."""
+    """The name of the topic, as a confirmation."""
 
     name = forms.CharField(label=_("Name of the topic"), help_text=_("Type it to show that you mean it."))
 
@@ -93,7 +93,7 @@ class PurgeForm(QuestionForm):
 
 
 class BodyForm(forms.Form):
-    """A body as text; what cannot be sent is an error of its field."""
+    """A body as text; an invalid body is an error of its field."""
 
     body = forms.CharField(
         label=_("Body"),
@@ -109,7 +109,7 @@ class BodyForm(forms.Form):
         self.fields["body"].help_text = kinds[topic.body]
 
     def clean_body(self) -> Any:
-        # Browsers send line ends as CR LF, whatever the text had.
+        # Browsers send line ends as CR LF, whatever the original text had.
         text = str(self.cleaned_data["body"]).replace("\r\n", "\n")
         body: Any = text
         if self.topic.body == "json":
@@ -127,7 +127,7 @@ class BodyForm(forms.Form):
 
 
 class SendForm(BodyForm):
-    """A message to be sent, with what its topic's type asks for."""
+    """A message to send, with the options of its topic's type."""
 
     key = forms.CharField(
         label=_("Key"), required=False, help_text=_("Equal keys are one message. Empty: a new one.")
@@ -164,9 +164,9 @@ class SendForm(BodyForm):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What ``send_message`` takes besides the body."""
+        """The options of ``send_message``."""
         given: dict[str, Any] = {name: value for name, value in self.cleaned_data.items() if name != "body"}
-        # Drawn when the form was: sent twice, it is one message still.
+        # Generated with the form, so that a message sent twice is still one message.
         fresh = given.pop("fresh_key", None)
         if fresh and not given["key"]:
             given["key"] = str(fresh)

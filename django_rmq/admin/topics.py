@@ -1,7 +1,7 @@
 """Topics in the admin: the addresses of their pages, and the view behind each.
 
-Every page is wrapped by the admin site, names the permissions that it needs, and shows a banner where Redis is
-away. What is done, and what of it is permitted and recorded, is for ``django_rmq.operations`` to say.
+Every page is wrapped by the admin site, names the permissions that it needs, and shows a banner if Redis is
+unavailable. ``django_rmq.operations`` decides what is permitted, and does and records it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TopicAdmin(Pages):
 
     @page(Permission.VIEW)
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Show who did what to a topic, as Django's own page does."""
+        """Show the actions of users on a topic, like Django's own page."""
         return super().history_view(request, object_id, extra_context)
 
     def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Paginator:  # type: ignore[type-arg]

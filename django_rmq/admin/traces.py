@@ -1,4 +1,4 @@
-"""Actions that take several requests: which LogEntry is theirs, kept in the person's session until they end."""
+"""Actions that take several requests: their LogEntry is kept in the user's session until they end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_rmq.operations import Trace
 
 _KEY = "rmq_traces"
 _KEPT = 20
-"""Actions under way in one session; of older ones, what is still done gets a LogEntry of its own."""
+"""The number of actions in progress in one session; the rest of an older one gets a LogEntry of its own."""
 
 
 def begun(request: HttpRequest, run: str) -> Trace:
@@ -20,7 +20,7 @@ def begun(request: HttpRequest, run: str) -> Trace:
 
 
 def keep(request: HttpRequest, run: str, trace: Trace) -> str:
-    """Remember the trace of an action that goes on; return the name under which the next request finds it."""
+    """Store the trace of an action that goes on; return the name under which the next request finds it."""
     run = run or uuid4().hex
     kept = {name: value for name, value in request.session.get(_KEY, {}).items() if name != run}
     request.session[_KEY] = {

@@ -18,16 +18,16 @@ from django_rmq.operations import Minute, Operations, TopicFigures
 from django_rmq.templatetags.rmq_times import duration, number
 
 SPANS = ((1, 1), (6, 2), (24, 10), (48, 20), (168, 60), (744, 360))
-"""Hours that can be looked at, and the minutes that are one point then."""
+"""The hours that can be selected, and the minutes per point for each."""
 
 HOUR_MINUTES = 60
 RECENT_MINUTES = 3
-"""Rates in tables are those of the last sampled minute; one that is older than this says nothing of now."""
+"""Minutes after which the last sampled rate is too old to be shown as current."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What the last hour tells in a row of a table. Rates per minute; None: nobody has sampled them of late."""
+    """The figures of the last hour for a row of a table. Rates per minute; None: no recent sample."""
 
     spark: Sparkline | None = None
     sent: float | None = None
@@ -53,9 +53,9 @@ class Titled:
 def recent(
     operations: Operations, figures: Sequence[TopicFigures], shown: Collection[Topic]
 ) -> dict[Topic, Recent]:
-    """Return what the last hour of topics tells.
+    """Return the figures of the last hour of topics.
 
-    Of topics that are not ``shown`` only rates are looked for, where nothing else is needed: they count in totals.
+    For topics that are not ``shown`` only rates are read, if nothing else is needed: they count in totals.
     """
     wanted = {
         one.topic: HOUR_MINUTES if one.topic in shown or one.is_partial else RECENT_MINUTES for one in figures
@@ -77,7 +77,7 @@ def _recent(minutes: Sequence[Minute] | RmqError) -> Recent:
 
 
 def spans(hours_kept: int) -> list[int]:
-    """Return the hours that can be looked at where so many are kept."""
+    """Return the hours that can be selected if this many are kept."""
     return [hours for hours, _step in SPANS if hours <= max(hours_kept, 1)]
 
 
@@ -149,7 +149,7 @@ def _lateness(minutes: Sequence[Minute]) -> Titled:
 
 
 def _merging(minutes: Sequence[Minute]) -> Titled:
-    # Two ledgers are read one after the other: a sum may be ahead of its whole by a little.
+    # Two ledgers are read one after the other, so a sum may slightly exceed its whole.
     merged = [
         None
         if minute.rates is None or minute.rates.merge_ratio is None

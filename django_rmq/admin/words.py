@@ -1,4 +1,4 @@
-"""States, outcomes and reasons as people read them, in their language."""
+"""Readable and translated names of states, outcomes and reasons."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ DID = frozenset(
         *("stored", "replaced", "superseded"),
     )
 )
-"""Outcomes by which something changed."""
+"""Outcomes that changed something."""
 
 
 def outcomes_sentence(outcomes: Mapping[str, int]) -> str:
-    """Return how many came to which end: “1,200 replayed, 3 not there any more”."""
+    """Return the number of messages for each outcome as a sentence: “1,200 replayed, 3 not there any more”."""
     parts = [
         _("%(count)s %(outcome)s")
         % {"count": number_format(count, force_grouping=True), "outcome": OUTCOMES.get(word, word)}

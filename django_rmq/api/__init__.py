@@ -2,7 +2,8 @@
 
     urlpatterns = [path("api/rmq/", include("django_rmq.api.urls")), ...]
 
-A face like the admin and the commands: it translates requests and errors and decides nothing; ``django_rmq.operations``
-does. Who asks, and how often they may, is found by the project's REST_FRAMEWORK; parsing, rendering and errors are our
-own, so that nothing here depends on what else a project has set. ``docs/how-to/rest.md`` describes all routes.
+Like the admin and the commands, it only translates requests and errors; ``django_rmq.operations`` decides.
+The project's REST_FRAMEWORK settings provide authentication and throttles. Parsing, rendering and errors
+belong to this package, so they do not depend on the project's other settings. ``docs/how-to/rest.md``
+describes all routes.
 """

@@ -1,4 +1,4 @@
-"""Acts on messages and topics. What is long is done for ``SLICE_SECONDS``, and the same request goes on."""
+"""Actions on messages and topics. A long one runs for ``SLICE_SECONDS``, and the same request continues it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django_rmq.api.view import RmqView
 from django_rmq.operations import Limits, Permission
 
 SLICE_SECONDS = 2.0
-"""How long one request works on many messages."""
+"""Seconds that one request works on many messages."""
 
 
 class ReplayMessageView(RmqView):

@@ -1,4 +1,4 @@
-"""Bodies in JSON: as requests carry them, and as answers can."""
+"""Bodies in the JSON of requests and answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("django_rmq.api")
 
 
 def body_for(topic: Topic, body: Any) -> Any:
-    """Return a body as its topic takes it: bytes come as base64."""
+    """Return a body in the form of its topic: bytes come as base64."""
     if topic.body != "bytes":
         return body
     try:
@@ -26,11 +26,11 @@ def body_for(topic: Topic, body: Any) -> Any:
 
 
 def body_of(topic: Topic, raw: bytes) -> tuple[Any, str]:
-    """Return a body as JSON can carry it, and how: json, text, or base64 of what is neither."""
+    """Return a body in a form that JSON can carry, and its kind: json, text, or base64 for anything else."""
     if topic.body != "bytes":
         try:
             body = decode_body(topic, raw)
-            # Strangers may have sent what Python reads and JSON does not have.
+            # Foreign programs may have sent values that Python reads and JSON does not have.
             encode_json(body)
             return body, topic.body
         except (ValueError, RecursionError, InvalidMessage):
@@ -39,7 +39,7 @@ def body_of(topic: Topic, raw: bytes) -> tuple[Any, str]:
 
 
 def formatted(topic: Topic, raw: bytes) -> tuple[Any, str]:
-    """Return what a topic's formatter makes of a body; one that fails withholds it."""
+    """Return the formatter's output for a body; one that fails withholds it."""
     try:
         shown = format_body(topic, raw)
         if isinstance(shown, bytes):

@@ -1,4 +1,4 @@
-"""Consuming in two phases: messages are taken, and each delivery is settled or extended."""
+"""Two-phase consumption: messages are taken, and each delivery is settled or extended."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def _let_go_of_databases() -> None:
 
 
 class SettlingView(RmqView):
-    """What ends deliveries, or lets them last."""
+    """The base of views that end or extend deliveries."""
 
     needs = {"POST": Permission.CONSUME}
 
     def settle(self, request: Request, topic: str, verb: str) -> Response:
-        """Settle what the request names."""
+        """Settle the deliveries in the request."""
         name = self.topic(topic).name
         asked = self.read(requests.SettleFields, request.data)
         settled = [Settled(one["id"], one["receipt"]) for one in asked["deliveries"]]

@@ -1,8 +1,8 @@
-"""What goes wrong, as a status and a code that stay the same; the text may change.
+"""Errors as a status and a stable code; the text may change.
 
     {"code": "message_gone", "detail": "topic orders has no message 3.IjEi (any more)"}
 
-Only the views of this package use it: a project's own EXCEPTION_HANDLER is left alone.
+Only the views of this package use it; a project's own EXCEPTION_HANDLER is left alone.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _complain = Complaints(logging.getLogger("django_rmq.api"))
 
 
 class Answer(NamedTuple):
-    """How an error is answered."""
+    """The response to an error."""
 
     status: int
     code: str
     retry_seconds: int | None = None
-    """What Retry-After says."""
+    """The value of Retry-After in seconds."""
 
 
 ANSWERS: dict[type[Exception], Answer] = {
@@ -67,7 +67,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     ServerTrouble: Answer(503, "redis_unavailable", 2),
     ConfigurationError: Answer(503, "misconfigured", 30),
 }
-"""The first class that an error is an instance of says how it is answered."""
+"""The first class of which an error is an instance decides the response."""
 
 
 class BodyTooLarge(rest.APIException):
@@ -78,19 +78,19 @@ class BodyTooLarge(rest.APIException):
 
 
 class Invalid(rest.ParseError):
-    """A request whose parts do not go together."""
+    """A request whose parts contradict each other."""
 
     default_code = "invalid_request"
 
 
 class NotFound(rest.NotFound):
-    """A topic that is not there, or that this user must not know of."""
+    """A topic that does not exist, or that this user must not know of."""
 
     default_code = "topic_not_found"
 
 
 class Conflict(rest.APIException):
-    """An act that met a message in another state than it is for; ``outcome`` says which."""
+    """An action found a message in another state than it requires; ``outcome`` is that state."""
 
     status_code = 409
     default_code = "conflict"
@@ -101,7 +101,7 @@ class Conflict(rest.APIException):
 
 
 def answer(error: Exception, context: dict[str, Any]) -> Response | None:
-    """Return the response to ``error``; None: it is a mistake of ours, and nobody is told otherwise."""
+    """Return the response to ``error``. None: it is a bug, and is not handled here."""
     if isinstance(error, rest.APIException):
         return _of_framework(error)
     if isinstance(error, PermissionDenied):
@@ -119,11 +119,11 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
         return None
     detail = str(error)
     if isinstance(error, ConfigurationError):
-        # Settings are nobody's business but the project's.
+        # The content of the settings is not shown to clients.
         _complain(type(error), "REST cannot answer: %s", error)
         detail = "The message queue is not configured as it should be; the log of this server says how."
     elif isinstance(error, ServerTrouble):
-        # Where Redis is and what it said is not for everybody either.
+        # The address and the replies of Redis are not shown to clients either.
         _complain(type(error), "REST cannot answer: %s", error)
         detail = "Redis is full; what drains the queues still works."
         if found.status != 507:
@@ -158,7 +158,7 @@ def _of_framework(error: rest.APIException) -> Response:
 
 
 def _roll_back() -> None:
-    """Let nothing of a request that failed stay in the database, where the project wraps requests in transactions."""
+    """Roll back the database changes of a failed request, if the project wraps requests in transactions."""
     for database in databases.all(initialized_only=True):
         if database.settings_dict["ATOMIC_REQUESTS"] and database.in_atomic_block:
             database.set_rollback(True)

@@ -1,4 +1,4 @@
-"""Fields that take what they say and nothing like it: no ``"1"`` for 1, no 1 for ``"1"``, no keys that nobody reads."""
+"""Strict fields: no ``"1"`` for 1, no 1 for ``"1"``, no unknown keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from django_rmq.api.schema import shaped
 from django_rmq.core.words.bounds import LARGEST, is_number, is_whole
 
 EARLIEST_MS, LATEST_MS = -LARGEST + 1, LARGEST - 1
-"""Whole numbers that every client can carry."""
+"""The bounds of whole numbers that every client can represent."""
 
 
 class Strict(serializers.Serializer[Any]):
-    """Refuses keys that it does not know."""
+    """Refuses unknown keys."""
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the validated values."""
@@ -35,7 +35,7 @@ class Strict(serializers.Serializer[Any]):
 
 
 class Whole(serializers.IntegerField):
-    """A whole number of JSON's."""
+    """A whole number in JSON."""
 
     def to_internal_value(self, data: Any) -> int:
         """Return the number."""
@@ -45,7 +45,7 @@ class Whole(serializers.IntegerField):
 
 
 class Number(serializers.FloatField):
-    """A number of JSON's."""
+    """A number in JSON."""
 
     def to_internal_value(self, data: Any) -> float:
         """Return the number."""
@@ -55,7 +55,7 @@ class Number(serializers.FloatField):
 
 
 class Flag(serializers.BooleanField):
-    """True or false of JSON's."""
+    """True or false in JSON."""
 
     def to_internal_value(self, data: Any) -> bool:
         """Return the flag."""
@@ -65,7 +65,7 @@ class Flag(serializers.BooleanField):
 
 
 class Text(serializers.CharField):
-    """A text of JSON's, as it is."""
+    """A text in JSON, unchanged."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"trim_whitespace": False, **options})

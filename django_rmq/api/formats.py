@@ -1,4 +1,4 @@
-"""Bytes in, bytes out: JSON only, limited before it is parsed, and read as strictly as it is written."""
+"""Parsing and rendering: JSON only, limited in size before it is parsed, with strict rules for both."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from django_rmq.api.errors import BodyTooLarge
 from django_rmq.project.settings import get_config
 
 DEEPEST = 100
-"""How deep the lists and objects of a request may lie in each other."""
+"""Maximum depth of nested lists and objects in a request."""
 
 
 def check_size(length: object, encoding: str = "") -> None:
-    """Raise ``BodyTooLarge`` for a request that says that it is larger than MAX_BYTES, before any of it is read.
+    """Raise ``BodyTooLarge`` for a request whose declared size exceeds MAX_BYTES, before any of it is read.
 
-    Raises ``UnsupportedMediaType`` for a body that is compressed: how large it is shows only when that is too late.
+    Raises ``UnsupportedMediaType`` for a compressed body, because its size is known only after unpacking it.
     """
     if encoding not in ("", "identity"):
         raise UnsupportedMediaType(encoding, f"Content-Encoding {encoding[:40]!r} is not supported.")
@@ -35,12 +35,12 @@ def check_size(length: object, encoding: str = "") -> None:
 
 
 class Parser(BaseParser):
-    """JSON in UTF-8: no NaN, no lone surrogates, no key twice, no more than MAX_BYTES."""
+    """JSON in UTF-8: no NaN, no lone surrogates, no duplicate keys, at most MAX_BYTES."""
 
     media_type = "application/json"
 
     def parse(self, stream: IO[Any], media_type: str | None = None, parser_context: Any = None) -> Any:
-        """Return what the body holds."""
+        """Return the value of the body."""
         most = get_config().api.max_bytes
         raw = stream.read(most + 1)
         if len(raw) > most:
@@ -83,7 +83,7 @@ def _check_depth(value: Any) -> None:
 
 
 class Renderer(BaseRenderer):
-    """JSON in UTF-8, whatever a project's settings say of JSON."""
+    """JSON in UTF-8, whatever the project's settings for JSON."""
 
     media_type = "application/json"
     format = "json"
@@ -98,12 +98,12 @@ class Renderer(BaseRenderer):
         try:
             return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         except UnicodeEncodeError:
-            # Strangers can have put lone surrogates into headers.
+            # Foreign programs may have put lone surrogates into headers.
             return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
 class Negotiation(DefaultContentNegotiation):
-    """By the header Accept alone: no ``?format=``."""
+    """Only by the header Accept; ``?format=`` is ignored."""
 
     settings = SimpleNamespace(URL_FORMAT_OVERRIDE=None)  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Probes: this process answers, and all is well."""
+"""Probes: whether this process answers, and whether all is well."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from django_rmq.operations import Actor, Health, Operations, Permission
 from django_rmq.operations.health import Limits
 
 READY_SECONDS = 1.0
-"""How old an answer may be that anybody can ask for."""
+"""Maximum age in seconds of an answer for clients without a login."""
 
 
 class PublicView(RmqView):
-    """A route that anybody may ask, for probes."""
+    """A route for probes, without a login."""
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Look at nothing but the size and what is accepted."""
+        """Check only the size and the accepted formats."""
         check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
         APIView.initial(self, request, *args, **kwargs)
 
     def get_permissions(self) -> Any:
-        """Return what asks for nothing."""
+        """Return no permissions."""
         return [AllowAny()]
 
     def get_throttles(self) -> Any:
-        """Return nothing for a probe: one that is refused is a process that is killed."""
+        """Return no throttles: a process whose probe is refused gets killed."""
         known = getattr(self.request.user, "is_authenticated", False)
         return super().get_throttles() if known else []
 
@@ -47,12 +47,12 @@ class LiveView(PublicView):
 
     @documented("live", "This process answers", answers={200: answers.LiveAnswer}, public=True)
     def get(self, request: Request) -> Response:
-        """Say that we live."""
+        """Answer that this process is alive."""
         return Response({"ok": True})
 
 
 class _Ready:
-    """What was found last, for those who may know no more than yes or no."""
+    """The last findings, for clients that may only learn yes or no."""
 
     def __init__(self) -> None:
         self._config: Any = None
@@ -60,11 +60,11 @@ class _Ready:
         self._found: Health | None = None
 
     def look(self) -> Health:
-        """Return what was found within the last second, else look."""
+        """Return the findings of the last second, or check again."""
         probe = Operations(Actor("probe", "rest"))
         config = probe.config
         if self._found is None or self._config is not config or time.monotonic() >= self._until:
-            # Of no topic: anybody may ask, and shall not make us count all slots.
+            # Without topics, because clients without a login must not make the server count all slots.
             self._found = probe.health(Limits(needs_workers=False), ())
             self._config, self._until = config, time.monotonic() + READY_SECONDS
         return self._found
@@ -85,7 +85,7 @@ class ReadyView(PublicView):
         public=True,
     )
     def get(self, request: Request) -> Response:
-        """Look whether all is well."""
+        """Check whether all is well."""
         asked = self.read(requests.HealthQuery, request.query_params)
         operations = self.operations
         if operations.actor.may(Permission.VIEW):

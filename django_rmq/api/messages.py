@@ -20,7 +20,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.operations import Permission
 
 LONGEST_KEY = 255
-"""Characters of an Idempotency-Key."""
+"""Maximum number of characters of an Idempotency-Key."""
 
 
 class MessagesView(RmqView):

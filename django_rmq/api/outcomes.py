@@ -1,4 +1,4 @@
-"""Acts on one message: how it is named, and how what came of it is answered."""
+"""Actions on one message: its id, and the answer to each outcome."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from django_rmq.exceptions import MessageGone, OperationRefused
 from django_rmq.operations import Done, not_found
 
 MESSAGE_ID = {"id": {"type": "string", "pattern": "^[0-9]{1,7}\\..+$"}}
-"""A slot, and what names a message there."""
+"""A slot, and the part that names a message there."""
 
 
 def outcome(done: Done, message_id: str, good: Mapping[str, int]) -> Response:
-    """Answer what came of an act on one message; ``good``: outcome → status."""
+    """Return the response to the outcome of an action on one message. ``good``: outcome → status."""
     (word,) = done.found.values()
     if word == "gone":
         raise MessageGone(f"there is no message {message_id[:80]} (any more)")

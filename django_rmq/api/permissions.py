@@ -1,6 +1,6 @@
-"""Who may use the API at all, and which topics they may know of.
+"""Who may use the API, and which topics each user may know of.
 
-What is done there needs the permissions that it needs in the admin, which ``operations`` asks for.
+Actions need the same permissions as in the admin, which ``operations`` checks.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from django_rmq.project.settings import get_config
 
 
 class TopicPermission(BasePermission):
-    """Users who are logged in; and every topic, for those who have the permission that a request needs.
+    """Permits users who are logged in, and every topic for users with the permission that a request needs.
 
-    ``RMQ["API"]["PERMISSION"]`` may name a subclass. It can forbid more, and grants nothing that Django's permissions
-    do not:
+    ``RMQ["API"]["PERMISSION"]`` may name a subclass. It can forbid more, but grants nothing that Django's
+    permissions do not:
 
         class OwnTopics(TopicPermission):
             def has_object_permission(self, request, view, topic):
                 return topic.name.startswith(f"{request.user.username}-")
 
-    A topic that it forbids is answered like one that does not exist, and is listed nowhere.
+    A forbidden topic gets the same answer as one that does not exist, and is listed nowhere.
     """
 
     def has_permission(self, request: Request, view: APIView) -> bool:
@@ -35,12 +35,12 @@ class TopicPermission(BasePermission):
         return bool(getattr(request.user, "is_authenticated", False))
 
     def has_object_permission(self, request: Request, view: APIView, obj: Topic) -> bool:
-        """Return whether the user may know of a topic; ``view.needed`` says what for."""
+        """Return whether the user may know of a topic; ``view.needed`` is the required permission."""
         return True
 
 
 def chosen() -> BasePermission:
-    """Return the permission that the settings name. Raises ``ConfigurationError`` if there is none."""
+    """Return the configured permission. Raises ``ConfigurationError`` if there is none."""
     path = get_config().api.permission
     if path is None:
         return TopicPermission()

@@ -1,4 +1,4 @@
-"""What is taken: the shapes of requests. What of them fits a topic is for ``operations`` to say."""
+"""The shapes of requests. ``operations`` checks what fits a topic."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from django_rmq.operations.listing import LONGEST_PAGE
 
 
 def some(kind: type[Strict]) -> Any:
-    """Return a field for 1 to 1,000 of something."""
+    """Return a field for a list of 1 to 1,000 items."""
     several: Any = kind
     return several(many=True, min_length=1, max_length=BATCH)
 
 
 LONGEST_TEXT = 1_000
 LONGEST_ID = 1_200
-"""Characters of the longest id: 512 bytes of member are 683 of them."""
+"""Maximum number of characters of an id: 512 bytes of member are 683 of them."""
 
 MOST_ONCE = 100
-"""Messages of a send with an Idempotency-Key: its answer is kept in Redis."""
+"""Maximum number of messages of a send with an Idempotency-Key; its answer is kept in Redis."""
 
 
 class SlotsQuery(Strict):
-    """Which slots."""
+    """The range of slots."""
 
     topic = Text(max_length=100)
     first = serializers.IntegerField(min_value=0, max_value=(1 << 20) - 1, default=0)
@@ -36,7 +36,7 @@ class SlotsQuery(Strict):
 
 
 class FilterFields(Strict):
-    """Which messages are meant; all conditions must hold."""
+    """The selection of messages; all conditions must hold."""
 
     text = Text(required=False, max_length=LONGEST_TEXT, help_text="Part of body, key or error")
     error = Text(required=False, max_length=200, help_text="Class of the last error, whole or its last part")
@@ -46,13 +46,13 @@ class FilterFields(Strict):
 
 
 def wanted(values: dict[str, Any]) -> Filter:
-    """Return the filter in validated values."""
+    """Return the filter from validated values."""
     names = ("text", "error", "older_than", "newer_than", "slot")
     return Filter(**{name: values[name] for name in names if name in values})
 
 
 class MessagesQuery(FilterFields):
-    """Which page of which messages."""
+    """The page and the selection of messages."""
 
     state = serializers.ChoiceField(STATES, default="store")
     cursor = Text(required=False, max_length=512)
@@ -61,7 +61,7 @@ class MessagesQuery(FilterFields):
 
 
 class CopyQuery(Strict):
-    """Which copy."""
+    """The copy of a message."""
 
     copy = serializers.ChoiceField(
         ["live", "dead"], required=False, help_text="Needed where there is a live one and a dead one"
@@ -69,7 +69,7 @@ class CopyQuery(Strict):
 
 
 class HealthQuery(Strict):
-    """What is still well; only for those who may see topics."""
+    """The limits of good health; only for users who may see topics."""
 
     max_age = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds overdue")
     max_dead = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 53) - 1)
@@ -79,7 +79,7 @@ class HealthQuery(Strict):
 
 
 class SendFields(Strict):
-    """One message. `body` is any JSON, a text, or base64, as the topic's BODY says."""
+    """One message. `body` is any JSON, a text, or base64, depending on the topic's BODY."""
 
     body = Anything(allow_null=True)
     key = Text(required=False, max_length=512)
@@ -104,7 +104,7 @@ class EditFields(Strict):
 
 
 class BuryFields(Strict):
-    """Why."""
+    """The reason."""
 
     why = Text(required=False, max_length=LONGEST_TEXT)
 
@@ -117,7 +117,7 @@ class RescheduleFields(Strict):
 
 
 class StrictFilter(Strict):
-    """Which messages are meant; all conditions must hold. Ages in seconds."""
+    """The selection of messages; all conditions must hold. Ages in seconds."""
 
     text = Text(required=False, max_length=LONGEST_TEXT)
     error = Text(required=False, max_length=200)
@@ -133,7 +133,7 @@ class ReplayNamedFields(Strict):
 
 
 class ReplayFilterFields(Strict):
-    """All dead messages that a filter means (an empty one: all)."""
+    """All dead messages that a filter selects (an empty one: all)."""
 
     filter = StrictFilter()
     limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
@@ -141,7 +141,7 @@ class ReplayFilterFields(Strict):
 
 
 class PurgeFields(Strict):
-    """What is deleted without being looked at."""
+    """The messages to delete without examining them."""
 
     state = serializers.ChoiceField(["store", "retry", "dead"])
     older_than = Number(required=False, min_value=0, max_value=MAX_AGE)
@@ -163,7 +163,7 @@ class PrepareFields(Strict):
 
 
 class DeliveryFields(Strict):
-    """One delivery, as `prepare` named it."""
+    """One delivery, as named by `prepare`."""
 
     id = Text(max_length=LONGEST_ID)
     receipt = Text(max_length=100)

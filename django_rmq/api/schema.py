@@ -1,6 +1,7 @@
-"""What OpenAPI says of the API, where drf-spectacular (extra ``openapi``) is installed; without it, nothing.
+"""The OpenAPI description of the API, if drf-spectacular (extra ``openapi``) is installed.
 
-Views say what they take and answer by ``documented``; the statuses that any of them may answer are added here.
+Views describe their input and output with ``documented``; the statuses that any view may return are added
+here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _Target = TypeVar("_Target")
 
 
 class Problem(serializers.Serializer[Any]):
-    """What went wrong: a code that stays the same, and a sentence for people."""
+    """What went wrong: a stable code, and a sentence for people."""
 
     code = serializers.CharField()
     detail = serializers.CharField()
@@ -45,13 +46,13 @@ HAS_OPENAPI = find_spec("drf_spectacular") is not None
 
 
 def view_schema() -> ViewInspector:
-    """Return what describes our views; without drf-spectacular nothing does."""
+    """Return the schema of these views; None without drf-spectacular."""
     if not HAS_OPENAPI:
         return ViewInspector()
     from drf_spectacular.openapi import AutoSchema
 
     class Schema(AutoSchema):
-        """A schema that says of requests that unknown fields are refused."""
+        """A schema in which requests refuse unknown fields."""
 
         def _map_basic_serializer(self, serializer: Any, direction: Any) -> Any:
             found = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]
@@ -66,14 +67,14 @@ def view_schema() -> ViewInspector:
             return found
 
         def get_tags(self) -> list[str]:
-            """Return the one group that all routes are in."""
+            """Return the single tag of all routes."""
             return ["rmq"]
 
     return Schema()
 
 
 def _unsaid(field: Any, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a field refuses and drf-spectacular does not say."""
+    """Return the restrictions of a field that drf-spectacular does not describe."""
     is_text = isinstance(field, serializers.CharField) and found.get("type") == "string"
     if is_text and not field.allow_blank:
         return {"pattern": r"^[^\u0000]*$", "minLength": found.get("minLength", 1)}
@@ -84,7 +85,7 @@ def _unsaid(field: Any, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shaped(schema: dict[str, Any]) -> Callable[[_Target], _Target]:
-    """Say how a field looks."""
+    """Set the schema of a field."""
     if not HAS_OPENAPI:
         return lambda target: target
     from drf_spectacular.utils import extend_schema_field
@@ -108,9 +109,9 @@ def documented(
 ) -> Callable[[_Target], _Target]:
     """Describe one method of a view.
 
-    ``takes``: the serializer of its body, or a name and several serializers; ``query``: that of its parameters;
-    ``headers``: title → (what it is for, its schema); ``path``: name → schema of what stands in the address;
-    ``errors``: statuses beside those of all; ``public``: without those that come of asking who it is.
+    ``takes``: the serializer of its body, or a name and several serializers; ``query``: that of its
+    parameters; ``headers``: title → (purpose, schema); ``path``: name → schema of the part of the address;
+    ``errors``: statuses in addition to the common ones; ``public``: without those of authentication.
     """
     if not HAS_OPENAPI:
         return lambda target: target

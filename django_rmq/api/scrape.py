@@ -1,4 +1,4 @@
-"""The metrics among the routes: for who shows their own token, and for who logs in as everywhere in the API."""
+"""The metrics among the routes: for clients with the metrics token, and for users of the API."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from django_rmq.operations import Permission
 
 
 class MetricsView(RmqView):
-    """``metrics``, by the API's own authentication."""
+    """``metrics``, with the API's own authentication."""
 
     needs = {"GET": Permission.VIEW}
     schema = None  # type: ignore[assignment]
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
-        """Choose how errors are written; what Prometheus accepts is the page's business."""
+        """Choose the format of errors; the page itself chooses the format for Prometheus."""
         return super().perform_content_negotiation(request, force=True)
 
     def get(self, request: Request) -> HttpResponse:
-        """Show the metrics of all topics to who may know of all."""
+        """Show the metrics of all topics to users who may know of all."""
         if len(self.known()) < len(self.operations.config.topics):
             self.permission_denied(request, "The metrics are of all topics, and you may not know of all.")
         return page(request._request)  # noqa: SLF001 - the framework has no other way to it
@@ -35,7 +35,7 @@ _by_login = MetricsView.as_view()
 
 @login_not_required
 def metrics(request: HttpRequest) -> HttpResponseBase:
-    """Answer with the metrics, or with an error of the API."""
+    """Return the metrics, or an error of the API."""
     if request.method in ("GET", "HEAD") and shows_token(request):
         answer = page(request)
         answer["Cache-Control"] = "no-store"

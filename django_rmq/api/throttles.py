@@ -1,4 +1,4 @@
-"""The throttles of the project: what ``REST_FRAMEWORK`` sets for all views holds for these, too."""
+"""The throttles of the project: those that ``REST_FRAMEWORK`` sets for all views also apply to these."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ logger = logging.getLogger("django_rmq.api")
 
 
 def chosen() -> list[BaseThrottle]:
-    """Return DEFAULT_THROTTLE_CLASSES, made; one without a rate in DEFAULT_THROTTLE_RATES throttles nothing."""
+    """Return instances of DEFAULT_THROTTLE_CLASSES; one without a rate in DEFAULT_THROTTLE_RATES throttles nothing."""
     found = []
-    kinds: list[Any] = list(api_settings.DEFAULT_THROTTLE_CLASSES)  # imported by now, whatever its type says
+    kinds: list[Any] = list(api_settings.DEFAULT_THROTTLE_CLASSES)  # already imported, whatever its type says
     for kind in kinds:
         try:
             found.append(kind())

@@ -1,4 +1,4 @@
-"""Topics, their slots and workers: what they hold and what has passed through."""
+"""Topics, their slots and workers: figures and counters."""
 
 from __future__ import annotations
 

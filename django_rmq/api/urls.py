@@ -43,5 +43,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
 if find_spec("prometheus_client") is not None:
     from django_rmq.api.scrape import metrics
 
-    # Text for Prometheus, with a token of its own: no part of the API's schema.
+    # Text for Prometheus, with its own token; not part of the API's schema.
     urlpatterns.append(path("metrics", metrics, name="metrics"))

@@ -1,6 +1,6 @@
-"""What all routes have in common: each translates a request, asks ``operations``, and translates the answer.
+"""The common part of all routes: each translates a request, calls ``operations``, and translates the answer.
 
-A view names the permission of each of its methods in ``needs``; without one it answers nobody.
+A view names the permission of each of its methods in ``needs``; a method without one is refused.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from django_rmq.operations import Actor, Operations, Permission
 
 
 class RmqView(APIView):
-    """What all routes have in common."""
+    """The base of all routes."""
 
     needs: ClassVar[Mapping[str, Permission]] = {}
-    """Method → the permission without which it is not answered."""
+    """Method → the permission that it requires."""
     needed = Permission.VIEW
-    """The one that the present request needs."""
+    """The permission that the present request requires."""
 
     http_method_names = ("get", "post", "delete", "head")
     parser_classes = (Parser,)
@@ -40,17 +40,17 @@ class RmqView(APIView):
     schema = view_schema()
 
     def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
-        """Return the request; whatever it calls its encoding, addresses and bodies are UTF-8."""
+        """Return the request. Addresses and bodies are UTF-8, whatever encoding it declares."""
         request.encoding = "utf-8"
         return super().initialize_request(request, *args, **kwargs)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Look at the size, then who asks, then whether that is permitted."""
+        """Check the size, then the authentication, then the permission."""
         check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
         super().initial(request, *args, **kwargs)
         method = "GET" if request.method == "HEAD" else str(request.method)
         if method.lower() not in self.http_method_names or not hasattr(self, method.lower()):
-            return  # which is a 405
+            return  # the answer is a 405
         needed = self.needs.get(method)
         try:
             if needed is None:
@@ -61,28 +61,28 @@ class RmqView(APIView):
             self.permission_denied(request, str(error))
 
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
-        """Return the response; nobody on its way may keep it."""
+        """Return the response, with headers that forbid caching it."""
         response["Cache-Control"] = "no-store"
         return super().finalize_response(request, response, *args, **kwargs)
 
     def get_permissions(self) -> Any:
-        """Return the permission that the settings choose."""
+        """Return the configured permission."""
         return [permissions.chosen()]
 
     def get_throttles(self) -> Any:
-        """Return those of the project."""
+        """Return the throttles of the project."""
         return throttles.chosen()
 
     def get_exception_handler(self) -> Any:
-        """Return ours, whatever the project has."""
+        """Return this package's handler, whatever the project has."""
         return errors.answer
 
-    # --- what views ask for
+    # --- for views
 
     @property
     def operations(self) -> Operations:
-        """What the user of this request may see and do."""
-        # A project may have nobody where Django has an anonymous user.
+        """The operations of the user of this request."""
+        # A project may have None in place of Django's anonymous user.
         user: Any = self.request.user
         return Operations(Actor.of_user(user or AnonymousUser(), "rest"))
 
@@ -95,7 +95,7 @@ class RmqView(APIView):
         return [name for name, topic in self.operations.config.topics.items() if self.may_know(topic)]
 
     def topic(self, name: str) -> Topic:
-        """Return a topic; one that the user must not know of is answered like one that is not there."""
+        """Return a topic; one that the user must not know of gets the same error as one that does not exist."""
         try:
             found = self.operations.config.topic(name)
         except UnknownTopic:

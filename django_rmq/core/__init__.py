@@ -1,1 +1,1 @@
-"""The queue itself: it knows Redis and the protocol, and nothing of Django."""
+"""The queue itself. It knows Redis and the protocol, and imports nothing from Django."""

@@ -1,6 +1,6 @@
-"""Commands of manage.py, and what all of them have in common: errors in one line, and exit codes that say why.
+"""Commands of manage.py, and their common part: errors in one line, and exit codes.
 
-0 all is well, 1 it is not, 2 usage or configuration, 3 Redis or the coordinator.
+Exit codes: 0 all is well, 1 it is not, 2 usage or configuration, 3 Redis or the coordinator.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 class RmqCommand(BaseCommand):
     """A command whose RMQ errors become one line and an exit code."""
 
-    # The settings are checked by reading them: `check` would print a page and exit with 1.
+    # The settings are checked by reading them; `check` would print a page and exit with 1.
     requires_system_checks: list[str] = []
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Return a parser that takes options between arguments as well: ``rmqreslot prices --dry-run 128``."""
         parser = super().create_parser(prog_name, subcommand, **kwargs)
-        # argparse by itself gives an optional argument up at the first option.
+        # argparse by itself stops looking for an optional argument at the first option.
         parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
         return parser
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; raises ``CommandError`` for whatever RMQ raises."""
+        """Run the command; raises ``CommandError`` for any error of RMQ."""
         try:
             return super().execute(*args, **options)
         except RmqError as error:
             returncode = 3 if isinstance(error, ServerTrouble) else 1 if isinstance(error, LostRace) else 2
             raise CommandError(shown(str(error)), returncode=returncode) from error
         except BrokenPipeError:
-            # Whoever read our output has gone; Python would complain once more when it flushes at the end.
+            # The reader of the output has gone; Python would report that once more when it flushes at the
+            # end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
 
     def operations(self) -> Operations:
-        """Return what a shell may do: everything. The audit trail names its user."""
+        """Return the operations of a shell, to which everything is permitted. The audit trail names its user."""
         return Operations(Actor(_who(), "command"), "worker")
 
     def topics(self, names: Sequence[str]) -> list[Topic]:
@@ -63,7 +64,7 @@ class RmqCommand(BaseCommand):
         return [config.topic(name) for name in names] if names else list(config.topics.values())
 
     def follow(self, run: Run, what: str, options: dict[str, Any]) -> Progress:
-        """Bring a long work to its end, with a progress bar on a terminal; Ctrl-C ends it in order."""
+        """Complete a long operation, with a progress bar on a terminal; Ctrl-C ends it in order."""
         return follow(run, what, quiet=options.get("json", False) or options["verbosity"] == 0)
 
     def confirm(self, question: str, wanted: str, options: dict[str, Any]) -> None:
@@ -80,7 +81,7 @@ class RmqCommand(BaseCommand):
         self.stdout.write(json.dumps(found, indent=2))
 
     def tell(self, what: str, progress: Progress, options: dict[str, Any]) -> None:
-        """Print how a long work ended; raises ``CommandError`` where not all could be done."""
+        """Print how a long operation ended; raises ``CommandError`` if part of it could not be done."""
         if options["json"]:
             self.print_json(
                 {
@@ -102,7 +103,7 @@ class RmqCommand(BaseCommand):
 
 
 def outcomes_text(outcomes: dict[str, int]) -> str:
-    """Return outcomes as people read them."""
+    """Return outcomes in readable form."""
     told = ", ".join(
         f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items() if count or word == "matching"
     )
@@ -110,7 +111,7 @@ def outcomes_text(outcomes: dict[str, int]) -> str:
 
 
 def shown(text: str) -> str:
-    """Return ``text`` as one line that a terminal shows and does not obey."""
+    """Return ``text`` as one line without control sequences for the terminal."""
     line = " ".join(text.split())
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line
@@ -118,7 +119,7 @@ def shown(text: str) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """Return a duration as people say it, in its largest unit; None: a dash."""
+    """Return a duration in readable form, in its largest unit. None: a dash."""
     if seconds is None:
         return "-"
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
@@ -139,7 +140,7 @@ def duration(text: str) -> float:
 
 
 def at_least(low: float, kind: type = int) -> Any:
-    """Return an argument's type: a number from ``low``, to what can be counted (int) or waited for (float)."""
+    """Return an argument's type: a number from ``low`` up to the maximum for counts (int) or waiting times (float)."""
     high = LARGEST if kind is int else MAX_AGE
 
     def parse(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""A progress bar for long work: by rich where it is installed, plain lines otherwise, none where nobody looks."""
+"""Progress of long operations: a bar if rich is installed, plain lines otherwise, nothing without a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from django_rmq.operations import Progress, Run
 
 PLAIN_SECONDS = 2.0
-"""Between two lines without rich."""
+"""Seconds between two lines without rich."""
 
 
 class _Show(Protocol):
@@ -19,7 +19,7 @@ class _Show(Protocol):
 
 
 def follow(run: Run, what: str, *, quiet: bool) -> Progress:
-    """Bring ``run`` to its end and return how it ended. Ctrl-C gives it up: what has been done is returned."""
+    """Complete ``run`` and return how it ended. Ctrl-C stops it; what has been done is returned."""
     with _bar(what, quiet=quiet or not sys.stderr.isatty()) as show:
         try:
             for progress in run:
@@ -54,7 +54,7 @@ def _rich_bar() -> Any:
 
 
 class _Plain:
-    """Writes a line now and then."""
+    """Writes a line from time to time."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -1,6 +1,6 @@
-"""Metrics for Prometheus (extra ``prometheus``): a collector for any registry, and a page of its own.
+"""Metrics for Prometheus (extra ``prometheus``): a collector for any registry, and a separate page.
 
-    # urls.py: the page, for whoever may see topics or shows RMQ["METRICS"]["TOKEN"]
+    # urls.py: the page, for users who may see topics and requests with RMQ["METRICS"]["TOKEN"]
     path("metrics/rmq", include("django_rmq.metrics.urls"))
 
     # or, beside django-prometheus and other collectors, in AppConfig.ready
@@ -9,8 +9,9 @@
 
     REGISTRY.register(RmqCollector())
 
-Everything is read from Redis, where it is counted: each process tells the same about all of them, so scrape one target.
-Names and meanings: ``docs/reference/metrics.md``; a dashboard and alert rules: ``monitoring/``.
+Everything is read from Redis, where it is counted. Every process reports the same values, so scrape one
+target. ``docs/reference/metrics.md`` lists names and meanings; ``monitoring/`` has a dashboard and alert
+rules.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""What Prometheus is told, and how often Redis is asked for it."""
+"""Collects the metrics for Prometheus, and limits how often Redis is queried for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from django_rmq.operations.measuring import EDGES_MS
 logger = logging.getLogger("django_rmq.metrics")
 
 CACHE_SECONDS = 1.0
-"""How old an answer may be: whoever scrapes more often is told the same."""
+"""Maximum age of an answer in seconds; more frequent scrapes get the same values."""
 
 COUNTERS: dict[str, tuple[str, str]] = {
     "sent": ("sent", "Messages taken from senders, merged ones too."),
@@ -37,7 +37,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
 
 class _Looked(NamedTuple):
     config: object
-    """The settings that were looked by: others are looked by at once."""
+    """The settings with which they were collected; other settings cause a new collection at once."""
     until: float
     measured: list[Measured] | None
     workers: int | None
@@ -47,8 +47,8 @@ class _Looked(NamedTuple):
 class RmqCollector(Collector):
     """Collects the metrics of all topics of the settings.
 
-    Redis is asked at most once a second, by one thread at a time, for at most 8,192 slots; while it is away there is only
-    ``rmq_up`` 0. Registering it asks nothing.
+    Redis is queried at most once a second, by one thread at a time, for at most 8,192 slots. While it is
+    unavailable the only metric is ``rmq_up`` 0. Registering it sends no query.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class RmqCollector(Collector):
         self._looking = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: what is told depends on the topics."""
+        """Return nothing, because the metrics depend on the topics."""
         return []
 
     def collect(self) -> Iterable[Metric]:
@@ -244,7 +244,7 @@ def _histograms(found: list[Measured]) -> Iterable[Metric]:
 
 
 def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return upper edges in seconds with how many are at most so large."""
+    """Return upper edges in seconds, each with the number of values up to it."""
     edges = [*(str(edge / 1000) for edge in EDGES_MS), "+Inf"]
     return [(edge, float(reached)) for edge, reached in zip(edges, accumulate(counts), strict=True)]
 

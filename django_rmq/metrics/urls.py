@@ -1,4 +1,4 @@
-"""``include("django_rmq.metrics.urls")``: the page for Prometheus, at the very path that it is included at."""
+"""``include("django_rmq.metrics.urls")``: the page for Prometheus, at the path at which it is included."""
 
 from django.urls import path
 

@@ -23,7 +23,10 @@ _registry.register(RmqCollector())
 @never_cache
 @login_not_required
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Answer with the metrics: 200 for who may see topics or shows the token, 403 (401 where a token would do) for others."""
+    """Return the metrics. The status is 200 for users who may see topics and for requests with the token.
+
+    Other requests get 403, or 401 if a token would permit them.
+    """
     if not _may_see(request):
         if get_config().metrics.token is None:
             return HttpResponse("Nothing is told to you.\n", status=403, content_type="text/plain")
@@ -34,13 +37,13 @@ def metrics(request: HttpRequest) -> HttpResponse:
 
 
 def page(request: HttpRequest) -> HttpResponse:
-    """Return all metrics, in the form that the request accepts."""
+    """Return all metrics, in the format that the request accepts."""
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     return HttpResponse(encode(_registry), content_type=content_type)
 
 
 def shows_token(request: HttpRequest) -> bool:
-    """Return whether the request shows ``METRICS["TOKEN"]``."""
+    """Return whether the request contains ``METRICS["TOKEN"]``."""
     token, shown = get_config().metrics.token, request.headers.get("Authorization", "")
     scheme, _, given = shown.partition(" ")
     return token is not None and scheme.lower() == "bearer" and compare_digest(given.encode(), token.encode())

@@ -1,8 +1,8 @@
-"""What people may do with topics and messages: the one place behind the admin, the commands and REST.
+"""The operations on topics and messages: the single implementation behind the admin, the commands and REST.
 
-An ``Operations`` belongs to an actor, checks its permissions, does things in bounded steps, and records them. Faces
-translate what comes in and what goes out; they decide nothing. Whatever two persons do at once, the second one is
-told what it found.
+An ``Operations`` belongs to an actor, checks its permissions, works in bounded steps, and records what it
+does. The admin, commands and REST only translate input and output. If two people do something at the same
+time, the second one gets the state that it found.
 
     operations = Operations(Actor.of_user(request.user, "admin"))
     for progress in operations.replay_all("orders", Filter(error="ConnectionError")):
@@ -34,10 +34,10 @@ from django_rmq.operations.runs import Limits, Progress, Run
 
 
 class Operations(Desk):
-    """Everything that ``actor`` may see and do. ``purpose`` says whose connections to use.
+    """Everything that ``actor`` may see and do. ``purpose`` selects the connections.
 
-    ``trace``: what is done is one action of several requests, and recorded as one. Each operation is a function of one of
-    the modules named here: it gets the ``Desk``, and asks for its permission first.
+    ``trace``: the operations are one action of several requests, and are recorded as one. Each operation is a
+    function of one of the modules named here: it gets the ``Desk``, and checks its permission first.
     """
 
     overview, survey, topic, slots = looking.overview, looking.survey, looking.topic, looking.slots

@@ -1,7 +1,8 @@
-"""Who does something, whether that is permitted, and the trace that it leaves.
+"""The actor of an operation, its permissions, and the audit trail.
 
-Permissions are Django's, of the model ``Topic``. Every act is written to the logger ``django_rmq.audit``, and, where
-there is a user and the admin is installed, as a LogEntry of the topic: who, what, how many; never any content.
+Permissions are Django's, of the model ``Topic``. Every action is written to the logger ``django_rmq.audit``
+and, if there is a user and the admin is installed, as a LogEntry of the topic: who, what, how many; never any
+content.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ logger = logging.getLogger("django_rmq.audit")
 
 
 class Permission(StrEnum):
-    """What a person may do; the values are the codenames of Django's permissions.
+    """The permissions; the values are the codenames of Django's permissions.
 
-    Burying is a ``DELETE``: it keeps a message from being delivered. Rescheduling is an ``EDIT``: it changes what
-    was sent.
+    Burying is a ``DELETE``, because it keeps a message from being delivered. Rescheduling is an ``EDIT``,
+    because it changes what was sent.
     """
 
     VIEW = "view_topic"
@@ -40,24 +41,24 @@ class Permission(StrEnum):
 
     @property
     def full_name(self) -> str:
-        """The name as ``user.has_perm`` takes it."""
+        """The name as ``user.has_perm`` expects it."""
         return f"django_rmq.{self.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts, through which face. Without ``permits`` everything is permitted: a shell is trusted."""
+    """The actor and its interface. Without ``permits`` everything is permitted, because a shell is trusted."""
 
     name: str
     via: str
     """admin, command or rest."""
     user: Any = None
-    """A user of Django's, for the LogEntry; None: there is none."""
+    """A user of Django, for the LogEntry. None: there is none."""
     permits: Callable[[Permission], bool] | None = None
 
     @classmethod
     def of_user(cls, user: Any, via: str) -> Actor:
-        """Return the actor that ``user`` is: with the permissions that Django says."""
+        """Return the actor for ``user``, with its permissions in Django."""
         return cls(
             str(user.get_username()), via, user, lambda permission: user.has_perm(permission.full_name)
         )
@@ -67,7 +68,7 @@ class Actor:
         return self.permits is None or bool(self.permits(permission))
 
     def require(self, *permissions: Permission) -> None:
-        """Raise ``NotPermitted`` unless the actor has all of them."""
+        """Raise ``NotPermitted`` unless the actor has all of these permissions."""
         for permission in permissions:
             if not self.may(permission):
                 raise NotPermitted(f"{self.name} lacks the permission {permission.full_name}")
@@ -75,10 +76,10 @@ class Actor:
 
 @dataclass(slots=True)
 class Trace:
-    """The one LogEntry of an action that takes several requests, and the outcomes it has had so far."""
+    """The single LogEntry of an action that takes several requests, and its outcomes so far."""
 
     entry: int | None = None
-    """Primary key of the LogEntry; None: not written yet."""
+    """Primary key of the LogEntry. None: not written yet."""
     outcomes: dict[str, int] = field(default_factory=dict)
 
 
@@ -92,11 +93,11 @@ def record(
     entry: bool = True,
     trace: Trace | None = None,
 ) -> None:
-    """Record that ``actor`` did ``act`` to ``topic``, and the outcomes.
+    """Record that ``actor`` performed an action on ``topic``, and the outcomes.
 
-    ``entry`` False: without a LogEntry, for what programs do many times a second. ``trace``: add the outcomes to the
-    LogEntry of this trace instead of writing a new one. If the database is unavailable, its error is logged and
-    not raised: the action itself has been done.
+    ``entry`` False: without a LogEntry, for what programs do many times a second. ``trace``: add the outcomes
+    to the LogEntry of this trace instead of writing a new one. If the database is unavailable, its error is
+    logged and not raised, because the action itself has been done.
     """
     logger.info(
         "%s by %s (%s) on topic %s",

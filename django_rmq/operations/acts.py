@@ -1,4 +1,4 @@
-"""What can be done to messages of a slot: the call for each act, and what people call its answers."""
+"""The actions on messages of a slot: the call of each, and the names of its outcomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RESCHEDULED = {"waiting": "rescheduled", "retry": "rescheduled", "not_found": "
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that is done to messages."""
+    """One action on messages."""
 
     name: str
     call: CallOf
@@ -45,18 +45,18 @@ REPLAY = Act("replay", people.replay)
 
 
 def delete(copy: str) -> Act:
-    """Return the act that deletes a copy: ``live`` or ``dead``."""
+    """Return the action that deletes a copy: ``live`` or ``dead``."""
     return Act("delete", lambda topic, slot, members: people.remove(topic, slot, members, copy), _DELETED)
 
 
 def bury(actor: Actor, why: str) -> Act:
-    """Return the act that puts messages into Dead. Their reason is not to be taken for the class of an error."""
+    """Return the action that puts messages into Dead. The reason cannot be read as the class of an error."""
     reason = cut_error(f"buried by {actor.name}{f': {why}' if why else ''}").decode()
     return Act("bury", lambda topic, slot, members: people.bury(topic, slot, members, reason), _BURIED)
 
 
 def reschedule(score: int) -> Act:
-    """Return the act that gives waiting messages another score."""
+    """Return the action that gives waiting messages another score."""
     return Act(
         "reschedule",
         lambda topic, slot, members: people.reschedule(topic, slot, [score] * len(members), members),

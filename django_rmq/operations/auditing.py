@@ -1,4 +1,4 @@
-"""The ledgers of a topic: whether in every slot what came equals what went plus what is there."""
+"""The audit of a topic's ledgers: whether, in every slot, what came in equals what went out plus what is there."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ DEPTHS = ("store", "prepare", "retry", "dead", "claimed")
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the ledgers of all slots of a topic say together."""
+    """The sums of the ledgers of all slots of a topic."""
 
     topic: Topic
-    """With the slots that are registered."""
+    """The topic with its registered slots."""
     counters: Mapping[str, int]
     depths: Mapping[str, int]
     drifting: list[dict[str, int]]
-    """Slots that do not balance: the slot, and by how much in each of ``DRIFTS``."""
+    """Slots that do not balance: the slot, and the difference in each of ``DRIFTS``."""
     adopted: int
-    """Messages that were booked as foreign."""
+    """The number of messages that were recorded as foreign."""
 
     @property
     def moving(self) -> int:
-        """Messages that have left one slot and not reached another."""
+        """The number of messages that have left one slot and not reached another."""
         return sum(
             self.counters.get(f"{kind}_out", 0) - self.counters.get(f"{kind}_in", 0)
             for kind in ("moved", "moved_dead")
@@ -42,9 +42,9 @@ class Audit:
 
 
 def audit(broker: Broker, topic: Topic, registered: dict[str, Any], *, adopt: bool) -> Audit:
-    """Read the ledgers of a topic; ``adopt``: book what is there beyond the account as foreign."""
+    """Read the ledgers of a topic. ``adopt``: record messages beyond the account as foreign."""
     topic = as_registered(topic, registered)
-    # Slots of before a re-slotting are empty, and their counters are of what happened then.
+    # Slots from before a re-slotting are empty, and their counters describe what happened then.
     counted = replace(topic, slots=max((topic.slots, *former_slot_counts(registered))))
     counters: Counter[str] = Counter()
     depths = dict.fromkeys(DEPTHS, 0)
@@ -64,7 +64,7 @@ def audit(broker: Broker, topic: Topic, registered: dict[str, Any], *, adopt: bo
 
 
 def check_is_settled(topic: Topic, registered: dict[str, Any]) -> None:
-    """Raise ``ConfigurationError`` where a topic is being re-slotted: its messages are where they do not belong."""
+    """Raise ``ConfigurationError`` if a topic is being re-slotted, because its messages are between slots."""
     if registered and len(slot_counts(registered)) > 1:
         raise ConfigurationError(
             f'topic "{topic.name}" is being re-slotted: look for strays when that has ended'
@@ -76,7 +76,7 @@ def _ledgers(broker: Broker, topic: Topic) -> Iterator[tuple[int, Ledger]]:
 
 
 def _adopt(broker: Broker, topic: Topic, slot: int, ledger: Ledger) -> int:
-    """Book the drift that ``ledger`` shows, unless another adoption came first; return how much was booked."""
+    """Record the drift in ``ledger`` as foreign, unless another adoption came first; return how much was recorded."""
     drift = ledger.live_drift
     return drift if broker.run(people.adopt(topic, slot, drift, ledger["foreign"])) == "ok" else 0
 

@@ -1,4 +1,4 @@
-"""The slots of one block of a list, merged by score: each is asked for a little, and again where it ran out."""
+"""The slots of one block of a list, merged by score: a few entries of each are fetched, and more when they run out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from django_rmq.operations.copies import from_entry
 from django_rmq.operations.cursors import Order, Place
 
 PAGE_BYTES = 8_388_608
-"""What one page reads, about."""
+"""The approximate number of bytes that one page reads."""
 
 _Key = tuple[float, int]
-"""The order within a block: (score, slot), and within these as Redis has it. Negated where the list descends."""
+"""The order within a block: (score, slot), and within these as Redis has it. Negated if the list descends."""
 
 
 class _Feed:
@@ -29,10 +29,10 @@ class _Feed:
         self.bounds = bounds
         self.after: tuple[str, bytes] | None = None
         self.frontier: _Key | None = (-math.inf, slot)
-        """What comes before it has been fetched; None: everything has."""
+        """Everything before it has been fetched. None: everything has."""
 
     def take(self, cursor: tuple[str, bytes] | None, sign: int) -> None:
-        """Note where the next fetch goes on."""
+        """Record where the next fetch continues."""
         if cursor is None:
             self.frontier = None
         else:
@@ -67,7 +67,7 @@ class Block:
                 self._begin(feed, after)
 
     def _begin(self, feed: _Feed, after: Place) -> None:
-        """Let a slot begin behind a place: among equal scores the slots follow each other."""
+        """Start a slot after a place; entries with equal scores are ordered by slot."""
         score = self.sign * after.score
         low, high = feed.bounds
         if feed.slot == after.slot:
@@ -81,14 +81,14 @@ class Block:
             feed.bounds = max(low, math.nextafter(score, math.inf) if feed.slot < after.slot else score), high
 
     def read(self, limit: int, budget: int) -> tuple[list[tuple[int, Entry]], Place | None]:
-        """Return entries in order with their slots, and the place behind which to go on; None: the block is done."""
+        """Return entries in order with their slots, and the place after which to continue. None: the block is done."""
         self._fetch(self.feeds, limit, budget)
         rows: list[tuple[int, Entry]] = []
         last: Place | None = None
         while True:
             behind = [(feed.frontier, feed) for feed in self.feeds if feed.frontier is not None]
             safe = min((frontier for frontier, _ in behind), default=None)
-            # The sort is stable: entries of one slot and score stay as Redis has them.
+            # The sort is stable, so entries of one slot and score keep the order of Redis.
             self._waiting.sort(key=lambda row: row[0])
             taken = 0
             for key, entry in self._waiting:
@@ -106,13 +106,13 @@ class Block:
                 feed = next(feed for frontier, feed in behind if frontier == safe)
                 assert safe is not None
                 assert feed.after is not None
-                # Nothing before the frontier is left out, and all behind it comes with the next page.
+                # Nothing before the frontier is left out, and everything after it comes with the next page.
                 return rows, Place(self.block, *safe, feed.after[1])
             nearest = sorted(behind, key=lambda pair: pair[0])[: 2 * (limit - len(rows))]
             self._fetch([feed for _, feed in nearest], limit - len(rows), budget)
 
     def _fetch(self, asked: Sequence[_Feed], missing: int, budget: int) -> None:
-        """Ask slots for more, all in one round trip."""
+        """Fetch more entries of slots, all in one round trip."""
         topic, state, search = self.order.topic, self.order.state, self.order.wanted.search
         scan = max(20, min(1_000, (budget - self.scanned) // len(asked)))
         room = max(1_024, (PAGE_BYTES - self.bytes) // len(asked))
@@ -142,7 +142,7 @@ class Block:
             self._waiting += [((self.sign * entry.score, feed.slot), entry) for entry in entries]
             self.bytes += sum(map(_size, answer.entries))
             if search:
-                # How many entries a search that reached the end has looked at is not said.
+                # A search that reached the end does not report how many entries it examined.
                 self.scanned += scan if answer.cursor is not None else scan // 4
             else:
                 self.scanned += len(answer.entries)

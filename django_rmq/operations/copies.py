@@ -1,4 +1,4 @@
-"""What people see of a message: one copy of it in one state."""
+"""A copy of a message in one state, as people see it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_rmq.core.words.topics import Topic
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One copy of a message in one state. Times in ms since the epoch by Redis' clock."""
+    """One copy of a message in one state. Times in ms since the epoch by the clock of Redis."""
 
     topic: Topic
     id: str
@@ -24,38 +24,39 @@ class Copy:
     state: str
     score: float
     at_ms: int | None
-    """store and claim: due; retry: when it has rested; prepare: handed out or extended last; dead: died. None: no time."""
+    """For store and claim: the due time. retry: the end of the back-off. prepare: when it was handed out or
+    last extended. dead: the time of death. None: no time."""
     priority: int | None
-    """store and claim of priority topics."""
+    """For store and claim of priority topics."""
     retries_left: int | None
-    """After the next delivery (prepare: after this one); None: the full budget, or Dead."""
+    """The retries left after the next delivery (prepare: after this one). None: all retries, or Dead."""
     size: int
-    """Bytes of the body."""
+    """The size of the body in bytes."""
     member: bytes | None
-    """None: it may not be seen."""
+    """The member. None: hidden from the actor."""
     raw: bytes | None
-    """The body as it was stored; None: it may not be seen."""
+    """The body as it was stored. None: hidden from the actor."""
     key: str | None
     headers: dict[str, str]
     expires_ms: int
     slot_basis: str | None
     failed: str
-    """failed, timed_out, undecodable; dead: also rejected, buried or lapsed. Empty: it never failed."""
+    """failed, timed_out, undecodable; for dead also rejected, buried or lapsed. Empty: it never failed."""
     failures: int
     first_failed_ms: int | None
     last_failed_ms: int | None
     error_class: str
     error: str
-    """The last error with the end of its traceback; empty: there is none, or it may not be seen."""
+    """The last error with the end of its traceback. Empty: there is none, or it is hidden."""
     receipt: int | None
-    """prepare: the number of the delivery."""
+    """For prepare: the number of the delivery."""
     mark: str
-    """prepare: ``removed`` or ``buried``, where a person has decided so; it ends with its delivery."""
+    """For prepare: ``removed`` or ``buried`` if a person has decided so; the message ends with its delivery."""
     scored: float | None = None
-    """dead: the score it was first taken with, as far as it is known."""
+    """For dead: the score with which it was first taken, if known."""
 
     def body(self) -> Any:
-        """Return the decoded body. Raises ``ValueError`` for bytes that are not what the topic's BODY says."""
+        """Return the decoded body. Raises ``ValueError`` for bytes that do not match the topic's BODY."""
         if self.raw is None:
             raise ValueError("the body may not be seen")
         return decode_body(self.topic, self.raw)
@@ -69,7 +70,7 @@ class Copy:
 def from_entry(
     topic: Topic, slot: int, state: str, entry: Entry, name: str = "", *, hidden: bool = False
 ) -> Copy:
-    """Return the copy that peek or find listed, with ``name`` as its id. ``hidden``: without anything of its content."""
+    """Return the copy of an entry from peek or find, with ``name`` as its id. ``hidden``: without its content."""
     member, score, envelope, record = entry
     death = _death(record) if state == "dead" else None
     failure = _failure(record) if state in ("store", "retry", "claim") else None
@@ -112,7 +113,7 @@ def from_entry(
 def from_look(
     topic: Topic, slot: int, member: bytes, looked: Looked, name: str = "", *, hidden: bool = False
 ) -> Iterator[Copy]:
-    """Yield the copies that there are of a member, with ``name`` as their id."""
+    """Yield the existing copies of a member, with ``name`` as their id."""
     records = {
         "store": looked.failure,
         "prepare": looked.in_flight,

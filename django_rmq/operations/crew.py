@@ -1,4 +1,4 @@
-"""The workers there are, by what Redis or ZooKeeper has of them, and what is assigned to each."""
+"""The live workers, as known to Redis or ZooKeeper, and their assignments."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from django_rmq.project import connections
 
 @dataclass(slots=True)
 class Serving:
-    """What live workers do for one topic."""
+    """The live workers of one topic."""
 
     workers: int = 0
     threads: int = 0
     owned_slots: list[Holding] = field(default_factory=list)
-    """Of serial topics, by slot; also those of workers that are gone."""
+    """For serial topics, by slot; includes those of workers that are gone."""
 
 
 class Crew:
-    """The workers there are, and what is assigned to them, by topic."""
+    """The live workers and the assignment, by topic."""
 
     def __init__(
         self, members: Sequence[Member] = (), holdings: Sequence[Holding] = (), problem: str = ""
@@ -35,10 +35,10 @@ class Crew:
         self.members = members
         self.holdings = holdings
         self.problem = problem
-        """Why nobody can tell; empty: all is known."""
+        """Why the workers are unknown. Empty: they are known."""
         self._present = {member.worker.id for member in members}
         self._serving: defaultdict[str, Serving] = defaultdict(Serving)
-        # Most workers say the same, which is read once.
+        # Most workers publish the same topics, which are parsed once.
         groups: defaultdict[int, list[Worker]] = defaultdict(list)
         for member in members:
             groups[id(member.worker.topics)].append(member.worker)
@@ -52,7 +52,7 @@ class Crew:
             self._serving[one.topic].owned_slots.append(one)
 
     def serving(self, topic: Topic) -> Serving:
-        """Return who serves a topic."""
+        """Return the workers that serve a topic."""
         return self._serving.get(topic.name) or Serving()
 
     def owned(self, topic: Topic) -> int:
@@ -66,11 +66,11 @@ class Crew:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """One live worker and what is assigned to it."""
+    """One live worker and its assignment."""
 
     member: Member
     slots: dict[str, int] = field(default_factory=dict)
-    """Serial topic -> how many of its slots."""
+    """Serial topic -> the number of its slots."""
     shared: tuple[str, ...] = ()
     """Topics that all their workers share."""
 
@@ -96,15 +96,15 @@ def workers(broker: Broker) -> list[WorkerFigures]:
 
 
 def serving(broker: Broker, topic: str) -> list[str]:
-    """Return the live workers that serve ``topic``, each in words. Raises ``ServerTrouble``."""
+    """Return the live workers that serve ``topic``, as text. Raises ``ServerTrouble``."""
     found = [one.member.worker for one in workers(broker)]
     return [f"process {one.pid} on {one.host}" for one in found if topic in one.capacity.topics]
 
 
 def crew_of(roster: Roster | RmqError) -> Crew:
-    """Return who is there: in ZooKeeper where workers come together there, else by the roster.
+    """Return the live workers: from ZooKeeper if it is the coordinator, otherwise from the roster.
 
-    While ZooKeeper is away, or the roster cannot be read, what is in Redis can be shown all the same.
+    While ZooKeeper is unavailable, or the roster cannot be read, the data in Redis can still be shown.
     """
     if isinstance(roster, ServerTrouble):
         raise roster
@@ -114,7 +114,7 @@ def crew_of(roster: Roster | RmqError) -> Crew:
 
 
 def _crew_in_zookeeper() -> Crew | None:
-    """Return who is there where workers come together in ZooKeeper; None: they do not."""
+    """Return the live workers if ZooKeeper is the coordinator. None: it is not."""
     try:
         found = connections.survey_zookeeper()
     except ServerTrouble as error:
@@ -123,7 +123,7 @@ def _crew_in_zookeeper() -> Crew | None:
 
 
 def holding_of(holdings: Sequence[Holding], slot: int) -> Holding | None:
-    """Return the holding that ``slot`` lies in; they are in order and do not overlap."""
+    """Return the holding that contains ``slot``; holdings are in order and do not overlap."""
     low, high = 0, len(holdings)
     while low < high:
         middle = (low + high) // 2

@@ -1,6 +1,7 @@
-"""Cursors of lists: the place behind which a list goes on, as text.
+"""Cursors of lists: the place after which a list continues, as text.
 
-They are sealed, for they hold the beginning of a member, which may be a body that the reader may not see.
+They are sealed, because they contain the beginning of a member, which may be a body that the reader may not
+see.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from django_rmq.operations.ids import ROUNDS, Identity, find_members
 from django_rmq.project import sealing
 
 LONGEST_IN_CURSOR = 256
-"""Bytes of the longest member that a cursor holds; of a longer one it holds the beginning and the digest."""
+"""Maximum size in bytes of a member in a cursor; of a longer one it contains the beginning and the digest."""
 
 
 class Place(NamedTuple):
-    """A place in a list: behind ``member`` at ``score`` in ``slot``; scores negated where the list descends."""
+    """A place in a list: after ``member`` at ``score`` in ``slot``; scores are negated if the list descends."""
 
     block: int
     score: float
@@ -30,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a list is a list of; a cursor is good for the same only."""
+    """The identity of a list; a cursor is valid only for the same list."""
 
     topic: Topic
     state: str
@@ -53,14 +54,14 @@ class Order(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """What a cursor says of the place behind which a list goes on."""
+    """The content of a cursor."""
 
     place: Place
-    """With the member, or its beginning where it is long."""
+    """The place, with the member, or its beginning if it is long."""
     digest: bytes = b""
-    """Of a long member."""
+    """The digest of a long member."""
     rank: int | None = None
-    """That it had among those of the same score."""
+    """Its rank among members of the same score."""
 
 
 def seal(order: Order, place: Place, rank: int | None = None) -> str:
@@ -73,7 +74,7 @@ def seal(order: Order, place: Place, rank: int | None = None) -> str:
 
 
 def unseal(order: Order, cursor: str) -> _Mark:
-    """Return what ``seal`` wrote. Raises ``InvalidRequest`` for anything else."""
+    """Return what ``seal`` was given. Raises ``InvalidRequest`` for anything else."""
     text = sealing.unseal("cursor", order.context, cursor)
     if text is None:
         raise InvalidRequest("the cursor is not one of this list: begin with the first page")
@@ -87,8 +88,8 @@ def unseal(order: Order, cursor: str) -> _Mark:
 def resume(broker: Broker, order: Order, mark: _Mark) -> Place:
     """Return the place of a cursor, with its whole member.
 
-    Where a long member is gone, the list goes on with the first that begins as it did: what is alike in its first 256
-    bytes, and of the same score, may be listed again, and nothing is left out.
+    If a long member is gone, the list continues with the first one that begins like it. Members with the same
+    score and the same first 256 bytes may be listed again; none is left out.
     """
     place = mark.place
     if not mark.digest:
@@ -104,7 +105,7 @@ def resume(broker: Broker, order: Order, mark: _Mark) -> Place:
 
 
 def _behind(beginning: bytes) -> bytes:
-    """Return the first text behind all that begin so."""
+    """Return the first text after all that begin like this."""
     cut = beginning.rstrip(b"\xff")
     return cut[:-1] + bytes([cut[-1] + 1]) if cut else beginning + b"\xff" * LONGEST_IN_CURSOR
 

@@ -1,4 +1,4 @@
-"""The topics of the settings beside what Redis has registered of them, for who runs commands: compared, and applied."""
+"""Compares the topics of the settings with their registered definitions, and applies changes, for commands."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from django_rmq.operations.crew import serving
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """One topic of the settings, and what is registered of it."""
+    """One topic of the settings, and its registered definition."""
 
     topic: Topic
     state: str
-    """unreadable, new, differs or same; registered or applied, where that has been done just now."""
+    """unreadable, new, differs or same; registered or applied, if that has just been done."""
     registered: dict[str, Any] | None
-    """None: nothing."""
+    """The registered definition. None: there is none."""
     differences: list[Difference] = field(default_factory=list)
     obstacles: list[str] = field(default_factory=list)
     """Why it was not applied."""
 
 
 def compare(topic: Topic, registered: Definitions) -> Defined:
-    """Return in what ``topic`` differs from what is registered."""
+    """Return how ``topic`` differs from its registered definition."""
     if topic.name in registered.unreadable:
         return Defined(topic, "unreadable", None, obstacles=[registered.problem(topic.name)])
     known = registered.get(topic.name)
@@ -39,7 +39,7 @@ def compare(topic: Topic, registered: Definitions) -> Defined:
 
 
 def apply(broker: Broker, found: Defined, *, force: bool) -> Defined:
-    """Register what is new, and change what may be changed; ``force``: even if live workers go on with the old values."""
+    """Register new topics, and change what may be changed. ``force``: even if live workers go on with the old values."""
     topic = found.topic
     if found.state == "new":
         broker.define(topic)

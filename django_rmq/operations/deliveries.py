@@ -1,11 +1,12 @@
-"""Consuming in two phases for programs that are no workers: what a consumer takes, and how each delivery ends.
+"""Two-phase consumption for programs that are not workers: what a consumer takes, and how each delivery ends.
 
-A consumer is a UUID that a program draws once; its user's name goes before it, so that nobody can pass for another
-consumer or for a worker. It has the gate, the retries and the time-outs of a worker, and counts against MAX_RATE and
-MAX_IN_FLIGHT as one. It owns no slots: it tries those in which something is due, in turn, and leaves alone those that
-others hold.
+A consumer is a UUID that a program generates once; its user's name precedes it, so that it cannot be mistaken
+for another consumer or a worker. It has the gate, the retries and the time-outs of a worker, and counts
+against MAX_RATE and MAX_IN_FLIGHT like one. It owns no slots: it tries those in which something is due, in
+turn, and skips those that others hold.
 
-A **receipt** stands for one delivery of one slot. Whoever has it may settle what came with it; nobody can guess one.
+A **receipt** stands for one delivery of one slot. Its holder may settle the messages of the delivery. It
+cannot be guessed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from django_rmq.operations.settling import Outcome, Settled, Settling
 from django_rmq.operations.taking import LONGEST_WAIT, ROUND_SECONDS, Taking
 
 HELD_AT_ONCE = 512
-"""Slots asked in one round trip for what a consumer holds there."""
+"""The number of slots asked in one round trip for what a consumer holds there."""
 
 
 class Held(NamedTuple):
@@ -39,11 +40,11 @@ class Held(NamedTuple):
 
     messages: list[Message]
     next_slot: int | None
-    """Where to go on; None: that was all."""
+    """The slot at which to continue. None: that was all."""
 
 
 class Deliveries:
-    """What consumers of one actor do with one topic. Every method raises ``ServerTrouble``."""
+    """Operations of one actor's consumers on one topic. Every method raises ``ServerTrouble``."""
 
     def __init__(self, actor: Actor, topic: Topic, broker: Broker) -> None:
         self._topic = topic
@@ -54,22 +55,22 @@ class Deliveries:
         self._settling = Settling(broker, topic, permits)
 
     def owner(self, consumer: UUID) -> str:
-        """Return who holds the gate of a slot that this actor's ``consumer`` has taken from."""
+        """Return the name under which this actor's ``consumer`` holds the gate of a slot."""
         return f"{self._who}:{consumer.hex}"
 
-    # --- phase one
+    # --- the first phase
 
     def take(self, consumer: UUID, most: int, wait: float = 0.0) -> list[Message]:
         """Return up to ``most`` messages that are due now, or the first ones within ``wait`` seconds.
 
-        Messages of one slot come in the order in which they are to be worked, one after the other.
+        Messages of one slot are returned in the order in which to process them, one after the other.
         """
         return self._taking.take(self.owner(consumer), most, wait)
 
     def held(self, consumer: UUID, first: int = 0) -> Held:
-        """Return what ``consumer`` holds, from slot ``first`` on: how one goes on after a lost answer.
+        """Return what ``consumer`` holds, from slot ``first`` on; used to continue after a lost answer.
 
-        Raises ``OperationRefused`` for a topic without a gate: there nobody knows who holds what.
+        Raises ``OperationRefused`` for a topic without a gate, for which it is unknown who holds what.
         """
         topic = self._topic
         if not topic.serial:
@@ -87,30 +88,30 @@ class Deliveries:
                 return Held(found, slots.stop)
         return Held(found, None)
 
-    # --- phase two
+    # --- the second phase
 
     def receipt(self, message: Message) -> str:
         """Return the receipt of a message that was taken."""
         return sealed(message.topic.name, message.slot, message.receipt)
 
     def id(self, message: Message) -> str:
-        """Return the id by which a message that was taken is settled; a consumer may know what it holds."""
+        """Return the id with which a taken message is settled; a consumer may know what it holds."""
         return id_of(message.topic, message.slot, message.delivery.member, sealed=False)
 
     def commit(self, settled: Sequence[Settled]) -> list[str]:
-        """End deliveries with success. Answers ok or stale (the delivery has ended already) for each."""
+        """End deliveries successfully. Answers ok or stale (the delivery has ended already) for each."""
         return self._settling.settle("commit", settled)
 
     def release(self, settled: Sequence[Settled]) -> list[str]:
-        """Give deliveries back with nothing spent. Answers ok or stale for each."""
+        """Give deliveries back; no retry is used. Answers ok or stale for each."""
         return self._settling.settle("release", settled)
 
     def extend(self, settled: Sequence[Settled]) -> list[str]:
-        """Start the time-out of deliveries again. Answers ok or stale for each."""
+        """Restart the time-out of deliveries. Answers ok or stale for each."""
         return self._settling.settle("extend", settled)
 
     def rollback(self, settled: Sequence[Settled], outcomes: Sequence[Outcome]) -> list[str]:
-        """End deliveries with failure. Answers ok or stale for each."""
+        """End deliveries as failed. Answers ok or stale for each."""
         for how in outcomes:
             if how.delay_ms is not None and not (
                 is_whole(how.delay_ms) and 0 <= how.delay_ms <= MAX_DURATION_MS
@@ -120,7 +121,7 @@ class Deliveries:
 
 
 def deliveries_of(desk: Desk, name: str) -> Deliveries:
-    """Return the two phases of consuming a topic. Raises ``TopicMismatch`` as a worker would."""
+    """Return the deliveries of a topic. Raises ``TopicMismatch`` under the same conditions as a worker."""
     desk.actor.require(Permission.CONSUME)
     return Deliveries(desk.actor, desk.agreed(name), desk.broker)
 

@@ -1,4 +1,4 @@
-"""Who acts, and on what: what every room of ``operations`` is handed."""
+"""The actor, the broker and the settings, which every operation receives."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from django_rmq.project.watching import announcing
 
 
 class Desk:
-    """An actor, the broker that is asked, and the settings. ``purpose`` says whose connections to use.
+    """An actor, its broker, and the settings. ``purpose`` selects the connections.
 
-    ``trace``: what is done is one action of several requests, and recorded as one.
+    ``trace``: the operations are one action of several requests, and are recorded as one.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Desk:
 
     @property
     def broker(self) -> Broker:
-        """The broker that is asked."""
+        """The broker of the operations."""
         return self._given if self._given is not None else connections.get_broker(self._purpose)
 
     @property
@@ -43,29 +43,29 @@ class Desk:
         return get_config()
 
     def present(self, name: str) -> Topic:
-        """Return a topic with the slots that it has by now, whatever the settings say."""
+        """Return a topic with its current slots, whatever the settings say."""
         return connections.present(self.config.topic(name), self._given)
 
     def present_all(self, names: Iterable[str] | None) -> list[Topic]:
-        """Return these topics, or all of the settings, as ``present`` does."""
+        """Return these topics, or all of the settings, like ``present``."""
         return [self.present(name) for name in (self.config.topics if names is None else names)]
 
     def agreed(self, name: str) -> Topic:
-        """Return a topic as ``present`` does. Raises ``TopicMismatch`` as a worker would."""
+        """Return a topic like ``present``. Raises ``TopicMismatch`` under the same conditions as a worker."""
         declared = self.config.topic(name)
         if self._given is None:
             connections.agree(declared)
         return connections.present(declared, self._given)
 
     def record(self, act: str, topic: str, outcomes: Mapping[str, int], note: str = "") -> None:
-        """Record what came of an act, and announce what was replayed."""
+        """Record the outcomes of an action, and announce replayed messages."""
         record(self.actor, act, topic, outcomes, note, trace=self._trace)
         done = {word: outcomes[word] for word in ("replayed", "merged") if outcomes.get(word)}
         if act.startswith("replay") and done:
             announcing.replayed(topic, done, self.actor.name)
 
     def recorded(self, act: str, topic: Topic, what: str, steps: Iterator[Progress]) -> Run:
-        """Return a run that is recorded when it ends, however that comes."""
+        """Return a run that is recorded when it ends, in whatever way."""
 
         def recorded() -> Iterator[Progress]:
             last: Progress | None = None

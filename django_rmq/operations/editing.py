@@ -1,4 +1,4 @@
-"""A dead message with another body, sent again."""
+"""Replays a dead message with another body."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from django_rmq.project import connections, sending
 def replay_edited(desk: Desk, name: str, message_id: str, body: Any) -> Done:
     """Replay one dead message with another body. Outcomes: as ``replay``.
 
-    Where the body is the message's identity, the edited one is another message: it is sent, then the dead one is
-    deleted. Of two persons who do that at once both may have sent theirs; a double click sends one.
+    If the body is the message's identity, the edited one is another message: it is sent, then the dead one is
+    deleted. If two people do that at the same time, both messages may be sent; a double click sends one.
     Raises ``InvalidMessage`` for a body that cannot be sent.
     """
     desk.actor.require(Permission.REPLAY, Permission.EDIT)
@@ -47,7 +47,7 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
     (dead,) = (copy for copy in from_look(topic, slot, member, looked) if copy.state == "dead")
     producer = connections.get_producer()
     broker = desk.broker
-    # It may be taken at once, or has the priority that it had.
+    # It is due at once, or has its former priority.
     score = score_at_once(topic, dead.scored, broker.now_ms())
     if topic.keyed:
         try:
@@ -63,7 +63,7 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
     else:
         outgoing = producer.outgoing(topic, body, score)
         if topic.slot_basis is None and slot != slot_of(member, topic.slots):
-            # It was sent with a slot basis of its own, which nobody knows any more.
+            # It was sent with an explicit slot basis, which is no longer known.
             outgoing = outgoing._replace(slot=slot, crc=None)
         if outgoing.member == member:
             (word,) = broker.run(people.replay(topic, slot, [member]))
@@ -74,7 +74,7 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
 
 
 def _edited(topic: Topic, looked: Looked, dead: Copy, body: Any, now_ms: int) -> bytes:
-    """Return the envelope of a keyed message with another body; an expiry that has passed is dropped."""
+    """Return the envelope of a keyed message with another body; an expiry in the past is dropped."""
     expires_ms = dead.expires_ms if dead.expires_ms > now_ms else 0
     envelope = Envelope(encode_body(topic, body), expires_ms, dead.slot_basis, dead.headers or None)
     return encode_envelope(envelope)

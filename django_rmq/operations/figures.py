@@ -1,4 +1,4 @@
-"""What topics and slots hold at one instant, as one round trip can tell."""
+"""The contents of topics and slots at one instant, read in one round trip."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from django_rmq.operations.crew import Crew, crew_of, holding_of
 from django_rmq.project import connections
 
 LIVE_SLOTS = 4_096
-"""Slots that an overview looks at; of topics with more, an evenly spread part."""
+"""The number of slots that an overview reads; of topics with more, an evenly spread part."""
 
 PARTIAL_SLOTS = 256
-"""How many slots of a topic are looked at where all would be too many."""
+"""How many slots of a topic are read if all would be too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,77 +31,77 @@ class TopicFigures:
     topic: Topic
     store: int = 0
     due: int = 0
-    """Of ``store``: takeable now."""
+    """How many of ``store`` can be taken now."""
     prepare: int = 0
     retry: int = 0
     dead: int = 0
     claimed: int = 0
     oldest_due_ms: int | None = None
-    """The earliest due time in Store that has passed; None: nothing is overdue, or the topic orders by priority."""
+    """The earliest due time in Store that has passed. None: nothing is overdue, or the topic orders by priority."""
     age_ms: int | None = None
-    """How long that one has been due."""
+    """How long that message has been due, in ms."""
     undrained_since_ms: int | None = None
-    """Priority topics: since when the slot has not been empty that was so for the longest; None: nothing waits."""
+    """Priority topics: the earliest time since which a slot has not been empty. None: nothing is waiting."""
     undrained_ms: int | None = None
-    """For how long: what was sent since and still waits has waited no longer."""
+    """The time since then in ms. No waiting message sent since then has waited longer."""
     paused_slots: int = 0
     consumers: int = 0
-    """Live workers that serve the topic."""
+    """The number of live workers that serve the topic."""
     threads: int = 0
-    """Their threads."""
+    """The number of their threads."""
     owned_slots: int = 0
-    """Serial topics: slots that are assigned to live workers."""
+    """Serial topics: the number of slots that are assigned to live workers."""
     workers_problem: str = ""
-    """Why nobody knows how many workers there are; empty: it is known."""
+    """Why the number of workers is unknown. Empty: it is known."""
     definition_problem: str = ""
-    """Why what Redis has registered of the topic cannot be read; empty: it can."""
+    """Why the registered definition of the topic cannot be read. Empty: it can."""
     looked_at: int = 0
-    """Slots that were looked at."""
+    """The number of slots that were read."""
     now_ms: int = 0
-    """When, by Redis' clock."""
+    """When they were read, by the clock of Redis."""
     problems: tuple[str, ...] = ()
-    """Slots that cannot be read, and why."""
+    """Slots that cannot be read, and the reasons."""
 
     @property
     def troubles(self) -> list[str]:
-        """All that cannot be read of the topic: its definition, slots, who serves it."""
+        """Everything about the topic that cannot be read: its definition, slots, and workers."""
         return [text for text in (self.definition_problem, *self.problems, self.workers_problem) if text]
 
     @property
     def not_due(self) -> int:
-        """Of ``store``: waiting for its time."""
+        """How many of ``store`` wait for their time."""
         return self.store - self.due
 
     @property
     def is_partial(self) -> bool:
-        """Whether only a part of the slots was looked at."""
+        """Whether only a part of the slots was read."""
         return self.looked_at < self.topic.slots
 
     @property
     def is_paused(self) -> bool:
-        """Whether every slot that was looked at is paused."""
+        """Whether every slot that was read is paused."""
         return 0 < self.looked_at == self.paused_slots
 
     @property
     def is_partly_paused(self) -> bool:
-        """Whether some slots are paused and some are not: a pause was interrupted."""
+        """Whether some slots are paused and some are not, because a pause was interrupted."""
         return 0 < self.paused_slots < self.looked_at
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFigures:
-    """One slot: what it holds, who owns it since when, who took from it last."""
+    """One slot: its contents, its owner, and the consumer that took from it last."""
 
     slot: int
     counts: Counts
     worker: str = ""
-    """The id of the worker it is assigned to; empty: none, or the topic is not serial."""
+    """The id of the worker to which it is assigned. Empty: none, or the topic is not serial."""
     since_ms: int | None = None
     problem: str = ""
 
     @property
     def depth(self) -> int:
-        """Everything alive in it."""
+        """The number of live messages in it."""
         return self.counts.store + self.counts.prepare + self.counts.retry + self.counts.claimed
 
 
@@ -120,7 +120,7 @@ class SlotsFigures:
 
     @property
     def skew(self) -> float:
-        """How many times deeper than the mean the deepest slot is; 1: even, 0: all are empty."""
+        """The depth of the deepest slot divided by the mean. 1: even. 0: all are empty."""
         mean = self.mean_depth
         return max(row.depth for row in self.rows) / mean if mean else 0.0
 
@@ -133,7 +133,7 @@ class Overview(NamedTuple):
 
     topics: list[TopicFigures]
     workers: int | None
-    """How many are alive; None: nobody can tell, see ``problem``."""
+    """The number of live workers. None: unknown, see ``problem``."""
     problem: str
     now_ms: int
 
@@ -144,7 +144,7 @@ def overview(broker: Broker, topics: Sequence[Topic]) -> list[TopicFigures]:
 
 
 def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
-    """Return the figures of ``topics`` and the number of workers, as ``overview`` does."""
+    """Return the figures of ``topics`` and the number of workers, like ``overview``."""
     looked_at = slots_to_look_at(topics)
     calls = [looking.count(topic, slot) for topic in topics for slot in looked_at[topic.name]]
     roster, counted, now_ms = _with_roster(broker, calls)
@@ -159,7 +159,7 @@ def survey(broker: Broker, topics: Sequence[Topic]) -> Overview:
 def _with_roster(
     broker: Broker, calls: Iterable[Call[Counts]]
 ) -> tuple[Roster | RmqError, list[Counts | RmqError], int]:
-    """Run calls and ask who is alive, in one round trip; return the roster, the answers and the server's ms."""
+    """Run calls and read the live workers, in one round trip; return the roster, the answers and the server's ms."""
     pipeline = broker.pipeline()
     asked = pipeline.add(workers.roster())
     answers = [pipeline.add(call) for call in calls]
@@ -170,7 +170,7 @@ def _with_roster(
 
 
 def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
-    """Return the figures of some slots, with who owns them. Raises ``ServerTrouble``."""
+    """Return the figures of some slots, with their owners. Raises ``ServerTrouble``."""
     roster, answers, now_ms = _with_roster(broker, [looking.count(topic, slot) for slot in wanted])
     owners = crew_of(roster).serving(topic).owned_slots
     rows = []
@@ -188,7 +188,7 @@ def slots(broker: Broker, topic: Topic, wanted: Sequence[int]) -> SlotsFigures:
 
 
 def slots_to_look_at(topics: Iterable[Topic]) -> dict[str, Sequence[int]]:
-    """Choose the slots to look at: all where there are few, the smallest topics first."""
+    """Choose the slots to read: all if there are few, the smallest topics first."""
     chosen: dict[str, Sequence[int]] = {}
     left = 2 * LIVE_SLOTS
     for topic in sorted(topics, key=lambda one: one.slots):

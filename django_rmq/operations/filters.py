@@ -1,4 +1,4 @@
-"""Which messages of a state are meant: by text, error, age and slot."""
+"""Filters that select messages of a state by text, error, age and slot."""
 
 from __future__ import annotations
 
@@ -16,46 +16,49 @@ from django_rmq.operations.ids import STATES
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which messages of a state are meant; all conditions must hold. Ages in seconds.
+    """A selection of messages of a state; all conditions must hold. Ages in seconds.
 
-    The age of what waits is how long it has been due, of what is in flight since it was handed out or extended, of
-    what is dead since it died. What rests, and what waits by priority, has none.
+    The age of a waiting message counts from its due time, that of a message in flight from when it was handed
+    out or last extended, that of a dead message from its death. Resting messages, and those that wait by
+    priority, have none.
     """
 
     text: str = ""
     """Part of the body, the key, the headers or the error."""
     error: str = ""
-    """The class of the last error, whole, or its last part (``Boom`` for ``shop.errors.Boom``)."""
+    """The class of the last error: its whole name, or the last part (``Boom`` for ``shop.errors.Boom``)."""
     older_than: float | None = None
     newer_than: float | None = None
     slot: int | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything is meant."""
+        """Whether every message is selected."""
         return self == Filter()
 
     @property
     def search(self) -> dict[str, Any]:
-        """What Redis is to look for, as arguments of ``find``: a superset of what is meant; empty: there is no search.
+        """The arguments of ``find``, which selects a superset in Redis. Empty: there is no search.
 
-        A class of errors is compared with that of the last error alone: who may look for one may not search bodies.
+        A class of errors is compared only with that of the last error: users who may filter by it need not be
+        permitted to search bodies.
         """
         if self.text:
             return {"text": self.text.encode("utf-8", "surrogateescape")}
         return {"text": self.error.encode("utf-8", "surrogateescape"), "where": "error"} if self.error else {}
 
     def as_of(self, state: str, seconds: float) -> Filter:
-        """Return what a sweep that began so many seconds ago still means of a state.
+        """Return the filter for a state that a sweep which began this many seconds ago still applies.
 
-        What has died since is not part of it: else what fails again would be replayed for ever.
+        Messages that have died since are excluded, because a message that fails again would be replayed
+        without end.
         """
         if state != "dead":
             return self
         return replace(self, older_than=max(self.older_than or 0.0, seconds))
 
     def check(self, topic: Topic, state: str) -> None:
-        """Raise ``InvalidRequest`` or ``OperationRefused`` where ``topic`` cannot be filtered so."""
+        """Raise ``InvalidRequest`` or ``OperationRefused`` if the filter does not apply to ``topic``."""
         if state not in STATES:
             raise InvalidRequest(f"{state!r} is no state: it must be one of {', '.join(STATES)}")
         if self.slot is not None and not (is_whole(self.slot) and 0 <= self.slot < topic.slots):
@@ -72,17 +75,17 @@ class Filter:
             )
 
     def scores(self, state: str, now_ms: int) -> tuple[float, float]:
-        """Return the bounds of the scores that are meant."""
+        """Return the bounds of the selected scores."""
         if self.older_than is None and self.newer_than is None:
             return -math.inf, math.inf
-        # 999 and less on time topics are retries: they have no time.
+        # On time topics, 999 and less are retries, which have no time.
         low = 1000.0 if self.newer_than is None else math.ceil(now_ms - self.newer_than * 1000)
         high = now_ms if self.older_than is None else math.floor(now_ms - self.older_than * 1000)
-        # In flight, the three last digits are the retries left.
+        # In flight, the last three digits are the retries left.
         return max(low, 1000.0), high + 999 if state == "prepare" else high
 
     def matches(self, copy: Copy, entry: Entry) -> bool:
-        """Return whether an entry that Redis found is meant indeed."""
+        """Return whether an entry that Redis found is really selected."""
         if self.error:
             name = copy.error_class
             if self.error != name and not name.endswith(f".{self.error}"):
@@ -96,7 +99,7 @@ class Filter:
 
 
 def check_age(topic: Topic, state: str) -> None:
-    """Raise ``OperationRefused`` where the messages of a state have no age."""
+    """Raise ``OperationRefused`` if the messages of a state have no age."""
     if state == "retry":
         raise OperationRefused("what rests has no age: its time is that of its next delivery")
     if state == "claim":

@@ -1,4 +1,4 @@
-"""What has passed through topics so far, of which two looks tell rates."""
+"""Counters of messages that have passed through topics; the difference of two readings gives rates."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from django_rmq.operations.figures import slots_to_look_at
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What has passed through topics until an instant; two of them tell rates."""
+    """Counters of messages that have passed through topics until an instant; two of them give rates."""
 
     RATES: ClassVar[tuple[str, ...]] = ("sent", "done", "failed")
-    """sent: taken from senders, merged ones too; done: committed and acknowledged; failed: failed or timed out."""
+    """sent: taken from senders, including merged ones. done: committed and acknowledged. failed: failed or
+    timed out."""
 
     now_ms: int
     counted: dict[str, dict[str, int]]
-    """Topic → name of ``RATES`` → how many ever."""
+    """Topic → name in ``RATES`` → total number."""
     problems: tuple[str, ...] = ()
-    """Slots whose counters cannot be read, and why: they are not in the sums."""
+    """Slots whose counters cannot be read, and the reasons; they are not in the sums."""
 
     def since(self, before: Flow) -> dict[str, dict[str, float]]:
-        """Return topic → name → how many per second since then."""
+        """Return topic → name → number per second since the earlier reading."""
         seconds = max(self.now_ms - before.now_ms, 1) / 1000
         return {
             topic: {
@@ -47,7 +48,7 @@ _COUNTERS = {
 
 
 def flow(broker: Broker, topics: Sequence[Topic]) -> Flow:
-    """Return what has passed through ``topics`` so far; those with very many slots are left out."""
+    """Return the counters of ``topics``; those with very many slots are left out."""
     looked_at = slots_to_look_at(topics)
     small = [topic for topic in topics if len(looked_at[topic.name]) == topic.slots]
     now_ms = broker.now_ms()

@@ -1,7 +1,7 @@
-"""Is everything well? One check for the command, REST and whoever watches: a list of findings, no secrets in them.
+"""The health check of the command, REST and probes: a list of findings that contain no secrets.
 
-Redis answers; workers can be read and what is assigned fits them; every topic with a listener has a live worker;
-nothing has been due for too long; not too much is dead.
+It checks that Redis answers, that workers can be read and the assignment fits them, that every topic with a
+listener has a live worker, that nothing has been due for too long, and that not too much is dead.
 """
 
 from __future__ import annotations
@@ -23,35 +23,37 @@ from django_rmq.operations.retiring import Stranded
 from django_rmq.project import connections
 
 LOOK_AGAIN_SECONDS = 0.5
-"""Between two looks at an assignment that does not fit: workers that come and go are assigned to within seconds."""
+"""Seconds between two checks of an assignment that does not fit; workers that join or leave are assigned
+within seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is still well; None: not looked at."""
+    """The limits of good health. None: not checked."""
 
     max_age: float | None = None
-    """Seconds that the oldest message of a topic may have been due, or a slot of a priority topic not been empty."""
+    """Maximum seconds for which the oldest message of a topic may have been due, or a slot of a priority
+    topic not been empty."""
     max_dead: int | None = None
-    """Dead messages of a topic."""
+    """Maximum number of dead messages of a topic."""
     needs_workers: bool = True
     """Whether every topic with a listener must have a live worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     """redis, coordinator, definition, workers, age, dead or undeclared."""
     topic: str
-    """Empty: it is about no topic."""
+    """The topic. Empty: the finding is not about a topic."""
     is_well: bool
     text: str
-    """What was found, as a sentence."""
+    """The finding as a sentence."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON takes it."""
+        """Return the finding for JSON."""
         return {
             "check": self.name,
             "topic": self.topic or None,
@@ -62,18 +64,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All that was found."""
+    """All findings."""
 
     findings: list[Finding]
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is amiss."""
+        """Whether there is no trouble."""
         return all(finding.is_well for finding in self.findings)
 
     @property
     def troubles(self) -> list[Finding]:
-        """What is amiss."""
+        """The findings that are trouble."""
         return [finding for finding in self.findings if not finding.is_well]
 
 
@@ -86,10 +88,10 @@ def check(
     patience: float = 0.0,
     stranded: Callable[[], Sequence[Stranded]] = list,
 ) -> Health:
-    """Look at everything; Redis being away is a finding, not an error.
+    """Run all checks. An unavailable Redis is a finding, not an error.
 
-    ``coordinator`` is that of the settings. ``patience``: seconds within which an assignment that does not fit its
-    workers may come to fit them. ``stranded`` returns the registered topics that are not declared.
+    ``coordinator`` is that of the settings. ``patience``: seconds to wait for an assignment to fit its
+    workers. ``stranded`` returns the registered topics that are not declared.
     """
     began = time.monotonic()
     try:
@@ -115,7 +117,7 @@ def check(
 
 
 def _coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Finding:
-    """Return whether what ``look`` finds, workers and what is wrong with their assignment, is well in the end."""
+    """Return whether the workers and their assignment, which ``look`` reads, are well within the patience."""
     end = time.monotonic() + patience
     while True:
         count, flaw = look()
@@ -143,10 +145,10 @@ def _in_zookeeper() -> tuple[int, str]:
 
 
 def _flaw(roster: Roster) -> str:
-    """Return why the assignment does not fit the workers; empty: it does."""
+    """Return why the assignment does not fit the workers. Empty: it does."""
     workers = {member.worker.id: member.worker for member in members_of_roster(roster)}
     if not workers:
-        return ""  # nobody is there to serve anything: that is found topic by topic
+        return ""  # there are no workers, which is reported for each topic
     if not roster.plan:
         return "nothing is assigned to the workers that are there"
     try:

@@ -1,9 +1,9 @@
-"""The ids by which people name messages, and how the message that an id names is found.
+"""The ids by which people name messages, and how the message of an id is found.
 
-A **plain** id, ``<slot>.<base64url(member)>``, holds the member, which is the body or the key. A **sealed** id,
-``<slot>~<sealed digest>``, holds nothing of it; lists put the place before the tilde:
-``<slot>.<state>.<score>.<rank>~<sealed digest>``, where the rank is that among messages of the same score. A message with a
-sealed id is looked for at its place first, then among the last of every state of its slot.
+A **plain** id, ``<slot>.<base64url(member)>``, contains the member, which is the body or the key. A
+**sealed** id, ``<slot>~<sealed digest>``, contains nothing of it; lists put the place before the tilde:
+``<slot>.<state>.<score>.<rank>~<sealed digest>``, where the rank is that among messages of the same score. A
+message with a sealed id is searched at its place first, then among the last of every state of its slot.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from django_rmq.project.sealing import LONGEST_PLAIN, sealed_id, unsealed_digest
 
 STATES = ("store", "prepare", "retry", "dead", "claim")
 ROUNDS = 2
-"""How often a message is looked for, with one script each time: with the look at it that makes three."""
+"""How often a message is searched, with one script each time; reading the message afterwards makes three."""
 
 ALL_ROUNDS = 1_000
 """The same for a command: the search goes through the whole slot, up to two million entries."""
 
 SOUGHT_AT_ONCE = 12
-"""Messages that one script looks for: with the longest bodies they are about what it may read."""
+"""The number of messages that one script searches; with the longest bodies they are about what it may read."""
 
 _PLACE = re.compile(r"(store|prepare|retry|dead|claim)\.(.+)\.(\d{0,15})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an id says: the slot, and the member or its digest and where to look for it."""
+    """The content of an id: the slot, and the member, or its digest and where to search for it."""
 
     slot: int
     member: bytes | None
     digest: bytes = b""
-    """Of an unknown member; empty: whatever the id names, this actor may not know whether it is there."""
+    """The digest of an unknown member. Empty: this actor may not know whether the message is there."""
     place: Area | None = None
 
 
@@ -59,9 +59,9 @@ def id_of(
     *,
     sealed: bool,
 ) -> str:
-    """Return the id of a message: plain, unless the member is long or ``sealed`` says that it may not be in it.
+    """Return the id of a message: plain, unless the member is long or ``sealed`` forbids it in the id.
 
-    ``state``, ``score`` and ``rank``: where a sealed id says to look first, as far as it is known.
+    ``state``, ``score`` and ``rank``: where a search for a sealed id begins, if known.
     """
     if len(member) <= LONGEST_PLAIN and not sealed:
         return message_id(slot, member)
@@ -71,7 +71,7 @@ def id_of(
 
 
 def identify(topic: Topic, text: str) -> Identity:
-    """Return what an id says. Raises ``InvalidRequest`` for what is none of ``topic``."""
+    """Return the content of an id. Raises ``InvalidRequest`` for text that is not an id of ``topic``."""
     head, tilde, sealed = text.partition("~")
     number, dot, rest = head.partition(".")
     if not ((dot or tilde) and number.isdecimal() and number.isascii() and len(number) <= 7):
@@ -112,11 +112,11 @@ def _place(text: str, place: str) -> Area:
 
 @dataclass(slots=True)
 class Found:
-    """The members that ids name."""
+    """The members of ids."""
 
     members: dict[Identity, bytes] = field(default_factory=dict)
     unseen: set[Identity] = field(default_factory=set)
-    """Not found, though not everything was looked at where they should be."""
+    """Not found, although not everything was searched where they should be."""
 
 
 def find_members(
@@ -127,7 +127,7 @@ def find_members(
     rounds: int = ROUNDS,
     states: Sequence[str] = STATES,
 ) -> Found:
-    """Find what ids name, in up to ``rounds`` round trips with a script for every 12 sealed ids of a slot."""
+    """Find the members of ids, in up to ``rounds`` round trips with a script for every 12 sealed ids of a slot."""
     found = Found()
     sealed: defaultdict[int, list[Identity]] = defaultdict(list)
     for one in identities:
@@ -153,14 +153,14 @@ def find_members(
 
 
 class _Search:
-    """The look for a few members in one slot: at their places first, then in whole states."""
+    """The search for a few members in one slot: at their places first, then in whole states."""
 
     def __init__(self, slot: int, named: Sequence[Identity], states: Sequence[str]) -> None:
         self.slot = slot
         self._states = [Area(state) for state in states]
         self._wanted: defaultdict[bytes, list[Identity]] = defaultdict(list)
         self._left: dict[Area, Area | None] = {}
-        """Each area, and what of it was not looked at."""
+        """Each area, and the part of it that was not searched."""
         for one in named:
             self._wanted[one.digest].append(one)
             areas = self._areas_of(one)
@@ -168,22 +168,22 @@ class _Search:
 
     @property
     def digests(self) -> list[bytes]:
-        """What is still looked for."""
+        """The digests not found yet."""
         return list(self._wanted)
 
     @property
     def areas(self) -> list[Area]:
-        """Where it is still looked for."""
+        """The areas still to be searched."""
         return [area for area in self._left.values() if area is not None]
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is something to look for, and somewhere to look."""
+        """Whether there is something to find, and somewhere to search."""
         return bool(self._wanted and self.areas)
 
     @property
     def unseen(self) -> list[Identity]:
-        """What was not found, and may be where nobody looked."""
+        """The ids that were not found, but may be where nothing was searched."""
         return [
             one
             for named in self._wanted.values()
@@ -192,7 +192,7 @@ class _Search:
         ]
 
     def take(self, sought: Sought) -> dict[Identity, bytes]:
-        """Note what a script has found, and look for the others in all states from now on."""
+        """Record what a script has found, and search for the others in all states from now on."""
         found: dict[Identity, bytes] = {}
         for digest, member in zip(self.digests, sought.members, strict=True):
             if member is not None:
@@ -204,7 +204,7 @@ class _Search:
         return found
 
     def _areas_of(self, one: Identity) -> list[Area]:
-        """Return where a message should be."""
+        """Return the areas in which a message should be."""
         return [one.place] if one.place is not None else self._states
 
 

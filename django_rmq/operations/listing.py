@@ -1,8 +1,9 @@
 """Lists of messages, page by page, over all slots of a topic: filtered, in the order of their scores.
 
-Slots are taken in blocks: within a block the order is that of the scores over all of its slots, and a topic of up
-to ``BLOCK`` slots is one block. Each page asks each slot for a little and merges. A cursor is a place in that order,
-not an entry, so it stays good while entries come and go: what is there throughout all pages is listed exactly once.
+Slots are read in blocks. Within a block the order is that of the scores over all of its slots, and a topic of
+up to ``BLOCK`` slots is one block. Each page reads a few entries of each slot and merges them. A cursor is a
+place in that order, not an entry, so it stays valid while entries come and go: an entry present throughout
+all pages is listed exactly once.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from django_rmq.operations.ids import id_of
 from django_rmq.project import sealing
 
 BLOCK = 1_024
-"""Slots that are listed in one order."""
+"""The number of slots that are listed in one order."""
 
 BLOCKS_PER_PAGE = 8
-"""Blocks that one page looks into: in 2^20 slots that are nearly empty a page may come back short."""
+"""The number of blocks that one page reads; with 2^20 nearly empty slots a page may be short."""
 
 SCANNED_PER_PAGE = 50_000
-"""Entries that one page of a filtered list looks at."""
+"""The number of entries that one page of a filtered list examines."""
 
 LONGEST_PAGE = 1_000
 
 RANKS_AT_ONCE = 500
-"""Members that one script ranks."""
+"""The number of members that one script ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,15 @@ class Listing:
 
     copies: list[Copy]
     cursor: str
-    """Where the next page begins; empty: this is the last."""
+    """Where the next page begins. Empty: this is the last one."""
     scanned: int
-    """Entries that were looked at."""
+    """The number of entries examined."""
     problems: list[str] = field(default_factory=list)
-    """Slots that cannot be read, and why."""
+    """Slots that cannot be read, and the reasons."""
 
 
 def first_page_order(topic: Topic, state: str) -> bool:
-    """Return whether a state is listed from its highest score down: what is interesting comes first."""
+    """Return whether the first page lists a state from its highest score down."""
     return state == "dead" or (state == "store" and topic.is_priority)
 
 
@@ -60,13 +61,13 @@ class Shown(NamedTuple):
     """What the reader of a list may see."""
 
     hidden: bool
-    """Nothing of the content."""
+    """Whether all content is hidden."""
     sealed: bool
-    """Ids that do not hold it."""
+    """Whether ids are sealed."""
 
 
 def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: int, shown: Shown) -> Listing:
-    """Return up to ``limit`` copies behind ``cursor``. Raises ``InvalidRequest`` for one of another list."""
+    """Return up to ``limit`` copies after ``cursor``. Raises ``InvalidRequest`` for a cursor of another list."""
     after = resume(broker, order, unseal(order, cursor)) if cursor else None
     rows, place, scanned, problems = _read_rows(broker, order, after, limit, now_ms)
     named = [
@@ -87,7 +88,7 @@ def read_page(broker: Broker, order: Order, *, cursor: str, limit: int, now_ms: 
 
 
 def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> dict[tuple[int, bytes], int]:
-    """Return where messages stand among those of the same score, by slot and member, as far as they are still there."""
+    """Return the ranks of messages among those of the same score, by slot and member, if they are still there."""
     by_slot: dict[int, list[bytes]] = {}
     for slot, member in dict.fromkeys(named):
         by_slot.setdefault(slot, []).append(member)
@@ -102,7 +103,7 @@ def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> 
     found: dict[tuple[int, bytes], int] = {}
     for (slot, members), ranks in zip(asked, run_all(broker, calls), strict=True):
         if not isinstance(ranks, RmqError):
-            # What cannot be ranked any more is listed without a rank.
+            # A message that can no longer be ranked is listed without a rank.
             pairs = zip(members, ranks, strict=True)
             found |= {(slot, member): rank for member, rank in pairs if rank is not None}
     return found
@@ -111,7 +112,7 @@ def _ranks(broker: Broker, order: Order, named: Iterable[tuple[int, bytes]]) -> 
 def _read_rows(
     broker: Broker, order: Order, after: Place | None, limit: int, now_ms: int
 ) -> tuple[list[tuple[int, Entry]], Place | None, int, list[str]]:
-    """Return up to ``limit`` entries with their slots, where the next page begins, what was scanned, and problems."""
+    """Return up to ``limit`` entries with their slots, where the next page begins, the number examined, and problems."""
     topic, wanted = order.topic, order.wanted
     block = after.block if after is not None else 0 if wanted.slot is None else wanted.slot // BLOCK
     blocks = math.ceil(topic.slots / BLOCK)

@@ -1,4 +1,4 @@
-"""What an actor sees of topics, slots and workers: figures now, what has passed through, and whether all is well."""
+"""Read-only operations on topics, slots and workers: current figures, counters, and the health check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from django_rmq.operations.measuring import Measurement
 from django_rmq.operations.retiring import Stranded
 
 EVENTS_SECONDS = 0.5
-"""How long one look for events waits for the first."""
+"""Seconds for which one request for events waits for the first."""
 
 
 def overview(desk: Desk, names: Iterable[str] | None = None) -> list[TopicFigures]:
@@ -34,7 +34,7 @@ def overview(desk: Desk, names: Iterable[str] | None = None) -> list[TopicFigure
 
 
 def survey(desk: Desk, names: Iterable[str] | None = None) -> Overview:
-    """Return what ``overview`` does, and how many workers there are."""
+    """Return the same as ``overview``, and the number of workers."""
     desk.actor.require(Permission.VIEW)
     return figures.survey(desk.broker, desk.present_all(names))
 
@@ -46,7 +46,7 @@ def topic(desk: Desk, name: str) -> TopicFigures:
 
 
 def slots(desk: Desk, name: str, first: int = 0, limit: int = 1_000) -> SlotsFigures:
-    """Return up to ``limit`` slots from ``first``: what each holds, and who owns it since when."""
+    """Return up to ``limit`` slots from ``first``: the contents of each, and its owner."""
     desk.actor.require(Permission.VIEW)
     present = desk.present(name)
     wanted = range(max(0, first), min(present.slots, max(0, first) + max(1, min(limit, 5_000))))
@@ -54,13 +54,13 @@ def slots(desk: Desk, name: str, first: int = 0, limit: int = 1_000) -> SlotsFig
 
 
 def flow(desk: Desk, names: Iterable[str] | None = None) -> Flow:
-    """Return what has passed through topics so far; ask twice for rates. Not for those of very many slots."""
+    """Return counters of topics; two calls give rates. Topics with very many slots are left out."""
     desk.actor.require(Permission.VIEW)
     return flows.flow(desk.broker, desk.present_all(names))
 
 
 def measured(desk: Desk, names: Iterable[str] | None = None) -> Measurement:
-    """Return what monitoring systems want to know of topics: depths, counts since the first message, durations."""
+    """Return the measurements of topics for monitoring systems: depths, counters, durations."""
     desk.actor.require(Permission.VIEW)
     return measuring.measured(desk.broker, desk.present_all(names))
 
@@ -72,16 +72,16 @@ def workers(desk: Desk) -> list[WorkerFigures]:
 
 
 def history(desk: Desk, name: str, hours: float, *, step: int = 1) -> list[Minute]:
-    """Return what was sampled of a topic in the last ``hours``, oldest first, each ``step`` minutes in one.
+    """Return the samples of a topic in the last ``hours``, oldest first, ``step`` minutes per item.
 
-    Raises ``WrongType`` where it cannot be read.
+    Raises ``WrongType`` if the history cannot be read.
     """
     desk.actor.require(Permission.VIEW)
     return kept.read(desk.broker, desk.config.topic(name), hours, step=step)
 
 
 def last_minutes(desk: Desk, minutes: Mapping[Topic, int]) -> dict[Topic, list[Minute] | RmqError]:
-    """Return what was sampled in the last so many minutes of each topic, up to an hour; or why it cannot be read."""
+    """Return the samples of the last minutes of each topic, up to an hour; or the error that prevents reading them."""
     desk.actor.require(Permission.VIEW)
     return kept.read_last(desk.broker, minutes)
 
@@ -89,7 +89,7 @@ def last_minutes(desk: Desk, minutes: Mapping[Topic, int]) -> dict[Topic, list[M
 def health(
     desk: Desk, limits: Limits, names: Iterable[str] | None = None, *, patience: float = 0.0
 ) -> Health:
-    """Look whether all is well with topics (or those named); Redis being away is a finding, not an error."""
+    """Check the health of all topics (or those named). An unavailable Redis is a finding, not an error."""
     desk.actor.require(Permission.VIEW)
     topics, coordinator = desk.present_all(names), desk.config.coordinator
     left: Callable[[], list[Stranded]] = partial(stranded, desk) if names is None else list
@@ -97,7 +97,7 @@ def health(
 
 
 def stranded(desk: Desk) -> list[Stranded]:
-    """Return the topics that are registered in Redis and that the settings do not declare, with what they hold."""
+    """Return the topics that are registered in Redis and not declared in the settings, with their contents."""
     desk.actor.require(Permission.VIEW)
     return retiring.stranded(desk.broker, desk.config.topics)
 
@@ -109,10 +109,10 @@ def find_stranded(desk: Desk, name: str) -> Stranded:
 
 
 def events(desk: Desk) -> Iterator[list[dict[str, Any]]]:
-    """Yield what happens from now on, see ``django_rmq.core.telling.events``; empty lists while nothing does, to be asked again.
+    """Yield lists of events from now on, see ``django_rmq.core.telling.events``; an empty list if there were none.
 
-    Ids hold what is stored, so it takes the right to see bodies. Raises ``OperationRefused`` where EVENTS is off,
-    and ``ServerTrouble`` when the connection is lost.
+    Ids contain what is stored, so it needs the permission to see bodies. Raises ``OperationRefused`` if
+    EVENTS is off, and ``ServerTrouble`` when the connection is lost.
     """
     desk.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
     if not desk.config.events:

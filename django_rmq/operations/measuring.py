@@ -1,4 +1,4 @@
-"""What monitoring systems want to know of topics: depths, counts since the first message, durations."""
+"""Measurements of topics for monitoring systems: depths, counters since the first message, durations."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from django_rmq.operations.figures import TopicFigures
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One topic as a monitoring system wants to know it: depths now, and what has been counted since its first message.
+    """The measurements of one topic: current depths, and counters since its first message.
 
     Of topics that are too large for an overview both are the sums of the last record of the history.
     """
 
     figures: TopicFigures
-    """Depths: ``depth`` where it is given."""
+    """The depths, unless ``depth`` is given."""
     depth: Depth | None
-    """Of large topics: what all slots together held at ``sampled_ms``."""
+    """For large topics: the depths of all slots together at ``sampled_ms``."""
     totals: Totals | None
-    """None: large, and no worker has sampled it of late; or they cannot be read."""
+    """None: the topic is large and no worker has sampled it recently, or the counters cannot be read."""
     times: Times | None
-    """None: they cannot be read."""
+    """None: the durations cannot be read."""
     sampled_ms: int
-    """When, by Redis' clock, depth and totals were read."""
+    """When depth and totals were read, by the clock of Redis."""
     is_scaled: bool = False
-    """Not all slots were read; sums are scaled."""
+    """Whether not all slots were read, so that sums are scaled."""
     problems: tuple[str, ...] = ()
     """Why totals or times cannot be read."""
 
 
 class Measurement(NamedTuple):
-    """All topics as a monitoring system wants to know them."""
+    """The measurements of all topics."""
 
     topics: list[Measured]
     workers: int | None
@@ -48,10 +48,10 @@ class Measurement(NamedTuple):
 
 
 def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
-    """Return what there is to measure of ``topics``: of up to 8,192 slots as it is, of more as workers sampled it.
+    """Return the measurements of ``topics``: up to 8,192 slots are read directly, others come from the workers' samples.
 
-    Costs two looks at each of these slots, and one at the times of each topic, all in a few round trips. What
-    cannot be read is missing of its own topic. Raises ``ServerTrouble``.
+    It costs two reads of each of these slots, and one of the times of each topic, all in a few round trips.
+    Values that cannot be read are missing only from their own topic. Raises ``ServerTrouble``.
     """
     try:
         definitions: Mapping[str, dict[str, Any]] = broker.definitions()
@@ -80,7 +80,7 @@ def measured(broker: Broker, topics: Sequence[Topic]) -> Measurement:
 
 
 def _everywhere(topic: Topic, definitions: Mapping[str, dict[str, Any]]) -> Topic:
-    """Return ``topic`` with the slots that it had before, too: they have counted."""
+    """Return ``topic`` including its former slots, which have counters too."""
     former = former_slot_counts(definitions.get(topic.name, {}))
     return replace(topic, slots=min(max(topic.slots, *former), figures.LIVE_SLOTS)) if former else topic
 

@@ -1,4 +1,4 @@
-"""Acts on messages that are named one by one."""
+"""Operations on messages that are named one by one."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ from django_rmq.operations.ids import Identity
 from django_rmq.operations.reading import copies_of, find, identified
 
 MAX_IDS = 1_000
-"""Messages that may be named one by one in one call."""
+"""Maximum number of messages named in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of an act on named messages."""
+    """The outcomes of an operation on named messages."""
 
     found: dict[str, str]
     """Id → outcome, in the order given."""
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Outcome → how many."""
+        """Outcome → number of messages."""
         return dict(Counter(self.found.values()))
 
 
 def replay(desk: Desk, name: str, ids: Sequence[str]) -> Done:
-    """Send dead messages again, with their full budget of retries.
+    """Send dead messages again, with their full number of retries.
 
-    Outcomes: ``replayed``; ``merged`` (it waits already, and the dead copy is gone); where it is not dead (any
-    more), what it is instead: ``waiting``, ``retry``, ``in_flight`` or ``gone``. Of all acts on named messages:
-    ``not_found``, where it may be there, but was not found near the place that a sealed id says.
+    Outcomes: ``replayed``; ``merged`` (it waits already, and the dead copy is gone). If the message is not
+    dead (any more), its actual state: ``waiting``, ``retry``, ``in_flight`` or ``gone``. All operations on
+    named messages also have ``not_found``: the message may exist, but was not found near the place in its
+    sealed id.
     """
     desk.actor.require(Permission.REPLAY)
     return _do(desk, REPLAY, desk.present(name), ids)
 
 
 def delete(desk: Desk, name: str, ids: Sequence[str], copy: str) -> Done:
-    """Delete messages; ``copy``: ``live`` (waiting, resting or in flight) or ``dead``.
+    """Delete messages. ``copy``: ``live`` (waiting, resting or in flight) or ``dead``.
 
-    Outcomes: ``deleted``; ``in_flight`` (it runs, and ends with its delivery, never to be tried again); where
-    there is no such copy (any more) ``gone``.
+    Outcomes: ``deleted``; ``in_flight`` (it ends with its current delivery, and is never tried again);
+    ``gone`` if there is no such copy (any more).
     """
     desk.actor.require(Permission.DELETE)
     topic = desk.present(name)
@@ -71,8 +72,10 @@ def delete_only(desk: Desk, name: str, message_id: str) -> Done:
 
 
 def bury(desk: Desk, name: str, ids: Sequence[str], why: str = "") -> Done:
-    """Put messages into Dead, to be looked at. Outcomes: ``buried``, ``in_flight`` (it dies when its delivery
-    ends), ``dead`` (it was already), ``gone``."""
+    """Put messages into Dead for inspection.
+
+    Outcomes: ``buried``, ``in_flight`` (it dies when its delivery ends), ``dead`` (it was already), ``gone``.
+    """
     desk.actor.require(Permission.DELETE)
     return _do(desk, acts.bury(desk.actor, why), desk.present(name), ids)
 
@@ -106,7 +109,7 @@ def _new_score(topic: Topic, due: datetime | int | None, priority: int | None) -
 
 
 def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str]) -> Done:
-    """Do something to named messages, and record what came of it; nothing is done if one id is none."""
+    """Perform an action on named messages, and record the outcomes; nothing is done if one id is invalid."""
     if len(ids) > MAX_IDS:
         raise InvalidRequest(f"at most {MAX_IDS} messages can be named at once, got {len(ids)}")
     identities = {one: identified(desk, topic, one) for one in ids}
@@ -120,7 +123,7 @@ def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str]) -> Done:
     error = _tell(desk, act, topic, by_slot, found)
     if error is None:
         _say_where(desk, act, topic, identities, members, found)
-    # Two ids may name one message: it was done once.
+    # If two ids name one message, it was done once.
     for one, member in members.items():
         if member is not None:
             found[one] = found[by_slot[identities[one].slot].get(member, one)]
@@ -137,7 +140,7 @@ def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str]) -> Done:
 def _tell(
     desk: Desk, act: Act, topic: Topic, by_slot: Mapping[int, dict[bytes, str]], found: dict[str, str]
 ) -> RmqError | None:
-    """Do it slot by slot, and note outcomes in ``found``; return the error that ended it."""
+    """Perform the action slot by slot, and record outcomes in ``found``; return the error that ended it."""
     for slot, named in by_slot.items():
         try:
             words = desk.broker.run(act.call(topic, slot, list(named)))
@@ -156,7 +159,7 @@ def _say_where(
     members: Mapping[str, bytes | None],
     found: dict[str, str],
 ) -> None:
-    """Say of messages that were not dead (any more) what they are instead."""
+    """Set the actual state of messages that were not dead (any more) as their outcomes."""
     if act is not REPLAY:
         for one, word in found.items():
             found[one] = "gone" if word == "not_found" else word
@@ -173,7 +176,7 @@ def _say_where(
 
 
 def instead(looked: Looked) -> str:
-    """Return what a message is that is not dead."""
+    """Return the state of a message that is not dead."""
     if looked.store is not None:
         return "waiting"
     if looked.prepare is not None or looked.claim is not None:

@@ -1,6 +1,6 @@
-"""The limits of a topic, MAX_RATE and MAX_IN_FLIGHT, for what is consumed by requests.
+"""The limits of a topic, MAX_RATE and MAX_IN_FLIGHT, for consumption by requests.
 
-Each delivery of a slot has permits under a name of its own, so that they end with it.
+Each delivery of a slot has permits under its own name, so that they end with it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from django_rmq.exceptions import ServerTrouble
 logger = logging.getLogger("django_rmq.operations")
 
 WISH_MS = 2_000
-"""How long it is remembered that a consumer waits for what its topic's MAX_IN_FLIGHT does not leave."""
+"""Milliseconds for which a consumer's unmet request under its topic's MAX_IN_FLIGHT is remembered."""
 
 
 class Permits:
-    """What one topic's limits allow. Without limits nothing is asked."""
+    """The limits of one topic. Without limits nothing is requested."""
 
     def __init__(self, broker: Broker, topic: Topic) -> None:
         self._broker = broker
         self._topic = topic
 
     def ask(self, request: str, most: int) -> tuple[int, int]:
-        """Return how many messages may be taken now, and how many deliveries of MAX_RATE were drawn for that."""
+        """Return how many messages may be taken now, and how many deliveries of MAX_RATE were used for that."""
         topic = self._topic
         if not (topic.max_rate or topic.max_in_flight):
             return most, 0
@@ -43,9 +43,9 @@ class Permits:
         return min(most, by_rate, by_flight), by_rate if topic.max_rate else 0
 
     def tell(self, request: str, wish: int, tokens: int, taken: Sequence[Message]) -> None:
-        """Say what is in flight now, and give back what was not needed.
+        """Report what is in flight now, and give back what was not needed.
 
-        ``wish``: for a moment it is remembered that so many are wanted, and others leave a share.
+        ``wish``: for a moment it is remembered that this many are wanted, so that others leave a share.
         """
         topic = self._topic
         if not (topic.max_rate or topic.max_in_flight):
@@ -62,11 +62,11 @@ class Permits:
                 limits.allow(topic, request, tokens=unused, in_use=0, wanted=wanted, lease_ms=WISH_MS)
             )
         except ServerTrouble:
-            # What was allowed stays counted for as long as what was taken may be in flight.
+            # The permits stay counted for as long as the taken messages may be in flight.
             logger.warning("The limits of topic %s could not be told what was taken", topic.name)
 
     def note_end(self, slot: int, receipt: int, ended: int) -> None:
-        """Count so many messages of a delivery no longer as in flight; none: it lasts longer."""
+        """Stop counting this many messages of a delivery as in flight; with none, its permits last longer."""
         topic = self._topic
         lease_ms = 0 if ended else _lease_ms(topic)
         try:
@@ -88,7 +88,7 @@ def _holding(slot: int, receipt: int) -> str:
 
 
 def _lease_ms(topic: Topic) -> int:
-    """Return how long a delivery that is not heard of counts as in flight: until it has timed out."""
+    """Return how long a silent delivery counts as in flight: until it has timed out."""
     return topic.timeout * 1000 + 1000
 
 

@@ -1,6 +1,6 @@
-"""How much somebody may send, and requests that are done once however often they come: both kept in Redis.
+"""Sending rates, and requests that run only once however often they are repeated. Both are kept in Redis.
 
-They hold over all web processes, and forget by themselves.
+They apply to all web processes together, and expire by themselves.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ from django_rmq.exceptions import InvalidRequest, OperationRefused, RmqError, To
 from django_rmq.operations.actors import Actor
 
 ATTEMPT_MS = 30_000
-"""How long a repeated request waits for an attempt that is silent; then it is thought dead, and done again."""
+"""Milliseconds for which a repeated request waits for a silent attempt; then the attempt counts as dead, and
+runs again."""
 
 KEPT_MS = 86_400_000
-"""How long an answer is kept: a day."""
+"""Milliseconds for which an answer is kept: a day."""
 
 
 class Charge(NamedTuple):
-    """What a send takes from one rate of its sender: ``size`` in ``seconds``, all at once or evenly."""
+    """The part of a sender's rate that a send uses: ``size`` in ``seconds``, at once or evenly."""
 
     what: str
-    """What is counted. Each has a bucket of its own."""
+    """The unit that is counted. Each has its own bucket."""
     wanted: int
     size: int
     seconds: float
 
     def spend(self, broker: Broker, actor: Actor, wanted: int) -> int:
-        """Spend so much, or nothing: return us until there is enough, 0 if it is spent. Below 0 it is given back."""
+        """Spend this much, or nothing; return the time in µs until there is enough, or 0 if it is spent.
+
+        Below 0 gives back.
+        """
         return broker.run(
             limits.spend(_name(actor, self.what), self.seconds * 1e6 / self.size, self.size, wanted)
         )
@@ -44,7 +48,7 @@ class Charge(NamedTuple):
 def spend(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
     """Charge ``actor`` with all ``charges``, or with none of them.
 
-    Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
+    Raises ``TooManySends``, and ``InvalidRequest`` for more than the limit ever permits.
     """
     for one in charges:
         if one.wanted > one.size:
@@ -68,7 +72,7 @@ def _give_back(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
 
 
 class RequestRunning(OperationRefused):
-    """The same request is being done just now."""
+    """The same request is running now."""
 
 
 class OtherContent(OperationRefused):
@@ -77,14 +81,14 @@ class OtherContent(OperationRefused):
 
 @dataclass(slots=True)
 class Once:
-    """One attempt at a request that shall be done once."""
+    """One attempt at a request that must run only once."""
 
     answer: Any = None
-    """What came of an earlier attempt; None: this is the first, and ``done`` is to be called."""
+    """The answer of an earlier attempt. None: this is the first, and ``done`` must be called."""
     kept: bytes = b""
 
     def done(self, answer: Any) -> None:
-        """Say what came of it, as JSON takes it."""
+        """Store the answer, as JSON takes it."""
         self.answer = answer
         self.kept = json.dumps(answer, separators=(",", ":")).encode()
 
@@ -93,11 +97,12 @@ class Once:
 def once(
     broker: Broker, actor: Actor, key: str, content: Any, charges: Sequence[Charge] = ()
 ) -> Iterator[Once]:
-    """Let a request of ``actor`` be done once, which it names by ``key``: a repeated one gets the same answer.
+    """Run a request of ``actor``, named by ``key``, only once: a repeated one gets the same answer.
 
-    What fails inside is forgotten, so that it can be tried again. An attempt whose process dies is thought dead after
-    half a minute. ``charges`` bound the answers that are kept of one actor: only a first attempt spends them, so what
-    was answered once is always answered alike. Raises ``OtherContent``, ``RequestRunning`` and what ``spend`` does.
+    A failed attempt is forgotten, so that it can be repeated. An attempt whose process dies counts as dead
+    after half a minute. ``charges`` limit the number of kept answers of one actor. Only a first attempt
+    spends them, so a request that was answered once always gets that answer. Raises ``OtherContent``,
+    ``RequestRunning`` and the errors of ``spend``.
     """
     name, token = _name(actor, key), uuid4().hex
     print_ = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -120,7 +125,7 @@ def once(
             if charged and not attempt.kept:
                 _give_back(broker, actor, charges)
         except RmqError:
-            # What has been done is done: better an answer that is not kept than none.
+            # The request has been done, and losing its stored answer is better than reporting an error.
             pass
 
 

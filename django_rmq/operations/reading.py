@@ -1,4 +1,4 @@
-"""What an actor sees of messages: lists of them, one with all its copies, a body as it is stored."""
+"""Read-only operations on messages: lists, one message with all its copies, a body as it is stored."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def listing(
     limit: int | None = None,
     descending: bool | None = None,
 ) -> Listing:
-    """Return one page of the messages of a state; ``cursor``: the one that the page before came with.
+    """Return one page of the messages of a state. ``cursor``: the one returned with the previous page.
 
-    Without ``descending``, Dead begins with the last that died, Store with what is taken first. A page may be
-    short, even empty, and have a cursor: then what was looked at held no more. Raises ``InvalidRequest`` for a
-    cursor of another list, and what ``Filter.check`` does. Who may not see bodies gets copies without content,
-    and cannot filter by text.
+    By default, Dead begins with the last that died, Store with the message that is taken first. A page may be
+    short, or even empty, and have a cursor if the entries examined held no more. Raises ``InvalidRequest``
+    for a cursor of another list, and the errors of ``Filter.check``. An actor who may not see bodies gets
+    copies without content, and cannot filter by text.
     """
     desk.actor.require(Permission.VIEW)
     topic = desk.present(name)
@@ -52,7 +52,7 @@ def listing(
 
 
 def checked(desk: Desk, topic: Topic, state: str, wanted: Filter | None) -> Filter:
-    """Return a filter of a state that the actor may use. Raises what ``Filter.check`` and ``require_search`` do."""
+    """Return a filter of a state that the actor may use. Raises the errors of ``Filter.check`` and ``require_search``."""
     wanted = wanted or Filter()
     wanted.check(topic, state)
     if wanted.text:
@@ -61,17 +61,17 @@ def checked(desk: Desk, topic: Topic, state: str, wanted: Filter | None) -> Filt
 
 
 def get(desk: Desk, name: str, message_id: str) -> list[Copy]:
-    """Return all copies of a message: where it waits, runs, rests, is claimed or lies dead, in this order.
+    """Return all copies of a message: waiting, in flight, resting, claimed or dead, in this order.
 
-    Their id is the one that was given. Raises ``MessageGone`` if there is none, ``OperationRefused`` if it was not
-    found though it may be there, and ``InvalidRequest`` for what is no id.
+    Their id is the one that was given. Raises ``MessageGone`` if there is none, ``OperationRefused`` if it
+    was not found although it may be there, and ``InvalidRequest`` for text that is not an id.
     """
     desk.actor.require(Permission.VIEW)
     return copies_of(desk, desk.present(name), message_id)
 
 
 def body(desk: Desk, name: str, message_id: str, state: str) -> bytes:
-    """Return a body as it is stored: that of the copy in ``state``, or of the first one. Raises what ``get`` does."""
+    """Return a body as it is stored: that of the copy in ``state``, or of the first one. Raises the errors of ``get``."""
     desk.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
     if is_withheld(desk.actor, desk.config.topic(name)):
         raise NotPermitted(f"the bodies of topic {name} are redacted")
@@ -81,7 +81,7 @@ def body(desk: Desk, name: str, message_id: str, state: str) -> bytes:
 
 
 def copies_of(desk: Desk, topic: Topic, message_id: str) -> list[Copy]:
-    """Return what ``get`` does, whatever the actor may see."""
+    """Return the same as ``get``, whatever the actor may see."""
     identity, member = find_one(desk, topic, message_id)
     if member is not None:
         (looked,) = desk.broker.run(looking.look(topic, identity.slot, [member]))
@@ -92,7 +92,7 @@ def copies_of(desk: Desk, topic: Topic, message_id: str) -> list[Copy]:
 
 
 def sent_id(desk: Desk, result: SendResult) -> str:
-    """Return the id of a message that the actor has sent: one that ``get`` and the acts take from it."""
+    """Return the id of a message that the actor has sent, in a form that ``get`` and the operations accept from it."""
     desk.actor.require(Permission.SEND)
     topic = desk.config.topic(result.topic)
     sealed = not may_search(desk.actor, topic)
@@ -100,22 +100,22 @@ def sent_id(desk: Desk, result: SendResult) -> str:
 
 
 def identified(desk: Desk, topic: Topic, text: str) -> Identity:
-    """Return what an id says. A plain id names nothing to an actor who may not see what is stored."""
+    """Return the content of an id. For an actor who may not see what is stored, a plain id names nothing."""
     identity = identify(topic, text)
     if identity.member is not None and not may_search(desk.actor, topic):
-        # Else a guess of a body could be made an id, and the answer would tell whether it is right.
+        # Otherwise a guessed body could be made an id, and the answer would show whether the guess is right.
         return Identity(identity.slot, None)
     return identity
 
 
 def find(desk: Desk, topic: Topic, identities: Iterable[Identity]) -> Found:
-    """Find the members that ids mean; for a command, through the whole slot."""
+    """Find the members of ids; for a command, in the whole slot."""
     rounds = ALL_ROUNDS if desk.actor.permits is None else ROUNDS
     return find_members(desk.broker, topic, identities, rounds=rounds)
 
 
 def find_one(desk: Desk, topic: Topic, message_id: str) -> tuple[Identity, bytes | None]:
-    """Return what one id says, and the member that it means. Raises ``OperationRefused`` if that was not found."""
+    """Return the content of one id, and its member. Raises ``OperationRefused`` if that was not found."""
     identity = identified(desk, topic, message_id)
     found = find(desk, topic, [identity])
     if identity in found.unseen:
@@ -124,7 +124,7 @@ def find_one(desk: Desk, topic: Topic, message_id: str) -> tuple[Identity, bytes
 
 
 def not_found(message_id: str) -> str:
-    """Say that a message was not found, though it may be there."""
+    """Return the error for a message that was not found, although it may be there."""
     return (
         f"the message {message_id[:80]} was not found near its place, nor among the last of each state of its slot. "
         "It may have moved: load the list again"

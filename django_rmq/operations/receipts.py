@@ -1,4 +1,4 @@
-"""Receipts: each stands for one delivery of one slot, and nobody can guess one."""
+"""Receipts: each stands for one delivery of one slot, and cannot be guessed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ def sealed(topic: str, slot: int, receipt: int) -> str:
 
 
 def unsealed(topic: str, slot: int, text: str) -> int | None:
-    """Return the number in a receipt; None: it is none of this slot. Raises ``InvalidRequest`` for what is no receipt.
+    """Return the number in a receipt.
 
-    A receipt that was signed with a key of SECRET_KEY_FALLBACKS is good.
+    None: it is not of this slot. Raises ``InvalidRequest`` for text that is not a receipt.
+
+    A receipt that was signed with a key of SECRET_KEY_FALLBACKS is valid.
     """
     number, dot, mark = text.partition(".")
     if not (dot and number.isdecimal() and number.isascii() and len(number) <= 16):

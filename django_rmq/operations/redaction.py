@@ -1,7 +1,7 @@
-"""Bodies that nobody shall see as they are: what a topic's formatter makes of them stands in their place.
+"""Redaction: a topic's formatter replaces bodies that must not be shown as they are.
 
-``RMQ["ADMIN"]["FORMATTER"]`` names the formatters; every face that shows bodies to people asks here. Consumers get
-what was sent.
+``RMQ["ADMIN"]["FORMATTER"]`` names the formatters; everything that shows bodies to people uses this module.
+Consumers get the original bodies.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from django_rmq.project.settings import get_config
 logger = logging.getLogger("django_rmq.operations")
 
 Formatter = Callable[[str, Any], Any]
-"""From a topic's name and a decoded body (bytes where it cannot be decoded) to what is shown in its place."""
+"""Returns what is shown in place of a body, from a topic's name and the decoded body (bytes if it cannot be
+decoded)."""
 
 
 def formatter_of(topic: Topic) -> Formatter | None:
-    """Return the function that the settings name for ``topic``. Raises ``ImportError`` if there is none."""
+    """Return the configured formatter of ``topic``. Raises ``ImportError`` if there is none."""
     path = _path(topic)
     return None if path is None else import_string(path)
 
 
 def is_redacted(topic: Topic) -> bool:
-    """Return whether a formatter stands between the stored bodies of ``topic`` and who looks at them."""
+    """Return whether a formatter redacts the bodies of ``topic``."""
     return _path(topic) is not None
 
 
 def may_search(actor: Actor, topic: Topic) -> bool:
-    """Return whether ``actor`` may search bodies: a search tells what they hold, letter by letter.
+    """Return whether ``actor`` may search bodies: a search reveals what they contain, letter by letter.
 
-    Who is trusted with everything (a shell) sees the stored bytes anyway.
+    An actor with all permissions (a shell) sees the stored bytes anyway.
     """
     return actor.permits is None or (actor.may(Permission.VIEW_BODIES) and not is_redacted(topic))
 
 
 def is_withheld(actor: Actor, topic: Topic) -> bool:
-    """Return whether ``actor`` sees what a formatter makes of ``topic``'s messages; a shell sees what is stored."""
+    """Return whether ``actor`` sees the formatter's output for messages of ``topic``; a shell sees what is stored."""
     return actor.permits is not None and is_redacted(topic)
 
 
@@ -63,7 +64,7 @@ def require_search(actor: Actor, topic: Topic) -> None:
 
 
 def format_body(topic: Topic, raw: bytes) -> Any:
-    """Return what the formatter of ``topic`` makes of the body ``raw``; whatever it raises passes."""
+    """Return the formatter's output for the body ``raw`` of ``topic``; its errors are raised."""
     formatter = formatter_of(topic)
     assert formatter is not None
     try:
@@ -74,11 +75,11 @@ def format_body(topic: Topic, raw: bytes) -> Any:
 
 
 def redacted(copy: Copy) -> Copy:
-    """Return a copy of a redacted topic with what its formatter shows of key, headers, slot basis and error.
+    """Return a copy of a redacted topic with the formatter's output for key, headers, slot basis and error.
 
-    A formatter that is an object may have a method for each: ``key``, ``headers``, ``slot_basis``, ``error``, called with
-    the topic's name and what is stored. What it has no method for, or fails at, is withheld. The body stays as it is:
-    whoever shows it calls ``format_body``.
+    A formatter that is an object may have a method for each: ``key``, ``headers``, ``slot_basis``, ``error``,
+    called with the topic's name and the stored value. A part without a method, or whose method fails, is
+    withheld. The body is not changed: the caller uses ``format_body``.
     """
     name = copy.topic.name
     try:
@@ -104,7 +105,7 @@ _PARTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "slot_basis": (str, None),
     "error": (str, ""),
 }
-"""Part of a copy → its type, and what stands for one that is withheld."""
+"""Part of a copy → its type, and the replacement if it is withheld."""
 
 
 def _path(topic: Topic) -> str | None:

@@ -1,4 +1,4 @@
-"""Another slot count for a topic: what is asked before, whoever moves its messages then, and the move itself."""
+"""Changing the slot count of a topic: the checks before, and the move itself."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ class Plan:
     topic: Topic
     before: int
     slots: int
-    """How many it will have."""
+    """The new number of slots."""
     is_begun: bool
-    """Whether somebody has begun it already."""
+    """Whether it was begun already."""
     obstacle: str
-    """Why it may not be; empty: it may."""
+    """Why it is not permitted. Empty: it is."""
 
 
 def plan(broker: Broker, topic: Topic, slots: int | None) -> Plan:
-    """Return what giving ``topic`` that many slots comes to; None: finish what was begun, else what the settings say.
+    """Return the plan for giving ``topic`` that many slots.
 
-    Raises ``ConfigurationError`` for a number that is none or where none is known, and ``TopicMismatch`` where settings and
-    Redis disagree about more than slots: where a message belongs is computed by that.
+    None: finish one that was begun, otherwise use the settings.
+
+    Raises ``ConfigurationError`` for an invalid number or if none is known, and ``TopicMismatch`` if settings
+    and Redis disagree about more than slots, because the slot of a message depends on that.
     """
     known = broker.definitions().of(topic.name) or {}
     _check_the_rest(topic, known)
@@ -68,7 +70,7 @@ def move(
     report: Callable[[Progress], None],
     complain: Callable[[ServerTrouble], None],
 ) -> Progress:
-    """Move until all is done, whatever Redis does meanwhile; ``complain`` gets each error after which it is tried again."""
+    """Move until everything is done, even while Redis fails; ``complain`` receives each error after which it tries again."""
     answered = time.monotonic()
 
     def note(step: str, progress: Progress) -> None:

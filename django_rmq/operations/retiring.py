@@ -1,7 +1,8 @@
-"""Topics that are registered in Redis and that the settings do not declare: what they hold, and their end.
+"""Topics that are registered in Redis and not declared in the settings: their contents, and how to remove them.
 
-A topic that was taken out of the settings, or renamed there, keeps its messages in Redis, and nothing consumes them.
-They are moved to another topic or deleted, in small steps; an empty topic is forgotten. Each step may be repeated.
+A topic that was taken out of the settings, or renamed there, keeps its messages in Redis, and nothing
+consumes them. They are moved to another topic or deleted, in small steps; an empty topic is forgotten. Each
+step may be repeated.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from django_rmq.operations.runs import Progress
 from django_rmq.operations.sweeps import SLOTS_PER_TRIP
 
 PAGE = 250
-"""Messages that are moved or deleted in one step."""
+"""The number of messages that are moved or deleted in one step."""
 
 COMMON = {"TYPE": "type", "BODY": "body", "IDENTITY": "identity"}
-"""Settings that two topics must share for the messages of one to be messages of the other."""
+"""Settings that two topics must share for the messages of one to be valid in the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,16 @@ class Stranded:
     """A topic that is registered and not declared, and how many messages it holds."""
 
     topic: Topic
-    """As it is registered, with all slots that it has had."""
+    """The topic as registered, with all slots that it has had."""
     waiting: int
     in_flight: int
-    """Held by a worker, a REST client or Spark."""
+    """The number of messages held by a worker, a REST client or Spark."""
     resting: int
     dead: int
 
     @property
     def held(self) -> int:
-        """Messages in any state."""
+        """The number of messages in any state."""
         return self.waiting + self.in_flight + self.resting + self.dead
 
     def __str__(self) -> str:
@@ -84,7 +85,8 @@ def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> S
     try:
         topic = Topic.registered(name, definition, slots)
     except ValueError:
-        # Messages are counted alike in every topic; moving them is refused for what the definition lacks.
+        # Messages are counted in the same way in every topic. Moving them is refused if the definition is
+        # incomplete.
         topic = Topic(name, TopicType.PRIORITY, slots=slots, body="", identity="")
     found: Counter[str] = Counter()
     for counts in walk(broker, (looking.count(topic, slot) for slot in range(topic.slots))):
@@ -104,7 +106,7 @@ def retire(
     delete: bool,
     dead: str,
 ) -> Iterator[Progress]:
-    """Return the steps of what ``Operations.retire`` says; raises what it raises."""
+    """Return the steps of ``Operations.retire``; raises its errors."""
     name = found.topic.name
     if dead not in ("", "move", "delete") or (dead == "move" and target is None):
         raise InvalidRequest("dead must be 'delete', or 'move' where there is a topic to move to")
@@ -151,7 +153,7 @@ def _all(broker: Broker, found: Stranded, parts: list[Iterator[Progress]]) -> It
 
 
 def _deleted(broker: Broker, found: Stranded, states: tuple[str, ...]) -> Iterator[Progress]:
-    """Delete what these states hold. Outcome: ``purged``."""
+    """Delete the messages in these states. Outcome: ``purged``."""
     topic, done = found.topic, 0
     for slot in range(topic.slots):
         for state in states:
@@ -164,11 +166,12 @@ def _deleted(broker: Broker, found: Stranded, states: tuple[str, ...]) -> Iterat
 def _moved(
     broker: Broker, producer: Producer, found: Stranded, target: Topic, states: tuple[str, ...]
 ) -> Iterator[Progress]:
-    """Send what these states hold to ``target``, and delete what has arrived there.
+    """Send the messages in these states to ``target``, and delete those that have arrived there.
 
-    Outcomes: those of sends, and ``kept`` for what has no slot there or was refused. A message keeps its due time or
-    priority; what rests or is dead has a full budget of retries again. If this ends early, some messages may be in both
-    topics: repeated, they merge, if their identity is their body or a key.
+    Outcomes: those of sends, and ``kept`` for a message that has no slot there or was refused. A message
+    keeps its due time or priority; resting and dead messages get their full number of retries again. If this
+    ends early, some messages may be in both topics; when it is repeated they merge, if their identity is
+    their body or a key.
     """
     outcomes: Counter[str] = Counter()
     for slot in range(found.topic.slots):
@@ -218,7 +221,7 @@ def _move_some(
 def _placed(
     source: Topic, slot: int, state: str, entry: Entry, target: Topic, now_ms: int
 ) -> Outgoing | None:
-    """Return a message as ``target`` takes it; None if its slot there cannot be computed."""
+    """Return a message as ``target`` takes it. None: its slot there cannot be computed."""
     envelope = entry.envelope
     if state == "dead" and entry.record:
         envelope = Death.parse(entry.record).envelope
@@ -239,7 +242,7 @@ def _placed(
 def _forgotten(broker: Broker, topic: Topic) -> Iterator[Progress]:
     """Forget an empty topic: its definition, its counters and its history. Outcome, of slots: ``retired``.
 
-    Raises ``OperationRefused`` where it holds messages; then it is still registered.
+    Raises ``OperationRefused`` if it holds messages; it then stays registered.
     """
     for first in range(0, topic.slots, SLOTS_PER_TRIP):
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))

@@ -1,4 +1,4 @@
-"""Long work in small steps: how far it is, when it is to stop, and how fast it may go."""
+"""Long operations in small steps: their progress, their limits and their speed."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from django_rmq.exceptions import InvalidRequest, RmqError, ServerTrouble
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a work is."""
+    """The progress of an operation."""
 
     done: int
-    """Messages (pause and resume: slots) that have been dealt with."""
+    """The number of messages (pause and resume: slots) processed."""
     total: int
-    """How many there were at the beginning; of a search: how many may match."""
+    """The number at the beginning; for a search, how many may match."""
     outcomes: dict[str, int]
-    """Outcome → how many."""
+    """Outcome → number of messages."""
     is_complete: bool = False
     """False at the end: it was stopped by its limits, or given up."""
     problems: tuple[str, ...] = ()
-    """Slots that could not be worked, and why."""
+    """Slots that could not be processed, and the reasons."""
 
 
 class Run:
-    """A work that goes on as far as somebody iterates over it; ``result`` brings it to its end."""
+    """An operation that advances as it is iterated over; ``result`` completes it."""
 
     def __init__(self, steps: Iterator[Progress]) -> None:
         self._steps = steps
         self.progress = Progress(0, 0, {})
-        """How far it is."""
+        """The current progress."""
 
     def __iter__(self) -> Iterator[Progress]:
         for progress in self._steps:
@@ -41,7 +41,7 @@ class Run:
             yield progress
 
     def result(self) -> Progress:
-        """Do what is left, and return how it ended."""
+        """Complete the operation, and return its final progress."""
         for _ in self:
             pass
         return self.progress
@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop before the end, and how fast to go; None: not."""
+    """When to stop before the end, and the maximum speed. None: no limit."""
 
     messages: int | None = None
     seconds: float | None = None
@@ -63,7 +63,7 @@ class Limits:
     """Messages per second."""
 
     def check(self) -> None:
-        """Raise ``InvalidRequest`` for what is no limit."""
+        """Raise ``InvalidRequest`` for an invalid limit."""
         for name in ("messages", "seconds", "rate"):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and value > 0):
@@ -72,7 +72,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Tally:
-    """What a work has come to so far."""
+    """The results of an operation so far."""
 
     total: int
     done: int = 0
@@ -80,18 +80,18 @@ class Tally:
     problems: list[str] = field(default_factory=list)
 
     def failed(self, slot: int, error: RmqError) -> None:
-        """Note a slot's error. Raises ``ServerTrouble``: that is one of all slots."""
+        """Record a slot's error. Raises ``ServerTrouble``, which concerns all slots."""
         if isinstance(error, ServerTrouble):
             raise error
         self.problems.append(f"slot {slot}: {error}")
 
     def progress(self, *, is_complete: bool = False) -> Progress:
-        """Return how far the work is."""
+        """Return the current progress."""
         return Progress(self.done, self.total, dict(self.outcomes), is_complete, tuple(self.problems))
 
 
 class Pace:
-    """Keeps to the limits of a work."""
+    """Applies the limits of an operation."""
 
     def __init__(self, limits: Limits, sleep: Callable[[float], None]) -> None:
         self.limits = limits
@@ -106,7 +106,7 @@ class Pace:
         return seconds is not None and time.monotonic() - self._began >= seconds
 
     def step(self, done: int, most: int) -> int:
-        """Return how many messages may be taken at once: a quarter of a second's, where there is a rate."""
+        """Return how many messages may be taken at once: those of a quarter of a second, if there is a rate."""
         if self.limits.messages is not None:
             most = min(most, self.limits.messages - done)
         if self.limits.rate is not None:
@@ -114,7 +114,7 @@ class Pace:
         return max(1, most)
 
     def wait(self, done: int) -> None:
-        """Wait until ``done`` messages may have been dealt with."""
+        """Wait until ``done`` messages may have been processed."""
         if self.limits.rate is not None:
             ahead = done / self.limits.rate - (time.monotonic() - self._began)
             if ahead > 0:

@@ -1,4 +1,4 @@
-"""Messages that an actor sends, and how much of that it may."""
+"""Sending messages as an actor, within the actor's limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_rmq.project.sending import Send, send_message, send_messages
 
 
 def send(desk: Desk, name: str, body: Any, **options: Any) -> SendResult:
-    """Send one message at once; ``options`` are those of ``send_message``. Raises what that does."""
+    """Send one message at once; ``options`` are those of ``send_message``. Raises its errors."""
     desk.actor.require(Permission.SEND)
     result = send_message(name, body, on_commit=False, **options)
     record(desk.actor, "send", name, {result.status: 1})
@@ -23,7 +23,7 @@ def send(desk: Desk, name: str, body: Any, **options: Any) -> SendResult:
 
 
 def send_many(desk: Desk, name: str, bodies: Sequence[Any], **options: Any) -> dict[str, int]:
-    """Send many messages at once; return how many have which status. Nothing is sent if one cannot be."""
+    """Send many messages at once; return the number of each status. Nothing is sent if one is invalid."""
     desk.actor.require(Permission.SEND)
     results = send_messages(name, bodies, on_commit=False, **options)
     outcomes = dict(results.counts())
@@ -32,9 +32,9 @@ def send_many(desk: Desk, name: str, bodies: Sequence[Any], **options: Any) -> d
 
 
 def send_each(desk: Desk, name: str, sends: Sequence[Send]) -> SendResults:
-    """Send messages with options of their own at once, for a program; return what became of each.
+    """Send messages with their own options at once, for a program; return the result of each.
 
-    As ``send_many``; it leaves no LogEntry. Raises ``TopicFull`` where every one of them was refused.
+    Like ``send_many``, but without a LogEntry. Raises ``TopicFull`` if all of them were refused.
     """
     desk.actor.require(Permission.SEND)
     results = send_messages(name, list(sends), on_commit=False)
@@ -46,9 +46,9 @@ def send_each(desk: Desk, name: str, sends: Sequence[Send]) -> SendResults:
 
 
 def spend_sends(desk: Desk, messages: int, size: int) -> None:
-    """Charge the actor with so many messages, of ``size`` bytes in all, as ``RMQ["API"]`` limits them.
+    """Charge the actor with this many messages, of ``size`` bytes in all, under the limits of ``RMQ["API"]``.
 
-    Raises ``TooManySends``, and ``InvalidRequest`` for more at once than can ever be had.
+    Raises ``TooManySends``, and ``InvalidRequest`` for more than the limit ever permits.
     """
     desk.actor.require(Permission.SEND)
     rates = {"messages": (messages, desk.config.api.rate), "bytes": (size, desk.config.api.byte_rate)}
@@ -56,12 +56,12 @@ def spend_sends(desk: Desk, messages: int, size: int) -> None:
 
 
 def once(desk: Desk, key: str, content: Any, messages: int) -> AbstractContextManager[quotas.Once]:
-    """Let a send of so many messages that the actor names by ``key`` be done once; see ``quotas.once``."""
+    """Run a send of this many messages, which the actor names by ``key``, only once; see ``quotas.once``."""
     desk.actor.require(Permission.SEND)
     kept = {"messages with an Idempotency-Key": (messages, desk.config.api.once_rate)}
     return quotas.once(desk.broker, desk.actor, key, content, _charges(kept))
 
 
 def _charges(rates: Mapping[str, tuple[int, tuple[int, float] | None]]) -> list[quotas.Charge]:
-    """Return what is charged where there is a rate, and anything to be charged."""
+    """Return the charges for which there is a rate and an amount."""
     return [quotas.Charge(what, wanted, *rate) for what, (wanted, rate) in rates.items() if rate and wanted]

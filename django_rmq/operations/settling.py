@@ -1,4 +1,4 @@
-"""Phase two of consuming by requests: how each delivery ends, or that it lasts longer."""
+"""The second phase of consumption by requests: ending or extending deliveries."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a delivery has failed."""
+    """How a delivery failed."""
 
     error: str = ""
     delay_ms: int | None = None
-    """Rest until the next delivery; None: the topic's back-off."""
+    """The rest until the next delivery in ms. None: the topic's back-off."""
     is_rejected: bool = False
-    """It can never succeed: to Dead at once."""
+    """Whether it can never succeed, so that it goes to Dead at once."""
 
 
 _CALLS = {"commit": ending.commit, "release": ending.release, "extend": ending.extend}
-"""What ends or prolongs deliveries that have not failed."""
+"""The calls that end or extend deliveries that have not failed."""
 
 
 class Settling:
@@ -94,7 +94,7 @@ class Settling:
         return words
 
     def _members(self, identities: Iterable[Identity]) -> dict[Identity, bytes]:
-        """Return the members that ids mean; long ones are looked for among what is in flight."""
+        """Return the members of ids; long ones are searched among what is in flight."""
         found = find_members(self._broker, self._topic, identities, rounds=ALL_ROUNDS, states=("prepare",))
         return found.members
 

@@ -1,7 +1,7 @@
-"""What should not be there: records that belong to no message, messages in the wrong slot, and what nobody looks after.
+"""Records that belong to no message, messages in the wrong slot, and overdue messages without a worker.
 
-Our own scripts leave none of these. A hand in redis-cli does, and programs that write with plain ZADD into whatever
-slot they think right.
+RMQ's own scripts leave none of these. Manual changes with redis-cli do, and so do programs that write with
+plain ZADD into the wrong slot.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from django_rmq.operations.sweeps import STEP_BYTES
 
 SLOTS_AT_ONCE = 200
 GRACE_SECONDS = 5
-"""How much later than its time-out a delivery may be swept."""
+"""Seconds after its time-out by which a delivery is normally swept."""
 
 
 @dataclass(slots=True)
 class Overdue:
-    """What of a topic is late."""
+    """What is overdue in a topic."""
 
     oldest_due_seconds: float | None = None
-    """How long the oldest waiting message has been due; None: none is, or the topic orders by priority."""
+    """How long the oldest waiting message has been due. None: none is, or the topic orders by priority."""
     oldest_slot: int | None = None
     undrained_seconds: float | None = None
-    """Priority topics: how long the slot has not been empty that was so for the longest."""
+    """Priority topics: the longest time for which a slot has not been empty."""
     undrained_slot: int | None = None
     deliveries: int = 0
-    """Deliveries that nobody extended and nobody timed out: their slots are looked after by no worker."""
+    """Deliveries that were neither extended nor timed out, because no worker looks after their slots."""
 
 
 @dataclass(slots=True)
 class Strays:
-    """What was found, and what of it was mended."""
+    """The strays found, and how many of them were repaired."""
 
     loose: Counter[str] = field(default_factory=Counter)
     """Kind of record → how many belong to no message."""
     misplaced: int = 0
-    """Waiting messages in a slot that is not theirs; what is alike may run at the same time elsewhere."""
+    """The number of waiting messages in a wrong slot; an equal message may run elsewhere at the same time."""
     mended: int = 0
     left: int = 0
-    """Misplaced ones that stay: a retry keeps its budget only where it is."""
+    """Misplaced messages that stay, because a retry keeps its number of retries only in its slot."""
     problems: list[str] = field(default_factory=list)
 
     @property
     def found(self) -> int:
-        """All that was found."""
+        """The number of all strays found."""
         return self.loose.total() + self.misplaced
 
 
 def overdue(broker: Broker, topic: Topic) -> Overdue:
-    """Return what is late in ``topic``."""
+    """Return what is overdue in ``topic``."""
     found, now_ms = Overdue(), broker.now_ms()
     late = now_ms - (topic.timeout + GRACE_SECONDS) * 1000
     slots = range(topic.slots)
@@ -82,10 +82,11 @@ def overdue(broker: Broker, topic: Topic) -> Overdue:
 
 
 def find(broker: Broker, topic: Topic, *, repair: bool) -> Iterator[Strays]:
-    """Look through all records and all waiting messages of ``topic``, and mend what can be mended if asked to.
+    """Examine all records and all waiting messages of ``topic``; repair what is possible if requested.
 
-    Yields the same ``Strays`` after each step. Mending deletes loose records, and sends a misplaced message to the
-    slot that is its own before it deletes it where it was: after a crash in between it is there twice, never not at all.
+    Yields the same ``Strays`` after each step. A repair deletes loose records, and sends a misplaced message
+    to its own slot before it deletes it from the wrong one: after a crash in between it exists twice, and is
+    never lost.
     """
     found = Strays()
     placed = not broker.has_slot_bases(topic)
@@ -112,7 +113,7 @@ def _loose(
             if isinstance(answer, RmqError):
                 found.problems.append(f"slot {slot}: {answer}")
                 continue
-            # A hash that is being rehashed may be handed out twice in parts.
+            # A hash that is being rehashed may return some fields twice.
             fresh = {(slot, member) for member in answer.members} - seen
             seen |= fresh
             found.loose[kind] += len(fresh)
@@ -153,13 +154,13 @@ def _misplaced(
 
 
 def _own_slot(topic: Topic, entry: Entry) -> int | None:
-    """Return the slot that a waiting message belongs to; None: nobody can tell."""
+    """Return the slot to which a waiting message belongs. None: unknown."""
     basis = stored_basis(topic, entry.member, entry.envelope)
     return None if basis is None else slot_of(basis, topic.slots)
 
 
 def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bool:
-    """Send a message to its own slot and delete it where it is; return whether that could be done."""
+    """Send a message to its own slot and delete it from the wrong one; return whether that was possible."""
     member, score = entry.member, entry.score
     if score != int(score) or not (topic.min_priority if topic.is_priority else 1000) <= score <= 1 << 43:
         return False

@@ -1,4 +1,4 @@
-"""Acts on all messages that are meant, and on whole topics: each is a run of small steps."""
+"""Operations on all selected messages, and on whole topics: each is a run of small steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def replay_all(
     limits: Limits | None = None,
     dry_run: bool = False,
 ) -> Run:
-    """Replay all dead messages that ``wanted`` means, slots in turns. Outcomes: ``replayed``, ``merged``, ``gone``.
+    """Replay all dead messages that ``wanted`` selects, slots in turns. Outcomes: ``replayed``, ``merged``, ``gone``.
 
     ``dry_run``: only count them (``matching``).
     """
@@ -42,7 +42,7 @@ def delete_all(
     limits: Limits | None = None,
     dry_run: bool = False,
 ) -> Run:
-    """Delete all messages of a state that ``wanted`` means. Outcomes: ``deleted``, ``in_flight``, ``gone``."""
+    """Delete all messages of a state that ``wanted`` selects. Outcomes: ``deleted``, ``in_flight``, ``gone``."""
     desk.actor.require(Permission.DELETE)
     act = acts.delete("dead" if state == "dead" else "live")
     return _sweep(desk, act, desk.present(name), state, wanted, limits, dry_run)
@@ -58,7 +58,7 @@ def bury_all(
     limits: Limits | None = None,
     dry_run: bool = False,
 ) -> Run:
-    """Bury all messages of a state that ``wanted`` means. Outcomes: ``buried``, ``in_flight``, ``gone``."""
+    """Bury all messages of a state that ``wanted`` selects. Outcomes: ``buried``, ``in_flight``, ``gone``."""
     desk.actor.require(Permission.DELETE)
     topic = desk.present(name)
     if state == "dead":
@@ -94,10 +94,10 @@ def purge(
     limits: Limits | None = None,
     dry_run: bool = False,
 ) -> Run:
-    """Empty a state of a topic (store, retry or dead), without looking at the messages. Outcome: ``purged``.
+    """Empty a state of a topic (store, retry or dead), without examining the messages. Outcome: ``purged``.
 
-    ``older_than``: only what has been due, or dead, for so many seconds; waiting retries have no time and stay.
-    What is in flight is never purged. Raises ``OperationRefused`` where messages hold no time.
+    ``older_than``: only what has been due, or dead, for this many seconds; waiting retries have no time and
+    stay. Messages in flight are never purged. Raises ``OperationRefused`` if messages have no time.
     """
     desk.actor.require(Permission.PURGE)
     topic = desk.present(name)
@@ -114,15 +114,15 @@ def purge(
 
 
 def pause(desk: Desk, name: str) -> Run:
-    """Stop handing out messages of a topic, until ``resume``. What runs comes to its end. Counts slots.
+    """Stop handing out messages of a topic, until ``resume``. Deliveries in progress are completed. Counts slots.
 
-    Outcomes: ``paused``, ``unchanged``. Every worker is answered so by Redis at its next prepare.
+    Outcomes: ``paused``, ``unchanged``. Every worker learns it from Redis at its next prepare.
     """
     return _pause(desk, name, True)
 
 
 def resume(desk: Desk, name: str) -> Run:
-    """Go on with a paused topic; its workers are woken. Outcomes, of slots: ``resumed``, ``unchanged``."""
+    """Resume a paused topic; its workers are woken. Outcomes, of slots: ``resumed``, ``unchanged``."""
     return _pause(desk, name, False)
 
 
@@ -136,10 +136,10 @@ def _pause(desk: Desk, name: str, paused: bool) -> Run:
 def retire(desk: Desk, name: str, *, to: str | None = None, delete: bool = False, dead: str = "") -> Run:
     """Move the messages of a topic that is not declared to the topic ``to``, or delete them; then forget the topic.
 
-    ``dead``: what becomes of dead messages that are not to be deleted with the others: ``move`` (they are sent to
-    ``to`` like new ones) or ``delete``. Outcomes: those of sends, ``purged``, ``kept`` (they have no slot in ``to``, or
-    it is full; the topic stays) and ``retired``. Raises ``OperationRefused`` where messages are in flight or dead, or
-    anything is there without ``to`` and ``delete``.
+    ``dead``: what to do with dead messages that are not deleted with the others: ``move`` (they are sent to
+    ``to`` like new ones) or ``delete``. Outcomes: those of sends, ``purged``, ``kept`` (they have no slot in
+    ``to``, or it is full; the topic stays) and ``retired``. Raises ``OperationRefused`` if messages are in
+    flight or dead, or if there are any messages without ``to`` and ``delete``.
     """
     desk.actor.require(Permission.PURGE, *((Permission.SEND, Permission.EDIT) if to else ()))
     found = retiring.find(desk.broker, desk.config.topics, name)

@@ -1,7 +1,7 @@
-"""Work over all slots of a topic, in small steps that say how far it is.
+"""Operations over all slots of a topic, in small steps that report their progress.
 
-No step takes more than some thousands of messages, so Redis serves everybody else between two of them. What comes
-while the work goes on is left alone: a message that dies again is not replayed a second time.
+No step takes more than some thousands of messages, so Redis serves other clients between two of them.
+Messages that arrive meanwhile are left alone: one that dies again is not replayed a second time.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from django_rmq.operations.filters import Filter
 from django_rmq.operations.runs import Limits, Pace, Progress, Tally
 
 STEP = 2_000
-"""Messages that one round trip takes, at most."""
+"""Maximum number of messages in one round trip."""
 
 PER_SLOT = 250
-"""Messages that one script takes: one that touches them all stays well below 15 ms."""
+"""The number of messages in one script; one that changes all of them stays well below 15 ms."""
 
 SLOTS_AT_ONCE = 64
-"""Slots that are worked in turns."""
+"""The number of slots processed in turns."""
 
 SLOTS_PER_TRIP = 1_000
-"""Slots that are asked or told one small thing in one round trip."""
+"""The number of slots in one round trip of small calls."""
 
 STEP_BYTES = 8_388_608
-"""What one round trip reads, about."""
+"""The approximate number of bytes that one round trip reads."""
 
 CallOf = Callable[[Topic, int, Sequence[bytes]], Call[list[str]]]
-"""From a topic, a slot and members: the call that does something to them and answers a word for each."""
+"""Makes a call from a topic, a slot and members; the call answers a word for each member."""
 
 
 class Meant(NamedTuple):
-    """The messages that a work is about."""
+    """The messages selected for an operation."""
 
     topic: Topic
     state: str
     wanted: Filter
     low: float
-    """The lowest score that is meant."""
+    """The lowest selected score."""
     high: float
 
     @classmethod
     def at(cls, topic: Topic, state: str, wanted: Filter, now_ms: int) -> Meant:
-        """Return what is meant of a state at ``now_ms``: of what is dead, nothing that dies later."""
+        """Return the selection of a state at ``now_ms``: for Dead, without messages that die later."""
         low, high = wanted.scores(state, now_ms)
         return cls(topic, state, wanted, low, min(high, float(now_ms)) if state == "dead" else high)
 
@@ -66,7 +66,7 @@ class _Slot:
 
 
 def count(broker: Broker, meant: Meant) -> dict[int, int]:
-    """Return slot → how many of its messages have scores that are meant."""
+    """Return slot → how many of its messages have selected scores."""
     topic, wanted = meant.topic, meant.wanted
     slots: Sequence[int] = range(topic.slots) if wanted.slot is None else [wanted.slot]
     found = {}
@@ -75,7 +75,7 @@ def count(broker: Broker, meant: Meant) -> dict[int, int]:
         if isinstance(answer, ServerTrouble):
             raise answer
         if isinstance(answer, RmqError) or answer:
-            # A slot that cannot be counted cannot be worked either, and says why when it is tried.
+            # A slot that cannot be counted cannot be processed either, and reports its error then.
             found[slot] = 1 if isinstance(answer, RmqError) else answer
     return found
 
@@ -90,7 +90,7 @@ def sweep(
     limits: Limits,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Progress]:
-    """Do something to all messages of a state that ``wanted`` means. ``call_of`` None: only count them.
+    """Perform a call on all messages of a state that ``wanted`` selects. ``call_of`` None: only count them.
 
     Yields its progress after each step. Raises ``ServerTrouble``; what was done until then stays done.
     """
@@ -124,7 +124,7 @@ def sweep(
 def _tell(
     broker: Broker, topic: Topic, call_of: CallOf, found: Sequence[tuple[int, Sequence[bytes]]], tally: Tally
 ) -> None:
-    """Do something to members by slot, and count what came of it."""
+    """Perform the call on members by slot, and count the outcomes."""
     asked = [(slot, members) for slot, members in found if members]
     calls = [call_of(topic, slot, members) for slot, members in asked]
     for (slot, members), answer in zip(asked, run_all(broker, calls), strict=True):
@@ -139,8 +139,8 @@ def _tell(
 def _fetch(
     broker: Broker, meant: Meant, turn: list[_Slot], step: int, tally: Tally
 ) -> tuple[list[tuple[int, list[bytes]]], list[_Slot]]:
-    """Return the next members that are meant, by slot, and the slots that have more."""
-    # With fewer messages to take than slots, the others wait for the next step.
+    """Return the next selected members, by slot, and the slots that have more."""
+    # If there are fewer messages to take than slots, the other slots wait for the next step.
     now, later = turn[:step], turn[step:]
     search = meant.wanted.search
     options: dict[str, Any] = {
@@ -172,9 +172,9 @@ def _is_meant(meant: Meant, slot: int, entry: Entry) -> bool:
 def purge(
     broker: Broker, topic: Topic, state: str, wanted: Filter, *, limits: Limits, dry_run: bool
 ) -> Iterator[Progress]:
-    """Delete what a state holds, as far as age and slot of ``wanted`` say, without looking at it."""
+    """Delete the messages of a state by age and slot of ``wanted``, without examining them."""
     meant = Meant.at(topic, state, wanted, broker.now_ms())
-    # What is sent meanwhile is not part of it: no slot loses more than it held.
+    # What is sent meanwhile is not included: no slot loses more than it held.
     left = count(broker, meant)
     tally = Tally(sum(left.values()))
     if dry_run:
@@ -208,7 +208,7 @@ def purge(
 
 
 def tell_every_slot(broker: Broker, topic: Topic, call_of: Callable[[int], Call[str]]) -> Iterator[Progress]:
-    """Tell every slot one small thing that answers a word."""
+    """Send every slot a small call that answers a word."""
     tally = Tally(topic.slots)
     for first in range(0, topic.slots, SLOTS_PER_TRIP):
         slots = range(first, min(first + SLOTS_PER_TRIP, topic.slots))

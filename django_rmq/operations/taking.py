@@ -1,4 +1,4 @@
-"""Phase one of consuming by requests: the slots in which something is due are tried in turn, until something is taken."""
+"""The first phase of consumption by requests: tries the slots in which something is due, until something is taken."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from django_rmq.exceptions import InvalidRequest, RmqError
 from django_rmq.operations.permits import Permits
 
 LONGEST_WAIT = 20.0
-"""Seconds that a consumer may wait for a message."""
+"""Maximum seconds for which a consumer may wait for a message."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
-"""Seconds between two looks of a consumer that waits, unless something that it has seen is due before: how late it gets
-what is sent meanwhile. No connection is kept."""
+"""Seconds between two checks of a waiting consumer, unless something that it has seen is due earlier. They
+determine how late it gets what is sent meanwhile. No connection is kept."""
 
 SHORTEST_PAUSE = 0.05
-"""Seconds between two looks where something is due all the time, in slots that others hold."""
+"""Seconds between two checks if something is due all the time, in slots that others hold."""
 
 SLOTS_PER_SECOND = 16_384
-"""Slots that a consumer that waits looks at in a second: on a topic of many more its looks are rarer."""
+"""The number of slots that a waiting consumer checks per second; on a topic of many more its checks are rarer."""
 
 ROUND_SECONDS = 1.5
-"""How long one round over the slots of a topic may take."""
+"""Maximum seconds for one round over the slots of a topic."""
 
 HEADS = 1_024
-"""Slots asked for in one look."""
+"""The number of slots in one check."""
 
 TRIED_AT_ONCE = 16
-"""Slots tried in one round trip, where those before them were held by others."""
+"""The number of slots tried in one round trip, if those before them were held by others."""
 
 MOST_BYTES = 4_194_304
-"""What one take hands out, about, unless its first message alone is larger."""
+"""The approximate number of bytes that one take hands out, unless its first message alone is larger."""
 
 REDIRECTS = 4
-"""How often one take asks a slot again that has another slot count, or more behind what is in flight."""
+"""How often one take asks a slot again that has another slot count, or more messages after those in flight."""
 
 
 class _Try(NamedTuple):
     topic: Topic
-    """With the slot count that the slot has."""
+    """The topic with the slot count that the slot has."""
     slot: int
     after: tuple[str, bytes] | None = None
     asked: int = 0
 
 
 class Taking:
-    """What is taken of one topic, as far as its limits allow."""
+    """Takes messages of one topic within its limits."""
 
     def __init__(self, broker: Broker, topic: Topic, permits: Permits) -> None:
         self._broker = broker
@@ -68,7 +68,7 @@ class Taking:
     def take(self, owner: str, most: int, wait: float) -> list[Message]:
         """Return up to ``most`` messages that are due now, or the first ones within ``wait`` seconds.
 
-        Messages of one slot come in the order in which they are to be worked, one after the other.
+        Messages of one slot are returned in the order in which to process them, one after the other.
         """
         if not (is_whole(most) and 1 <= most <= BATCH):
             raise InvalidRequest(f"a consumer takes 1 to {BATCH} messages at once, got {shown(most)}")
@@ -77,7 +77,7 @@ class Taking:
         end = time.monotonic() + wait
         rest = self._topic.slots / SLOTS_PER_SECOND
         pause = max(FIRST_PAUSE, rest)
-        # Requests of one consumer may run side by side: what each has been allowed is its own.
+        # Requests of one consumer may run at the same time; each has its own permits.
         request = f"{owner}:{uuid4().hex}"
         is_short = False
         try:
@@ -97,10 +97,10 @@ class Taking:
     def _round(
         self, owner: str, request: str, most: int, wish: int, later: list[float]
     ) -> tuple[list[Message], bool]:
-        """Try each slot once in which something is due; return what was taken, and whether limits left no room.
+        """Try each slot with something due once; return what was taken, and whether limits left no room.
 
-        ``wish``: where they leave none, it is remembered that so many are wanted. ``later`` gets when, by the monotonic
-        clock, what is not due yet will be.
+        ``wish``: if they leave none, it is remembered that this many are wanted. ``later`` receives the
+        monotonic times at which other messages will be due.
         """
         due = self._due(later)
         first = next(due, None)
@@ -116,7 +116,7 @@ class Taking:
         return taken, room <= 0
 
     def _due(self, later: list[float]) -> Iterator[int]:
-        """Yield the slots in which something is due, beginning anywhere; add to ``later`` the next moment that is known."""
+        """Yield the slots in which something is due, from a random start; add the next known due time to ``later``."""
         topic, now_ms = self._topic, self._broker.now_ms()
         now = time.monotonic()
         blocks = -(-topic.slots // HEADS)
@@ -132,7 +132,7 @@ class Taking:
             yield from due
 
     def _prepare(self, owner: str, due: Iterator[int], most: int, taken: list[Message]) -> None:
-        """Take from one slot after the other; where they are held by others, from several at once."""
+        """Take from one slot after the other; if they are held by others, from several at once."""
         end, at_once, error = time.monotonic() + ROUND_SECONDS, 1, None
         tries = deque([_Try(self._topic, next(due))])
         size = 0
@@ -142,7 +142,8 @@ class Taking:
             try:
                 replies = self._ask(owner, now, room, MOST_BYTES - size)
             except RmqError as trouble:
-                # What was taken before is handed out; for what may have been taken now the consumer asks `held`.
+                # What was taken before is handed out; for what may have been taken now, the consumer calls
+                # `held`.
                 error = error or trouble
                 break
             for one, reply in zip(now, replies, strict=True):
@@ -170,7 +171,7 @@ class Taking:
     def _ask(
         self, owner: str, tries: Sequence[_Try], room: int, most_bytes: int
     ) -> list[Prepared | RmqError]:
-        """Prepare in several slots, which share the room there is."""
+        """Prepare in several slots, which share the room."""
         each, bytes_each = room // len(tries), most_bytes // len(tries)
         calls = [
             taking.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after)

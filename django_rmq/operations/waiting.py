@@ -1,7 +1,7 @@
-"""Requests of this process that wait for something: how many at a time, in all and of one user.
+"""Limits how many requests of this process wait for something at the same time, in all and of one user.
 
-Each holds a thread of its web server, and threads are what everybody else needs, probes included. Nothing is kept in Redis:
-who gets no seat is answered at once.
+Each holds a thread of its web server, which other requests need, including probes. Nothing is kept in Redis:
+a request without a seat is answered at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django_rmq.operations.actors import Actor
 
 
 class Seats:
-    """Counts who waits. One for each process; safe to share between threads."""
+    """Counts waiting requests. One for each process; safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +23,7 @@ class Seats:
 
     @contextmanager
     def seat(self, actor: Actor, most: int, each: int) -> Iterator[bool]:
-        """Say whether ``actor`` may wait, while up to ``most`` wait in all and up to ``each`` of one user."""
+        """Yield whether ``actor`` may wait, while up to ``most`` wait in all and up to ``each`` of one user."""
         who = f"{actor.via}:{getattr(actor.user, 'pk', None) or actor.name}"
         with self._lock:
             is_free = self._taken.total() < most and self._taken[who] < each

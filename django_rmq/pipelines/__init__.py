@@ -1,7 +1,7 @@
 """Pipelines on Spark: what ``manage.py runrmqpipeline NAME`` runs.
 
-A pipeline is a class with a ``name``, arguments of its own and ``run``. Apps have theirs in a module
-``pipelines``, which only that command imports: a web process never begins a Spark session, nor does a worker.
+A pipeline is a class with a ``name``, its own arguments and ``run``. Apps define theirs in a module
+``pipelines``, which only that command imports, so web processes and workers never start a Spark session.
 
     @register
     class Prices(Pipeline):
@@ -16,8 +16,8 @@ A pipeline is a class with a ``name``, arguments of its own and ``run``. Apps ha
             frame = context.spark.read.parquet(options["file"])
             context.write(frame.selectExpr("to_json(struct(*)) as value"), "price-changes")
 
-``Context`` gives it the session and the topics as the settings describe them. What runs in tasks must not need Django:
-functions for executors are in ``django_rmq.spark``.
+``Context`` gives it the session and the topics as the settings describe them. Code in tasks must not need
+Django: functions for executors are in ``django_rmq.spark``.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.pipelines.context import Context
 
 MODULE = "pipelines"
-"""The name of the modules in which apps have their pipelines."""
+"""The name of the modules in which apps define their pipelines."""
 
 BUILT_IN = ("archive", "consume", "ingest", "replay", "report", "reslot")
 
 
 class Pipeline(ABC):
-    """Something to be done with Spark. The first line of its docstring is shown in lists, all of it as help."""
+    """A Spark job. The first line of its docstring is shown in lists, all of it as help."""
 
     name: ClassVar[str]
 
     def add_arguments(self, parser: ArgumentParser) -> None:  # noqa: B027 - a pipeline may have none
-        """Add arguments beside those that all pipelines have. ``type="duration"`` reads seconds from 90, 15m or 7d."""
+        """Add arguments to those of all pipelines. ``type="duration"`` reads seconds from 90, 15m or 7d."""
 
     @abstractmethod
     def run(self, context: Context, **options: Any) -> None:
-        """Do it; ``options`` are the pipeline's own arguments.
+        """Run the pipeline; ``options`` are its own arguments.
 
-        Raises ``RmqError``, or whatever Spark raises, where it cannot be done.
+        Raises ``RmqError``, or errors of Spark.
         """
 
 
@@ -61,7 +61,7 @@ _pipelines: dict[str, type[Pipeline]] = {}
 
 
 def register(pipeline: Class) -> Class:
-    """Let ``runrmqpipeline`` know a class; a decorator. Raises ``ConfigurationError`` for a name that is taken."""
+    """Register a class for ``runrmqpipeline``; a decorator. Raises ``ConfigurationError`` for a name that is taken."""
     name: object = getattr(pipeline, "name", None)
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"pipeline {pipeline.__qualname__} has no name")
@@ -93,7 +93,7 @@ def pipelines() -> dict[str, type[Pipeline]]:
 
 
 def summary(pipeline: type[Pipeline]) -> str:
-    """Return what a pipeline does, in one line."""
+    """Return the description of a pipeline in one line."""
     return (inspect.getdoc(pipeline) or "").partition("\n")[0]
 
 

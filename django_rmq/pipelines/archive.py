@@ -1,4 +1,4 @@
-"""``archive``: what is dead goes to Parquet files, and then out of Redis."""
+"""``archive``: moves dead messages to Parquet files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_rmq.project.settings import get_config
 from django_rmq.spark.session import stored_files
 
 YOUNGEST_MS = 1_000
-"""Who died within the last second stays: one time of death then means one death."""
+"""Messages that died within this many ms stay, so that one time of death stands for one death."""
 
 KEY = ("topic", "slot", "member", "died_ms")
 
@@ -23,8 +23,8 @@ KEY = ("topic", "slot", "member", "died_ms")
 class Archive(Pipeline):
     """Put dead messages into Parquet files by topic and date, then delete exactly those from Dead.
 
-    The files are read back before anything is deleted, and a message that has died again meanwhile stays. Killed at any moment
-    it can be started again: what is in the files already is only deleted.
+    The files are read back before anything is deleted, and a message that has died again meanwhile stays. If
+    the pipeline is killed, start it again: messages that are already in the files are only deleted.
     """
 
     name = "archive"
@@ -74,7 +74,7 @@ class Archive(Pipeline):
                 self._delete(context, found.where(found.topic == name), name, dates, options["path"])
 
     def _append(self, context: Context, found: Any, dates: list[str], path: str) -> int:
-        """Write what the archive does not have; return how much that was."""
+        """Write the messages that the archive does not have; return their number."""
         known = archive_of(context, path)
         run = uuid4().hex
         with context.watching():
@@ -89,7 +89,7 @@ class Archive(Pipeline):
     def _delete(self, context: Context, found: Any, topic: str, dates: list[str], path: str) -> None:
         from django_rmq.spark import acting
 
-        # What is not in the files is not deleted, whatever happened to them.
+        # A message that is not in the files is not deleted, whatever happened to them.
         safe = archive_of(context, path)
         safe = safe.where((safe.topic == topic) & safe.date.isin(dates)).select(*KEY).distinct()
         chosen = found.select(*KEY).join(safe, list(KEY), "left_semi")
@@ -99,7 +99,7 @@ class Archive(Pipeline):
 
 
 def archived_columns(dead: Any, slots: dict[str, int]) -> Any:
-    """Return dead messages as the archive has them."""
+    """Return dead messages with the columns of the archive."""
     counts = " ".join(f"when '{name}' then {count}" for name, count in slots.items())
     return dead.selectExpr(
         *("topic", "slot", f"case topic {counts} end as slots", "value", "coalesce(key, value) as member"),
@@ -110,7 +110,7 @@ def archived_columns(dead: Any, slots: dict[str, int]) -> Any:
 
 
 def archive_of(context: Context, path: str) -> Any:
-    """Return an archive as a frame; None: there is none yet. Raises ``OperationRefused`` for other files."""
+    """Return an archive as a frame. None: there is none yet. Raises ``OperationRefused`` for other files."""
     found = stored_files(context.spark, path)
     if found is None:
         return None
@@ -123,14 +123,14 @@ def archive_of(context: Context, path: str) -> Any:
 
 
 def tally(context: Context, outcomes: Any) -> dict[str, int]:
-    """Do what a frame of ``acting`` does; return outcome → how many messages."""
+    """Run a frame of ``acting``; return outcome → number of messages."""
     with context.watching():
         rows = outcomes.collect()
     return {row.outcome: row.messages for row in sorted(rows) if row.messages}
 
 
 def told(outcomes: dict[str, int]) -> str:
-    """Return outcomes as people read them."""
+    """Return outcomes in readable form."""
     return ", ".join(f"{count} {word}" for word, count in outcomes.items()) or "nothing to do"
 
 

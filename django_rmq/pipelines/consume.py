@@ -1,4 +1,4 @@
-"""``consume``: a topic's messages, in two phases, into files, a database, or a function of the project."""
+"""``consume``: reads a topic's messages, in two phases, into files, a database, or a function of the project."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from django_rmq.spark.sinks import Batches, Each, Files, Sink, Table
 class Consume(Pipeline):
     """Consume a topic into Parquet files, a table of a database, or a function of yours.
 
-    Each message is acknowledged when Spark has recorded its batch. A batch is named by its query's id and its number, and is
-    in the files or the table once, whatever dies in between. A function may get a batch twice: it is told its name. Needs
-    --checkpoint, which is the consumer's identity.
+    Each message is acknowledged when Spark has recorded its batch. A batch is identified by its query's id
+    and its number, and is in the files or the table exactly once, even after a crash. A function may get a
+    batch twice, and receives both values to recognise it. Needs --checkpoint, which is the consumer's
+    identity.
     """
 
     name = "consume"

@@ -1,4 +1,4 @@
-"""What a pipeline gets: a Spark session, the topics as the settings describe them, and an ear for SIGTERM."""
+"""The context of a pipeline: a Spark session, the topics of the settings, and the handling of SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from django_rmq.spark.bodies import MALFORMED
 
 LOOK_SECONDS = 0.1
 PROGRESS_SECONDS = 2.0
-"""Between two lines about what a batch job does."""
+"""Seconds between two lines about the progress of a batch job."""
 
 
 class Stopped(Exception):
-    """Somebody asked for the end, and nothing is left to tidy up."""
+    """The end was requested, and nothing is left to tidy up."""
 
 
 @dataclass
 class Context:
-    """A run of one pipeline. Nothing is begun before it is asked for: arguments can be refused without a Java."""
+    """A run of one pipeline. Everything is started when it is first needed, so arguments can be refused without a Java."""
 
     name: str
     master: str | None = None
-    """Spark's; None: all cores of this machine."""
+    """The Spark master. None: all cores of this machine."""
     remote: str | None = None
-    """A Spark Connect server instead."""
+    """The address of a Spark Connect server, instead of a master."""
     conf: Mapping[str, str] = field(default_factory=dict)
     checkpoint: str | None = None
-    """Where a stream keeps how far it is."""
+    """Where a stream stores its progress."""
     available_now: bool = False
-    """End when what is due by now is done; otherwise go on until stopped."""
+    """Whether to end when everything due now is done; otherwise it runs until stopped."""
     interval: float | None = None
-    """Seconds from the beginning of a batch to that of the next, at least."""
+    """Minimum seconds from the beginning of a batch to that of the next."""
     grace: float = 30.0
-    """Seconds that a running batch may take to end when a stop is asked for."""
+    """Seconds that a running batch may take to end when a stop is requested."""
     actor: Actor = field(default_factory=lambda: Actor("a pipeline", "command"))
-    """Who is written into the audit trail."""
+    """The actor in the audit trail."""
     say: Callable[[str], None] = print
     """Writes a line of progress."""
     show: Callable[[str], object] = print
-    """Writes a line of the result, where others may read it by program."""
+    """Writes a line of the result, which programs may read."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _borrowed: bool = False
-    """The session is of this process: not ours to end."""
+    """Whether the session existed before, so that it must not be ended here."""
 
     # --- topics
 
@@ -63,7 +63,7 @@ class Context:
         return connections.get_broker("worker")
 
     def topic(self, name: str) -> Topic:
-        """Return a topic of the settings, with the slots that it has by now, after making sure that Redis agrees.
+        """Return a topic of the settings, with its current slots, after checking that Redis has the same definition.
 
         Raises ``UnknownTopic``, ``TopicMismatch`` and ``ServerTrouble``.
         """
@@ -72,15 +72,15 @@ class Context:
         return connections.present(topic)
 
     def connection(self) -> dict[str, str]:
-        """Return the options that say where Redis is. Raises ``ConfigurationError``."""
+        """Return the options for the connection to Redis. Raises ``ConfigurationError``."""
         return connection_options()
 
     def options(self, *topics: str) -> dict[str, str]:
-        """Return the options of ``format("rmq")`` that say where these topics are, for reads and streams."""
+        """Return the options of ``format("rmq")`` for these topics, for reads and streams."""
         return {**self.connection(), "topic": ",".join(self.topic(name).name for name in topics)}
 
     def sending_options(self, name: str) -> dict[str, str]:
-        """Return the options of a write: also what the settings say of a topic and Redis does not."""
+        """Return the options of a write, which include settings of a topic that are not in Redis."""
         topic = self.topic(name)
         local = {
             "timeRange": topic.time_range_ms,
@@ -93,40 +93,41 @@ class Context:
 
     @cached_property
     def spark(self) -> Any:
-        """The session, which begins when it is first asked for. Raises ``ConfigurationError``."""
+        """The session, which starts when it is first used. Raises ``ConfigurationError``."""
         from django_rmq.spark.session import is_begun, open_session
 
         self._borrowed = is_begun()
         return open_session(f"rmq-{self.name}", master=self.master, remote=self.remote, conf=self.conf)
 
     def read(self, *topics: str, **options: object) -> Any:
-        """Return a frame of messages, changing nothing; ``options`` as ``queues="dead"``, ``includeMetadata=True``."""
+        """Return a frame of messages, changing nothing; ``options`` like ``queues="dead"``, ``includeMetadata=True``."""
         reader = self.spark.read.format("rmq").options(**self.options(*topics), **_texts(options))
         return reader.load()
 
     def stream(self, topic: str, **options: object) -> Any:
-        """Return a streaming frame that consumes ``topic``; to be given to ``follow`` with a sink."""
+        """Return a streaming frame that consumes ``topic``; pass it to ``follow`` with a sink."""
         reader = self.spark.readStream.format("rmq").options(**self.options(topic), **_texts(options))
         return reader.load()
 
     def write(self, frame: Any, topic: str, **options: object) -> None:
-        """Send the rows of a frame: ``value``, and as the topic wants ``priority``, ``fixed_time``, ``key`` …"""
+        """Send the rows of a frame: ``value``, and depending on the topic ``priority``, ``fixed_time``, ``key`` …"""
         with self.watching():
             writer = frame.write.format("rmq").options(**self.sending_options(topic), **_texts(options))
             writer.mode("append").save()
 
     @contextmanager
     def kept(self, frame: Any) -> Iterator[Any]:
-        """Keep the rows of a frame for the jobs of a block: it is read once, by the first of them.
+        """Cache the rows of a frame for the jobs of a block, so that only the first one reads it.
 
-        A Spark Connect server keeps for all who come: what an earlier run has left there of the same files is let go first.
+        A Spark Connect server caches for all clients: what an earlier run has cached of the same files is
+        released first.
         """
         frame.unpersist()
         kept = frame.persist()
         try:
             yield kept
         finally:
-            # Spark may be gone, and what it kept with it.
+            # Spark may be gone, and its cache with it.
             with suppress(Exception):
                 kept.unpersist()
 
@@ -134,16 +135,16 @@ class Context:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the end was asked for: between two steps, go no further."""
+        """Whether the end was requested; checked between two steps."""
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Ask for the end; from any thread or signal handler."""
+        """Request the end; from any thread or signal handler."""
         self._stop.set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Say how far Spark's jobs are meanwhile, and cancel them if a stop is asked for (raises ``Stopped``)."""
+        """Report the progress of Spark's jobs meanwhile, and cancel them if a stop is requested (raises ``Stopped``)."""
         spark, done = self.spark, threading.Event()
         watcher = threading.Thread(target=self._watch, args=(spark, done), name="rmq-pipeline", daemon=True)
         watcher.start()
@@ -178,12 +179,12 @@ class Context:
                 self.say(f"{stage.numCompletedTasks} of {stage.numTasks} tasks")
 
     def follow(self, writer: Any, *topics: str) -> int:
-        """Start a stream's writer, say what its batches do, and return when it has ended how many messages it had.
+        """Start a stream's writer and report its batches; return how many messages it had when it ends.
 
-        When a stop is asked for, the batch that runs may end (``grace``). What Spark has recorded is acknowledged to ``topics``,
-        those that it consumes, after each batch. Raises what the query raised.
+        When a stop is requested, the running batch may end (``grace``). What Spark has recorded is
+        acknowledged to ``topics``, which it consumes, after each batch. Raises the errors of the query.
         """
-        # PySpark is not there in every process that lists pipelines.
+        # PySpark is not installed in every process that lists pipelines.
         from django_rmq.spark.listening import Acknowledger
 
         acknowledger = Acknowledger(self.options(*topics)) if topics else None
@@ -202,7 +203,7 @@ class Context:
                     self._let_end(query)
                     break
         except Exception:
-            # Ctrl-C reaches Spark's own processes, too, and a query may die of it.
+            # Ctrl-C reaches Spark's own processes too, and may end a query.
             if not self.is_stopping:
                 raise
         finally:
@@ -210,13 +211,13 @@ class Context:
         seen, _ = self._tell_batches(query, acknowledger, seen, told)
         last = query.lastProgress
         if acknowledger is not None and last is not None:
-            # Where Redis was away just then, this waits for it.
+            # If Redis was unavailable at that moment, this waits for it.
             acknowledger.acknowledge(last)
         return seen
 
     def _tell_batches(self, query: Any, acknowledger: Any, seen: int, told: int) -> tuple[int, int]:
         for progress in query.recentProgress:
-            # Of each source: a Spark Connect server tells no sums.
+            # For each source, because a Spark Connect server reports no sums.
             rows = sum(source["numInputRows"] for source in progress["sources"])
             if progress["batchId"] > told and rows:
                 told = progress["batchId"]
@@ -233,7 +234,7 @@ class Context:
         return seen, told
 
     def _let_end(self, query: Any) -> None:
-        """Return when the batch that runs has ended, or has had its time."""
+        """Return when the running batch has ended, or its time is up."""
         last, end = query.lastProgress, time.monotonic() + self.grace
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < end:
             newest = query.lastProgress

@@ -1,4 +1,4 @@
-"""``ingest``: rows of files or of a database table become messages of a topic."""
+"""``ingest``: sends rows of files or of a database table as messages of a topic."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OPTIONS = ("priority", "fixed_time", "time_range", "slot_basis", "key")
 class Ingest(Pipeline):
     """Send the rows of CSV, JSON or Parquet files, or of a JDBC table, to a topic.
 
-    A row becomes the JSON object of its columns. Equal messages are merged before they are sent. Sent again after a
-    failure, what still waits merges too.
+    A row becomes the JSON object of its columns. Equal messages are merged before they are sent. If rows are
+    sent again after a failure, messages that still wait merge too.
     """
 
     name = "ingest"
@@ -121,11 +121,11 @@ def _messages(rows: Any, given: dict[str, str], options: dict[str, Any]) -> Any:
 
 
 def _merged(messages: Any, topic: Topic) -> Any:
-    """Return one of each message: what the topic would merge anyway goes over the wire once."""
+    """Return each message once: equal messages, which the topic would merge anyway, are sent once."""
     if topic.keyed:
         return messages.dropDuplicates(["key"])
     if topic.is_priority:
-        # Of equal bodies that one stays that is more urgent.
+        # Of equal bodies, the more urgent one is kept.
         others = [name for name in messages.columns if name not in ("value", "priority")]
         grouped = messages.groupBy("value", *others)
         return grouped.agg({"priority": "max"}).withColumnRenamed("max(priority)", "priority")

@@ -1,4 +1,4 @@
-"""How tasks of Spark reach the Redis of the settings."""
+"""The connection options with which Spark's tasks reach the Redis of the settings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django_rmq.project.settings import get_config
 
 
 def connection_options() -> dict[str, str]:
-    """Return how tasks reach the Redis of the settings, as options of ``format("rmq")``.
+    """Return the connection to the Redis of the settings, as options of ``format("rmq")``.
 
-    Raises ``ConfigurationError`` for what cannot be told to tasks: a broker in memory, sentinels, or options of
-    connections that are no JSON.
+    Raises ``ConfigurationError`` for settings that cannot be passed to tasks: a broker in memory, sentinels,
+    or options of connections that are not JSON.
     """
     config = get_config()
     if config.broker == "memory" or config.redis is None:
@@ -37,7 +37,8 @@ def connection_options() -> dict[str, str]:
     if server.cluster:
         found["cluster"] = "true"
     if told:
-        # Spark hides the values of options whose names say so, and nobody knows which of these are secret.
+        # Spark hides the values of options with certain names, and it is unknown which of these options are
+        # secret.
         try:
             found["secretConnectionOptions"] = json.dumps(told)
         except TypeError as error:

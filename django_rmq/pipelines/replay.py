@@ -1,4 +1,4 @@
-"""``replay``: dead or archived messages that an SQL predicate means are sent again."""
+"""``replay``: sends dead or archived messages that an SQL predicate selects again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from django_rmq.pipelines.archive import archive_of, archived_columns, tally, to
 
 @register
 class Replay(Pipeline):
-    """Send dead messages again, from Dead or from an archive, as an SQL predicate says.
+    """Send dead messages again, from Dead or from an archive, selected by an SQL predicate.
 
-    Each has its full budget of retries. From Dead it is what `rmqreplay` does. An archive is left as it is: replayed twice, what
-    still waits merges and the rest is sent twice.
+    Each gets its full number of retries. From Dead it does the same as `rmqreplay`. An archive is not
+    changed: if it is replayed twice, messages that still wait merge and the others are sent twice.
     """
 
     name = "replay"
@@ -63,7 +63,7 @@ class Replay(Pipeline):
         options = context.options(topic)
         if not from_archive:
             return tally(context, acting.replay(found, options))
-        # Of one message that died several times the last death counts.
+        # If one message died several times, the last death counts.
         deaths = found.selectExpr("slot", "member", "struct(died_ms, slots, envelope, scored) as death")
         last = deaths.groupBy("slot", "member").agg({"death": "max"}).withColumnRenamed("max(death)", "death")
         return tally(context, acting.revive(last.select("slot", "member", "death.*"), options))

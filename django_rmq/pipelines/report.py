@@ -1,4 +1,4 @@
-"""``report``: what topics hold, how old it is, how evenly it lies, and why messages failed."""
+"""``report``: the contents of topics, their age and distribution, and the errors of failed messages."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ DUE = (
     (3600, "in 1 h"),
     (86_400, "in 1 d"),
 )
-"""Upper bounds (seconds from now) of the classes of what waits, and their names."""
+"""Upper bounds (seconds from now) of the classes of waiting messages, and their names."""
 DUE_LATER = "later"
 NO_TIME = "no time"
 DEAD = ((60, "< 1 min"), (3600, "< 1 h"), (86_400, "< 1 d"), (604_800, "< 7 d"))
 DEAD_LONGER = "longer"
 ERRORS = 10
-"""Classes of errors that are named."""
+"""The number of error classes that are named."""
 
 
 @register
 class Report(Pipeline):
-    """Tell what topics hold: backlog, when it is due, how long it is dead, slot skew, error classes, merge ratio.
+    """Report the contents of topics: backlog, due times, age of dead messages, slot skew, error classes, merge ratio.
 
     Reads every message once and changes nothing. As a table, as JSON, and as charts (needs matplotlib).
     """
@@ -81,12 +81,12 @@ def _empty(topic: Topic) -> dict[str, Any]:
 
 
 def _count(frame: Any, now_ms: int, found: dict[str, dict[str, Any]]) -> None:
-    """Count in one pass: bodies stay in the tasks."""
+    """Count in one pass; bodies stay in the tasks."""
     small = frame.selectExpr(
         *("topic", "slot", "queue"),
         f"case when queue = 'store' then {_classes(f'(unix_millis(due) - {now_ms}) / 1000', DUE, DUE_LATER)} end as due",
         f"case when queue = 'dead' then {_classes(f'({now_ms} - score) / 1000', DEAD, DEAD_LONGER)} end as age",
-        # The class of an error is what stands before the first colon of its first line.
+        # The class of an error is the text before the first colon of its first line.
         "trim(substring_index(substring_index(error, '\\n', 1), ':', 1)) as error",
     )
     for row in small.groupBy(*small.columns).count().collect():
@@ -125,7 +125,7 @@ def _finish(context: Context, topic: Topic, one: dict[str, Any]) -> None:
 
 
 def _lines(name: str, one: dict[str, Any]) -> list[str]:
-    """Return the report of one topic as people read it."""
+    """Return the report of one topic in readable form."""
     backlog = ", ".join(f"{count} {state}" for state, count in one["backlog"].items())
     found = [f"{name} ({one['type']}, {one['slots']} slots): {backlog}"]
     for title, counts in (("waiting", one["due"]), ("dead for", one["dead"]), ("errors", one["errors"])):
@@ -154,7 +154,7 @@ def _pyplot() -> Any:
 
 
 def draw(found: dict[str, dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw what was found into SVG files; return them. Raises ``ConfigurationError`` without matplotlib."""
+    """Draw the report into SVG files; return them. Raises ``ConfigurationError`` without matplotlib."""
     plt = _pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     written = [_stacked(plt, folder / "backlog.svg", "Messages by state", found, "backlog", QUEUES)]

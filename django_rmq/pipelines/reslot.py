@@ -1,4 +1,4 @@
-"""``reslot``: another slot count for a topic in use, its slots moved by several tasks at once."""
+"""``reslot``: changes the slot count of a topic in use, with several tasks moving its slots at the same time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_rmq.project.settings import get_config
 from django_rmq.spark.session import describe, is_sparks
 
 PATIENCE = 60.0
-"""Seconds for which is tried again what Redis refuses; the pipeline can be started again."""
+"""Seconds for which a refused call is repeated; the pipeline can be started again."""
 
 SERVER_TROUBLES = ("ServerTrouble", "ServerUnavailable", "NodeUnavailable", "ServerFull", "ServerRefused")
 
@@ -24,7 +24,8 @@ SERVER_TROUBLES = ("ServerTrouble", "ServerUnavailable", "NodeUnavailable", "Ser
 class Reslot(Pipeline):
     """Give a topic another number of slots: what `rmqreslot` does, spread over Spark's tasks.
 
-    Senders and workers go on. Killed at any moment it can be started again, by this or by `rmqreslot`; both may run at once.
+    Senders and workers go on. If the pipeline is killed, start it again, or start `rmqreslot`; both may run
+    at the same time.
     """
 
     name = "reslot"
@@ -65,7 +66,7 @@ class Reslot(Pipeline):
             context.say(f'Write "SLOTS": {plan.slots} into the settings')
 
     def _move(self, context: Context, chosen: reslotting.Reslotting, tasks: int) -> dict[str, int]:
-        """Move all families, those again that a task could not bring to their end."""
+        """Move all families; repeat those that a task could not complete."""
         from django_rmq.spark import acting
 
         options = {**context.connection(), "topic": chosen.topic.name}

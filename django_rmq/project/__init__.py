@@ -1,1 +1,1 @@
-"""What Django adds to the queue; nothing else reads the settings."""
+"""The Django layer of the queue. Only this package reads the settings."""

@@ -1,7 +1,7 @@
-"""Isolating tests: which test case runs now, so that a broker in memory does not outlive the test that filled it.
+"""Isolating tests: finds the running test case, so that a broker in memory is cleared between tests.
 
-pytest says so through our plugin, which calls ``connections.begin_test``. The runners of unittest and of Django have no
-such hook; but while a test case runs, its method ``run`` is on the stack.
+With pytest, this package's plugin calls ``connections.begin_test``. The runners of unittest and Django have
+no such hook, but while a test case runs, its method ``run`` is on the stack.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import threading
 
 
 def running_test() -> object | None:
-    """Return the ``unittest.TestCase`` that runs in this thread, else the one in the main thread; None: there is none."""
+    """Return the ``unittest.TestCase`` that runs in this thread, otherwise the one in the main thread.
+
+    None: there is none.
+    """
     if "unittest" not in sys.modules:
         return None
     from unittest import TestCase

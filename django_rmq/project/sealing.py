@@ -1,7 +1,7 @@
-"""Text that only this deployment can read or make: its keys come from SECRET_KEY, as those of ``django.core.signing`` do.
+"""Text that only this deployment can read or make. Its keys are derived from SECRET_KEY, as in ``django.core.signing``.
 
-What was sealed with a key in ``SECRET_KEY_FALLBACKS`` stays good. The same text sealed for the same purpose and context
-gives the same result, so a sealed id names the same message in a log, in an event and in the admin.
+Text sealed with a key in ``SECRET_KEY_FALLBACKS`` stays valid. The same text sealed for the same purpose and
+context gives the same result, so a sealed id names the same message in a log, in an event and in the admin.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from django.core.signing import Signer
 from django.utils.crypto import salted_hmac
 
 LONGEST_PLAIN = 512
-"""Bytes of the longest message whose id may hold it; the id of a longer one is always sealed."""
+"""Maximum size in bytes of a message that a plain id contains; the id of a longer one is always sealed."""
 
 _MARK_BYTES = 16
 _BLOCK_BYTES = 64
 
 
 def seal(purpose: str, context: bytes, text: bytes) -> str:
-    """Return ``text`` encrypted and signed, as URL-safe characters; ``context`` has to be the same to read it again."""
+    """Return ``text`` encrypted and signed, as URL-safe characters; reading it requires the same ``context``."""
     mark_key, stream_key = _keys(Signer().key, purpose)
     mark = _mark(mark_key, context, text)
     return urlsafe_b64encode(mark + _masked(stream_key, mark, text)).rstrip(b"=").decode()
 
 
 def unseal(purpose: str, context: bytes, sealed: str) -> bytes | None:
-    """Return what ``seal`` was given; None: it was not sealed by this deployment for this purpose and context."""
+    """Return the text given to ``seal``. None: it was not sealed by this deployment for this purpose and context."""
     try:
         raw = urlsafe_b64decode(sealed + "=" * (-len(sealed) % 4))
     except ValueError:
@@ -47,26 +47,27 @@ def unseal(purpose: str, context: bytes, sealed: str) -> bytes | None:
 
 
 def digest(member: bytes) -> bytes:
-    """Return the SHA-1 of a member: the digest that a script can compute, too. It is never shown unsealed."""
+    """Return the SHA-1 of a member, a digest that a script can compute too. It is never shown unsealed."""
     return hashlib.sha1(member, usedforsecurity=False).digest()
 
 
 def sealed_id(topic: str, slot: int, member: bytes) -> str:
-    """Return an id that holds nothing of the message: for logs, and for people who may not read it.
+    """Return an id that contains nothing of the message: for logs, and for people who may not read the message.
 
-    It is ``<slot>~<sealed digest>``. Without the secret key nobody can tell whether it belongs to a guessed message.
+    It is ``<slot>~<sealed digest>``. Without the secret key, a guess of the message cannot be checked against
+    it.
     """
     return f"{slot}~{seal('id', topic.encode(), digest(member))}"
 
 
 def unsealed_digest(topic: str, sealed: str) -> bytes | None:
-    """Return the digest in a sealed id, from what follows its tilde; None: it is not an id of this topic."""
+    """Return the digest in a sealed id, from the text after its tilde. None: it is not an id of this topic."""
     return unseal("id", topic.encode(), sealed)
 
 
 @lru_cache(maxsize=32)
 def _keys(secret: str | bytes, purpose: str) -> tuple[bytes, bytes]:
-    """Return the keys of the mark and of the stream that one secret gives for one purpose."""
+    """Return the signing key and the stream key that one secret gives for one purpose."""
     salt = f"django_rmq.sealing.{purpose}"
     mark, stream = (
         salted_hmac(salt, use, secret=secret, algorithm="sha256").digest() for use in ("mark", "stream")
@@ -79,7 +80,7 @@ def _mark(key: bytes, context: bytes, text: bytes) -> bytes:
 
 
 def _masked(key: bytes, mark: bytes, text: bytes) -> bytes:
-    """Encrypt or decrypt: the mark is unique to context and text, so no stream is ever used for two texts."""
+    """Encrypt or decrypt. The mark is unique to context and text, so no stream is ever used for two texts."""
     stream = b"".join(_blocks(key, mark, len(text)))
     return bytes(a ^ b for a, b in zip(text, stream, strict=False))
 

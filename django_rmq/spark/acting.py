@@ -1,7 +1,8 @@
-"""What tasks do to messages by name: delete what was archived, replay, revive, and move families of slots.
+"""Operations of tasks on named messages: delete archived ones, replay, revive, and move families of slots.
 
-Each function takes a frame and the options of ``format("rmq")``, and returns a frame that does it when it is collected, and tells
-what came of it. A task that is tried again does again what it can: all of it may be repeated.
+Each function takes a frame and the options of ``format("rmq")``, and returns a frame that does the work when
+it is collected, and contains the outcomes. A task that is tried again repeats what it can; all operations may
+be repeated.
 """
 
 from __future__ import annotations
@@ -29,29 +30,32 @@ from django_rmq.spark.options import CONNECTION, Options
 Rows = list[dict[str, Any]]
 
 STEP = 250
-"""Messages that one script takes."""
+"""The number of messages in one script."""
 
 
 def discard(frame: Any, options: Mapping[str, str]) -> Any:
-    """Delete dead messages (``slot, member, died_ms``) that are still the same: ``deleted``, ``changed``, ``gone``."""
+    """Delete dead messages (``slot, member, died_ms``) that are unchanged.
+
+    Outcomes: ``deleted``, ``changed``, ``gone``.
+    """
     return _outcomes(frame, options, _discard, "slot", "member", "died_ms")
 
 
 def replay(frame: Any, options: Mapping[str, str]) -> Any:
-    """Replay dead messages (``slot, member``): ``replayed``, ``merged``, ``gone``."""
+    """Replay dead messages (``slot, member``). Outcomes: ``replayed``, ``merged``, ``gone``."""
     return _outcomes(frame, options, _replay, "slot", "member")
 
 
 def revive(frame: Any, options: Mapping[str, str]) -> Any:
-    """Send archived messages again (``slot, slots, member, envelope, scored``), with their full budget.
+    """Send archived messages again (``slot, slots, member, envelope, scored``), with their full number of retries.
 
-    Outcomes are those of a send, and ``unplaced``: nobody can tell the slot by the present slot count.
+    Outcomes are those of a send, and ``unplaced``: the slot under the present slot count is unknown.
     """
     return _outcomes(frame, options, _revive, "slot", "slots", "member", "envelope", "scored")
 
 
 def move_families(frame: Any, options: Mapping[str, str], number: int) -> Any:
-    """Move families of slots (``family``) for re-slotting ``number``: ``moved``, ``strays``."""
+    """Move families of slots (``family``) for re-slotting ``number``. Outcomes: ``moved``, ``strays``."""
     from pyspark.sql import functions as sql
 
     given = dict(options)
@@ -67,7 +71,7 @@ def move_families(frame: Any, options: Mapping[str, str], number: int) -> Any:
 def _outcomes(
     frame: Any, options: Mapping[str, str], act: Callable[[Broker, Topic, Rows], list[str]], *columns: str
 ) -> Any:
-    """Return ``outcome, messages`` of what ``act`` answers for each row."""
+    """Return ``outcome, messages`` of the answers of ``act`` for each row."""
     from pyspark.sql import functions as sql
 
     given = dict(options)
@@ -85,10 +89,10 @@ def _outcomes(
 
 
 def _in_tasks(function: Callable[[pa.Array], pa.Array], result: str) -> Any:
-    """Return a function of columns. Other than ``mapInArrow`` it does without pandas."""
+    """Return a function of columns. Unlike ``mapInArrow`` it needs no pandas."""
     from pyspark.sql.pandas.functions import arrow_udf
 
-    # It acts: the optimizer must neither leave it out nor do it twice.
+    # It has effects: the optimizer must neither leave it out nor run it twice.
     make: Any = arrow_udf
     return make(function, result).asNondeterministic()
 
@@ -103,7 +107,7 @@ def _reached(options: Mapping[str, str]) -> tuple[Broker, Topic]:
 def _each_slot(
     broker: Broker, rows: Rows, call: Callable[[int, Rows], Call[list[str]]], words: Mapping[str, str]
 ) -> list[str]:
-    """Return what a transition answers for each row, in other ``words``."""
+    """Return the answers of a transition for each row, in other ``words``."""
     by_slot: defaultdict[int, list[int]] = defaultdict(list)
     for at, row in enumerate(rows):
         by_slot[row["slot"]].append(at)
@@ -141,7 +145,7 @@ def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
     places: list[int] = []
     for at, row in enumerate(rows):
         member, envelope = row["member"], row["envelope"]
-        # As if the topic were re-slotted from the count that it had then.
+        # As if the topic were being re-slotted from its count at that time.
         slot = Reslotting(topic, row["slots"], 0).target(row["slot"], "store", Entry(member, 0.0, envelope))
         if slot is None:
             continue
@@ -157,11 +161,13 @@ def _revive(broker: Broker, topic: Topic, rows: Rows) -> list[str]:
 
 
 def _move(options: Mapping[str, str], number: int, families: Sequence[int]) -> list[dict[str, int]]:
-    """Move families; return a dict for each, the first of which tells for all."""
+    """Move families; return a dict for each, the first of which contains the counts of all."""
     broker, topic = _reached(options)
     found = under_way(broker, topic)
     told: list[dict[str, int]] = [{} for _ in families]
-    if families and found is not None and found.number == number:  # else it was brought to its end by others
+    if (
+        families and found is not None and found.number == number
+    ):  # otherwise another process has completed it
         progress = move(broker, found, families)
         told[0] = {"moved": progress.moved, "strays": progress.strays}
     return told

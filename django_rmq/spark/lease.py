@@ -1,4 +1,4 @@
-"""The lease: this process renews the claims that it holds, for as long as it lives."""
+"""The lease: this process renews the claims that it holds, for as long as it is alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("django_rmq.spark")
 
 
 class Lease:
-    """What this process holds of a topic. A thread renews it, from the first that is held on."""
+    """The claims of this process on a topic. A thread renews them, from the first one that is held."""
 
     def __init__(self, broker: Broker, topic: Topic, lease_ms: int) -> None:
         self._broker = broker
@@ -24,14 +24,14 @@ class Lease:
         self._lease_ms = lease_ms
         self._holder = ""
         self._held: dict[int, int] = {}
-        """Slot -> number of the claim that we renew."""
+        """Slot -> number of the claim to renew."""
         self._said = 0
-        """The newest claim of whose loss we have warned."""
+        """The newest claim about whose loss a warning was logged."""
         self._lock = threading.Lock()
         self._renewing: threading.Thread | None = None
 
     def slots(self, number: int | None = None) -> list[int]:
-        """Return the slots that have a part of a claim that is held; None: of any."""
+        """Return the slots with a part of a held claim. None: of any claim."""
         with self._lock:
             return [slot for slot, held in self._held.items() if number in (None, held)]
 
@@ -45,12 +45,12 @@ class Lease:
                 self._renewing.start()
 
     def let_go(self, slot: int) -> None:
-        """Renew nothing in a slot any more."""
+        """Stop renewing in a slot."""
         with self._lock:
             self._held.pop(slot, None)
 
     def warn(self, number: int, why: str) -> None:
-        """Warn of a loss: once for each claim, in however many slots and however often it is found."""
+        """Warn about a loss: once for each claim, however many slots it concerns and however often it is found."""
         with self._lock:
             if number <= self._said:
                 return
@@ -58,7 +58,7 @@ class Lease:
         logger.warning("Claim %d of topic %s: %s", number, self._topic.name, why)
 
     def _renew(self) -> None:
-        """Renew what is held, for as long as this process lives: Spark kills it with the query."""
+        """Renew what is held, for as long as this process lives; Spark kills it with the query."""
         while True:
             time.sleep(self._lease_ms / 3_000)
             with self._lock:
@@ -80,7 +80,7 @@ class Lease:
         lost = 0
         reads = (claims.read_claim(self._topic, slot, self._holder, held[gone[0]]) for slot in gone)
         for slot, read in zip(gone, walk(self._broker, reads), strict=True):
-            # Acknowledged ones are not lost: a listener has been faster than the next poll.
+            # Acknowledged claims are not lost: a listener was faster than the next poll.
             lost += read.state in ("lost", "returned")
             with self._lock:
                 if self._held.get(slot) == held[slot]:

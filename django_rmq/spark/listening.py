@@ -19,32 +19,33 @@ logger = logging.getLogger("django_rmq.spark")
 class Acknowledger(StreamingQueryListener):
     """A listener for queries that read ``format("rmq")``: ``spark.streams.addListener(Acknowledger(options))``.
 
-    ``options`` say where Redis is, as those of the query do. With ``topic`` (one or several) only queries on these topics are
-    acknowledged; without it those on all topics of that Redis. Spark calls it after each commit.
+    ``options`` contain the connection to Redis, like those of the query. With ``topic`` (one or several) only
+    queries on these topics are acknowledged; without it those on all topics of that Redis. Spark calls it
+    after each commit.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         known = {name.lower() for name in CONNECTION}
         self._options = {name: value for name, value in options.items() if name.lower() in known}
-        # A listener must not keep Spark waiting: what could not be acknowledged now is at the next poll.
+        # A listener must not delay Spark; what cannot be acknowledged now is acknowledged at the next poll.
         self._at_once = {**self._options, "patience": "0"}
         self._topics = set(Options(self._options, CONNECTION, "Acknowledger").names("topic"))
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Return: nothing is recorded yet."""
+        """Do nothing: nothing is recorded yet."""
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Acknowledge the batch whose record Spark has just written."""
         self.note(event.progress)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Return: nothing was recorded."""
+        """Do nothing: nothing was recorded."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Return: its last batch had its progress."""
+        """Do nothing: its last batch had its progress."""
 
     def note(self, progress: Any) -> None:
-        """Acknowledge the batch that a record of progress is about; only warn where Redis does not answer."""
+        """Acknowledge the batch of a progress record; only log a warning if Redis does not answer."""
         if all(source["startOffset"] == source["endOffset"] for source in progress["sources"]):
             return
         try:
@@ -53,11 +54,14 @@ class Acknowledger(StreamingQueryListener):
             logger.warning("A batch is not acknowledged yet (%s). The next poll does it", error)
 
     def acknowledge(self, progress: Any) -> None:
-        """Acknowledge all that a record of progress says is done, with the patience of the options. Raises ``RmqError``."""
+        """Acknowledge everything that a progress record reports as done, with the patience of the options.
+
+        Raises ``RmqError``.
+        """
         self._acknowledge(progress, self._options)
 
     def _acknowledge(self, progress: Any, options: Mapping[str, str]) -> None:
-        # A record of progress is written after the record of its batch (the commit log).
+        # A progress record is written after the record of its batch (the commit log).
         for source in progress["sources"]:
             offset = _offset(source["endOffset"])
             if offset is None:
@@ -70,7 +74,7 @@ class Acknowledger(StreamingQueryListener):
 
 
 def _offset(text: Any) -> dict[str, Any] | None:
-    """Return an offset of ours; None: another source's."""
+    """Return an offset of RMQ. None: it belongs to another source."""
     try:
         found = json.loads(text or "{}")
     except (TypeError, ValueError):

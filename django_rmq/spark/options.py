@@ -1,6 +1,6 @@
 """The options of ``format("rmq")``: known names, defaults, and a sentence for each mistake.
 
-Spark hands them over as text, with names in lower case.
+Spark passes them as text, with names in lower case.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ STREAM = CONNECTION | {
 }
 WRITE = CONNECTION | {"bodyColumns", "timeRange", "canonical", "maxBody", "maxBacklog", "allowOverwrite"}
 SPARKS_OWN = {"checkpointlocation", "queryname", "path", "outputmode"}
-"""Options of Spark's own that it hands over to sources and sinks, too."""
+"""Options of Spark itself, which it also passes to sources and sinks."""
 
 
 PATIENCE = 60.0
-"""Seconds for which a Redis that is unavailable is waited for."""
+"""Seconds to wait for a Redis that is unavailable."""
 
 MESSAGES_PER_TASK = 50_000
-"""A task costs some 50 ms before its first row."""
+"""The number of messages per task; a task costs some 50 ms before its first row."""
 
 
 class Options:
-    """The options of one read or write. Raises ``ConfigurationError`` for a name or a value that cannot be."""
+    """The options of one read or write. Raises ``ConfigurationError`` for an unknown name or an invalid value."""
 
     def __init__(self, given: Mapping[str, str], known: set[str], what: str) -> None:
         names = {name.lower(): name for name in known}
@@ -67,11 +67,11 @@ class Options:
         self.patience = self.number("patience", PATIENCE, low=0.0, high=86_400.0)
 
     def text(self, name: str) -> str | None:
-        """Return an option as it is; None: not given."""
+        """Return an option unchanged. None: not given."""
         return self._given.get(name.lower())
 
     def number(self, name: str, default: float, *, low: float = -math.inf, high: float = math.inf) -> float:
-        """Return an option as a number in its bounds."""
+        """Return an option as a number within its bounds."""
         given = self.text(name)
         if given is None:
             return default
@@ -84,7 +84,7 @@ class Options:
         return value
 
     def whole(self, name: str, default: int, *, low: int = 0, high: int = 1 << 53) -> int:
-        """Return an option as a whole number in its bounds."""
+        """Return an option as a whole number within its bounds."""
         value = self.number(name, default, low=low, high=high)
         if value != int(value):
             raise ConfigurationError(f"option {name} must be a whole number, got {value}")
@@ -116,7 +116,7 @@ class Options:
         return found[0]
 
     def tasks(self, messages: int) -> int:
-        """Return in how many tasks so many messages are read."""
+        """Return in how many tasks this many messages are read."""
         share = self.whole("messagesPerTask", MESSAGES_PER_TASK, low=1)
         return max(self.whole("minPartitions", 1, low=1), math.ceil(messages / share))
 
@@ -144,31 +144,31 @@ class Options:
         """Return the scores between which to read."""
         return self.number("minScore", -math.inf), self.number("maxScore", math.inf)
 
-    # --- of a stream
+    # --- for a stream
 
     @property
     def most(self) -> int:
-        """How many messages a batch may have."""
+        """Maximum number of messages in a batch."""
         return self.whole("maxMessagesPerTrigger", 200_000, low=1)
 
     @property
     def lease_ms(self) -> int:
-        """How long a claim is good without being renewed."""
+        """How long a claim is valid without being renewed, in ms."""
         return round(self.number("claimTimeout", 120.0, low=1.0, high=86_400.0) * 1000)
 
     @property
     def poll_seconds(self) -> float:
-        """Seconds between two looks at an empty topic."""
+        """Seconds between two checks of an empty topic."""
         return self.number("pollInterval", 0.5, low=0.0, high=3_600.0)
 
     @property
     def fails_on_loss(self) -> bool:
-        """Whether a batch that cannot be read whole ends the query."""
+        """Whether a batch that cannot be read as a whole ends the query."""
         return self.flag("failOnDataLoss", default=False)
 
     @property
     def consumer(self) -> str:
-        """Who consumes, where no checkpoint says so yet: what is given, else a new name each time it is asked for."""
+        """The consumer, if no checkpoint names it yet: the given one, or a new name each time."""
         found = self.text("consumerId")
         if found is not None and not TOPIC_NAME.fullmatch(found):
             raise ConfigurationError(
@@ -177,7 +177,7 @@ class Options:
         return found or uuid4().hex
 
     def check(self) -> None:
-        """Raise ``ConfigurationError`` for a value that cannot be, of whatever is read: before anything is begun."""
+        """Raise ``ConfigurationError`` for an invalid value of any option, before anything is begun."""
         self.topics()
         self.queues()
         self.bounds()

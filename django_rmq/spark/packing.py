@@ -1,7 +1,7 @@
-"""Bulk sends out of Arrow: rows are grouped by slot and written as the server reads them, with no step of ours for each.
+"""Bulk sends from Arrow: rows are grouped by slot and encoded for the server, without Python code for each row.
 
-What is left in Python is the CRC of each member. The rules are those of ``Producer``, which takes over what a slot refuses
-because its topic is being re-slotted.
+Only the CRC of each member is computed in Python. The rules are those of ``Producer``, which sends again what
+a slot refuses because its topic is being re-slotted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.patience import Patience
 
 IN_FLIGHT = 2
-"""Round trips under way at once: Redis works on one while the next is written."""
+"""The number of simultaneous round trips: Redis executes one while the next is written."""
 
 
 class Group(NamedTuple):
@@ -46,7 +46,7 @@ def groups(
     """Yield the calls that send ``column``, whose values are ``members``; ``scores``: texts, one for each."""
     crcs = pa.array(list(map(crc32, members)), pa.uint32())
     placed = pc.bit_wise_and(crcs, pa.scalar(slots - 1, pa.uint32()))
-    # Stable: of several sends of a member the last one counts.
+    # Stable: if a member is sent several times, the last one counts.
     order = pc.array_sort_indices(placed)
     texts = _written(column.take(order))
     if scores is not None:
@@ -75,7 +75,7 @@ def _written(texts: pa.Array) -> pa.Array:
 
 
 class Call(NamedTuple):
-    """One round trip: what it sends, and from which rows."""
+    """One round trip: its content, and its rows."""
 
     groups: list[Group]
     members: Sequence[bytes]
@@ -83,9 +83,10 @@ class Call(NamedTuple):
 
 
 class Bulk:
-    """Sends to one unkeyed topic; ``counts`` says what became of it, after ``finish``.
+    """Sends to one unkeyed topic; ``counts`` has the results after ``finish``.
 
-    While Redis is unavailable, what has no answer yet is sent again, in its order: what still waits merges.
+    While Redis is unavailable, everything without an answer is sent again, in order; messages that still wait
+    merge.
     """
 
     def __init__(self, producer: Producer, topic: Topic, patience: Patience) -> None:
@@ -94,10 +95,10 @@ class Bulk:
         self._topic = replace(topic, body="bytes")
         self._patience = patience
         self._under_way: deque[tuple[Pipeline | None, Call]] = deque()
-        """Without a pipeline: not sent, or nobody knows."""
+        """Without a pipeline: not sent, or unknown."""
 
     def send(self, members: Sequence[bytes], column: pa.Array, priorities: pa.Array | None) -> None:
-        """Send rows that are known to be good; ``priorities``: whole numbers, on priority topics."""
+        """Send valid rows. ``priorities``: whole numbers, on priority topics."""
         scores = None if priorities is None else priorities.cast(pa.large_string()).cast(pa.large_binary())
         call = Call(list(groups(members, column, scores, self._topic.slots)), members, priorities)
         pipeline = None
@@ -109,7 +110,7 @@ class Bulk:
             self._collect()
 
     def finish(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the round trips under way."""
         while self._under_way:
             self._collect()
 
@@ -120,7 +121,7 @@ class Bulk:
         return pipeline
 
     def _collect(self) -> None:
-        """Take the oldest answer in."""
+        """Process the oldest answer."""
         pipeline, call = self._under_way[0]
         try:
             answers = self._answers(pipeline.receive()) if pipeline is not None else None
@@ -131,7 +132,7 @@ class Bulk:
             try:
                 answers = self._patience(lambda: self._answers(self._pipeline(call).execute()))
             except ServerUnavailable:
-                # Nothing of the rest is waited for as long again.
+                # The remaining answers are not waited for as long again.
                 self._under_way.clear()
                 raise
         self._under_way.popleft()
@@ -149,7 +150,7 @@ class Bulk:
         return found
 
     def _give_up_answers(self) -> None:
-        """Let nothing be under way: of two sends of a member the later one must be the last one that runs."""
+        """Drop all round trips under way, because of two sends of a member the later one must run last."""
         for at, (pipeline, call) in enumerate(self._under_way):
             if pipeline is not None and at:
                 with suppress(ServerUnavailable):

@@ -1,7 +1,7 @@
-"""Rows of a state by rank, many to a round trip, from Redis' answers into Arrow without an object of ours for each.
+"""Reads rows of a state by rank, many per round trip, from Redis' answers into Arrow without an object for each row.
 
-Of a sealed claim ranks stand still. Of anything else they do not, so each page begins with the row before it: where that
-row is not behind what has been read, something has gone from before it, and the place is looked up by (score, member).
+The ranks of a sealed claim do not change. Others do, so each page begins with the row before it: if that row
+is not after what has been read, an earlier entry was removed, and the place is looked up by (score, member).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.spark.patience import Patience
 
 FIRST_PAGE = 64
-"""Rows that are asked for before it is known how long they are."""
+"""The number of rows requested before their size is known."""
 
 MOST_ROWS = 5_000
 PAGE_BYTES = 2_097_152
-"""Rows and bytes of a page, about."""
+"""The approximate number of bytes in a page."""
 
 PAGES = 4
-"""Pages that are asked for in one round trip."""
+"""The number of pages requested in one round trip."""
 
 Rows = Sequence[bytes]
 """Member, score, member, ... as Redis writes them, in the order of the set."""
 
 
 def fitting(rows: Rows, envelopes: Sequence[bytes | None] = ()) -> int:
-    """Return how many rows like these make a page: bodies of one topic are much alike."""
+    """Return how many rows like these make a page; bodies of one topic have similar sizes."""
     size = sum(map(len, rows)) + sum(len(envelope or b"") for envelope in envelopes)
     return max(1, min(MOST_ROWS, PAGE_BYTES * len(rows) // (2 * max(1, size))))
 
@@ -44,7 +44,7 @@ def narrow_batch(
 ) -> pa.RecordBatch:
     """Return the batch of value, score, topic and slot."""
     n = len(members)
-    # Redis tells scores as text; Arrow reads them all at once.
+    # Redis writes scores as text; Arrow parses them all at once.
     if scores[0] == scores[-1]:
         numbers = pa.repeat(pa.scalar(float(scores[0])), n)
     else:
@@ -59,14 +59,14 @@ def narrow_batch(
 
 
 class Place:
-    """How far a live set has been read: up to (score, member), and with no member whatever has that score."""
+    """How far a live set has been read: up to (score, member), or up to the score if there is no member."""
 
     def __init__(self, score: float, member: bytes | None = None) -> None:
         self.score = score
         self.member = member
 
     def passed(self, rows: Rows) -> int:
-        """Return how many of ``rows``, from the first on, are not behind this place."""
+        """Return how many of ``rows``, from the first on, are not after this place."""
         for at in range(0, len(rows), 2):
             score = float(rows[at + 1])
             if score > self.score:
@@ -77,7 +77,7 @@ class Place:
 
 
 class LiveRows:
-    """Reads one state of one slot between two scores: what is there throughout, exactly once."""
+    """Reads one state of one slot between two scores: every entry that is present throughout, exactly once."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class LiveRows:
         self._high = high
         self._place: Place | None = None if low == -math.inf else Place(math.nextafter(low, -math.inf))
         self._rank: int | None = 0
-        """Where the next row was when last looked at; None: nobody knows."""
+        """The rank of the next row at the last read. None: unknown."""
         if self._place is not None:
             below = self._place.score
             self._rank = patience(lambda: broker.run(looking.between(*self._where, max_score=below)))
@@ -143,7 +143,7 @@ class LiveRows:
         return rows[:end]
 
     def _look_up(self) -> Rows:
-        """Return what is behind the place by a script, which no change gets between; find the rank again."""
+        """Return the entries after the place with a script, which is atomic; find the rank again."""
         after = None
         if self._place is not None and self._place.member is not None:
             after = (f"{self._place.score:.17g}", self._place.member)

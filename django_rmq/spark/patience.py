@@ -1,4 +1,4 @@
-"""Waiting for a Redis that is unavailable for a moment, instead of failing a query."""
+"""Waits for a Redis that is briefly unavailable, instead of failing a query."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from django_rmq.exceptions import ServerUnavailable
 logger = logging.getLogger("django_rmq.spark")
 
 SAY_SECONDS = 10.0
-"""Between two log lines about the same wait."""
+"""Seconds between two log lines about the same wait."""
 
 PAUSES = (0.05, 1.0)
-"""Seconds between two tries: at first, and at most."""
+"""Seconds between two tries: the first pause, and the longest."""
 
 Result = TypeVar("Result")
 
 
 class Patience:
-    """Repeats work while Redis is unavailable: ``patience(work)`` returns what ``work()`` returns.
+    """Repeats work while Redis is unavailable: ``patience(work)`` returns the result of ``work()``.
 
-    ``seconds``: how long one piece of work is repeated; after that the last ``ServerUnavailable`` is raised. All other errors
-    are raised at once. The work must be repeatable: a request whose answer was lost may have run.
+    ``seconds``: how long one piece of work is repeated; after that the last ``ServerUnavailable`` is raised.
+    All other errors are raised at once. The work must be repeatable, because a request whose answer was lost
+    may have run.
     """
 
     def __init__(self, seconds: float, what: str) -> None:
         self.seconds = seconds
         self.what = what
-        """For log lines: what the work is about."""
+        """The subject of the work, for log lines."""
 
     def __call__(self, work: Callable[[], Result]) -> Result:
         began = time.monotonic()

@@ -1,8 +1,8 @@
-"""Batch read: a look at topics that changes nothing.
+"""Batch read: reads topics without changing anything.
 
-The driver counts and groups slots into tasks; a task pages by a cursor of (score, member), so that what is there
-throughout is read exactly once, whatever comes and goes meanwhile. Where members and scores are all that is wanted,
-``paging`` reads them past the scripts.
+The driver counts and groups slots into tasks. A task pages by a cursor of (score, member), so that every
+entry that is present throughout is read exactly once, whatever changes meanwhile. If only members and scores
+are requested, ``paging`` reads them without scripts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class Task(InputPartition):
-    """What one task reads."""
+    """The content of one task."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(len(pieces))
@@ -60,7 +60,7 @@ def grouped(sizes: Sequence[int], tasks: int) -> list[list[int]]:
 
 
 class Reader(DataSourceReader):
-    """Reads what waits, rests, is in flight, claimed or dead."""
+    """Reads messages that are waiting, resting, in flight, claimed or dead."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -94,7 +94,7 @@ class Reader(DataSourceReader):
         return [Task([pieces[i] for i in group]) for group in grouped(sizes, tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Where there is nothing to read, Spark makes a partition of its own.
+        # If there is nothing to read, Spark makes a partition of its own.
         if not isinstance(partition, Task):
             return
         schema = to_arrow_schema(self._schema, timezone="UTC")
@@ -197,7 +197,7 @@ def _bodies(topic: Topic, entries: Sequence[Entry], envelopes: Sequence[bytes | 
 
 
 def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | None, float | None]:
-    """Return when it is due (ms), the retries left to its delivery, and until when its delivery is good (ms)."""
+    """Return when it is due (ms), the retries left to its delivery, and until when its delivery is valid (ms)."""
     score = entry.score
     if queue == "prepare":
         return None, int(score) % 1000, (score // 1000 + topic.timeout + 1) * 1000
@@ -219,6 +219,6 @@ def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | N
 
 
 def _instants(ms: Sequence[float | None]) -> Any:
-    # Foreign scores may lie beyond what a timestamp holds.
+    # Foreign scores may be outside the range of a timestamp.
     micros = [None if at is None or not 0 <= at <= 253_402_300_799_999 else int(at * 1000) for at in ms]
     return pa.array(micros, pa.int64()).cast(pa.timestamp("us", tz="UTC"))

@@ -1,4 +1,4 @@
-"""A Spark session as our pipelines want it: local by default, or a cluster's, or a Spark Connect server's."""
+"""Spark sessions for the pipelines: local by default, or on a cluster, or on a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ LOCAL = "local[*]"
 """All cores of this machine."""
 
 OF_A_SESSION = {"spark.sql.shuffle.partitions": "8", "spark.sql.session.timeZone": "UTC"}
-"""What a session may say for itself, also where Spark runs already."""
+"""Settings of a session that also apply if Spark is already running."""
 
 DEFAULTS = {
     **OF_A_SESSION,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Without it Arrow batches go through a TCP port of their own.
+    # Without it Arrow batches use separate TCP ports.
     "spark.python.unix.domain.socket.enabled": "true",
 }
 JAVA_SECONDS = 20.0
-"""How long a Java may take to end."""
+"""Maximum seconds for a Java to end."""
 
 OF_CONNECT = ("pandas", "grpc", "grpc_status", "zstandard")
-"""What the client of a Spark Connect server imports besides."""
+"""Additional modules that the client of a Spark Connect server imports."""
 
 CONNECT_PORT = 15002
-"""Where it listens unless told otherwise."""
+"""The default port of a Spark Connect server."""
 CONNECT_SECONDS = 10.0
 
 AT_HOME = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-"""For a local master: it talks to itself only."""
+"""Settings of a local master, which communicates only with itself."""
 
 
 def check_installed(remote: str | None = None) -> None:
-    """Make sure that a session can be had. Raises ``ConfigurationError`` without PySpark, pyarrow or a Java.
+    """Check that a session can be made. Raises ``ConfigurationError`` without PySpark, pyarrow or a Java.
 
-    A Spark Connect server needs no Java here, and what its client needs instead.
+    A Spark Connect server needs no Java here, but the modules of its client.
     """
     for name in ("pyspark", "pyarrow"):
         if find_spec(name) is None:
@@ -67,7 +67,7 @@ def open_session(
 ) -> Any:
     """Return a session called ``name``; ``remote`` is the address of a Spark Connect server.
 
-    Raises ``ConfigurationError`` where something is missing or Spark does not begin.
+    Raises ``ConfigurationError`` if something is missing or Spark does not start.
     """
     check_installed(remote)
     if remote is not None:
@@ -89,7 +89,7 @@ def open_session(
         builder = builder.master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    # Spark writes a traceback of Python's before it raises; the error says enough.
+    # Spark logs a Python traceback before it raises; the error itself is enough.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     ours = signal.getsignal(signal.SIGINT)
     try:
@@ -101,7 +101,7 @@ def open_session(
         where = master if remote is None else _without_token(remote)
         raise ConfigurationError(f"Spark does not begin ({where}): {error}") from error
     if threading.current_thread() is threading.main_thread():
-        # Spark puts a handler of its own in its place.
+        # Spark installs its own handler in its place.
         signal.signal(signal.SIGINT, ours)
     if remote is None:
         session.sparkContext.setLogLevel("ERROR")
@@ -109,9 +109,9 @@ def open_session(
 
 
 def _check_answers(remote: str) -> None:
-    """Raise ``ConfigurationError`` unless somebody listens at the address of a Spark Connect server.
+    """Raise ``ConfigurationError`` unless a server listens at the address of a Spark Connect server.
 
-    Spark's own client would ask again for ten minutes without a word.
+    Spark's own client would silently retry for ten minutes.
     """
     try:
         parts = urlsplit(remote)
@@ -129,12 +129,12 @@ def _check_answers(remote: str) -> None:
 
 
 def _without_token(remote: str) -> str:
-    """Return the address without the parameters behind it, of which one may be a token."""
+    """Return the address without its parameters, one of which may be a token."""
     return remote.partition(";")[0]
 
 
 def close_session(session: Any) -> None:
-    """End a session, and the Java that was started for it: else that ends some time after this process."""
+    """End a session, and the Java that was started for it, which otherwise ends some time after this process."""
     from pyspark import SparkContext
 
     session.stop()
@@ -154,7 +154,7 @@ def close_session(session: Any) -> None:
 
 
 def is_begun() -> bool:
-    """Return whether this process has a session already."""
+    """Return whether this process already has a session."""
     if "pyspark.sql" not in sys.modules:
         return False
     from pyspark.sql import SparkSession
@@ -166,12 +166,12 @@ INFERS_PARTITIONS = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 def stored_files(session: Any, path: str) -> Any:
-    """Return the Parquet files of a folder as a frame, names of folders as text; None: there are none yet."""
+    """Return the Parquet files of a folder as a frame, names of folders as text. None: there are none yet."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 
     before = session.conf.get(INFERS_PARTITIONS)
-    # A topic may be called 007, which is no number.
+    # A topic may be called 007, which must not be read as a number.
     session.conf.set(INFERS_PARTITIONS, "false")
     try:
         found = session.read.option("basePath", path).parquet(path)
@@ -183,12 +183,12 @@ def stored_files(session: Any, path: str) -> Any:
         raise
     finally:
         if isinstance(session, SparkSession):
-            # The session of a Spark Connect server is a class of its own, and looks at the files again for each job.
+            # A Spark Connect session is a separate class, and reads the list of files again for each job.
             session.conf.set(INFERS_PARTITIONS, before)
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Return what went wrong in a task or a query, as (the class of ours that was raised there or "", its sentence)."""
+    """Return the error of a task or a query as (the class of RMQ raised there or "", its sentence)."""
     text = str(error)
     name, sentence = "", ""
     for line in text.splitlines():
@@ -200,16 +200,16 @@ def describe(error: BaseException) -> tuple[str, str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     _, raised, behind = text.partition("Traceback (most recent call last):\n")
     if raised and "[FOREACH_BATCH_USER_FUNCTION_ERROR]" in text:
-        # What a function for batches raised is the first line of its traceback that is not indented.
+        # The error of a function for batches is the first line of its traceback that is not indented.
         lines = [line for line in behind.splitlines() if line.strip() and not line[0].isspace()] or lines
     if type(error).__name__ == "Py4JJavaError":
-        # The first line only says what was called; what Java has thrown comes after it.
+        # The first line only names the call; the error of Java follows it.
         lines = [line.removeprefix(": ") for line in lines[1:]] or lines
     return "", lines[0] if lines else type(error).__name__
 
 
 def is_sparks(error: BaseException) -> bool:
-    """Return whether ``error`` came out of Spark."""
+    """Return whether ``error`` was raised by Spark."""
     return type(error).__module__.partition(".")[0] in ("pyspark", "py4j", "grpc")
 
 

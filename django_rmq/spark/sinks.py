@@ -1,7 +1,7 @@
-"""Where ``foreachBatch`` puts a batch so that it is there once, however often it is written.
+"""Sinks for ``foreachBatch`` that contain a batch exactly once, however often it is written.
 
-A batch is named by its query's id and its number. Its writer is pickled: with Spark Connect it runs beside the server, where
-there are neither settings nor a JVM to talk to. What it does goes through public options of Spark alone.
+A batch is identified by its query's id and its number. Its writer is pickled: with Spark Connect it runs on
+the server, without settings or a JVM. It uses only public options of Spark.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Sink(Protocol):
     """Writes a batch."""
 
     def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
-        """Write a batch; ``may_repeat``: it may have been written before, in part or wholly."""
+        """Write a batch. ``may_repeat``: it may have been written before, in part or completely."""
 
 
 @dataclass
 class Each:
-    """A function of somebody's: called with the frame, the number of the batch and the query's id."""
+    """A function of the project, called with the frame, the number of the batch and the query's id."""
 
     function: Callable[[Any, int, str], object]
 
@@ -37,9 +37,10 @@ class Each:
 
 @dataclass
 class Files:
-    """Parquet files in ``path/query=…/batch=…``, which appears when it is complete.
+    """Parquet files in ``path/query=…/batch=…``, a folder that appears when it is complete.
 
-    Spark writes into a hidden folder of ``path`` and renames it to the folder of the batch, which replaces what was there.
+    Spark writes into a hidden folder of ``path`` and renames it to the folder of the batch, replacing an
+    earlier one.
     """
 
     path: str
@@ -64,7 +65,7 @@ class Files:
             self._empty(frame, query, number)
 
     def _empty(self, frame: Any, query: str, number: int) -> None:
-        """Replace an earlier writing of a batch that has lost all its rows by a file without rows."""
+        """Replace an earlier version of a batch that has lost all its rows by a file without rows."""
         folder = f"{self.path.rstrip('/')}/{QUERY}={query}/{BATCH}={number}"
         if _is_there(frame.sparkSession, folder):
             frame.limit(0).coalesce(1).write.mode("overwrite").parquet(folder)
@@ -81,18 +82,18 @@ class Table:
     def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:
         named = _named(frame, query, number)
         if may_repeat:
-            # No row: this only makes the table where there is none.
+            # Without rows: this only creates the table if there is none.
             self._append(named.limit(0))
             self._delete(named.sparkSession, query, number)
         self._append(named)
 
     def _append(self, frame: Any) -> None:
         writer = self._with_options(frame.write.format("jdbc"))
-        # Where it makes the table: text of any length can neither be compared nor indexed everywhere.
+        # For creating the table, because not every database can compare or index text of any length.
         writer.option("createTableColumnTypes", f"{QUERY} VARCHAR(36)").mode("append").save()
 
     def _delete(self, session: Any, query: str, number: int) -> None:
-        """Delete what a batch has in the table, as the first statement of a connection that then counts it."""
+        """Delete the rows of a batch from the table, in the first statement of a connection that then counts them."""
         there = self._with_options(session.read.format("jdbc")).load()
         names = {name.lower(): name for name in there.columns}
         quote = "`" if re.match(r"jdbc:(mysql|mariadb|databricks|hive2)\b", self.url) else '"'
@@ -113,14 +114,15 @@ class Table:
 
 @dataclass
 class Batches:
-    """What ``foreachBatch`` calls: ``sink`` gets each batch with its name, ``bad`` those of its bodies that do not fit."""
+    """The function for ``foreachBatch``: ``sink`` gets each batch with its name, ``bad`` gets the bodies that do not fit."""
 
     checkpoint: str
     sink: Sink
     bad: Sink | None = None
     _query: str = field(default="", init=False)
     _is_first: bool = field(default=True, init=False)
-    """Only the first batch of a run can have been written before: Spark goes on with the one it has no record of."""
+    """Only the first batch of a run can have been written before, because Spark resumes with the batch that
+    has no record."""
 
     def __call__(self, frame: Any, number: int) -> None:
         self._query = self._query or query_of(frame.sparkSession, self.checkpoint)
@@ -140,14 +142,14 @@ class Batches:
 
 
 def _named(frame: Any, query: str, number: int) -> Any:
-    """Return a frame with the columns that name its batch."""
+    """Return a frame with the columns that identify its batch."""
     from pyspark.sql import functions as sql
 
     return frame.withColumns({QUERY: sql.lit(query), BATCH: sql.lit(number).cast("long")})
 
 
 def query_of(session: Any, checkpoint: str) -> str:
-    """Return the id of the query that a checkpoint belongs to."""
+    """Return the id of the query to which a checkpoint belongs."""
     (row,) = session.read.text(_literally(f"{checkpoint.rstrip('/')}/metadata")).collect()
     return str(json.loads(row.value)["id"])
 
@@ -156,7 +158,7 @@ def _is_there(session: Any, path: str) -> bool:
     from pyspark.errors import AnalysisException
 
     try:
-        # A Spark Connect server looks only when it is asked for something.
+        # A Spark Connect server reads it only when a result is requested.
         session.read.text(_literally(path)).schema  # noqa: B018
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
@@ -166,5 +168,5 @@ def _is_there(session: Any, path: str) -> bool:
 
 
 def _literally(path: str) -> str:
-    """Return a path in which nothing is a pattern."""
+    """Return a path with its wildcards escaped."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)

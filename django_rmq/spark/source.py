@@ -1,6 +1,6 @@
-"""The data source itself: what ``format("rmq")`` can do, and the schema of what is read.
+"""The data source: the capabilities of ``format("rmq")``, and the schema of what is read.
 
-Spark's calls have fixed argument names; what a class does is in the module that it comes from.
+Spark's calls have fixed argument names; the work is done in the module of each class.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RmqDataSource(DataSource):
         return "rmq"
 
     def schema(self) -> StructType:
-        # Spark asks for it at load(), on the driver: whatever is wrong with an option is said there.
+        # Spark calls it at load(), on the driver, so errors in options are raised there.
         options = Options(dict(self.options), READ | STREAM, "format rmq")
         options.check()
         return METADATA if options.flag("includeMetadata", default=False) else COLUMNS

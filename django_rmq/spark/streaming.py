@@ -1,8 +1,9 @@
 """Stream read: a query consumes a topic in two phases.
 
-The driver claims in ``latestOffset``; tasks only read what is claimed, so a task may be tried as often as Spark likes. A
-batch is acknowledged when the next poll says that it is committed, or at once by ``listening``: Spark itself calls ``commit``
-only when there is a next batch. The identity of the consumer travels in the offset: the checkpoint is the identity.
+The driver claims in ``latestOffset``; tasks only read what is claimed, so Spark may repeat a task as often as
+it likes. A batch is acknowledged when the next poll reports it as committed, or at once by ``listening``:
+Spark itself calls ``commit`` only when there is a next batch. The consumer's identity is in the offset, so it
+belongs to the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from django_rmq.spark.tasks import Reading, Task, split
 logger = logging.getLogger("django_rmq.spark")
 
 LOOK_SECONDS = 5.0
-"""Between two looks whether a topic that seems empty was re-slotted."""
+"""Seconds between two checks whether a topic that seems empty was re-slotted."""
 
 
 def acknowledge(options: Mapping[str, str], offset: Mapping[str, Any]) -> int:
-    """Acknowledge what a query had recorded, up to ``offset``; return in how many slots there was a claim.
+    """Acknowledge what a query had recorded, up to ``offset``; return how many slots had a claim.
 
-    ``options`` are those of the query, or as many of them as say where the topic is. Without it a claim is only acknowledged
-    when the query polls again, and given to others when its lease ends.
+    ``options`` are those of the query, or at least those that name the topic. Without this call a claim is
+    acknowledged only when the query polls again, and given to others when its lease ends.
     """
     known = {name: value for name, value in options.items() if name in CONNECTION}
     given = Options(
@@ -52,7 +53,7 @@ def acknowledge(options: Mapping[str, str], offset: Mapping[str, Any]) -> int:
 
     def end() -> int:
         topic = topic_of(name, broker.definitions().get(name))
-        # A claim takes whole slots, and what a re-slotting has moved was acknowledged before.
+        # A claim takes whole slots, and everything that a re-slotting has moved was acknowledged before.
         slots = [slot for slot in slots_in(offset.get("held"), topic.slots) if slot < topic.slots]
         claims = Claims(broker, topic, 0)
         return claims.acknowledge(offset["consumer"], int(offset["claim"]), slots)
@@ -77,7 +78,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """When (monotonic) a poll last found nothing."""
         self._next_look = float("-inf")
         self._rest: int | None = None
-        """AvailableNow: how many may still be claimed."""
+        """For AvailableNow: how many messages may still be claimed."""
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("_options", "_schema", "_name", "_topic", "_fail_on_loss", "_patience")
@@ -93,7 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- offsets
 
     def _offset(self, consumer: str, claim: int, rows: int) -> dict[str, Any]:
-        # The engine compares offsets by their text: the order of the keys is part of it.
+        # The engine compares offsets by their text, which includes the order of the keys.
         return {
             "version": 1,
             "consumer": consumer,
@@ -111,11 +112,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return None: a queue has no end that could be named."""
+        """Return None: a queue has no final offset."""
         return None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take what is due by now, and no more of what comes meanwhile."""
+        """Take what is due now, and nothing that arrives meanwhile."""
         self._rest = self._patience(self._claims.due)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -124,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._repeated(lambda: self._next(start, self._budget(limit)))
 
     def _repeated(self, work: Callable[[], Result]) -> Result:
-        """Do something with claims, again while Redis is unavailable: what a request that failed has done is looked up."""
+        """Repeat an operation on claims while Redis is unavailable; the effect of a failed request is looked up."""
 
         def attempt() -> Result:
             try:
@@ -155,7 +156,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def _look_for_slots(self) -> None:
-        """Make sure, now and then, that an empty topic is empty: after a re-slotting others have its messages."""
+        """Check from time to time that an empty topic is empty: after a re-slotting other slots have its messages."""
         if self._last_empty < self._next_look:
             return
         self._next_look = self._last_empty + LOOK_SECONDS
@@ -163,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise self._claims.moved()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Acknowledge once more: the poll has done it before."""
+        """Acknowledge again; the poll has done it before."""
         self._repeated(lambda: self._claims.settle(end["consumer"], int(end["claim"])))
 
     def _check(self, offset: dict[str, Any]) -> None:
@@ -189,7 +190,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- batches
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the tasks of the batch that ends with ``end``: pure, for Spark may ask more than once."""
+        """Return the tasks of the batch that ends with ``end``.
+
+        It has no effects, because Spark may call it more than once.
+        """
         if start["consumer"] == end["consumer"] and start["claim"] == end["claim"]:
             return []
         self._check(end)
@@ -202,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Task(consumer, number, pieces) for pieces in split(sizes, self._options.tasks(rows))]
 
     def _lost(self, number: int, missing: int) -> str:
-        """Return what is said of a batch that cannot be read whole. Raises ``LostRace`` with ``failOnDataLoss``."""
+        """Return the warning about a batch that cannot be read as a whole. Raises ``LostRace`` with ``failOnDataLoss``."""
         text = f"{missing} messages are no longer held for this batch, because their lease ended. They are delivered again later"
         if self._fail_on_loss:
             raise LostRace(f"Claim {number} of topic {self._name}: {text}")
@@ -211,7 +215,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Where a batch has no rows, Spark makes a partition of its own.
+        # If a batch has no rows, Spark makes a partition of its own.
         if not isinstance(partition, Task):
             return
         schema = to_arrow_schema(self._schema, timezone="UTC")

@@ -1,4 +1,4 @@
-"""What tasks read of a claim: pages of rows, all of one claim or none."""
+"""Reading a claim in tasks: pages of rows, all of one claim or none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Task(InputPartition):
-    """What one task reads of a claim."""
+    """The part of a claim that one task reads."""
 
     def __init__(self, consumer: str, number: int, pieces: Sequence[Piece]) -> None:
         super().__init__(number)
@@ -78,14 +78,15 @@ class Reading(NamedTuple):
             return
         yield self._batch(slot, read.rows, read.envelopes)
         offset += len(read.rows) // 2
-        # Where there are bodies, a script reads them together; members alone Redis tells faster by itself.
+        # If there are bodies, a script reads both together; Redis returns members alone faster without a
+        # script.
         plain = not read.envelopes
         size = min(fitting(read.rows, read.envelopes), MOST_ROWS if plain else BATCH)
         while offset < end:
             firsts = range(offset, min(end, offset + PAGES * size), size)
             parts, state = self.patience(partial(self._trip, claim, firsts, plain=plain))
             if state != "sealed" or not all(rows for rows, _ in parts):
-                # Half of a part is neither the same rows nor none: tried again, it reads as none.
+                # Half of a part is neither complete nor empty; when it is tried again, it reads as empty.
                 raise LostRace(
                     f"claim {task.number} of topic {self.topic.name} slot {slot} was lost while it was read"
                 )
@@ -106,7 +107,7 @@ class Reading(NamedTuple):
         else:
             reads = [claims.read_claim(*claim, first, wanted) for first, wanted in pages]
             parts = [(read.rows, read.envelopes) for read in walk(self.broker, reads)]
-        # Asked when all of it is here: if it is sealed still, nothing had been taken out before.
+        # Checked after everything was read: if it is still sealed, nothing had been taken out before.
         return parts, self.broker.run(claims.read_claim(*claim)).state
 
     def _batch(self, slot: int, rows: Rows, envelopes: Sequence[bytes | None]) -> pa.RecordBatch:

@@ -1,7 +1,7 @@
 """Write: rows become messages by the same rules as a send from Python.
 
-At least once: a task that is tried again sends again, and what still waits merges. ``value`` is the fast way; a
-topic whose slots follow from the body, a key or a basis of its own costs a look into each row.
+At least once: a task that is tried again sends again, and messages that still wait merge. ``value`` is the
+fast path; a topic whose slots follow from the body, a key or an explicit basis requires reading each row.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from django_rmq.spark.patience import Patience
 
 OPTION_COLUMNS = ("priority", "fixed_time", "time_range", "slot_basis", "key")
 CHUNK, PER_SLOT, MOST = 10_000, 500, 64_000
-"""Rows in hand at once: so many, or so many for each slot, but never more than that."""
+"""The number of rows in hand: the minimum, the number for each slot, and the maximum."""
 
 CHUNK_BYTES = 8_388_608
-"""Bytes, about, after which no more rows are waited for."""
+"""The approximate number of bytes after which no more rows are collected."""
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task sent: status -> how many."""
+    """The results of a task: status -> number of messages."""
 
     counts: dict[str, int]
 
 
 def gathered(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at least ``rows`` rows, or of many bytes, as one each: Spark hands over 10,000 at a time."""
+    """Yield combined batches of at least ``rows`` rows, or of many bytes; Spark passes 10,000 rows at a time."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -64,7 +64,7 @@ def _whole(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 
 class _Sending:
-    """What a batch and a stream write have in common."""
+    """The common part of a batch write and a stream write."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         self._options = options
@@ -107,7 +107,7 @@ class _Sending:
                     pass
 
     def _check_columns(self) -> None:
-        """Raise ``ConfigurationError`` where the topic wants a column or an option that is not there."""
+        """Raise ``ConfigurationError`` if a column or an option is missing that the topic needs."""
         topic, columns = self._topic, self._columns
         needed = {TopicType.PRIORITY: "priority", TopicType.FIXED_TIME: "fixed_time"}.get(topic.type)
         if needed is not None and needed not in columns:
@@ -144,7 +144,7 @@ class _Sending:
             priorities = batch.column("priority") if self._columns else None
             bulk.send(bodies, pa.array(bodies, pa.binary()), priorities)
             return Counter()
-        # What is encoded already goes as bytes.
+        # Values that are encoded already are sent as bytes.
         raw = replace(topic, body="bytes")
         constant = not self._columns or (self._columns == ["priority"] and _is_constant(batch, "priority"))
         if constant and not topic.keyed and topic.slot_basis is None:
@@ -166,7 +166,7 @@ class _Sending:
         return Counter(result.status for result in self._patience(lambda: producer.send(built)))
 
     def _is_plain(self, batch: pa.RecordBatch, bodies: list[bytes]) -> bool:
-        """Return whether these rows can go as they are: nothing has to be looked up in them, nothing is wrong with them."""
+        """Return whether these rows can be sent as they are: none has to be examined, and none is invalid."""
         topic = self._topic
         if topic.keyed or topic.slot_basis is not None or self._options.is_cluster or not bodies:
             return False
@@ -229,7 +229,7 @@ def _is_constant(batch: pa.RecordBatch, name: str) -> bool:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
-    """Return a column as what ``Producer.build`` takes; a timestamp without a zone is in UTC, as Arrow has it."""
+    """Return a column as values for ``Producer.build``; a timestamp without a zone is in UTC, as in Arrow."""
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", tz="UTC"))
@@ -244,16 +244,16 @@ def _shown(batch: pa.RecordBatch, row: int) -> str:
 
 
 class Writer(_Sending, DataSourceArrowWriter):
-    """``df.write``: sends each row once, and again where a task is tried again."""
+    """``df.write``: sends each row once, and again if a task is tried again."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Return: what was sent is there."""
+        """Do nothing: the messages are already sent."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Return: what was sent stays; sent again, it merges."""
+        """Do nothing: sent messages stay, and merge if they are sent again."""
 
 
 class StreamWriter(_Sending, DataSourceStreamArrowWriter):
@@ -263,7 +263,7 @@ class StreamWriter(_Sending, DataSourceStreamArrowWriter):
         return self._send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Return: what was sent is there."""
+        """Do nothing: the messages are already sent."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Return: what was sent stays; sent again, it merges."""
+        """Do nothing: sent messages stay, and merge if they are sent again."""

@@ -1,1 +1,1 @@
-"""Words of the admin's templates."""
+"""Filters and tags of the admin's templates."""

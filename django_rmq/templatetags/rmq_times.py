@@ -1,4 +1,4 @@
-"""Times and numbers as the admin's pages write them."""
+"""Times and numbers in the form of the admin's pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from django.utils.translation import gettext as _
 register = template.Library()
 
 FARTHEST_MS = 253_402_300_799_000
-"""The last instant that a datetime holds."""
+"""The last instant that a datetime can represent."""
 
 
 @register.filter
 def moment(ms: float | None) -> datetime | None:
-    """Return the instant ``ms`` (since the epoch) on the viewer's clock; None where there is no such instant."""
+    """Return the instant ``ms`` (since the epoch) on the viewer's clock. None: there is no such instant."""
     if ms is None or not 0 <= ms <= FARTHEST_MS:
         return None
     return timezone.localtime(datetime.fromtimestamp(ms / 1000, UTC))
@@ -28,7 +28,7 @@ def moment(ms: float | None) -> datetime | None:
 
 @register.filter
 def duration(seconds: float | None) -> str:
-    """Return a length of time in one unit, two digits or more: 85 ms, 4.2 s, 12 min, 3 h, 15 d."""
+    """Return a length of time in one unit, with two digits or more: 85 ms, 4.2 s, 12 min, 3 h, 15 d."""
     if seconds is None:
         return ""
     seconds = abs(seconds)
@@ -51,7 +51,7 @@ def _short(number: float) -> str:
 
 @register.filter
 def number(value: float | None) -> str:
-    """Return a count with groups of digits; a fraction where it is small."""
+    """Return a count with groups of digits; a small one with a fraction."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -61,7 +61,7 @@ def number(value: float | None) -> str:
 
 @register.simple_tag
 def when(ms: float | None, now_ms: float) -> str | SafeString:
-    """Return how far ``ms`` lies from now, with the instant itself for whoever points at it."""
+    """Return the distance of ``ms`` from now, with the instant itself as a tooltip."""
     instant = moment(ms)
     if ms is None or instant is None:
         return "–"

@@ -1,4 +1,4 @@
-"""For the tests of projects that use the package: what was sent, listeners run on the spot, time that is given.
+"""Helpers for the tests of projects: captured messages, listeners that run immediately, and a clock.
 
     class CheckoutTests(RMQTestMixin, TestCase):
         def test_an_order_is_closed_when_its_time_is_up(self):

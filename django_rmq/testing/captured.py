@@ -1,4 +1,4 @@
-"""What a test has sent: gathered at the call, and asserted."""
+"""Captures what a test sends, at the call, and asserts it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _ANY: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class CapturedMessage:
-    """One send, as the caller gave it and as it was validated."""
+    """One send, as given by the caller and as validated."""
 
     topic: str
     body: Any
     options: Mapping[str, Any]
-    """What was given beside the body: key, priority, time_range, fixed_time, slot_basis, headers, expires."""
+    """The options given beside the body: key, priority, time_range, fixed_time, slot_basis, headers, expires."""
     slot: int
     member: bytes
-    """What Redis would hold: the encoded body, or the key."""
+    """The member that Redis would hold: the encoded body, or the key."""
     ensure: bool
     result: SendResult
-    """Says ``pending`` until the commit, ``discarded`` after a rollback."""
+    """The result, ``pending`` until the commit and ``discarded`` after a rollback."""
 
     @property
     def key(self) -> str | None:
@@ -35,7 +35,7 @@ class CapturedMessage:
 
 
 class CapturedMessages(list[CapturedMessage]):
-    """What was sent, in order."""
+    """The captured messages, in order."""
 
     def of(self, topic: str) -> list[CapturedMessage]:
         """Return the messages of one topic."""
@@ -69,10 +69,10 @@ _recorders: list[_Recorder] = []
 
 @contextmanager
 def captured_messages(*, deliver: bool = False) -> Iterator[CapturedMessages]:
-    """Gather what the process sends in this block, at the call, also what waits for a commit.
+    """Capture what the process sends in this block, at the call, including what waits for a commit.
 
-    Messages are validated as ever. Unless ``deliver`` is True nothing reaches a server: sends say ``stored``, removals
-    ``not_found``, after the commit where there is a transaction.
+    Messages are validated as usual. Unless ``deliver`` is True nothing reaches a server: sends say
+    ``stored``, removals ``not_found``, after the commit if there is a transaction.
     """
     from django_rmq.project import sending
 
@@ -95,10 +95,10 @@ def assert_message_sent(
     messages: CapturedMessages | None = None,
     **options: Any,
 ) -> list[CapturedMessage]:
-    """Assert that ``topic`` was sent such a message (``count``: exactly so often), and return those that fit.
+    """Assert that ``topic`` was sent a matching message (``count``: exactly this often), and return the matches.
 
-    ``options`` are compared with those of the send, as ``priority=500``. ``messages``: those of a
-    ``captured_messages()`` block; by default of the innermost one around. What was rolled back does not
+    ``options`` are compared with those of the send, like ``priority=500``. ``messages``: those of a
+    ``captured_messages()`` block; by default of the innermost one. Messages that were rolled back do not
     count.
     """
     sent = _captured(messages)
@@ -121,7 +121,7 @@ def assert_message_sent(
 
 
 def assert_no_messages(topic: str | None = None, *, messages: CapturedMessages | None = None) -> None:
-    """Assert that nothing was sent (to ``topic``), but for what was rolled back."""
+    """Assert that nothing was sent (to ``topic``), except for what was rolled back."""
     sent = _captured(messages)
     found = CapturedMessages(
         message

@@ -1,4 +1,4 @@
-"""A broker in memory and a clock for tests, by themselves or for Django's test cases."""
+"""A broker in memory and a clock for tests, on their own or for Django's test cases."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from django_rmq.testing.draining import drain
 
 @contextmanager
 def memory_broker(clock: Callable[[], int] | None = None, prefix: str = "") -> Iterator[InMemoryBroker]:
-    """Let everything in this block use a new ``InMemoryBroker`` instead of the configured one.
+    """Use a new ``InMemoryBroker`` in this block instead of the configured broker.
 
-    ``clock``: such as a ``Clock``, which stands until it is advanced; None: real time.
+    ``clock``: for example a ``Clock``, which changes only when it is advanced. None: real time.
     """
     from django_rmq.project import connections
 
@@ -33,12 +33,12 @@ def memory_broker(clock: Callable[[], int] | None = None, prefix: str = "") -> I
 
 
 def clock_from_now() -> Clock:
-    """Return a ``Clock`` that shows the present time and stands still."""
+    """Return a ``Clock`` that starts at the present time and changes only when it is advanced."""
     return Clock(round(time.time() * 1000))
 
 
 class RMQTestMixin:
-    """For Django's test cases: a broker in memory, a clock that stands, and all that is sent captured.
+    """For Django's test cases: a broker in memory, a clock that is advanced by hand, and captured messages.
 
     Put it before ``TestCase`` among the base classes.
     """
@@ -57,7 +57,7 @@ class RMQTestMixin:
         self.rmq_messages = stack.enter_context(captured_messages(deliver=True))
 
     def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
-        """Let time pass for the broker."""
+        """Advance the clock of the broker."""
         self.rmq_clock.advance(seconds=seconds, ms=ms)
 
     def drain(self, topic: str | None = None, *, raise_errors: bool = True) -> int:
@@ -65,7 +65,7 @@ class RMQTestMixin:
         return drain(topic, raise_errors=raise_errors)
 
     def assertMessageSent(self, topic: str, count: int | None = None, **wanted: Any) -> list[CapturedMessage]:  # noqa: N802
-        """Assert that the test has sent such a message; see ``assert_message_sent``."""
+        """Assert that the test has sent a matching message; see ``assert_message_sent``."""
         return assert_message_sent(topic, count, messages=self.rmq_messages, **wanted)
 
     def assertNoMessages(self, topic: str | None = None) -> None:  # noqa: N802

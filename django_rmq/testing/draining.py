@@ -1,4 +1,4 @@
-"""Running listeners in a test: on the spot, in its own thread."""
+"""Runs listeners in a test, immediately and in its own thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError, InvalidMessage, Reject, Retry
 
 HEADS = 1_024
-"""Slots that one ``heads`` call looks at."""
+"""The number of slots in one ``heads`` call."""
 
 
 def drain(
@@ -24,12 +24,12 @@ def drain(
 ) -> int:
     """Run the listeners on all that is due now, and on what they send meanwhile; return the deliveries.
 
-    Works on the broker of the settings or of ``memory_broker()``, in this thread, and commits and rolls
-    back as a consumer does. ``raise_errors``: what a listener raises (but ``Retry`` and ``Reject``) is
-    raised here once its message was rolled back. Messages that rest until a later time stay; so do those
-    that still wait for a database commit. More than ``limit`` deliveries raise ``RuntimeError``.
+    Works on the broker of the settings or of ``memory_broker()``, in this thread, and commits and rolls back
+    like a consumer. ``raise_errors``: an error of a listener (except ``Retry`` and ``Reject``) is raised here
+    after its message was rolled back. Messages that rest until a later time stay; so do those that still wait
+    for a database commit. More than ``limit`` deliveries raise ``RuntimeError``.
 
-    On a real Redis it would take messages from running consumers: that needs ``live=True``.
+    On a real Redis it would take messages from running consumers, so that requires ``live=True``.
     """
     from django_rmq.project import connections
     from django_rmq.project.listening import registry
@@ -82,7 +82,7 @@ def _due_slots(broker: Any, topic: Topic) -> list[int]:
 def _drain_slot(
     broker: Any, topic: Topic, slot: int, owner: str, listener: Any, raise_errors: bool, limit: int
 ) -> int:
-    """Deliver what is due in one slot; return how many deliveries that were."""
+    """Deliver what is due in one slot; return the number of deliveries."""
     from django_rmq.core.consumer import calling
     from django_rmq.project.watching import announcing
 
@@ -111,7 +111,7 @@ def _drain_slot(
 
 
 def _recorded(function: Callable[[Any], Any], raised: list[BaseException]) -> Callable[[Any], Any]:
-    """Return a listener that keeps in ``raised`` what it raises, but for ``Retry`` and ``Reject``."""
+    """Return a listener that keeps its errors in ``raised``, except for ``Retry`` and ``Reject``."""
 
     def recorded(argument: Any) -> Any:
         try:
@@ -143,7 +143,7 @@ def _settle(
     messages: Sequence[Message],
     outcomes: Sequence[Failure | None],
 ) -> list[Failure]:
-    """Commit and roll back as a consumer does; return the failures."""
+    """Commit and roll back like a consumer; return the failures."""
     from django_rmq.project.watching import announcing
 
     done = [message for message, outcome in zip(messages, outcomes, strict=True) if outcome is None]

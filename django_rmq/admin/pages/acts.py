@@ -1,4 +1,4 @@
-"""What a person does to messages or to a topic: the question, the work in slices, and what came of it."""
+"""Actions on messages or on a topic: the question, the work in slices, and the result."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from django_rmq.exceptions import CallerError, NotPermitted
 from django_rmq.operations import Limits, Operations, Permission, Progress
 
 SLICE_SECONDS = 1.0
-"""How long one request works on many messages; then the page shows how far it is, and goes on."""
+"""Seconds that one request works on many messages; then the page shows the progress and goes on."""
 
 LONGEST_SLICE = 4
-"""A slice of a search is twice as long as the one before, so often."""
+"""How often the slice of a search doubles."""
 
 COUNT_SECONDS = 1.0
-"""How long is counted for a question; then it says “at least”."""
+"""Seconds for counting before a question; after that the question says “at least”."""
 
 
 class _Asked(NamedTuple):
-    """What a person asked for on a topic's page."""
+    """A requested action on a topic's page."""
 
     act: Act
     topic: Topic
     state: str
     form: Any
     leave: str
-    """Where to go when it is done."""
+    """The address to which to go when it is done."""
     back: str
-    """The list's own query, as it was."""
+    """The query string of the list."""
 
 
 @page(Permission.VIEW)
 def act_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
-    """Do something to messages or to the topic, after a question where there is one to ask."""
+    """Perform an action on messages or the topic, after a question if there is one."""
     operations, topic = pages.asked(request, object_id)
     places = pages.places(topic.name)
     back = back_of(request.POST.get("back"))
@@ -100,7 +100,7 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
     assert act.sweep is not None
     form_of_filter = filter_form(operations, topic, state, request.POST)
     wanted = form_of_filter.wanted
-    # A condition that has no meaning here must not be left out: more would be done than was asked for.
+    # A condition that does not apply here must not be ignored, because more would be done than requested.
     strange = [name for name in PARAMETERS if name not in form_of_filter.fields and request.POST.get(name)]
     if strange or not form_of_filter.is_valid() or not act.fits_filter(wanted):
         messages.error(request, _("This filter cannot be used for that."))
@@ -129,20 +129,20 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
 
 @dataclass
 class _Work:
-    """How far a work on many messages is, as its page carries it from one request to the next."""
+    """The progress of an action on many messages, as its page carries it from one request to the next."""
 
     outcomes: dict[str, int]
     done: int
     total: int
     began: int
-    """When, in ms by Redis' clock."""
+    """When it began, in ms by the clock of Redis."""
     number: int
-    """How many requests have worked. A search starts again with each: longer and longer ones come to an end."""
+    """The number of requests so far. A search starts again with each, and longer slices let it come to an end."""
     run: str
 
     @classmethod
     def carried_on(cls, given: QueryDict, operations: Operations) -> _Work:
-        """Return what a page carried, or the beginning."""
+        """Return the progress that a page carried, or the beginning."""
         return cls(
             so_far(given.get("so_far")),
             number(given.get("done")),
@@ -153,7 +153,7 @@ class _Work:
         )
 
     def add(self, progress: Progress) -> None:
-        """Add what one request has done."""
+        """Add the results of one request."""
         for word, count in progress.outcomes.items():
             self.outcomes[word] = self.outcomes.get(word, 0) + count
         self.total = self.total or progress.total
@@ -169,7 +169,7 @@ class _Work:
 
     @property
     def fields(self) -> list[tuple[str, str]]:
-        """What the page carries."""
+        """The fields of the page's form."""
         return [
             ("so_far", json.dumps(self.outcomes)),
             ("done", str(self.done)),
@@ -187,7 +187,7 @@ def _go_on(
     chosen: Chosen,
     carried: list[tuple[str, str]],
 ) -> HttpResponse:
-    """Work for a moment; then say how it ended, or how far it is."""
+    """Work for a moment; then show the result or the progress."""
     act, leave = asked.act, asked.leave
     assert act.sweep is not None
     work = _Work.carried_on(request.POST, operations)

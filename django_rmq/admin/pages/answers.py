@@ -1,4 +1,4 @@
-"""What all pages have in common: who asks, where things are, and how a page, a part of one, or trouble is answered."""
+"""The common part of all pages: the user, the addresses, and the responses for a page, a part of one, or trouble."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ View = Callable[..., HttpResponse]
 
 
 def page(*permissions: Permission) -> Callable[[View], View]:
-    """Declare what a view needs, and turn what goes wrong into a page that says so."""
+    """Declare what a view needs, and turn errors into a page that shows them."""
 
     def decorate(view: View) -> View:
         @wraps(view)
@@ -60,12 +60,15 @@ def page(*permissions: Permission) -> Callable[[View], View]:
 
 
 class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
-    """The pages of RMQ within one admin site. There is no table: nothing is added, changed or deleted in Django's sense."""
+    """The pages of RMQ within one admin site.
 
-    # --- who may what, and where things are
+    There is no table: nothing is added, changed or deleted in Django's sense.
+    """
+
+    # --- permissions and addresses
 
     def operations(self, request: HttpRequest) -> Operations:
-        """Return what the user of this request may see and do."""
+        """Return the operations of the user of this request."""
         return Operations(Actor.of_user(request.user, "admin"))
 
     def has_module_permission(self, request: HttpRequest) -> bool:
@@ -84,20 +87,20 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> models.Model | None:
-        """Return the topic of this name, if it is declared: there is no table to ask."""
+        """Return the topic of this name, if it is declared; there is no table to query."""
         return self.model(name=object_id) if object_id in self.operations(request).config.topics else None
 
     def asked(self, request: HttpRequest, object_id: str) -> tuple[Operations, Topic]:
-        """Return what the user may do, and the topic that an address names. Raises ``UnknownTopic``."""
+        """Return the user's operations, and the topic in an address. Raises ``UnknownTopic``."""
         operations = self.operations(request)
         return operations, operations.config.topic(unquote(object_id))
 
     def url(self, name: str, *args: str) -> str:
-        """Return the address of one of our pages on this admin site."""
+        """Return the address of one of RMQ's pages on this admin site."""
         return reverse(f"admin:django_rmq_topic_{name}", args=args, current_app=self.admin_site.name)
 
     def places(self, topic: str) -> Places:
-        """Return where the pages of a topic are."""
+        """Return the addresses of the pages of a topic."""
         quoted = quote(topic)
         return Places(
             topic=self.url("change", quoted),
@@ -117,7 +120,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         topic: Topic | None = None,
         status: int = 200,
     ) -> TemplateResponse:
-        """Return a page of ours within this admin site."""
+        """Return one of RMQ's pages within this admin site."""
         name = topic.name if topic is not None else ""
         return TemplateResponse(
             request,
@@ -134,7 +137,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         )
 
     def fragment(self, request: HttpRequest, template: str, context: Mapping[str, Any]) -> TemplateResponse:
-        """Return parts of a page for the script that keeps it fresh."""
+        """Return parts of a page for the script that refreshes it."""
         response = TemplateResponse(
             request,
             f"admin/django_rmq/{template}",
@@ -144,7 +147,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         return response
 
     def trouble(self, request: HttpRequest, error: Exception) -> HttpResponse:
-        """Return a page that says what is wrong, in the place of one that cannot be shown."""
+        """Return a page that shows an error, in place of one that cannot be shown."""
         text = str(error)
         if isinstance(error, ServerTrouble):
             title, status = _("Redis is away."), 503
@@ -152,7 +155,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         elif isinstance(error, LostRace):
             title, status = _("Somebody else was first."), 409
         elif isinstance(error, ConfigurationError):
-            # They hold more than who may see topics may see.
+            # They contain more than users with the permission to see topics may see.
             title, status = _("The settings of RMQ are wrong."), 503
             text = _("The log of the server says what is wrong.")
             _complain(type(error), "A page of the admin could not be shown: %s", error)
@@ -169,18 +172,18 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         return response
 
 
-# --- what is said above the next page
+# --- messages above the next page
 
 
 def tell(request: HttpRequest, what: str, outcomes: Mapping[str, int]) -> None:
-    """Say what came of an act."""
+    """Show the outcomes of an action."""
     did = any(count and word in DID for word, count in outcomes.items())
     text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": outcomes_sentence(outcomes)}
     (messages.success if did else messages.warning)(request, text)
 
 
 def tell_slots(request: HttpRequest, what: str, progress: Progress) -> None:
-    """Say what came of an act on all slots."""
+    """Show the outcomes of an action on all slots."""
     slots = ngettext("%(count)s slot", "%(count)s slots", progress.total) % {"count": progress.total}
     outcomes = outcomes_sentence(progress.outcomes)
     text = _("%(act)s: %(outcomes)s.") % {"act": what, "outcomes": f"{outcomes} ({slots})"}
@@ -189,7 +192,7 @@ def tell_slots(request: HttpRequest, what: str, progress: Progress) -> None:
 
 
 def tell_problems(request: HttpRequest, progress: Progress) -> None:
-    """Say which slots could not be worked."""
+    """Show which slots could not be processed."""
     for problem in progress.problems[:5]:
         messages.error(request, problem)
 

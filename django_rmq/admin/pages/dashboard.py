@@ -1,4 +1,4 @@
-"""The dashboard: a page of topics, found by a part of their names, under the totals of all."""
+"""The dashboard: a page of topics, searched by part of their names, under the totals of all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_rmq.admin.pages.answers import Pages, page
 from django_rmq.operations import Operations, Permission
 
 TOPICS_SHOWN = 100
-"""Topics of a page: the script that keeps it fresh fetches no more."""
+"""The number of topics on a page; the script that refreshes it fetches no more."""
 
 LONGEST_SEARCH = 100
 
@@ -30,7 +30,7 @@ def changelist_view(pages: Pages, request: HttpRequest, extra_context: Any = Non
 
 @page(Permission.VIEW)
 def live_view(pages: Pages, request: HttpRequest) -> HttpResponse:
-    """Answer the figures of the dashboard as they are now."""
+    """Return the current figures of the dashboard."""
     return pages.fragment(request, "topic/_dashboard.html", _dashboard(pages, request))
 
 
@@ -46,7 +46,7 @@ def _dashboard(pages: Pages, request: HttpRequest) -> dict[str, Any]:
 def dashboard(
     operations: Operations, query: QueryDict, live: str, url: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return what the dashboard shows of the page that ``query`` asks for (``q``: part of a name, ``p``: the page).
+    """Return the content of the dashboard for ``query`` (``q``: part of a name, ``p``: the page).
 
     ``live`` is the address of the figures alone, ``url`` the address of a topic.
     """

@@ -16,7 +16,7 @@ from django_rmq.operations import Operations
 
 
 def panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
-    """Return what is shown of the hours that are asked for."""
+    """Return the content for the requested hours."""
     kept = operations.config.history.hours
     offered = trends.spans(kept)
     wanted = number(request.GET.get("hours"))

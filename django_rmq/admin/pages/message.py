@@ -1,4 +1,4 @@
-"""One message: every copy that there is of it, and its body as a file."""
+"""One message: all its copies, and its body as a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django_rmq.operations.redaction import is_redacted
 
 @page(Permission.VIEW)
 def message_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
-    """Show a message: every copy that there is of it."""
+    """Show a message with all its copies."""
     operations, topic = pages.asked(request, object_id)
     status = 200
     try:
@@ -82,7 +82,7 @@ def _copy(pages: Pages, operations: Operations, copy: Copy, back: str) -> dict[s
 
 @page(Permission.VIEW, Permission.VIEW_BODIES)
 def raw_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
-    """Answer a body as it was stored, as a file."""
+    """Return a body as it was stored, as a file."""
     operations, topic = pages.asked(request, object_id)
     try:
         raw = operations.body(topic.name, short_id(message_id), request.GET.get("state", ""))

@@ -1,4 +1,4 @@
-"""The list of the messages of one state, with its filter and what may be done to them."""
+"""The list of the messages of one state, with its filter and actions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from django_rmq.operations.redaction import may_search
 def panel(
     pages: Pages, request: HttpRequest, operations: Operations, topic: Topic, state: str
 ) -> dict[str, Any]:
-    """Return what the list shows."""
+    """Return the content of the list."""
     form = filter_form(operations, topic, state, request.GET)
     wanted = form.wanted
     errors = [str(error) for found in form.errors.values() for error in found]
@@ -57,7 +57,7 @@ def panel(
 
 
 def filter_form(operations: Operations, topic: Topic, state: str, data: QueryDict) -> FilterForm:
-    """Return the form of what is meant, filled with ``data``."""
+    """Return the filter form, filled with ``data``."""
     return FilterForm(topic, state, may_search=may_search(operations.actor, topic), data=data)
 
 

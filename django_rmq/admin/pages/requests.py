@@ -1,4 +1,4 @@
-"""What comes from a request is anything: it is read with care, and what is no answer is nothing."""
+"""Reads values of requests; an invalid value counts as missing."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from django_rmq.admin.words import OUTCOMES
 _LONGEST_BACK = {"tab": 20, "cursor": 512, "hours": 20, "first": 20} | {
     name: LONGEST_TEXT if name in ("text", "error") else 20 for name in PARAMETERS
 }
-"""Bytes of the longest parameters of a list: with them a link to a message stays short enough for any web server."""
+"""Maximum size of a list's parameters in bytes; a link to a message then stays short enough for any web server."""
 
 LONGEST_ID = 1_200
-"""Characters of the longest id: 512 bytes of member are 683 of them."""
+"""Maximum number of characters of an id: 512 bytes of member are 683 of them."""
 
 
 def number(text: str | None) -> int:
-    """Return a whole number of a query or form; 0 for anything else."""
+    """Return a whole number from a query or form; 0 for anything else."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,15}", text) else 0
 
 
 def short_id(message_id: str) -> str:
-    """Return an id, if it is no longer than any that there is."""
+    """Return an id, unless it is longer than any valid one."""
     if len(message_id) > LONGEST_ID:
         raise Http404("no such message")
     return message_id
 
 
 def back_of(text: str | None) -> str:
-    """Return the query string to go back to, with the parameters that a list has and no others."""
+    """Return the query string to go back to, with only the parameters of a list."""
     given = QueryDict((text or "")[:4000])
     known = {
         name: given[name]
@@ -44,7 +44,7 @@ def back_of(text: str | None) -> str:
 
 
 def so_far(text: str | None) -> dict[str, int]:
-    """Return the outcomes that a page carried on; whatever it made of them, they are only shown."""
+    """Return the outcomes that a page carried on. They are only shown, so they need not be trusted."""
     try:
         given = json.loads(text or "{}")
         return {

@@ -1,4 +1,4 @@
-"""The slots of a topic, and the workers that serve it."""
+"""The slots of a topic, and its workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOTS_SHOWN = 256
 
 
 def panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[str, Any]:
-    """Return what is shown of a part of the slots."""
+    """Return the content for a part of the slots."""
     first = number(request.GET.get("first")) // SLOTS_SHOWN * SLOTS_SHOWN
     first = first if first < topic.slots else 0
     found = operations.slots(topic.name, first, SLOTS_SHOWN)
@@ -59,7 +59,7 @@ def _workers(operations: Operations, topic: Topic) -> list[dict[str, Any]]:
     try:
         everybody = operations.workers()
     except RmqError:
-        everybody = []  # the head of the page says why
+        everybody = []  # the head of the page shows why
     workers = []
     for one in everybody:
         worker = one.member.worker

@@ -1,4 +1,4 @@
-"""A topic: its figures, and under them the list of one state, its slots, or its history."""
+"""A topic: its figures, and below them the list of one state, its slots, or its history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def change_view(
 
 @page(Permission.VIEW)
 def live_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
-    """Answer the figures of a topic as they are now; a list of messages stays as it is until somebody asks for it."""
+    """Return the current figures of a topic; a list of messages is not refreshed by itself."""
     operations, topic = pages.asked(request, object_id)
     context = _topic(pages, request, operations, topic)
     if context["tab"] in STATES:

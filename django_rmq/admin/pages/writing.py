@@ -1,4 +1,4 @@
-"""The forms in which a person writes a message: a new one, or another body for a dead one."""
+"""The forms for writing a message: a new one, or another body for a dead one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _notes(topic: Topic) -> list[str]:
 
 
 def _editable(copy: Copy) -> str:
-    """Return the body of a copy as it goes into a field."""
+    """Return the body of a copy as the text of a field."""
     raw = copy.raw or b""
     if copy.topic.body == "json":
         try:

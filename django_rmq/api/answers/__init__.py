@@ -1,4 +1,4 @@
-"""What is answered, as JSON: times in milliseconds since the epoch, bodies in the form that their topic has.
+"""Answers as JSON: times in milliseconds since the epoch, bodies in the form of their topic.
 
 Each serializer describes an answer for OpenAPI; the function beside it makes the answer.
 """
@@ -11,7 +11,7 @@ from rest_framework import serializers
 
 
 class Answer(serializers.Serializer[Any]):
-    """An answer; only described, for it is made as it is sent."""
+    """An answer. The serializer only describes it; the data is sent unchanged."""
 
 
 def maybe(field: type[serializers.Field[Any, Any, Any, Any]] = serializers.IntegerField, **how: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What came of acts."""
+"""The results of actions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from django_rmq.operations import Done, Progress
 
 
 class OutcomeAnswer(Answer):
-    """What came of an act on one message."""
+    """The outcome of an action on one message."""
 
     id = serializers.CharField()
     outcome = serializers.CharField()
 
 
 class ProgressAnswer(Answer):
-    """How far an act on many messages (or slots) has come; where it is not complete, ask again to go on."""
+    """The progress of an action on many messages (or slots). If it is not complete, repeat the request to continue."""
 
     done = serializers.IntegerField()
     total = serializers.IntegerField()
@@ -29,7 +29,7 @@ class ProgressAnswer(Answer):
 
 
 def progress(found: Progress) -> dict[str, Any]:
-    """Return how far an act has come."""
+    """Return the progress of an action."""
     return {
         "done": found.done,
         "total": found.total,
@@ -40,7 +40,7 @@ def progress(found: Progress) -> dict[str, Any]:
 
 
 def acted(done: Done) -> dict[str, Any]:
-    """Return what came of an act on named messages."""
+    """Return the outcomes of an action on named messages."""
     found = Progress(len(done.found), len(done.found), done.outcomes, is_complete=True)
     results = [{"id": name, "outcome": word} for name, word in done.found.items()]
     return {**progress(found), "results": results}

@@ -1,4 +1,4 @@
-"""What was handed out, and how it was settled."""
+"""Deliveries, and the results of settling them."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
 
 
 class SettledAnswer(Answer):
-    """How one delivery was settled: `ok`, or `stale` (it had ended already)."""
+    """The result for one delivery: `ok`, or `stale` (it had ended already)."""
 
     id = serializers.CharField()
     outcome = serializers.ChoiceField(["ok", "stale"])
 
 
 class SettlementAnswer(Answer):
-    """What became of each, in the order given."""
+    """The result of each delivery, in the order given."""
 
     results = SettledAnswer(many=True)
     outcomes = serializers.DictField(child=serializers.IntegerField())
 
 
 def settled(named: Sequence[Settled], words: Sequence[str]) -> dict[str, Any]:
-    """Return how deliveries were settled."""
+    """Return the results of settling deliveries."""
     results = [{"id": one.id, "outcome": word} for one, word in zip(named, words, strict=True)]
     return {"results": results, "outcomes": dict(Counter(words))}

@@ -1,4 +1,4 @@
-"""Whether all is well."""
+"""The results of health checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LiveAnswer(Answer):
 
 
 class FindingAnswer(Answer):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check = serializers.CharField()
     topic = maybe(serializers.CharField)
@@ -26,14 +26,14 @@ class FindingAnswer(Answer):
 
 
 class ReadyAnswer(Answer):
-    """Whether all is well; findings are for those who may see topics."""
+    """Whether all is well. Findings are shown to users who may see topics."""
 
     ok = serializers.BooleanField()
     findings = FindingAnswer(many=True, required=False)
 
 
 def ready(health: Health, known: set[str] | None) -> dict[str, Any]:
-    """Return what was found; ``known``: the topics that may be spoken of, None: nothing is told but yes or no."""
+    """Return the findings. ``known``: the topics that may be named; None: only yes or no."""
     if known is None:
         return {"ok": health.is_well}
     return {

@@ -1,4 +1,4 @@
-"""Messages, and what became of those that were sent."""
+"""Messages, and the results of sends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MessageAnswer(Answer):
 
 
 class MessagesAnswer(Answer):
-    """A page of messages. It may be short, even empty, and have a next one."""
+    """A page of messages. It may be short, or even empty, and have a next one."""
 
     results = MessageAnswer(many=True)
     next = maybe(serializers.CharField, help_text="The address of the next page; null: this is the last")
@@ -92,7 +92,7 @@ def copy(one: Copy) -> dict[str, Any]:
 
 
 def page(listing: Listing, following: str | None) -> dict[str, Any]:
-    """Return a page of messages; ``following``: the address of the next one."""
+    """Return a page of messages. ``following``: the address of the next one."""
     return {
         "results": [copy(one) for one in listing.copies],
         "next": following,
@@ -103,7 +103,7 @@ def page(listing: Listing, following: str | None) -> dict[str, Any]:
 
 
 class SentAnswer(Answer):
-    """What became of one message."""
+    """The result of sending one message."""
 
     id = serializers.CharField()
     slot = serializers.IntegerField()
@@ -112,7 +112,7 @@ class SentAnswer(Answer):
 
 
 class SendsAnswer(Answer):
-    """What became of each message, in the order given."""
+    """The result of sending each message, in the order given."""
 
     results = SentAnswer(many=True)
     outcomes = serializers.DictField(child=serializers.IntegerField(), help_text="Status → how many")
@@ -121,7 +121,7 @@ class SendsAnswer(Answer):
 def sends(
     results: Sequence[SendResult], outcomes: Mapping[str, int], id_of: Callable[[SendResult], str]
 ) -> dict[str, Any]:
-    """Return what became of a send; ``id_of``: the ids that the sender may use."""
+    """Return the results of a send. ``id_of``: the ids that the sender may use."""
     return {
         "results": [
             {

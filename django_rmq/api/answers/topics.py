@@ -1,4 +1,4 @@
-"""What topics, slots and workers hold and do."""
+"""Figures of topics, slots and workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_rmq.operations import Flow, SlotsFigures, TopicFigures, WorkerFigure
 
 
 class TopicAnswer(Answer):
-    """A topic and what it holds. With `partial` the depths are those of `looked_at` slots only."""
+    """A topic and its figures. With `partial` the depths are those of `looked_at` slots only."""
 
     name = serializers.CharField()
     type = serializers.ChoiceField(["range_merge", "priority", "fixed_time"])
@@ -82,7 +82,7 @@ _FIGURES = (
 
 
 class StatsAnswer(Answer):
-    """What has passed through topics so far; ask twice for rates."""
+    """Counters of topics; two readings give rates."""
 
     now_ms = serializers.IntegerField()
     topics = serializers.DictField(child=serializers.DictField(child=serializers.IntegerField()))
@@ -95,7 +95,7 @@ def stats(flow: Flow) -> dict[str, Any]:
 
 
 class SlotAnswer(Answer):
-    """What one slot holds."""
+    """The figures of one slot."""
 
     slot = serializers.IntegerField()
     store = serializers.IntegerField()
@@ -173,7 +173,7 @@ class WorkersAnswer(Answer):
 
 
 def worker(one: WorkerFigures, known: set[str]) -> dict[str, Any]:
-    """Return a worker with what it has of the topics ``known``."""
+    """Return a worker with its slots of the topics ``known``."""
     it = one.member.worker
     return {
         "worker": it.id,

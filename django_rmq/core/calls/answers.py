@@ -1,4 +1,4 @@
-"""Calls about requests that are done once, and what came of them."""
+"""Calls for requests that must run only once, and for their stored results."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def _begun(reply: list[bytes]) -> tuple[str, bytes]:
 
 
 def begin_answer(request: str, content: str, token: str, lease_ms: int) -> Call[tuple[str, bytes]]:
-    """Begin ``request`` (letters and digits) with this ``content`` (a print of it), as attempt ``token``.
+    """Begin ``request`` (letters and digits) as attempt ``token``; ``content`` is a hash of what is requested.
 
-    Answers new, running or other with nothing, or done with what was kept.
+    Answers new, running or other without a result, or done with the stored result.
     """
     return Call(
         "answers/begin",
@@ -28,7 +28,7 @@ def begin_answer(request: str, content: str, token: str, lease_ms: int) -> Call[
 
 
 def keep_answer(request: str, token: str, kept: bytes, keep_ms: int) -> Call[str]:
-    """Keep what came of a request; empty: forget that it was begun. Answers ok or stale."""
+    """Store the result of a request; an empty result forgets that the request was begun. Answers ok or stale."""
     return Call(
         "answers/keep", Named(answer_key, request), (token, kept, keep_ms), word, locals(), "keep_answer"
     )

@@ -1,4 +1,4 @@
-"""What runs calls: a Redis server, a Redis Cluster, or this process' memory. Callers know brokers by this alone."""
+"""The interface of a broker, which runs calls: on a Redis server, on a Redis Cluster, or in the memory of this process."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Heard_co = TypeVar("Heard_co", covariant=True)
 
 
 class Server(NamedTuple):
-    """What a Redis server says of itself."""
+    """What a Redis server reports about itself."""
 
     name: str
     info: Mapping[str, str]
-    """What INFO answers."""
+    """The reply to INFO."""
     config: Mapping[str, str]
-    """``maxmemory-policy`` and ``save``, as far as we may see them."""
+    """The settings ``maxmemory-policy`` and ``save``, as far as the user may read them."""
 
 
 class Subscription(Protocol[Heard_co]):
-    """Something that is listened to from now until ``close``."""
+    """A subscription to channels that is active until ``close``."""
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, for ``select``. Raises ``OSError`` where there is none."""
+        """Return the socket's descriptor, for ``select``. Raises ``OSError`` if there is none."""
 
     def get(self, timeout: float = 0.0) -> Sequence[Heard_co]:
-        """Return what was published, waiting at most ``timeout`` seconds for the first."""
+        """Return what was published; wait at most ``timeout`` seconds for the first item."""
 
     def close(self) -> None:
         """End the subscription."""
@@ -41,26 +41,30 @@ class Subscription(Protocol[Heard_co]):
 class Pipeline(Protocol):
     """Collects calls for one round trip.
 
-    ``send`` and ``receive`` are the halves of ``execute``: between them Redis works, and so can we.
-    A connection that fails fails every call of the pipeline, for nobody knows what ran.
+    ``send`` and ``receive`` are the halves of ``execute``: between them, Redis and the caller work at the
+    same time. A failed connection fails every call of the pipeline, because it is not known which of them
+    ran.
     """
 
     confirmed: Confirmed | None
-    """After ``receive``: what ``confirm`` has come to."""
+    """What ``confirm`` has reached; available after ``receive``."""
 
     def add(self, call: Call[T]) -> Answer[T]:
         """Collect a call; return what will hold its answer once the pipeline has run."""
 
     def confirm(self, wanted: Durability) -> None:
-        """Wait, behind what is collected, until it is as safe as ``wanted``, or for two fifths of the socket time-out each."""
+        """Wait, after the collected calls, until they are as durable as ``wanted``.
+
+        Waits at most two fifths of the socket time-out for each kind of confirmation.
+        """
 
     def keep_order(self) -> None:
-        """Run again whatever stands behind a call that has to be repeated; all calls must be of a kind that may run twice."""
+        """Run everything after a call again if that call has to be repeated. All calls must be safe to run twice."""
 
     def __len__(self) -> int: ...
 
     def send(self) -> Self:
-        """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""
+        """Send what was collected. Raises ``ServerTrouble``; ``receive`` must not be called then."""
 
     def receive(self) -> list[Any]:
         """Return the answer of each call, or an ``RmqError``, in order."""
@@ -70,20 +74,20 @@ class Pipeline(Protocol):
 
 
 class Broker(Protocol):
-    """Runs calls. It repeats none by itself: whether that is safe is for the caller to know."""
+    """Runs calls. It repeats none by itself, because only the caller knows whether that is safe."""
 
     @property
     def prefix(self) -> str:
-        """What stands before every key."""
+        """The text in front of every key."""
 
     def run(self, call: Call[T]) -> T:
         """Run a call and return its answer. Raises ``RmqError``."""
 
     def pipeline(self) -> Pipeline:
-        """Return a pipeline: it collects calls, and ``execute`` runs all in one round trip."""
+        """Return a pipeline, which collects calls; ``execute`` runs all of them in one round trip."""
 
     def load_scripts(self) -> None:
-        """Give the server every script once, so that no pipeline meets a missing one."""
+        """Load every script into the server, so that no pipeline finds one missing."""
 
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""
@@ -91,29 +95,30 @@ class Broker(Protocol):
     def definitions(self) -> Definitions:
         """Return the registered definition of every topic.
 
-        Raises ``WrongType`` where there is something else in the place of all of them.
+        Raises ``WrongType`` if the key of the definitions holds another type.
         """
 
     def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
-        """Register ``topic`` unless it is registered already; return what is registered then.
+        """Register ``topic`` unless it is registered already; return the definition that is registered afterwards.
 
-        ``replace`` keeps what is noted of the topic's re-slottings.
+        ``replace`` overwrites the definition but keeps what it records about re-slottings.
         """
 
     def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-        """Replace a definition by what ``change`` makes of it (nothing is known: of an empty one); return that.
+        """Replace a definition by the result of ``change``, and return it; an unregistered topic has an empty definition.
 
-        Nobody else changes it between: then ``change`` is asked once more. Raises ``WrongType`` where there is something else.
+        The change is atomic: if somebody else changes the definition meanwhile, ``change`` is called again.
+        Raises ``WrongType`` if the key holds another type.
         """
 
     def undefine(self, topic: Topic) -> None:
-        """Forget the definition of a topic, what it counted and its history."""
+        """Delete the definition of a topic, its counters and its history."""
 
     def note_slot_basis(self, topic: Topic) -> None:
-        """Note that ``topic`` has messages whose slot nobody can compute again from what is stored."""
+        """Record that ``topic`` has messages whose slot cannot be computed from what is stored."""
 
     def has_slot_bases(self, topic: Topic) -> bool:
-        """Return whether ``note_slot_basis`` was ever told of ``topic``."""
+        """Return whether ``note_slot_basis`` was ever called for ``topic``."""
 
     def ping(self) -> None:
         """Raise ``ServerTrouble`` unless the server answers and is ready."""
@@ -122,22 +127,26 @@ class Broker(Protocol):
         """Return the server's clock in ms."""
 
     def servers(self) -> list[Server]:
-        """Return what the server says of itself; on a cluster, each primary. Raises ``ServerRefused`` without INFO."""
+        """Return what the server reports about itself; on a cluster, what each primary reports.
+
+        Raises ``ServerRefused`` if INFO is not permitted.
+        """
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
-        """Return what the server refuses us of what we need, by trying all of it in ways that change nothing."""
+        """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
 
     def wakeups(self, topics: Iterable[Topic]) -> Subscription[tuple[str, int]]:
-        """Subscribe to the wake-ups of ``topics``: pairs of a topic's name and a slot, ``-1 - slot`` if it was paused."""
+        """Subscribe to the wake-ups of ``topics``: pairs of a topic's name and a slot, or ``-1 - slot`` when
+        the slot is paused."""
 
     def worker_changes(self) -> Subscription[tuple[str, int]]:
         """Subscribe to changes of membership and assignment: pairs of an empty text and a number."""
 
     def publish_events(self, payload: bytes) -> int:
-        """Publish what happened to messages; return how many subscribers heard it (on a cluster: of one node)."""
+        """Publish events; return how many subscribers received them (on a cluster: those of one node)."""
 
     def events(self) -> Subscription[bytes]:
-        """Subscribe to what is published of messages."""
+        """Subscribe to the events of messages."""
 
 
 def run_all(broker: Broker, calls: Iterable[Call[T]]) -> list[T | RmqError]:

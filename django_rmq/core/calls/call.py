@@ -1,4 +1,4 @@
-"""What a broker runs: a script or a plain command with its keys and arguments, and how its reply is read."""
+"""The values that a broker runs: a script or a plain command with its keys, its arguments and the decoder of its reply."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class OfKey(NamedTuple):
-    """A decoder that names the key where a value in it cannot be read: it is handed the key and the reply."""
+    """A decoder that receives the key and the reply, so that its error can name the key of an unreadable value."""
 
     key: str
     decode: Callable[[bytes, Any], Any]
 
 
 class Call(NamedTuple, Generic[T_co]):
-    """One script at its place, for brokers with any prefix. The clock is added when it is sent."""
+    """One script with its place, independent of the broker's prefix. The clock is added when the call is sent."""
 
     script: str
     place: Place
     own: Sequence[Any]
-    """Its arguments, except those that are facts of its topic."""
+    """The arguments, except those that are facts of the topic."""
     decode: Callable[[Any], T_co] | OfKey
     given: Mapping[str, Any]
-    """The arguments of the function that made it: what a broker without scripts needs to run it."""
+    """The arguments of the function that made the call. A broker without scripts runs the call with these."""
     called: str = ""
-    """The transition's name, where its script has another."""
+    """The transition's name, if it differs from the script's name."""
     join: Callable[[list[Any]], T_co] | None = None
-    """What makes one answer out of those of its parts. None: it has one part."""
+    """Combines the answers of the parts into one. None: the call has one part."""
     varying: int = 0
-    """How many of its last arguments differ from message to message; 0: no two calls are alike."""
+    """How many of the last arguments differ from message to message. 0: no two calls are alike."""
 
     @property
     def name(self) -> str:
@@ -44,15 +44,15 @@ class Call(NamedTuple, Generic[T_co]):
 
     @property
     def reads(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the call changes nothing."""
         return signature(self.script).reads
 
     def keys(self, prefix: str) -> Sequence[bytes]:
-        """Return its keys, in the order of the script's header."""
+        """Return the keys, in the order of the script's header."""
         return self.place.keys(prefix, signature(self.script).keys)
 
     def arguments(self, prefix: str) -> Sequence[Any]:
-        """Return its arguments, in the order of the script's header: the topic's facts are taken from the topic."""
+        """Return the arguments, in the order of the script's header. The facts of the topic are taken from the topic."""
         facts = signature(self.script).facts
         if not facts:
             return self.own
@@ -62,13 +62,13 @@ class Call(NamedTuple, Generic[T_co]):
         return found
 
     def parts(self) -> list[Self]:
-        """Return a call for each slot; of a call at one place, itself."""
+        """Return one call for each slot; a call at one place returns itself."""
         if not isinstance(self.place, AtSlots):
             return [self]
         return [self._replace(place=place) for place in self.place.parts()]
 
     def read(self, reply: Any, prefix: str) -> T_co:
-        """Return what a reply means. Raises ``Unreadable`` if a foreign value makes it meaningless."""
+        """Return the meaning of a reply. Raises ``Unreadable`` if a foreign value makes it meaningless."""
         try:
             decode = self.decode
             if isinstance(decode, OfKey):
@@ -84,11 +84,11 @@ class Call(NamedTuple, Generic[T_co]):
 
 
 class Command(Call[T_co]):
-    """A plain command instead of a script, named like it: for what Redis does fastest by itself."""
+    """A plain command instead of a script, for operations that Redis runs fastest by itself."""
 
 
 class Answer(Generic[T]):
-    """The answer of one call of a pipeline. There is none before the pipeline has run."""
+    """The answer of one call of a pipeline, available after the pipeline has run."""
 
     __slots__ = ("_found", "_is_known")
 
@@ -97,17 +97,23 @@ class Answer(Generic[T]):
         self._found: T | RmqError | None = None
 
     def become(self, found: T | RmqError) -> None:
-        """Take what the call answered, or the error in its place."""
+        """Set the answer of the call, or the error in its place."""
         self._found, self._is_known = found, True
 
     def result(self) -> T | RmqError:
-        """Return what the call answered, or the error in its place. Raises ``RuntimeError`` before the pipeline has run."""
+        """Return the answer of the call, or the error in its place.
+
+        Raises ``RuntimeError`` before the pipeline has run.
+        """
         if not self._is_known:
             raise RuntimeError("the pipeline has not run yet: there is no answer")
         return cast("T | RmqError", self._found)
 
     def get(self) -> T:
-        """Return what the call answered; raise the error in its place, or ``RuntimeError`` before the pipeline has run."""
+        """Return the answer of the call, or raise the error in its place.
+
+        Raises ``RuntimeError`` before the pipeline has run.
+        """
         found = self.result()
         if isinstance(found, RmqError):
             raise found

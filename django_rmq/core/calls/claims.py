@@ -1,4 +1,4 @@
-"""Calls about claims: what a Spark consumer holds."""
+"""Calls about claims, which hold messages for a Spark consumer."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def claim(
 ) -> Call[Claimed]:
     """Move up to ``limit`` messages into claim ``number`` of ``consumer``, after the slot's upkeep.
 
-    Where they have to be moved one by one, 2,500 at most, or 1,000 where each has to be looked at. Repeated with the
-    number of an open claim it takes more. After a lost reply ask ``read_claim``.
+    If messages have to be moved one by one, at most 2,500 are moved, or 1,000 if each has to be examined. A
+    repeated call with the number of an open claim takes more messages. After a lost reply, call
+    ``read_claim``.
     """
     return Call(
         "claim", AtSlot(topic, slot), (consumer, number, lease_ms, limit, max_bytes), _claimed, locals()
@@ -49,25 +50,26 @@ def claim(
 def renew(
     topic: Topic, slot: int, consumer: str, number: int, lease_ms: int, *, seal: bool = False
 ) -> Call[int | None]:
-    """Let the lease of a claim start again; return what it holds, or None: it is no longer there.
+    """Restart the lease of a claim; return what the claim holds, or None if it no longer exists.
 
-    ``seal``: it takes nothing more from now on, whatever request is still on its way. Only a sealed
-    claim is read and acknowledged.
+    ``seal``: from now on the claim takes no more messages, even for requests that are already on their way.
+    Only a sealed claim can be read and acknowledged.
     """
     return Call("renew", AtSlot(topic, slot), (consumer, number, lease_ms, int(seal)), _renewed, locals())
 
 
 def ack(topic: Topic, slot: int, consumer: str, number: int, limit: int = 1000) -> Call[tuple[str, int]]:
-    """Forget what a sealed claim held. Answers ok, open or stale, and how much is left: ask again until 0."""
+    """Forget what a sealed claim held. Answers ok, open or stale, and how much is left; repeat until 0."""
     return Call("ack", AtSlot(topic, slot), (consumer, number, limit), _left, locals())
 
 
 def return_claim(
     topic: Topic, slot: int, consumer: str, number: int, *, spent: bool = False, limit: int = 1000
 ) -> Call[tuple[str, int]]:
-    """Give back what a claim holds. Answers ok or stale, and how much is left: ask again until 0.
+    """Return the messages of a claim to the slot. Answers ok or stale, and how much is left; repeat until 0.
 
-    ``spent``: a retry is spent, as after a time-out; else it is as if the claim had never been.
+    ``spent``: each message uses a retry, as after a time-out. Otherwise the messages are as they were before
+    the claim.
     """
     return Call("return_claim", AtSlot(topic, slot), (consumer, number, int(spent), limit), _left, locals())
 
@@ -75,8 +77,8 @@ def return_claim(
 def read_claim(
     topic: Topic, slot: int, consumer: str, number: int = 0, offset: int = 0, limit: int = 0
 ) -> Call[ClaimRead]:
-    """Return the state of the consumer's newest claim and, of a sealed one, rows from rank ``offset`` on.
+    """Return the state of the consumer's newest claim and, if it is sealed, its rows from rank ``offset``.
 
-    With a ``number``, a claim that is no longer the newest reads as none.
+    With ``number``, a claim that is no longer the newest is reported as none.
     """
     return Call("read_claim", AtSlot(topic, slot), (consumer, number, offset, limit), _claim_read, locals())

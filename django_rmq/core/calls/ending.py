@@ -1,4 +1,4 @@
-"""Calls that end deliveries or prolong them: phase two, heartbeats, and the slot's upkeep."""
+"""Calls that end or extend deliveries: the second phase, heartbeats, and the slot's upkeep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_rmq.core.words.topics import Topic
 
 
 def commit(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
-    """Phase two, success. Answers ok or stale for each member."""
+    """End deliveries successfully (second phase). Answers ok or stale for each member."""
     return Call("commit", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
 
 
@@ -25,27 +25,27 @@ def _written(failures: Sequence[Failure]) -> list[Any]:
 
 
 def rollback(topic: Topic, slot: int, receipt: int, failures: Sequence[Failure]) -> Call[list[str]]:
-    """Phase two, failure. Answers ok or stale for each."""
+    """End deliveries as failed (second phase). Answers ok or stale for each."""
     return Call(
         "rollback", AtSlot(topic, slot), (receipt, *_written(failures)), words(len(failures)), locals()
     )
 
 
 def release(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
-    """Give deliveries back with nothing spent. Answers ok or stale for each."""
+    """Give deliveries back; no retry is used. Answers ok or stale for each."""
     return Call("release", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
 
 
 def extend(topic: Topic, slot: int, receipt: int, members: Sequence[bytes]) -> Call[list[str]]:
-    """Start the time-out again. Answers ok or stale for each."""
+    """Restart the time-out. Answers ok or stale for each."""
     return Call("extend", AtSlot(topic, slot), (receipt, *members), words(len(members)), locals())
 
 
 def expire(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
-    """Time out deliveries whose heartbeat stopped; return how many."""
+    """Time out deliveries whose heartbeat has stopped; return their number."""
     return Call("expire", AtSlot(topic, slot), (limit,), int, locals())
 
 
 def promote(topic: Topic, slot: int, limit: int = 1000) -> Call[int]:
-    """Return to Store what has rested long enough; return how many."""
+    """Return messages whose back-off is over from Retry to Store; return their number."""
     return Call("promote", AtSlot(topic, slot), (limit,), int, locals())

@@ -1,4 +1,4 @@
-"""What the header of a script declares: its keys and arguments, by their names."""
+"""What the header of a script declares: the names of its keys and arguments."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from django_rmq.core import scripts
 from django_rmq.core.calls.places import FACTS
 
 _COMMANDS = {"ZRANGE": ("set",), "ZRANK": ("set",)}
-"""The keys of plain commands, where their place has several."""
+"""The keys of plain commands whose place has several keys."""
 
 _OTHER = {("loose", "kind")}
-"""Arguments that only have the name of a topic's fact: here, a kind of records."""
+"""Arguments that share a name with a fact of the topic but mean something else: here, a kind of records."""
 
 
 class Signature(NamedTuple):
-    """The names of a script's keys, in their order, and of the facts of the topic among its arguments."""
+    """The names of a script's keys, in order, and of the topic's facts among its arguments."""
 
     keys: tuple[str, ...]
-    """Of a script of many slots: those of each slot."""
+    """The names of the keys. For a script of many slots: the keys of each slot."""
     facts: tuple[str, ...]
-    """For each argument up to the last fact: the fact's name; empty: the argument is the call's own."""
+    """The name of the fact for each argument up to the last fact. An empty name: the argument belongs to the call."""
     reads: bool
-    """It changes nothing."""
+    """Whether the script changes nothing."""
 
 
 @cache
 def signature(script: str) -> Signature:
-    """Return what the header of ``script`` declares; of a plain command, what is known of it here."""
+    """Return what the header of ``script`` declares; for a plain command, what this module declares."""
     if script not in scripts.all_names():
         return Signature(_COMMANDS.get(script, ()), (), reads=True)
     declared = scripts.declaration(script)

@@ -1,4 +1,4 @@
-"""Calls about what a topic holds and has done over time."""
+"""Calls about the contents and the activity of a topic over time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _sample(reply: list[Any]) -> Sample:
 
 
 def _whole(answers: list[Sample | RmqError]) -> Sample:
-    """Return the sum of all parts; without some of them it would be none."""
+    """Return the sum of all parts; raise the error of a part that is missing."""
     parts: list[Sample] = []
     for answer in answers:
         if isinstance(answer, RmqError):
@@ -33,7 +33,7 @@ def _whole(answers: list[Sample | RmqError]) -> Sample:
 
 
 def sample(topic: Topic, slots: Sequence[int]) -> Call[Sample]:
-    """Return what up to 256 slots hold and have counted, in sums."""
+    """Return sums of the depths and counters of up to 256 slots."""
     return Call("history/sample", AtSlots(topic, slots), (), _sample, locals(), "sample", _whole)
 
 
@@ -42,19 +42,19 @@ def _is_claimed(reply: bytes) -> bool:
 
 
 def claim_minute(topic: Topic, minute: int) -> Call[bool]:
-    """Return whether we are the one who samples ``topic`` in this minute (since the epoch)."""
+    """Return whether this process is the one that samples ``topic`` in this minute (since the epoch)."""
     return Call("history/claim", OfHistory(topic), (minute,), _is_claimed, locals(), "claim_minute")
 
 
 def note_late(topic: Topic, counts: Sequence[int]) -> Call[int]:
-    """Count deliveries by class of lateness; return how many classes were raised."""
+    """Count deliveries by class of lateness; return the number of classes that were raised."""
     return Call("history/note", OfHistory(topic), (" ".join(map(str, counts)),), int, locals(), "note_late")
 
 
 def note_times(
     topic: Topic, late: Sequence[int], late_ms: int, took: Sequence[int], took_us: int
 ) -> Call[int]:
-    """Count deliveries by lateness and calls by duration, for good; return how many classes were raised."""
+    """Count deliveries by lateness and calls by duration, permanently; return the number of classes that were raised."""
     return Call(
         "history/times",
         Named(times_key, topic.name),
@@ -66,7 +66,7 @@ def note_times(
 
 
 def keep_minute(topic: Topic, minute: int, record: str, keep: int) -> Call[str]:
-    """Keep the record of a minute, and so many minutes in all. Answers kept or present."""
+    """Store the record of a minute, and keep at most ``keep`` minutes. Answers kept or present."""
     return Call("history/keep", OfHistory(topic), (minute, record, keep), word, locals(), "keep_minute")
 
 
@@ -75,7 +75,7 @@ def _times(key: bytes, values: list[Any]) -> Times:
 
 
 def times(topic: Topic) -> Call[Times]:
-    """Return all that ``note_times`` was ever told of ``topic``. Raises ``WrongType`` for what are no numbers."""
+    """Return all that ``note_times`` has counted for ``topic``. Raises ``WrongType`` for values that are not numbers."""
     return Command("HMGET", Named(times_key, topic.name), TIMES, OfKey("times", _times), locals(), "times")
 
 
@@ -84,7 +84,7 @@ def _minutes_key(prefix: str, topic: str) -> bytes:
 
 
 def minutes(topic: Topic, first: int, last: int) -> Call[list[bytes | None]]:
-    """Return the records of up to 1,000 minutes, ``first`` to ``last``; None: nobody sampled."""
+    """Return the records of up to 1,000 minutes, from ``first`` to ``last``. None: the minute was not sampled."""
     return Command(
         "HMGET", Named(_minutes_key, topic.name), tuple(range(first, last + 1)), same, locals(), "minutes"
     )

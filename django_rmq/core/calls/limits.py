@@ -1,4 +1,4 @@
-"""Calls by which workers share the limits of a topic, and spenders their rates."""
+"""Calls by which workers share the limits of a topic, and spenders use their rates."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def _allowance(reply: list[Any]) -> Allowance:
 def allow(
     topic: Topic, worker: str, *, tokens: int, in_use: int, wanted: int, lease_ms: int
 ) -> Call[Allowance]:
-    """Ask for a part of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and say what is in use.
+    """Request a share of what MAX_RATE and MAX_IN_FLIGHT of ``topic`` leave, and report what is in use.
 
-    ``tokens``: deliveries to begin, negative to give back; ``wanted``: messages that could be in flight.
+    ``tokens``: deliveries to begin; a negative number gives tokens back. ``wanted``: messages that could be
+    in flight.
     """
     return Call(
         "limits/allow",
@@ -35,9 +36,9 @@ def allow(
 
 
 def end_permits(topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> Call[int]:
-    """Count ``ended`` messages less for what ``worker`` has in flight; return what it has left.
+    """Reduce what ``worker`` has in flight by ``ended`` messages; return what it has left.
 
-    ``lease_ms``: what is left is kept for so long from now on; 0: as long as before.
+    ``lease_ms``: how long what is left is kept from now on. 0: the lease does not change.
     """
     return Call(
         "limits/ended", Named(limits_key, topic.name), (worker, ended, lease_ms), int, locals(), "end_permits"
@@ -45,9 +46,9 @@ def end_permits(topic: Topic, worker: str, ended: int, lease_ms: int = 0) -> Cal
 
 
 def spend(spender: str, each_us: float, size: int, wanted: int) -> Call[int]:
-    """Spend ``wanted`` of a bucket of ``size`` that gains one each ``each_us``, or nothing; below 0: give back.
+    """Take ``wanted`` tokens, or none, from a bucket of ``size`` that gains one per ``each_us``; below 0 gives them back.
 
-    Returns 0, or us until there is enough. ``spender``: letters and digits.
+    Returns 0, or the time in microseconds until there are enough. ``spender``: letters and digits.
     """
     return Call(
         "limits/spend", Named(bucket_key, spender), (number(each_us), size, wanted), int, locals(), "spend"

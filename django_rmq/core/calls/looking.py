@@ -1,4 +1,4 @@
-"""Calls that look into slots and change nothing."""
+"""Calls that read slots and change nothing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _ledger(key: bytes, reply: list[Any]) -> Ledger:
 
 
 def _paged(script: str, given: dict[str, Any], *more: Any) -> Call[Page]:
-    """Return the call of a ``script`` that goes through a state page by page; ``more``: its own last arguments."""
+    """Return the call of a ``script`` that reads a state page by page; ``more``: the script's own last arguments."""
     return Call(
         script,
         InState(given["topic"], given["slot"], given["state"]),
@@ -99,7 +99,7 @@ def peek(
     max_score: float = float("inf"),
     max_bytes: int = 4_194_304,
 ) -> Call[Page]:
-    """List one state by score. Entries present throughout all pages appear exactly once."""
+    """List one state by score. Entries that are present throughout all pages appear exactly once."""
     return _paged("peek", locals())
 
 
@@ -118,9 +118,9 @@ def find(
     max_bytes: int = 4_194_304,
     where: str = "anywhere",
 ) -> Call[Page]:
-    """Look for ``text`` in member, envelope or record among the next ``scan`` entries.
+    """Search for ``text`` in member, envelope or record among the next ``scan`` entries.
 
-    ``where`` ``error``: only for the class of the last error, whole or its last part.
+    ``where="error"``: search only the class of the last error, for its whole name or its last part.
     """
     return _paged("find", locals(), scan, text, where)
 
@@ -137,29 +137,29 @@ def between(
     min_score: float = float("-inf"),
     max_score: float = float("inf"),
 ) -> Call[int]:
-    """Return how many messages of one state have a score in these bounds."""
+    """Return how many messages of one state have a score within these bounds."""
     return Call("between", InState(topic, slot, state), (number(min_score), number(max_score)), int, locals())
 
 
 def look(topic: Topic, slot: int, members: Sequence[bytes]) -> Call[list[Looked]]:
-    """Return what the slot knows of up to 100 members, in whatever states they are."""
+    """Return what the slot knows about up to 100 members, in any state."""
     return Call("look", AtSlot(topic, slot), tuple(members), _looked, locals())
 
 
 def ranks(topic: Topic, slot: int, state: str, members: Sequence[bytes]) -> Call[list[int | None]]:
-    """Return where up to 1,000 members of a state stand among those of their score; None: not there."""
+    """Return the rank of up to 1,000 members of a state among those of the same score. None: not there."""
     return Call("ranks", InState(topic, slot, state), tuple(members), same, locals())
 
 
 def rank(topic: Topic, slot: int, state: str, member: bytes) -> Call[int | None]:
-    """Ask for the rank of a member in a state; None: it is not there."""
+    """Return the rank of a member in a state. None: it is not there."""
     return Command("ZRANK", InState(topic, slot, state), (member,), same, locals(), "rank")
 
 
 def rows(topic: Topic, slot: int, state: str, first: int, last: int) -> Call[list[bytes]]:
-    """Ask for ``[member, score, ...]`` of the ranks ``first`` to ``last`` of a state, as Redis writes them.
+    """Return ``[member, score, ...]`` for the ranks ``first`` to ``last`` of a state, as Redis writes them.
 
-    Nothing says whether the set has changed between two calls: that is for the caller to see.
+    The answer does not show whether the set changed between two calls; the caller has to find out.
     """
     return Command("ZRANGE", InState(topic, slot, state), (first, last, "WITHSCORES"), same, locals(), "rows")
 
@@ -181,7 +181,7 @@ def seek(
     scan: int = 2_000,
     max_bytes: int = 3_145_728,
 ) -> Call[Sought]:
-    """Find members by their SHA-1 in up to 100 areas, looking at about ``scan`` entries; all areas grow in turns."""
+    """Find members by their SHA-1 in up to 100 areas, examining about ``scan`` entries. The areas grow in turns."""
     return Call(
         "seek",
         AtSlot(topic, slot),
@@ -192,21 +192,21 @@ def seek(
 
 
 def _known_heads(answers: list[list[int | None] | RmqError]) -> list[int | None]:
-    """Return the heads of all slots, None for those of a node that is unavailable.
+    """Return the heads of all slots; None for the slots of an unavailable node.
 
-    The slots of the other nodes are what the caller can work on.
+    The caller can work on the slots of the other nodes.
     """
     return [None if isinstance(answer, RmqError) else answer[0] for answer in answers]
 
 
 def heads(topic: Topic, slots: Sequence[int], *, upkeep: bool = False) -> Call[list[int | None]]:
-    """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing waits).
+    """Return when each of up to 1,024 slots can next be taken from (ms; 0: now; None: nothing is waiting).
 
-    ``upkeep``: when next a delivery times out or the lease of a claim ends there.
+    ``upkeep``: return when the next delivery times out or the next lease of a claim ends there.
     """
     return Call("heads", AtSlots(topic, slots), (int(upkeep),), _heads, locals(), join=_known_heads)
 
 
 def audit(topic: Topic, slot: int) -> Call[Ledger]:
-    """Return the slot's counters and depths, read in one instant."""
+    """Return the slot's counters and depths, read atomically."""
     return Call("audit", AtSlot(topic, slot), (), OfKey("stats", _ledger), locals())

@@ -1,4 +1,4 @@
-"""Calls of a re-slotting: ``topics.reslotting`` says in which order."""
+"""Calls of a re-slotting; ``topics.reslotting`` defines their order."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def _survey(reply: list[Any]) -> Survey:
 
 
 def shut(topic: Topic, slot: int, reslot: int, *, fresh: bool = False, only_empty: bool = False) -> Call[str]:
-    """Give the slot the count of ``topic`` and hand nothing out. Answers shut, known, stale or holds."""
+    """Give the slot the slot count of ``topic`` and stop handing out messages. Answers shut, known, stale or holds."""
     return Call("shut", AtSlot(topic, slot), (slot, reslot, int(fresh), int(only_empty)), word, locals())
 
 
 def reopen(topic: Topic, slot: int, reslot: int, *, deliveries: int = 0, paused: bool = False) -> Call[str]:
-    """Hand out again, with receipts above ``deliveries``. Answers open, known or stale."""
+    """Hand out messages again, with receipts above ``deliveries``. Answers open, known or stale."""
     return Call("reopen", AtSlot(topic, slot), (slot, reslot, deliveries, int(paused)), word, locals())
 
 
 def survey(topic: Topic, slot: int) -> Call[Survey]:
-    """Return how far a re-slotting is with the slot."""
+    """Return how far a re-slotting has progressed in the slot."""
     return Call("survey", AtSlot(topic, slot), (), _survey, locals())
 
 
@@ -66,7 +66,10 @@ def move_out(
     arrived: int = 0,
     max_bytes: int = 1_048_576,
 ) -> Call[Handover]:
-    """Take up to 250 (state, member) out for slot ``target``, once what left before has ``arrived``."""
+    """Take up to 250 pairs (state, member) out for slot ``target``.
+
+    ``arrived``: the earlier ticket known to have arrived.
+    """
     return Call(
         "move_out",
         AtSlot(topic, slot),
@@ -77,7 +80,7 @@ def move_out(
 
 
 def move_in(topic: Topic, slot: int, reslot: int, source: int, ticket: int, rows: Sequence[Row]) -> Call[str]:
-    """Take in what left slot ``source`` with ``ticket``, once. Answers in, known or stale."""
+    """Take in the messages that left slot ``source`` with ``ticket``, once. Answers in, known or stale."""
     return Call(
         "move_in", AtSlot(topic, slot), (reslot, source, ticket, *chain.from_iterable(rows)), word, locals()
     )

@@ -1,4 +1,4 @@
-"""Calls that people and programs make on messages and slots, beside sending and consuming."""
+"""Calls by which people and programs change messages and slots, apart from sending and consuming."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _loose(reply: list[Any]) -> Loose:
 def replay(
     topic: Topic, slot: int, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
 ) -> Call[list[str]]:
-    """Send dead messages again with their full budget. Answers replayed, merged or not_found.
+    """Send dead messages again with their full number of retries. Answers replayed, merged or not_found.
 
-    ``envelopes``: new bodies of keyed messages, empty where the body stays.
+    ``envelopes``: new bodies of keyed messages; empty where the body does not change.
     """
     return Call(
         "replay",
@@ -43,12 +43,12 @@ def replay(
 
 
 def bury(topic: Topic, slot: int, members: Sequence[bytes], why: str = "") -> Call[list[str]]:
-    """Put messages into Dead by hand. Answers what each was found as."""
+    """Put messages into Dead by hand. Answers the state in which each was found."""
     return Call("bury", AtSlot(topic, slot), (cut_error(why), *members), words(len(members)), locals())
 
 
 def remove(topic: Topic, slot: int, members: Sequence[bytes], which: str = "any") -> Call[list[str]]:
-    """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers as bury."""
+    """Delete messages by hand: ``live``, ``dead``, or ``any`` (live, else dead). Answers like ``bury``."""
     return Call("remove", AtSlot(topic, slot), (which, *members), words(len(members)), locals())
 
 
@@ -64,7 +64,7 @@ def discard(topic: Topic, slot: int, scores: Sequence[float], members: Sequence[
 
 
 def reschedule(topic: Topic, slot: int, scores: Sequence[int], members: Sequence[bytes]) -> Call[list[str]]:
-    """Give waiting messages a new due time or priority. Answers what each was found as, or refused."""
+    """Give waiting messages a new due time or priority. Answers the state in which each was found, or refused."""
     return Call(
         "reschedule",
         AtSlot(topic, slot),
@@ -83,14 +83,14 @@ def purge(
     *,
     min_score: float = float("-inf"),
 ) -> Call[int]:
-    """Delete up to ``limit`` of store, retry or dead with scores to ``up_to``; return how many."""
+    """Delete up to ``limit`` messages of store, retry or dead with scores up to ``up_to``; return their number."""
     if state not in ("store", "retry", "dead"):
         raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
     return Call("purge", AtSlot(topic, slot), (state, number(min_score), number(up_to), limit), int, locals())
 
 
 def pause(topic: Topic, slot: int, paused: bool = True) -> Call[str]:
-    """Stop handing out (or go on). Answers paused, resumed or unchanged."""
+    """Stop handing out messages, or resume. Answers paused, resumed or unchanged."""
     return Call("pause", AtSlot(topic, slot), (slot, int(paused)), word, locals())
 
 
@@ -100,12 +100,18 @@ def configure(topic: Topic, slot: int, apply: bool = True) -> Call[str]:
 
 
 def adopt(topic: Topic, slot: int, drift: int, foreign: int) -> Call[str]:
-    """Book ``drift`` messages beyond the account as foreign, if ``foreign`` are so far. Answers ok or changed."""
+    """Record ``drift`` messages beyond the ledger as foreign, if the ledger has ``foreign`` of them.
+
+    Answers ok or changed.
+    """
     return Call("adopt", AtSlot(topic, slot), (drift, foreign), word, locals())
 
 
 def retire(topic: Topic, slot: int) -> Call[str]:
-    """Forget an empty slot of a topic that nobody uses any more. Answers retired, or holds: nothing is changed."""
+    """Delete the keys of an empty slot of a topic that is no longer used.
+
+    Answers retired, or holds if nothing was changed.
+    """
     return Call("retire", AtSlot(topic, slot), (), word, locals())
 
 

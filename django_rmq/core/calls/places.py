@@ -1,4 +1,4 @@
-"""Where a call's keys are, and what its topic says to every script: the facts of the topic."""
+"""Where a call's keys are, and the facts of its topic that scripts receive as arguments."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _STATES = {
     "dead": {"set": "dead", "records": "deaths", "body": "body"},
     "claim": {"set": "claim", "records": "failures", "body": "claim_body"},
 }
-"""The set of a state, what is noted of its members, and their bodies."""
+"""The set of a state, the hash of notes on its members, and the hash of their bodies."""
 
 
 class Place(Protocol):
-    """Knows the keys of a call by their names."""
+    """Finds the keys of a call by their names."""
 
     def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
-        """Return the keys of these names."""
+        """Return the keys with these names."""
 
 
 @cache
 def _chosen(names: tuple[str, ...]) -> Callable[[tuple[bytes, ...]], tuple[bytes, ...]]:
-    """Return what takes the keys of these names from all keys of a slot."""
+    """Return a function that picks the keys with these names from all keys of a slot."""
     places = [SlotKeys._fields.index(name) for name in names]
     if len(places) == 1:
         (place,) = places
@@ -52,7 +52,7 @@ class AtSlot(NamedTuple):
     slot: int
 
     def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
-        """Return the slot's keys of these names."""
+        """Return the slot's keys with these names."""
         return _chosen(names)(slot_keys(prefix, self.topic.name, self.slot))
 
 
@@ -63,32 +63,32 @@ class AtSlots(NamedTuple):
     slots: Sequence[int]
 
     def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
-        """Return the keys of these names, slot by slot."""
+        """Return the keys with these names, slot by slot."""
         return keys_of_slots(prefix, self.topic.name, self.slots, names)
 
     def parts(self) -> list[AtSlots]:
-        """Return each slot for itself, as one node of a Redis Cluster holds it."""
+        """Return a place for each slot, since one node of a Redis Cluster holds all of a slot."""
         return [AtSlots(self.topic, (slot,)) for slot in self.slots]
 
 
 class InState(NamedTuple):
-    """One state of a slot: its set, what is noted of the members, and their bodies."""
+    """One state of a slot: its set, the notes on its members, and their bodies."""
 
     topic: Topic
     slot: int
     state: str
 
     def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
-        """Return the state's keys of these names."""
+        """Return the state's keys with these names."""
         state, keys = _STATES[self.state], slot_keys(prefix, self.topic.name, self.slot)
         return [getattr(keys, state[name]) for name in names]
 
 
 class OfWorkers(NamedTuple):
-    """The workers and what is assigned to them."""
+    """The keys of workers and of their assignment."""
 
     def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
-        """Return the workers' keys of these names."""
+        """Return the workers' keys with these names."""
         keys = worker_keys(prefix)
         return [getattr(keys, name) for name in names]
 
@@ -99,13 +99,13 @@ class OfHistory(NamedTuple):
     topic: Topic
 
     def keys(self, prefix: str, names: tuple[str, ...]) -> Sequence[bytes]:
-        """Return the history's keys of these names."""
+        """Return the history's keys with these names."""
         keys = history_keys(prefix, self.topic.name)
         return [getattr(keys, name) for name in names]
 
 
 class Named(NamedTuple):
-    """One key, which is found by one name: that of a topic, a spender or a request."""
+    """One key, found by the name of a topic, a spender or a request."""
 
     key: Callable[[str, str], bytes]
     name: str
@@ -137,4 +137,4 @@ FACTS: dict[str, Callable[[str, Any], Any]] = {
     "max_retries": lambda _, place: place.topic.max_retries,
     "serial": lambda _, place: int(place.topic.serial),
 }
-"""The arguments of scripts that say what the topic says, by their names in the headers."""
+"""The arguments of scripts that are facts of the topic, by their names in the headers."""

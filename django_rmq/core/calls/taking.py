@@ -1,4 +1,4 @@
-"""Calls by which a worker owns slots and takes messages out of them: phase one."""
+"""Calls by which a worker acquires slots and takes messages from them: the first phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from django_rmq.core.words.keys import check_slots
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
-# A named tuple's own constructor is Python; this makes the same without a frame for each message.
+# The constructor of a named tuple is Python code; this makes the same object without a frame for each
+# message.
 _new_delivery: Callable[[tuple[Any, ...]], Delivery] = partial(tuple.__new__, Delivery)
 
 
@@ -57,19 +58,19 @@ def _acquired(reply: list[Any]) -> list[Acquired]:
 
 
 def _acquired_in_parts(answers: list[list[Acquired] | RmqError]) -> list[Any]:
-    """Return what each part acquired, or its error in the place of its slot."""
+    """Return what each part acquired, or the part's error in the place of its slot."""
     return [answer if isinstance(answer, RmqError) else answer[0] for answer in answers]
 
 
 def acquire(topic: Topic, slot: int) -> Call[int]:
-    """Begin to own the slot: return the new epoch, which fences every older prepare."""
+    """Acquire the slot: return the new epoch, which fences every older prepare."""
     return Call("acquire", AtSlot(topic, slot), (), int, locals())
 
 
 def acquire_all(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
-    """Begin to own up to 1,024 slots, and fall asleep at once in those that hold nothing.
+    """Acquire up to 1,024 slots, and mark the worker as asleep in those that hold nothing.
 
-    A pipeline to a Redis Cluster has an ``RmqError`` in the place of each slot whose node does not answer.
+    A pipeline to a Redis Cluster puts an ``RmqError`` in the place of each slot whose node does not answer.
     """
     return Call("acquire_all", AtSlots(topic, slots), (), _acquired, locals(), join=_acquired_in_parts)
 
@@ -88,7 +89,7 @@ def prepare(
     max_bytes: int = 16_777_216,
     after: tuple[str, bytes] | None = None,
 ) -> Call[Prepared]:
-    """Phase one: take up to ``limit`` messages, after the slot's upkeep. ``epoch`` None: not fenced."""
+    """Take up to ``limit`` messages (first phase), after the slot's upkeep. ``epoch`` None: not fenced."""
     return Call(
         "prepare",
         AtSlot(topic, slot),

@@ -9,27 +9,27 @@ from django_rmq.exceptions import SlotMoved
 
 
 def number(value: float) -> str:
-    """Write a score so that no digit is lost."""
+    """Write a score without losing a digit."""
     return str(value) if isinstance(value, int) else f"{value:.17g}"
 
 
 def cursor(after: tuple[str, bytes] | None) -> tuple[str, bytes]:
-    """Write the entry behind which to go on. None: from the beginning."""
+    """Write a cursor: the entry after which to continue. None: from the beginning."""
     return ("", b"") if after is None else after
 
 
 def same(reply: Any) -> Any:
-    """Read a reply that means what it is."""
+    """Return the reply unchanged."""
     return reply
 
 
 def moment(raw: bytes) -> int | None:
-    """Read a time in ms that there may be."""
+    """Read an optional time in ms."""
     return int(raw) if raw else None
 
 
 def text(raw: bytes) -> str:
-    """Read a worker's id; what is none of ours stays recognisable."""
+    """Read a worker's id; a foreign value stays recognisable."""
     return raw.decode(errors="backslashreplace")
 
 
@@ -39,7 +39,7 @@ def word(reply: bytes) -> str:
 
 
 def words(count: int) -> Callable[[Any], list[str]]:
-    """Parse a word for each member; a single {'ok'} stands for all of them."""
+    """Parse one word per member; a single {'ok'} stands for all of them."""
 
     def parse(reply: list[bytes]) -> list[str]:
         if len(reply) == 1 and count > 1:
@@ -50,6 +50,6 @@ def words(count: int) -> Callable[[Any], list[str]]:
 
 
 def moved(reply: list[Any]) -> None:
-    """Raise ``SlotMoved`` if the slot's topic has another slot count by now."""
+    """Raise ``SlotMoved`` if the slot's topic now has another slot count."""
     if reply and reply[0] == b"moved":
         raise SlotMoved(f"the topic has {text(reply[1])} slots by now")

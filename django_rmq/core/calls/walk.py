@@ -1,4 +1,4 @@
-"""Many calls, one for each slot: some of them in each round trip."""
+"""Many calls, one for each slot, spread over several round trips."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from django_rmq.exceptions import RmqError
 T = TypeVar("T")
 
 AT_ONCE = 1_000
-"""Calls in one round trip, unless another number is given."""
+"""The default number of calls in one round trip."""
 
 
 def attempt(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> Iterator[T | RmqError]:
-    """Run calls, ``at_once`` in a round trip, and yield the answer of each, or its error, in order."""
+    """Run calls, ``at_once`` per round trip, and yield the answer of each, or its error, in order."""
     left = iter(calls)
     while some := list(islice(left, at_once)):
         yield from run_all(broker, some)
 
 
 def walk(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> Iterator[T]:
-    """Run calls, ``at_once`` in a round trip, and yield their answers in order. Raises the first error among them."""
+    """Run calls, ``at_once`` per round trip, and yield their answers in order. Raises the first error among them."""
     for answer in attempt(broker, calls, at_once):
         if isinstance(answer, RmqError):
             raise answer
@@ -36,7 +36,7 @@ def walk(broker: Broker, calls: Iterable[Call[T]], at_once: int = AT_ONCE) -> It
 
 
 def all_held(broker: Broker, topic: Topic, slot: int, owner: str, first: list[Held]) -> list[Held]:
-    """Return all that ``owner`` holds in a slot, of which ``first`` is the first page. Raises ``RmqError``."""
+    """Return everything that ``owner`` holds in a slot; ``first`` is the first page. Raises ``RmqError``."""
     held = first
     page: list[Held] | None = first
     while page and len(page) == BATCH:

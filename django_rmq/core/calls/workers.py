@@ -1,4 +1,4 @@
-"""Calls about workers and what is assigned to them."""
+"""Calls about workers and their assignment."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def leave(worker: str, token: str) -> Call[str]:
 
 
 def assign(members: str, number: str, plan: str) -> Call[str | None]:
-    """Write ``plan`` if ``members`` and ``number`` are still current; return its number, else None."""
+    """Write ``plan`` if ``members`` and ``number`` are still current; return its number, otherwise None."""
     return Call("workers/assign", OfWorkers(), (members, number, plan), _assigned, locals(), "assign")
 
 
 def roster() -> Call[Roster]:
-    """Return all workers and what is assigned to them, without being one."""
+    """Return all workers and the assignment, without joining."""
     return Call("workers/roster", OfWorkers(), (), _roster, locals(), "roster")

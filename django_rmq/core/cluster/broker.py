@@ -1,4 +1,4 @@
-"""A Redis Cluster behind a broker's methods: every call goes to the node that holds its slot, to all nodes at once."""
+"""The broker of a Redis Cluster: every call goes to the node that holds its slot, to all nodes at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Cluster(Topology):
-    """A cluster as the client of a broker: it runs plain commands where their keys are."""
+    """A cluster in the role of a broker's client: it runs plain commands on the node of their keys."""
 
     def execute_command(self, *command: Any) -> Any:
         """Run one command on the node of its key (the second argument), and return the plain answer."""
@@ -36,7 +36,7 @@ class Cluster(Topology):
     def everywhere(self, *command: Any) -> dict[Node, Any]:
         """Run one command on each primary; return the answers of those that answered.
 
-        Raises ``RedisError`` where none did.
+        Raises ``RedisError`` if none answered.
         """
         errands = [Errand(None, command, node) for node in self.primaries()]
         Trip(self, errands, patience=0).send().receive()
@@ -53,7 +53,8 @@ class Cluster(Topology):
 class ClusterBroker(RedisBroker):
     """A broker whose server is a Redis Cluster.
 
-    A pipeline's call that one node cannot answer has ``NodeUnavailable`` in its place; the others have their results.
+    If one node cannot answer a call of a pipeline, ``NodeUnavailable`` takes its place; the other calls have
+    their results.
     """
 
     client: Cluster
@@ -66,7 +67,7 @@ class ClusterBroker(RedisBroker):
         return answer.get()
 
     def load_scripts(self) -> None:
-        """Do nothing: each node gets the scripts when it is first asked."""
+        """Do nothing: each node gets the scripts with its first call."""
 
     def pipeline(self) -> ClusterPipeline:
         """Return a pipeline that sends each call to its node."""
@@ -81,7 +82,7 @@ class ClusterBroker(RedisBroker):
         self._everywhere("PING")
 
     def now_ms(self) -> int:
-        """Return the clock of that primary which is behind all others, in ms: nothing is asked for before it is due."""
+        """Return the earliest clock of all primaries, in ms, so that nothing is asked for before it is due."""
         if self.exchange.clock is not None:
             return self.exchange.clock() // 1000
         times = self._everywhere("TIME").values()
@@ -107,7 +108,7 @@ class ClusterBroker(RedisBroker):
             raise translate(error) from error
 
     def _ear(self) -> Any:
-        # What is published on one node is heard on all.
+        # What is published on one node reaches all of them.
         try:
             return self.client.some_node().client
         except RedisError as error:
@@ -115,10 +116,10 @@ class ClusterBroker(RedisBroker):
 
 
 class ClusterPipeline(Pipeline):
-    """Collects calls and runs them on all nodes concerned at once; see ``Pipeline``.
+    """Collects calls and runs them on all nodes concerned at the same time; see ``Pipeline``.
 
     While a hash slot moves, calls of one slot may run in another order than they were collected in, unless
-    ``keep_order`` says otherwise; what only reads still comes after what stood before it.
+    ``keep_order`` was called; calls that only read still come after what preceded them.
     """
 
     def __init__(self, cluster: Cluster, exchange: Exchange) -> None:
@@ -148,7 +149,7 @@ class ClusterPipeline(Pipeline):
         ]
 
     def _joined(self, call: Call[Any], errands: list[Errand]) -> Any:
-        """Return the answer of a call out of those of its parts; if none has one, the first error."""
+        """Return the answer of a call, combined from those of its parts; if none has one, the first error."""
         found = [self._answer(call, errand) for errand in errands]
         if call.join is None:
             return found[0]
@@ -172,7 +173,7 @@ class ClusterPipeline(Pipeline):
 def _trouble(errand: Errand) -> RmqError:
     error = errand.reply
     found = translate(error)
-    # One node away is not all away; CLUSTERDOWN is.
+    # One unavailable node leaves the cluster available; CLUSTERDOWN does not.
     if type(found) is ServerUnavailable and not isinstance(error, ClusterDownError):
         return NodeUnavailable(f"a node of the cluster: {found}")
     return found

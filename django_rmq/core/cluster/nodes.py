@@ -1,4 +1,4 @@
-"""The servers of a Redis Cluster, each with its connections."""
+"""The servers of a Redis Cluster and their connections."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from django_rmq.core.redis import wire
 from django_rmq.core.redis.pool import Pool
 
 RESTS = (0.1, 2.0)
-"""Seconds for which nobody tries a node that could not be reached: at first, and at most."""
+"""Seconds for which a node that could not be reached is not tried: the first pause, and the longest."""
 
 PROBE_SECONDS = 0.25
-"""How long a node that has failed may take to answer a PING before it is trusted with more."""
+"""Seconds that a node which has failed may take to answer a PING before it gets more commands."""
 
 
 def parse_seeds(urls: Iterable[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Return the addresses in the URLs of some nodes, and the options of connections that the last one names.
+    """Return the addresses from the URLs of some nodes, and the connection options of the last one.
 
-    Raises ``ValueError`` for what is no URL of a Redis.
+    Raises ``ValueError`` for text that is not a Redis URL.
     """
     seeds: list[tuple[str, int]] = []
     options: dict[str, Any] = {}
@@ -43,7 +43,7 @@ class Node:
         self._rests_until = 0.0
         self._rest = RESTS[0]
         self._trouble: RedisError | None = None
-        """Why it failed last; it has not answered since."""
+        """Why it failed last. None: it has answered since."""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -54,7 +54,7 @@ class Node:
         return time.monotonic() < self._rests_until
 
     def connect(self) -> Any:
-        """Return a connection of the pool; raise ``RedisError`` without trying where the last try has just failed."""
+        """Return a connection of the pool; raise ``RedisError`` without trying if the last attempt has just failed."""
         trouble = self._trouble
         if trouble is not None and self.rests:
             raise type(trouble)(f"{trouble} ({self}, a moment ago)")
@@ -69,7 +69,7 @@ class Node:
         return connection
 
     def _probe(self) -> None:
-        """Make sure that it answers soon: a process that stands still lets itself be connected to."""
+        """Check that it answers soon, because a stopped process still accepts connections."""
         pool = self.client.connection_pool
         short = {"socket_timeout": PROBE_SECONDS, "socket_connect_timeout": PROBE_SECONDS}
         connection = pool.connection_class(**{**pool.connection_kwargs, **short})
@@ -78,12 +78,12 @@ class Node:
             connection.send_command("PING")
             connection.read_response()
         except BusyLoadingError:
-            pass  # what is asked of it will be told the same
+            pass  # the command that follows gets the same error
         finally:
             connection.disconnect()
 
     def failed(self, error: RedisError) -> None:
-        """Leave it alone for a while."""
+        """Do not try it for a while."""
         self._trouble = error
         self._rests_until = time.monotonic() + self._rest
         self._rest = min(self._rest * 2, RESTS[1])
@@ -112,7 +112,7 @@ class Node:
         return reply
 
     def load_scripts(self, connection: Any) -> None:
-        """Give it every script."""
+        """Load every script into it."""
         commands = wire.loading()
         connection.send_packed_command(connection.pack_commands(commands))
         for _ in commands:

@@ -15,17 +15,17 @@ from redis.exceptions import RedisError
 from django_rmq.core.cluster.nodes import Node
 
 PATIENCE_SECONDS = 1.0
-"""How long a call is repeated that no node has run, unless the cluster was made with another patience."""
+"""Seconds for which a call is repeated that no node has run, unless the cluster has another patience."""
 
 REFRESH_SECONDS = 0.02
-"""Between two looks at who serves what."""
+"""Seconds between two requests for the topology."""
 
 
 class Topology:
-    """Which node serves which hash slot, as far as is known here; whoever is told otherwise says so to it.
+    """Which node serves which hash slot, as far as known; callers report what nodes answer otherwise.
 
-    ``seeds`` are (host, port) pairs of some nodes, ``options`` those of redis-py's connections. ``patience``: seconds
-    for which is repeated what no node has run. Nothing is connected before the first call.
+    ``seeds`` are (host, port) pairs of some nodes, ``options`` those of redis-py's connections. ``patience``:
+    seconds for which a call is repeated that no node has run. It connects to nothing before the first call.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Topology:
         return found or self._nodes.setdefault((host, port), Node(host, port, self.options))
 
     def serving(self, hash_slot: int) -> Node:
-        """Return the primary of a hash slot; raise ``RedisError`` where there is none."""
+        """Return the primary of a hash slot; raise ``RedisError`` if there is none."""
         node = self._serving[hash_slot]
         if node is None:
             self._is_stale = True
@@ -64,16 +64,16 @@ class Topology:
         return self._primaries
 
     def moved(self, hash_slot: int, node: Node) -> None:
-        """Note that a node says who serves a hash slot now, and that more may have changed."""
+        """Record the new node of a hash slot, and that more may have changed."""
         self._serving[hash_slot] = node
         self._is_stale = True
 
     def doubt(self) -> None:
-        """Look again who serves what before the next call."""
+        """Request the topology again before the next call."""
         self._is_stale = True
 
     def look(self) -> None:
-        """Ask the nodes in turn who serves what, if there is doubt; raise ``RedisError`` where none ever told it."""
+        """Request the topology from the nodes in turn, if it is in doubt; raise ``RedisError`` if none has ever answered."""
         if not self._is_stale:
             return
         with self._lock:
@@ -117,7 +117,7 @@ class Topology:
                 node.client.connection_pool.disconnect(inuse_connections=False)
 
     def some_node(self) -> Node:
-        """Return any primary, rather one that could be reached of late."""
+        """Return any primary, preferably one that could be reached recently."""
         nodes = self.primaries()
         return random.choice([node for node in nodes if not node.rests] or nodes)
 

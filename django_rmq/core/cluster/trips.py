@@ -1,7 +1,8 @@
 """Commands on their way to the nodes of a Redis Cluster and back.
 
-What a node answers without having run it (MOVED, ASK, TRYAGAIN, CLUSTERDOWN, LOADING, NOSCRIPT), and what could not be
-sent at all, is repeated for a while; what was sent over a connection that broke is not: nobody knows whether it ran.
+A command that a node answered without running it (MOVED, ASK, TRYAGAIN, CLUSTERDOWN, LOADING, NOSCRIPT), or
+that could not be sent, is repeated for a while. A command that was sent over a connection that broke is not
+repeated, because it is unknown whether it ran.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from django_rmq.core.redis.confirming import durability_commands, read_confirmed
 from django_rmq.core.words.results import Confirmed, Durability
 
 PAUSES = (0.001, 0.05)
-"""Seconds before a call is repeated: at first, and at most."""
+"""Seconds before a call is repeated: the first pause, and the longest."""
 
 REDIRECTIONS = 16
-"""Times that a call follows MOVED and ASK without a pause in between."""
+"""How often a call follows MOVED and ASK without a pause in between."""
 
 
 class Errand:
-    """One command on its way to the node of its hash slot, and what came back."""
+    """One command on its way to the node of its hash slot, and its reply."""
 
     __slots__ = ("asking", "command", "follows", "hash_slot", "node", "repeat", "reply")
 
@@ -51,22 +52,23 @@ class Errand:
         self.hash_slot = hash_slot
         self.command = command
         self.node = node
-        """Who is asked, whoever serves the hash slot."""
+        """The node to ask, whichever node serves the hash slot."""
         self.follows = follows
-        """It runs again behind a command of its hash slot that did not run: it reads, or the order is to be kept."""
+        """Whether it runs again after a command of its hash slot that did not run: it reads, or the order is
+        to be kept."""
         self.asking = False
-        """The node has the hash slot only in part as yet, and is asked all the same."""
+        """Whether the node is asked although it has only part of the hash slot so far."""
         self.reply: Any = None
-        """What it answered, or a ``RedisError``."""
+        """The answer, or a ``RedisError``."""
         self.repeat = False
-        """It did not run; ``reply`` says why."""
+        """Whether it did not run; ``reply`` gives the reason."""
 
 
 class Trip:
-    """Commands that travel together: one connection to each node concerned.
+    """Commands that travel together, over one connection to each node concerned.
 
-    ``send`` and ``receive`` are the halves, as those of a pipeline. ``confirmed`` is what ``wanted`` has
-    come to, the least of all nodes.
+    ``send`` and ``receive`` are the halves, like those of a pipeline. ``confirmed`` is what was reached of
+    ``wanted``: the minimum over all nodes.
     """
 
     def __init__(
@@ -86,13 +88,13 @@ class Trip:
         self._in_haste = False
 
     def send(self) -> Self:
-        """Send everything; what cannot be sent is tried again by ``receive``."""
+        """Send everything. ``receive`` tries again what could not be sent."""
         if self._errands:
             self._depart(self._errands)
         return self
 
     def receive(self) -> None:
-        """Wait for the replies, and repeat what did not run until it does or patience ends."""
+        """Wait for the replies, and repeat what did not run until it runs or the patience is over."""
         end, pause = time.monotonic() + self._patience, PAUSES[0]
         rounds = 0
         while self._arrive():
@@ -108,7 +110,7 @@ class Trip:
 
     @staticmethod
     def _give_up(errands: Iterable[Errand]) -> None:
-        """Say of those that no node has run that they may be tried again later, whatever the last node answered."""
+        """Give commands that no node has run an error which permits another try, whatever the last node answered."""
         for errand in errands:
             if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):
                 errand.reply = TryAgainError(f"no node has run it in time ({errand.reply})")
@@ -118,7 +120,7 @@ class Trip:
         for errand in self._errands:
             if errand.repeat:
                 concerned.add(errand.hash_slot)
-            # What was read, or done in order, behind a change that did not run has to come after it.
+            # What was read, or done in order, after a change that did not run has to come after it.
             elif not (errand.follows and errand.hash_slot in concerned):
                 continue
             again.append(errand)
@@ -235,7 +237,7 @@ class Trip:
         self.confirmed = confirmed if self.confirmed is None else self.confirmed.least(confirmed)
 
     def _judge(self, node: Node, errand: Errand) -> None:
-        """Decide what becomes of an errand that was answered."""
+        """Decide whether an answered errand is done, repeated or redirected."""
         reply = errand.reply
         asked, errand.asking = errand.asking, False
         if asked:

@@ -1,4 +1,4 @@
-"""Consuming: a dispatcher, its executor threads and a heartbeat. Knows no Django and no ZooKeeper."""
+"""Consuming: a dispatcher, its executor threads and a heartbeat. It imports nothing from Django or ZooKeeper."""
 
 from django_rmq.core.consumer.loop import Dispatcher
 from django_rmq.core.consumer.terms import Ownership, Terms, Watching

@@ -1,4 +1,4 @@
-"""Acquiring: slots that are ours are made known as ours to Redis, before anything is prepared in them."""
+"""Acquiring: registers this worker's slots as its own in Redis, before anything is prepared in them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import LostRace, NodeUnavailable, RmqError, ServerTrouble, Unreadable
 
 ACQUIRED = 2048
-"""Slots acquired between two looks at everything else at most."""
+"""The maximum number of slots acquired before the loop attends to everything else."""
 
 AT_ONCE = 512
-"""Slots acquired in one round trip at most."""
+"""The maximum number of slots acquired in one round trip."""
 
 
 class Acquiring:
-    """Acquires what is ours, and what comes back to us."""
+    """Acquires the slots that this worker owns, and those that return to it."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Acquiring:
         fences: Fences,
     ) -> None:
         self.unacquired: dict[Place, None] = {}
-        """To be acquired again, or asked what a lost reply handed out."""
+        """Slots to acquire again, or to ask what a lost reply handed out."""
         self._next_look = 0.0
-        """When to look again at the slots that another worker has acquired."""
+        """When to check again the slots that another worker has acquired."""
         self._broker = broker
         self._owner = owner
         self._places = places
@@ -60,7 +60,7 @@ class Acquiring:
     # --- what changes hands
 
     def own(self, topic: str, slots: array[int]) -> None:
-        """Note slots that are ours from now on."""
+        """Record slots that this worker owns from now on."""
         for place in self._places.tell(topic, slots):
             if not place.owned:
                 place.owned, place.acquired = True, False
@@ -69,7 +69,7 @@ class Acquiring:
                 self.unacquired[place] = None
 
     def disown(self, place: Place) -> None:
-        """Take no more from a slot; what is uncertain there is still asked for."""
+        """Stop taking from a slot. What is uncertain there is still asked for."""
         place.owned = place.acquired = False
         self.fences.remove(place)
         self._schedule.drop(place)
@@ -77,7 +77,7 @@ class Acquiring:
             self.unacquired.pop(place, None)
 
     def doubt(self, place: Place) -> None:
-        """Ask what Redis handed out before anything more is taken: a reply was lost."""
+        """Ask what Redis handed out before anything more is taken, because a reply was lost."""
         if place.topic.serial:
             place.uncertain, place.acquired = True, False
             self.unacquired[place] = None
@@ -86,14 +86,14 @@ class Acquiring:
             self._schedule.ready(place)
 
     def failed(self, place: Place, error: RmqError) -> ServerTrouble | None:
-        """Note that a prepare failed, and perhaps handed out something; return trouble that concerns the whole server."""
+        """Record a failed prepare, which may have handed out messages; return trouble that concerns the whole server."""
         trouble = self._troubles.of(place, error)
         if trouble is not None or isinstance(error, (NodeUnavailable, Unreadable)):
             self.doubt(place)
         return trouble
 
     def fenced(self, place: Place) -> None:
-        """Stay away from a slot that another owner has acquired."""
+        """Stop working on a slot that another owner has acquired."""
         self._troubles.complain(
             f"{place.topic.name}/fenced",
             f"Topic {place.topic.name} slot {place.slot}: %s",
@@ -105,9 +105,9 @@ class Acquiring:
         place.due, place.entry = float("inf"), 0
 
     def return_to_fenced(self, hear: Callable[[], None]) -> None:
-        """Acquire again what another worker has acquired and the coordinator, asked since, still says is ours.
+        """Acquire slots again that another worker has acquired and that the coordinator has since confirmed as this worker's.
 
-        ``hear`` reads what we were told until then.
+        ``hear`` processes what was received until then.
         """
         now = time.monotonic()
         if not self.fences or now < self._next_look:
@@ -119,7 +119,7 @@ class Acquiring:
             self.acquire_fenced(place)
 
     def acquire_fenced(self, place: Place) -> None:
-        """Acquire a slot again that another worker has acquired."""
+        """Acquire a slot that another worker has acquired."""
         self.fences.remove(place)
         place.due = 0.0
         self.unacquired[place] = None
@@ -127,7 +127,7 @@ class Acquiring:
     # --- the first time
 
     def acquire_told(self) -> None:
-        """Acquire slots for the first time; most of many are empty, and asleep at once."""
+        """Acquire slots for the first time. Most of many slots are empty and fall asleep at once."""
         taken = self._places.take(ACQUIRED)
         topics = self._places.topics
         asked = [
@@ -150,7 +150,7 @@ class Acquiring:
             raise trouble
 
     def _told(self, name: str, slots: list[int], answer: list[Acquired] | RmqError) -> ServerTrouble | None:
-        """Note what became of slots of a topic that were acquired in one call."""
+        """Record the results for slots of a topic that were acquired in one call."""
         trouble: ServerTrouble | None = None
         found: Sequence[Acquired | RmqError] = (
             [answer] * len(slots) if isinstance(answer, RmqError) else answer
@@ -171,9 +171,9 @@ class Acquiring:
     # --- again
 
     def acquire_again(self) -> bool:
-        """Acquire what is not acquired, and go on with what a prepare handed out whose reply was lost.
+        """Acquire what is not acquired, and continue with what a prepare handed out whose reply was lost.
 
-        Return whether there is more of it: it is done in parts, so that work goes on meanwhile.
+        Return whether there is more to do. It is done in parts, so that work goes on meanwhile.
         """
         local = time.monotonic()
         rested = list(islice((place for place in self.unacquired if place.shut_until <= local), ACQUIRED + 1))

@@ -1,4 +1,4 @@
-"""Answering: what follows from what a prepare answered."""
+"""Answering: processes the answers of prepares."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from django_rmq.exceptions import RmqError, ServerTrouble, SlotMoved
 
 
 class Answering:
-    """Goes on with slots whose prepare was answered.
+    """Continues with slots whose prepare was answered.
 
-    ``handed_out`` hears of every one that brought something, with the server's time in ms. Where a slot was given another
-    slot count, ``on_moved`` hears of it, and without it the worker ends.
+    ``handed_out`` is called for every prepare that returned messages, with the server's time in ms.
+    ``on_moved`` is called if a slot was given another slot count; without it the worker ends.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Answering:
         self._on_moved = on_moved
 
     def lost(self, place: Place) -> None:
-        """Note that the answer of a slot was lost."""
+        """Record that the answer for a slot was lost."""
         place.asked = place.again = place.recalled = False
         self._acquiring.doubt(place)
         self._places.forget(place)
 
     def prepared(self, place: Place, reply: Prepared | RmqError, at: float) -> ServerTrouble | None:
-        """Go on with what prepare answered; return trouble that concerns more than this slot."""
+        """Process the answer of a prepare; return trouble that concerns more than this slot."""
         recalled = place.recalled or not place.owned
         place.asked = place.recalled = False
         trouble = None
@@ -76,7 +76,7 @@ class Answering:
         return trouble
 
     def _take(self, place: Place, reply: Prepared, at: float) -> None:
-        """Take what was handed out."""
+        """Process messages that were handed out."""
         topic, receipt, deliveries = place.topic, reply.receipt, reply.deliveries
         self._handed_out(topic, deliveries, self._schedule.clock.ms())
         total = self._room.bytes.weigh(topic, deliveries)
@@ -91,11 +91,11 @@ class Answering:
             part = deliveries[start : start + share]
             weight = total * len(part) // len(deliveries)
             self._feeding.start(place, receipt, part, at, weight, is_suspect=reply.is_suspect)
-        # Only a prepare that finds nothing makes senders wake us, and other threads are free.
+        # Senders wake this worker only after a prepare that finds nothing, and other threads are free.
         self._schedule.ready(place)
 
     def _nothing(self, place: Place, reply: Prepared) -> None:
-        """Go on with a slot that handed out nothing."""
+        """Continue with a slot that handed out nothing."""
         if reply.status == "more":
             place.cursor = reply.cursor
             self._schedule.ready(place)
@@ -108,13 +108,13 @@ class Answering:
             self._moved(place, reply.slots)
         else:
             self._schedule.look_at(place, reply.next_due)
-            # Keep no more of a slot that holds nothing than has to be.
+            # Keep as little as possible in memory for an empty slot.
             if place.is_at_rest and not self._settling.concerns(place):
                 self._places.lull(place)
 
     def _moved(self, place: Place, slots: int | None) -> None:
         if self._on_moved is not None and slots:
-            # Its messages may be moving: until they have moved it answers busy.
+            # Its messages may be moving. It answers busy until they have moved.
             place.topic = replace(place.topic, slots=slots)
             self._on_moved(place.topic.name)
             self._schedule.ready(place)

@@ -1,4 +1,4 @@
-"""Asking: which of the slots that are due are prepared in the next round trip, and for how much."""
+"""Asking: chooses the due slots to prepare in the next round trip, and the limit of each."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from django_rmq.core.words.answers import Prepared
 from django_rmq.core.words.topics import Topic
 
 IN_HAND = 20_000
-"""Messages in hand of one process at most."""
+"""The maximum number of messages that one process has in hand."""
 
 TURN = 512
-"""Slots prepared in one round trip at most."""
+"""The maximum number of slots prepared in one round trip."""
 
 TURN_MESSAGES = 1_500
-"""Messages that one round trip is expected to bring: while it lasts, the threads work on what the last one brought."""
+"""The number of messages that one round trip is expected to return. Meanwhile the threads process those of
+the last one."""
 
 
 class Asked:
-    """What the prepares of one round trip may bring at most."""
+    """The most that the prepares of one round trip may return."""
 
     __slots__ = ("bytes", "expected", "load", "messages", "of_topic", "places", "slots_of_topic", "work")
 
@@ -38,19 +39,19 @@ class Asked:
         self.places: dict[Place, Answer[Prepared]] = {}
         self.messages = 0
         self.bytes = 0
-        """Bytes that they were granted."""
+        """The bytes granted to them."""
         self.expected = 0
-        """Messages that they are expected to bring."""
+        """The number of messages expected."""
         self.work = [0.0] * len(held)
-        """Seconds of work that they are reckoned to bring for each thread."""
+        """The estimated seconds of work for each thread."""
         self.load = held.copy()
-        """The same with what each thread has (``held``)."""
+        """The same, including what each thread already has (``held``)."""
         self.of_topic: Counter[str] = Counter()
-        """Topic -> messages."""
+        """Topic -> number of messages."""
         self.slots_of_topic: Counter[str] = Counter()
 
     def add(self, place: Place, limit: int, size: int, answer: Answer[Prepared]) -> None:
-        """Note a slot that is asked for up to ``limit`` messages of ``size`` bytes."""
+        """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes."""
         self.places[place] = answer
         self.messages += limit
         self.bytes += size
@@ -60,12 +61,12 @@ class Asked:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the answer is to be waited for before more is asked."""
+        """Whether to wait for the answer before asking for more."""
         return len(self.places) >= TURN or self.expected >= TURN_MESSAGES
 
 
 class Asking:
-    """Asks in the name of ``owner`` for what there is room for."""
+    """Asks for as many messages as there is room for, as ``owner``."""
 
     def __init__(
         self,
@@ -85,12 +86,12 @@ class Asking:
         self._has_priorities = any(topic.is_priority for topic in room.places.topics.values())
 
     def nothing(self, coming: Asked | None = None) -> Asked:
-        """Return what is asked before the first slot; ``coming`` is what a trip under way brings."""
+        """Return the state before the first slot is asked; ``coming`` is what a trip under way will return."""
         load = self._hand.load
         return Asked(load if coming is None else list(map(add, load, coming.work)))
 
     def queue(self, pipeline: Pipeline, coming: Asked | None) -> Asked:
-        """Queue prepares of slots that wait, and return what they may bring."""
+        """Queue prepares of waiting slots; return what they may return."""
         asked, room = self.nothing(coming), self._room
         parked: list[Place] = []
         left = IN_HAND - self._hand.messages - (0 if coming is None else coming.messages)
@@ -100,7 +101,8 @@ class Asking:
                 parked.append(place)
                 continue
             thread = room.thread_for(place, asked.load)
-            # A thread takes the highest head among its priority slots, so each of these has a batch ready.
+            # A thread runs its priority slot with the highest head first, so each of these needs a batch
+            # ready.
             if asked.load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
                 if not self._has_priorities and min(asked.load) > 2 * WORK_SECONDS:
                     break
@@ -117,7 +119,8 @@ class Asking:
             call = taking.prepare(topic, place.slot, self._owner, place.epoch, limit, size, place.cursor)
             asked.add(place, limit, size, pipeline.add(call))
             place.cursor = None
-            # What a slot will hand out is not known; half the limit keeps many slots from flooding one thread.
+            # It is unknown how many messages a slot will hand out. Half the limit keeps many slots from
+            # flooding one thread.
             seconds = limit / 2 * room.paces[topic.name].seconds
             asked.load[thread] += seconds
             asked.work[thread] += seconds
@@ -130,7 +133,7 @@ class Asking:
         return asked
 
     def _limit(self, topic: Topic, left: int, asked: Asked) -> int:
-        """Return how many messages the next prepare of a topic may bring; 0: its limits leave no room."""
+        """Return how many messages the next prepare of a topic may return. 0: the topic's limits leave no room."""
         limit = min(self._room.limit(topic), left - asked.messages)
         if self._room.limits:
             allowed = self._room.limits.room(topic.name) - asked.of_topic[topic.name]
@@ -139,11 +142,11 @@ class Asking:
 
     @property
     def has_more(self) -> bool:
-        """Whether slots wait that need not be counted first."""
+        """Whether slots are waiting to which no limits or lanes apply."""
         return bool(self._schedule.waiting) and not self._room.is_limited
 
     def ask_limits(self) -> bool:
-        """Ask for room where slots wait for it; return whether some of them have got any."""
+        """Request room for slots that wait for it; return whether any of them got some."""
         if not self._room.is_limited:
             return False
         parked = self._schedule.parked

@@ -1,7 +1,7 @@
-"""Batches: what one prepare handed out of one slot, and what the threads report of it.
+"""Batches: the messages that one prepare handed out of one slot, and the reports of the threads about them.
 
-Threads get whole batches, never single messages, and report what became of them in slices, so that a slow
-listener's work is committed while it goes on.
+Threads get whole batches, never single messages, and report outcomes in slices, so that a slow listener's
+work is committed while it goes on.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 
 Outcome = tuple[Message, Failure | None]
-"""What became of a message; None: commit it."""
+"""The outcome of a message. None: commit it."""
 
 
 class ListenerLike(Protocol):
-    """What the registry hands to the consumer."""
+    """The interface of a listener that the registry passes to the consumer."""
 
     @property
     def topic(self) -> str: ...
@@ -30,7 +30,7 @@ class ListenerLike(Protocol):
 
 
 class Batch:
-    """What one prepare handed out of one slot, until its last message is settled."""
+    """The messages that one prepare handed out of one slot, until the last of them is settled."""
 
     __slots__ = (
         "abandoned",
@@ -60,32 +60,33 @@ class Batch:
         self.listener = listener
         self.receipt = receipt
         self.messages = messages
-        """In the order of their calls, once these have begun."""
+        """The messages, in the order of their calls once these have begun."""
         self.confirmed = confirmed
-        """``uptime`` when Redis last confirmed that the batch is ours (at the sending of that call)."""
+        """The ``uptime`` at which the call was sent by which Redis last confirmed that this worker holds the
+        batch."""
         self.queued = confirmed
         self.begun = 0
-        """How many of ``messages`` the thread has begun. It writes this, then reads ``halted``; the
-        dispatcher writes ``halted``, then reads this: so nothing is both given back and begun."""
+        """How many of ``messages`` the thread has begun. The thread writes this, then reads ``halted``; the
+        dispatcher writes ``halted``, then reads this. So no message is both given back and begun."""
         self.reported = 0
         """How many of ``messages`` the thread has reported."""
         self.stale: set[bytes] = set()
-        """Members that are no longer ours."""
+        """Members that this worker no longer holds."""
         self.running_since: float | None = None
         self.halted = False
-        """Nothing more of it may begin."""
+        """Whether no more messages of the batch may begin."""
         self.dropped = False
-        """Nor may it go on with the messages of a list that failed, one by one."""
+        """Whether also the messages of a list that failed must not be tried one by one."""
         self.cut: frozenset[bytes] = frozenset()
-        """Members that the dispatcher has given back by itself."""
+        """Members that the dispatcher has given back itself."""
         self.abandoned = False
-        """The listener exceeded MAX_RUNTIME: nothing more is extended."""
+        """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
         self.thread: Any = None
-        """The executor thread that has it; None: it waits for one, or its thread was given up."""
+        """The executor thread that has the batch. None: it waits for one, or its thread was given up."""
         self.size = 0
-        """Bytes of its messages."""
+        """The size of its messages in bytes."""
         self.cost = 0.0
-        """Seconds of work it was reckoned to be when it was queued."""
+        """The seconds of work estimated when it was queued."""
 
     @property
     def topic(self) -> Topic:
@@ -93,38 +94,38 @@ class Batch:
 
     @property
     def head(self) -> float:
-        """The highest score, where the topic has priorities."""
+        """The highest score, if the topic has priorities."""
         return self.messages[0].score
 
     def in_flight(self) -> list[bytes]:
-        """Return the members that the heartbeat has to keep: neither reported nor given back."""
+        """Return the members that the heartbeat must extend: neither reported nor given back."""
         end = self.begun if self.halted else None
         return [message.delivery.member for message in self.messages[self.reported : end]]
 
 
 class Slice(NamedTuple):
-    """A report of a thread: what became of some messages of a batch."""
+    """A thread's report: the outcomes of some messages of a batch."""
 
     batch: Batch
     committed: list[bytes]
     failures: list[Failure]
     released: list[bytes]
     seconds: float
-    """Time spent in listeners for these messages."""
+    """Seconds spent in listeners for these messages."""
     last: bool
-    """Nothing of the batch is left with the thread."""
+    """Whether nothing of the batch is left with the thread."""
     times: Sequence[float] = ()
     """Seconds that each call of the listener took."""
 
 
 class Exited(NamedTuple):
-    """A thread reports that a listener asked the process to exit."""
+    """A thread's report that a listener asked the process to exit."""
 
     batch: Batch
 
 
 class Tally:
-    """What a thread has not reported yet of the batch that it runs."""
+    """The outcomes that a thread has not yet reported of the batch that it runs."""
 
     __slots__ = ("batch", "begun", "committed", "failures", "times")
 
@@ -133,7 +134,7 @@ class Tally:
         self.clear()
 
     def clear(self) -> None:
-        """Start again: everything is reported."""
+        """Start over after a report."""
         self.committed: list[bytes] = []
         self.failures: list[Failure] = []
         self.times: list[float] = []
@@ -141,12 +142,12 @@ class Tally:
         self.begun = time.monotonic()
 
     def note(self, outcomes: list[Outcome]) -> None:
-        """Add what became of the messages of one call."""
+        """Add the outcomes of the messages of one call."""
         self.committed += [message.delivery.member for message, failure in outcomes if failure is None]
         self.failures += [failure for _, failure in outcomes if failure is not None]
 
     def slice(self, rest: list[Message] | None) -> Slice:
-        """Return the report; ``rest`` is what will not begin, None: the batch goes on."""
+        """Return the report. ``rest`` are the messages that will not begin; None: the batch goes on."""
         released = [message.delivery.member for message in rest or ()]
         seconds = time.monotonic() - self.begun
         return Slice(

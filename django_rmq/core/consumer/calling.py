@@ -1,4 +1,4 @@
-"""Calling: what one call of a listener does to its messages, one by one or in lists."""
+"""Calling: runs a listener for messages, one by one or in lists, and determines their outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_rmq.core.words.messages import Message
 
 
 class Interrupted(Exception):
-    """A listener raised SystemExit or KeyboardInterrupt: what it had failed, and the process shall stop."""
+    """A listener raised SystemExit or KeyboardInterrupt: its messages failed, and the process has to stop."""
 
     def __init__(self, outcomes: list[Outcome]) -> None:
         super().__init__("a listener asked the process to exit")
@@ -23,12 +23,12 @@ class Interrupted(Exception):
 
 
 def _is(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Return what ``isinstance`` does, without asking the error: it may answer with an error of its own."""
+    """Return what ``isinstance`` returns, without asking the error, whose ``__class__`` may raise an error itself."""
     return issubclass(type(error), kinds)
 
 
 def _check_returned(returned: Any) -> None:
-    """Raise ``TypeError`` for what would have run later: committing it would lose the message."""
+    """Raise ``TypeError`` for a coroutine or generator: it has not run yet, and a commit would lose the message."""
     if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
         if hasattr(returned, "close"):
             returned.close()
@@ -36,7 +36,7 @@ def _check_returned(returned: Any) -> None:
 
 
 def call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:
-    """Call a listener with ``argument``, which is ``message`` or a list of it alone."""
+    """Call a listener with ``argument``, which is ``message`` or a list that contains only it."""
     try:
         try:
             message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
@@ -61,7 +61,7 @@ def call_one(function: Callable[[Any], Any], message: Message, argument: Any) ->
 
 
 def call_group(function: Callable[[Any], Any], group: list[Message]) -> list[Outcome] | None:
-    """Call a batch listener; None: it failed as a whole, and nobody knows by whose fault."""
+    """Call a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
     if len(group) == 1:
         return [(group[0], call_one(function, group[0], group))]
     readable: list[Message] = []
@@ -114,7 +114,7 @@ def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
 def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | None]:
     """Call ``listener`` for ``messages``; return None (commit) or a ``Failure`` for each, in order.
 
-    What would end the process (SystemExit, KeyboardInterrupt) is raised.
+    SystemExit and KeyboardInterrupt are raised.
     """
     try:
         if not listener.batch_size:

@@ -1,4 +1,4 @@
-"""Children: the worker processes of a supervisor, how each is forked, how it ended, and when a successor may begin."""
+"""Children: the worker processes of a supervisor. How each is forked, how it ended, and when a successor starts."""
 
 from __future__ import annotations
 
@@ -19,55 +19,58 @@ from django_rmq.core.logs.safe import safe_logger
 logger = safe_logger("django_rmq.consumer")
 
 RECYCLE = 75
-"""Exit code of a child that asks for a successor: it was told to end, or has reached its share of messages or memory."""
+"""Exit code of a child that asks for a successor: it was told to end, or has reached its limit of messages or
+memory."""
 
 USAGE, SERVER, WATCHDOG = 2, 3, 4
-"""Exit codes: no successor would do better; Redis or the coordinator was away; the watchdog had to end the last process that
-could work."""
+"""Exit codes. USAGE: a successor would fail too. SERVER: Redis or the coordinator was unavailable. WATCHDOG:
+the watchdog had to end the last process that could work."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
-"""Seconds before a child that died is replaced; doubling while they die young."""
+"""Seconds before a child that died is replaced: the first pause, doubled up to the longest while children die
+young."""
 
 LONGEST_PAUSE_AWAY = 1.0
-"""The same for a child that could not begin because a server was away: it shall work soon after that is back."""
+"""The longest pause for a child that could not begin because a server was unavailable, so that it works soon
+after the server is back."""
 
 OLD_ENOUGH = 30.0
-"""Seconds after which a child's death says nothing of the next one's."""
+"""Seconds after which a child's death says nothing about the next one's."""
 
 DUMP_SECONDS = 0.5
-"""How long a hung child has for writing down where it hangs."""
+"""Seconds that a hung child has to write down where it hangs."""
 
 
 @dataclass
 class Child:
-    """One worker process after the other, with the same notes."""
+    """A worker process and its successors, which share the same notes."""
 
     notes: Notes
     pid: int = 0
     started: float = 0.0
     beaten: int = 0
     seen: float = 0.0
-    """When the parent saw a new beat last, or started the child."""
+    """When the parent last saw a new beat, or started the child."""
     deaths: int = 0
-    """How many in a row died young."""
+    """How many children in a row died young."""
     not_before: float = 0.0
     kill_at: float | None = None
-    """The watchdog has found it hung."""
+    """When to kill the child, if the watchdog has found it hung."""
     done: bool = False
-    """Ended, and needs no successor."""
+    """Whether it has ended and needs no successor."""
 
     def send(self, number: int) -> None:
-        """Send it a signal, if it runs."""
+        """Send it a signal, if it is running."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def fork(self, work: Callable[[Notes], int], close: Callable[[], None]) -> None:
-        """Start a process that calls ``close``, then ``work``, and ends with the code that it returns."""
+        """Start a process that calls ``close``, then ``work``, and exits with the code that it returns."""
         self.notes.clear()
         sys.stdout.flush()
         sys.stderr.flush()
-        # A signal that comes before the child has handlers of its own waits for them.
+        # A signal that arrives before the child has its own handlers waits for them.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
         try:
             pid = os.fork()
@@ -85,8 +88,8 @@ class Child:
             signal.set_wakeup_fd(-1)
             close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # Ctrl-C and a lost terminal go to the whole group: what follows from them the parent decides. A handler
-            # that does nothing, unlike SIG_IGN, is not handed on to programs that listeners start.
+            # Ctrl-C and a lost terminal signal the whole process group, and the parent decides what to do.
+            # Unlike SIG_IGN, a handler that does nothing is not inherited by programs that listeners start.
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, _ignore)
             with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
@@ -103,14 +106,14 @@ class Child:
             os._exit(code)
 
     def wait(self) -> int | None:
-        """Return the exit code (negative: the signal) of the process that has ended; None: it runs, or there is none."""
+        """Return the exit code (negative: the signal) of the ended process. None: it is running, or there is none."""
         if not self.pid:
             return None
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def rest(self, code: int) -> None:
-        """Let the successor of a process that ended with ``code`` wait, the longer the more of them died young."""
+        """Delay the successor of a process that ended with ``code``; the delay grows with the number that died young."""
         is_clean = is_clean_end(code)
         is_young = time.monotonic() - self.started < OLD_ENOUGH
         self.deaths = 0 if is_clean else self.deaths + 1 if is_young else 1
@@ -119,9 +122,10 @@ class Child:
         self.not_before = time.monotonic() + pause
 
     def watch(self, now: float, away: float, watchdog: float | None) -> None:
-        """Look for a new beat, and end a process without one. ``away``: seconds in which nobody could look."""
+        """Check for a new beat, and end a process without one. ``away``: seconds in which the parent could not check."""
         if away > 0:
-            # We did not run ourselves (stopped, or giving back); nobody is to blame for that time.
+            # The parent itself did not run (stopped, or giving messages back), so this time does not count
+            # against the child.
             self.seen = min(now, self.seen + away)
         beaten = self.notes.beaten
         if self.pid and beaten != self.beaten:
@@ -143,7 +147,7 @@ class Child:
 
 
 def is_clean_end(code: int) -> bool:
-    """Return whether a process ended as it should."""
+    """Return whether a process ended normally."""
     return code in (0, RECYCLE)
 
 

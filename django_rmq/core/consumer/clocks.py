@@ -1,4 +1,4 @@
-"""Clocks: one that counts while the machine is suspended, and Redis' own as seen from here."""
+"""Clocks: one that also counts while the machine is suspended, and an estimate of the clock of Redis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 def uptime() -> float:
-    """Return seconds of a clock that also counts while the machine is suspended."""
+    """Return seconds on a clock that also counts while the machine is suspended."""
     return time.clock_gettime(_UPTIME_CLOCK)
 
 
@@ -14,17 +14,17 @@ _UPTIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class ServerClock:
-    """Redis' clock as seen from here: each look bounds the difference, and looks that agree narrow it."""
+    """An estimate of the clock of Redis. Each reading bounds the difference, and readings that agree narrow it."""
 
     def __init__(self) -> None:
         self._low = self._high = 0.0
 
     def note(self, before: float, server_ms: int, after: float) -> None:
-        """Note what TIME answered (cut to ms) between two instants of ``time.monotonic``."""
+        """Add an answer of TIME (truncated to ms), read between two instants of ``time.monotonic``."""
         low, high = server_ms - after * 1000, server_ms + 1 - before * 1000
         self._low, self._high = max(self._low, low), min(self._high, high)
         if self._low > self._high:
-            # The first look, or one of the clocks was set or has drifted since.
+            # This is the first reading, or one of the clocks was set or has drifted since.
             self._low, self._high = low, high
 
     def ms(self) -> float:

@@ -1,4 +1,4 @@
-"""Companions: the two threads beside the loop, which extends what is in hand and which waits for wake-ups."""
+"""Companions: the two threads beside the loop. One extends what is in hand, the other waits for wake-ups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_rmq.core.words.topics import Topic
 
 
 class Companions:
-    """They tell ``inbox`` what they find. ``lookout`` replaces them."""
+    """Both threads put what they find into ``inbox``. ``lookout`` replaces them."""
 
     def __init__(
         self, broker: Broker, topics: Iterable[Topic], hand: Hand, inbox: Inbox, lookout: Lookout
@@ -36,15 +36,15 @@ class Companions:
         self._listening.thread.start()
 
     def wait_subscribed(self, seconds: float) -> None:
-        """Wait until wake-ups are heard, but not longer than ``seconds``."""
+        """Wait until the subscription to wake-ups is active, for at most ``seconds``."""
         self._listening.thread.subscribed.wait(seconds)
 
     def renew(self) -> None:
-        """Subscribe again: the connection may be dead without an error."""
+        """Subscribe again, because the connection may be dead without an error."""
         self._listening.thread.renew()
 
     def stop(self) -> list[threading.Thread]:
-        """Let both end, and return them."""
+        """End both, and return them."""
         self._heartbeat.thread.stop()
         self._listening.thread.stop()
         return [self._heartbeat.thread, self._listening.thread]

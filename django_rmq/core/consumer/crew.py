@@ -11,7 +11,7 @@ from django_rmq.core.consumer.threads import ExecutorThread, Hooks
 
 
 class Crew:
-    """``count`` threads. What they note of their messages is in ``notes``, each in a part of its own."""
+    """``count`` executor threads. Each records the progress of its messages in its own part of ``notes``."""
 
     def __init__(self, count: int, inbox: SimpleQueue[Any], hooks: Hooks, notes: Notes | None) -> None:
         self._inbox = inbox
@@ -21,7 +21,7 @@ class Crew:
         self._notes = notes
         self._unused = iter(range(count, count + SPARE))
         self._free: list[Marks] = []
-        """Where threads wrote that hung and have ended."""
+        """The marks of threads that hung and have ended."""
         self._hanging: list[tuple[ExecutorThread, Batch | None]] = []
 
     def start(self) -> None:
@@ -30,25 +30,26 @@ class Crew:
             thread.start()
 
     def stop(self) -> list[ExecutorThread]:
-        """Let all threads end when nothing is left for them; return those that run nothing."""
+        """Make all threads end when nothing is left for them; return those that run nothing."""
         for thread in self.threads:
             thread.stop()
         return [thread for thread in self.threads if not thread.current]
 
     def is_manned(self, index: int) -> bool:
-        """Return whether a thread works there."""
+        """Return whether a live thread has this index."""
         thread = self.threads[index]
         return not (thread.hangs or thread.is_dead)
 
     def succeed(self, index: int) -> None:
-        """Start another thread in the place of one that is dead or hangs.
+        """Start another thread in place of one that is dead or hangs.
 
         Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started, or too many hang already.
         """
         before = self.threads[index]
-        # What runs in a thread that hangs is this; it is looked at before the thread, which may end meanwhile.
+        # The batch that the hung thread runs. It is read before the thread's state, because the thread may
+        # end meanwhile.
         batch, lives = before.current, not before.is_dead
-        # A thread that hangs may still write into its own marks, and those of its successor stand for other messages.
+        # A thread that hangs may still write into its own marks, so its successor needs others.
         marks = self._spare_marks() if lives else before.marks
         fresh = ExecutorThread(index, self._inbox, self._hooks, marks)
         try:
@@ -73,7 +74,7 @@ class Crew:
         return self._notes.thread(index)
 
     def returned(self) -> list[Batch]:
-        """Return the batches of the threads that hung and have ended since."""
+        """Return the batches of the threads that hung and have since ended."""
         ended = [hung for hung in self._hanging if hung[0].is_dead]
         for hung in ended:
             self._hanging.remove(hung)

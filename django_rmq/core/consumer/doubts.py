@@ -1,4 +1,4 @@
-"""Doubts: what Redis handed out in a prepare whose reply was lost is found, and gone on with."""
+"""Doubts: finds what Redis handed out in a prepare whose reply was lost, and continues with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class HandedOut(NamedTuple):
-    """What one prepare handed out of one slot without our hearing of it."""
+    """The messages that one prepare handed out of one slot in a reply that was lost."""
 
     place: Place
     receipt: int
@@ -51,7 +51,7 @@ class Recovery:
         self._troubles = troubles
 
     def unknown(self, place: Place, held: list[Held]) -> list[HandedOut]:
-        """Return what Redis handed out to us without our hearing of it; ``held`` is the first page of what we hold.
+        """Return what Redis handed out in lost replies; ``held`` is the first page of what this worker holds.
 
         Raises ``RmqError``.
         """
@@ -67,11 +67,11 @@ class Recovery:
         return [HandedOut(place, receipt, things) for receipt, things in lost.items()]
 
     def adopt(self, lost: list[HandedOut], at: float) -> tuple[set[Place], ServerTrouble | None]:
-        """Go on with deliveries of a prepare whose reply was lost; give them back where nothing may begin.
+        """Continue with deliveries of a prepare whose reply was lost; give them back if nothing may begin.
 
         Return the slots of which nothing is lost any more, and trouble that concerns more than one slot.
         """
-        # Their time-out began at an instant we do not know: extend before anything starts.
+        # It is unknown when their time-out began, so it is extended before anything starts.
         calls = [
             ending.extend(place.topic, place.slot, receipt, [thing.delivery.member for thing in things])
             for place, receipt, things in lost
@@ -95,7 +95,7 @@ class Recovery:
             begin.sort(key=lambda delivery: -delivery.score)
         logger.info("The hand-out of %d messages was lost; going on with them", len(things))
         if begin:
-            # What it was before nobody tells; who has failed alone may have timed out.
+            # Whether they were suspects is not recorded; a message that has failed alone may have timed out.
             is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries
             size = self._room.bytes.weigh(place.topic, begin)
             self._feeding.start(place, receipt, begin, at, size, is_suspect=is_suspect)

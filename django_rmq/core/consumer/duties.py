@@ -1,7 +1,7 @@
-"""Duties: what a worker does beside consuming, one small step at a time, in a thread of its own.
+"""Duties: what a worker does beside consuming, one small step at a time, in a separate thread.
 
-A duty is a generator that does one bounded thing and says after how many seconds it wants its next turn. So many
-duties share one thread, none of them holds up listeners, and none of them sends much to Redis at once.
+A duty is a generator that does one bounded step and yields the seconds until its next one. Therefore many
+duties share one thread, none of them delays listeners, and none of them sends much to Redis at once.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from django_rmq.exceptions import RmqError, ServerTrouble
 logger = safe_logger("django_rmq.consumer")
 
 Duty = Callable[[], Generator[float, None, None]]
-"""Begins a duty; what it yields are seconds until its next step. One that fails is started again; one that ends is done."""
+"""Begins a duty, which yields the seconds until its next step. A duty that fails is started again; one that
+ends is done."""
 
 SlotsOf = Callable[[Topic], Sequence[range]]
-"""Which slots of a topic are this worker's to look after: those of no other worker."""
+"""Returns the slots of a topic that this worker looks after, and no other worker does."""
 
 AGAIN_SECONDS = 5.0
-"""How long a duty rests after it failed."""
+"""Seconds that a duty rests after it failed."""
 
 SLOTS_AT_ONCE = 32
-"""Slots whose Dead is trimmed in one round trip."""
+"""The number of slots whose Dead is trimmed in one round trip."""
 
 MEMBERS_AT_ONCE = 100
-"""Of each of these so many messages at most: no other client waits longer for the whole trip than for one script."""
+"""The maximum number of messages trimmed from each of these slots. Other clients then wait for the whole trip
+no longer than for one script."""
 
 
 class Duties(threading.Thread):
-    """Runs duties until stopped; then each is closed, so that it may put away what it holds."""
+    """Runs duties until stopped. Each is then closed, so that it can release what it holds."""
 
     def __init__(self, duties: Iterable[Duty]) -> None:
         super().__init__(name="rmq-duties", daemon=True)
@@ -49,7 +51,7 @@ class Duties(threading.Thread):
         self._complain = Complaints(logger)
 
     def stop(self) -> None:
-        """End after the present step."""
+        """End after the current step."""
         self._stopped.set()
 
     def run(self) -> None:
@@ -66,7 +68,7 @@ class Duties(threading.Thread):
             except StopIteration:
                 continue
             except Exception as error:  # noqa: BLE001 - logged, not raised
-                # They all fail while Redis is unavailable: that is one kind of trouble, whatever their number.
+                # All duties fail while Redis is unavailable, which is logged as one kind of trouble.
                 kind = "redis" if isinstance(error, ServerTrouble) else duty
                 self._complain(
                     kind,
@@ -82,16 +84,16 @@ class Duties(threading.Thread):
 
 
 def trim_dead(broker: Broker, topics: Iterable[Topic], slots_of: SlotsOf) -> list[Duty]:
-    """Return a duty for each topic with DEAD_RETENTION: delete from Dead what is older, oldest first.
+    """Return a duty for each topic with DEAD_RETENTION that deletes older messages from Dead, oldest first.
 
-    All slots of a topic are gone through in turn; a round takes a twentieth of the retention, but 1 s to an hour, and so
-    much later than promised a message goes at most.
+    It visits all slots of a topic in turn. A round takes a twentieth of the retention, at least 1 s and at
+    most an hour; messages are deleted at most this much too late.
     """
     return [_Retention(broker, topic, slots_of) for topic in topics if topic.dead_retention]
 
 
 class _Retention:
-    """Trims Dead of one topic."""
+    """Trims the Dead sets of one topic."""
 
     def __init__(self, broker: Broker, topic: Topic, slots_of: SlotsOf) -> None:
         assert topic.dead_retention is not None

@@ -1,4 +1,4 @@
-"""Whether a worker is to end, and why."""
+"""Whether a worker has to end, and why."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from django_rmq.exceptions import SlotMoved
 
 
 class Ending:
-    """Written by whoever wants the end, read by all."""
+    """Flags that any part of the worker may set and read."""
 
     def __init__(self) -> None:
         self.begun = False
-        """Nothing more is taken."""
+        """Whether the worker has stopped taking messages."""
         self.exit_asked = False
-        """A listener raised SystemExit or KeyboardInterrupt."""
+        """Whether a listener raised SystemExit or KeyboardInterrupt."""
         self.forced = False
-        """The shutdown time-out ended a listener's chance to finish, or something could not be settled."""
+        """Whether the shutdown time-out cut a listener short, or something could not be settled."""
         self.moved: SlotMoved | None = None
-        """Raised at the end: a slot was given another slot count."""
+        """The error to raise at the end, if a slot was given another slot count."""
 
 
 __all__ = ["Ending"]

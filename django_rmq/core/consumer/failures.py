@@ -1,4 +1,4 @@
-"""Failures: what a listener's error means for its message, and what of it is kept. Raises nothing itself."""
+"""Failures: what a listener's error means for its message, and which part of it is stored. Nothing here raises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_rmq.exceptions import Reject, Retry
 
 
 class Undecodable(ValueError):
-    """The body is not what the topic's BODY says."""
+    """The body does not match the topic's BODY."""
 
 
 def describe(error: BaseException) -> str:
@@ -40,7 +40,7 @@ def text_of(thing: object) -> str:
 
 
 def failure_of(message: Message, error: BaseException) -> Failure:
-    """Return what a listener's error means for its message, and log it. Raises nothing, whatever the error is like."""
+    """Log a listener's error and return its meaning for the message. Never raises, whatever the error."""
     try:
         return _understood(message, error)
     except BaseException:  # noqa: BLE001 - its class, its text or the memory fails, and the message still has to end
@@ -65,7 +65,7 @@ def _understood(message: Message, error: BaseException) -> Failure:
 
 
 def judged(message: Message, failure: Failure, error: BaseException | None = None) -> Failure:
-    """Log a failure and give it the delay that the topic's own back-off function chooses."""
+    """Log a failure and set the delay that the topic's own back-off function chooses."""
     if failure.kind != "rejected":
         if failure.delay_ms is None:
             failure = failure._replace(delay_ms=chosen_delay(message))
@@ -76,7 +76,7 @@ def judged(message: Message, failure: Failure, error: BaseException | None = Non
 
 
 def chosen_delay(message: Message) -> int | None:
-    """Return what the topic's own back-off function says, in ms; None: the registered exponential."""
+    """Return the result of the topic's own back-off function in ms. None: the registered exponential back-off applies."""
     function = message.topic.backoff.function
     if function is None:
         return None

@@ -1,4 +1,4 @@
-"""Feeding: batches go to the threads, their reports come back, and what has not begun is taken back."""
+"""Feeding: passes batches to the threads, reads their reports, and gives back what has not begun."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 
 REFRESH_SECONDS = 1.0
-"""What waits longer for its thread is given back and taken again, where that may find something better."""
+"""Seconds after which a batch that waits for its thread is given back and taken again, if that may find a
+better one."""
 
 REFRESHED = 128
-"""Batches refreshed at once at most."""
+"""The maximum number of batches refreshed at once."""
 
 
 class Feeding:
-    """Feeds the threads of ``crew``. ``took`` hears of calls of a listener, with how many seconds each took."""
+    """Feeds the threads of ``crew``. ``took`` is called with the seconds that each call of a listener took."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Feeding:
         self._ending = ending
         self._took = took
         self._refreshes = any(topic.is_priority or not topic.serial for topic in room.places.topics.values())
-        """Whether something may have to be taken again."""
+        """Whether any batch may have to be taken again."""
         self._next_refresh = 0.0
 
     # --- to the threads
@@ -69,7 +70,7 @@ class Feeding:
         *,
         is_suspect: bool = False,
     ) -> None:
-        """Hand ``size`` bytes of messages to a thread, unless they have to wait for another suspect.
+        """Pass ``size`` bytes of messages to a thread, unless they have to wait for another suspect.
 
         They were handed out by a call that was sent ``at``.
         """
@@ -100,7 +101,7 @@ class Feeding:
         self._crew.threads[thread].put(batch)
 
     def cleared(self, batch: Batch) -> None:
-        """Let those suspects run that waited for this one."""
+        """Run the suspects that waited for this one."""
         for follower in self.suspects.remove(batch):
             if not self._ending.begun:
                 self._put(follower, self._room.thread_for(follower.place, self._hand.load))
@@ -108,7 +109,7 @@ class Feeding:
     # --- from the threads
 
     def finished(self, report: Slice) -> None:
-        """Go on with what a thread reports."""
+        """Process a thread's report."""
         batch = report.batch
         place: Place = batch.place
         released = report.released
@@ -124,9 +125,11 @@ class Feeding:
         if report.last and self._hand.remove(batch):
             self._ended(batch, place)
             if released and place.topic.is_priority:
-                # It took longer than reckoned: what is queued behind it was taken too early as well.
+                # The batch took longer than estimated, so what is queued behind it was taken too early as
+                # well.
                 self.give_back_slot(place, drops=False)
-            # In the same round trip that settles it: a prepare that finds nothing says so to the senders.
+            # This goes into the round trip that settles the batch; after a prepare that finds nothing,
+            # senders wake this worker.
             self._schedule.ready(place)
             self._places.forget(place)
 
@@ -139,15 +142,16 @@ class Feeding:
     # --- what is taken back
 
     def give_back_slot(self, place: Place, *, drops: bool = True) -> None:
-        """Give back all of a slot that has not begun, and what is on its way to us."""
+        """Give back all messages of a slot that have not begun, and those on their way."""
         place.recalled = place.asked
         for batch in self._hand.of(place):
             self.give_back(batch, drops=drops)
 
     def give_back(self, batch: Batch, *, drops: bool = True) -> None:
-        """Begin nothing more of a batch, and release what has not begun, whatever its thread is doing.
+        """Begin no more messages of a batch, and release those that have not begun, whatever its thread is doing.
 
-        Unless that ``drops`` it, its thread settles one by one what ran in a list that failed.
+        Unless the batch is dropped (``drops``), its thread settles one by one the messages of a list that
+        failed.
         """
         batch.halted, batch.dropped = True, batch.dropped or drops
         waits = batch.thread is None and batch in self.suspects
@@ -166,9 +170,9 @@ class Feeding:
         return self._next_refresh if self._refreshes and self._hand.messages else float("inf")
 
     def refresh(self, now: float) -> None:
-        """Take again what has long waited for its thread, if it is time to.
+        """Take messages again that have waited long for their thread, if it is time to.
 
-        A higher priority may have come to its slot; without ``SERIAL`` another thread may be free.
+        A higher priority may have arrived in the slot; without ``SERIAL`` another thread may be free.
         """
         if not self._refreshes or now < self._next_refresh:
             return

@@ -1,7 +1,7 @@
-"""Slots that another worker has acquired since we did, and when we acquire them again.
+"""Slots that another worker has acquired after this one, and when to acquire them again.
 
-Usually the coordinator takes such a slot away from us soon. If it does not, the slot has come back to us meanwhile,
-and nobody else will ask for its messages.
+Usually the coordinator soon takes such a slot away from this worker. If it does not, the slot has come back
+meanwhile, and no other worker will ask for its messages.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.slots import Place
 
 LOOK_SECONDS = 0.25
-"""Between two looks whether the coordinator has confirmed that a fenced slot is ours."""
+"""Seconds between two checks whether the coordinator has confirmed that a fenced slot belongs to this worker."""
 
 
 class Fences:
     """The fenced slots of the worker ``owner``.
 
-    ``confirmed`` returns when (by ``uptime``) the coordinator last asked who owns what, and was told what it has told
-    us since; minus infinity if it cannot say. Whoever fenced us acted on an assignment that was made before. So a
-    slot that an answer to a later question still gives to us is ours again.
+    ``confirmed`` returns the ``uptime`` at which the coordinator last asked for the assignment whose result
+    this worker has received; minus infinity if unknown. The worker that fenced this one acted on an earlier
+    assignment. So a slot that the answer to a later question still assigns to this worker belongs to it
+    again.
     """
 
     def __init__(self, broker: Broker, owner: str, confirmed: Callable[[], float]) -> None:
@@ -36,23 +37,24 @@ class Fences:
         return bool(self._places)
 
     def add(self, place: Place) -> None:
-        """Note that a prepare of a slot was answered ``fenced`` just now."""
+        """Record that a prepare of a slot was just answered ``fenced``."""
         place.fenced_at, place.untaken_since = uptime(), None
         self._places.add(place)
 
     def remove(self, place: Place) -> None:
-        """Note that a slot is no longer ours, or is to be acquired again."""
+        """Record that a slot is no longer this worker's, or is to be acquired again."""
         place.fenced_at = 0.0
         self._places.discard(place)
 
     def ours_at(self, confirmed: float) -> list[Place]:
-        """Return the slots that are still ours by an answer to a question asked at ``confirmed``."""
+        """Return the slots that are still this worker's by an answer to a question asked at ``confirmed``."""
         return [place for place in self._places if place.fenced_at < confirmed]
 
     def left_alone(self, untaken: Sequence[Place]) -> Iterator[Place]:
-        """Yield those of ``untaken``, in which messages are due, that nobody has taken from for a time-out.
+        """Yield the slots of ``untaken``, in which messages are due, from which nobody has taken for the
+        length of a time-out.
 
-        This is for the time in which the coordinator cannot say who owns what.
+        It is used while the coordinator cannot say who owns what.
         """
         calls = [taking.held(place.topic, place.slot, self._owner, 0, 1) for place in untaken]
         now = time.monotonic()

@@ -1,9 +1,10 @@
-"""FLOW "auto": finding how many calls of a listener at a time what it uses can sustain.
+"""FLOW "auto": finds how many concurrent calls of a listener its resource can sustain.
 
-The algorithm is TCP Vegas (Brakmo and Peterson, 1995), applied to concurrency as in Netflix' concurrency-limits: a call
-that takes longer than calls do without a queue has waited for something, and by Little's law ``limit × (1 − base /
-latency)`` calls wait at a time. What is ours: the latency without a queue (``base``) is measured again by halving the limit
-for a moment, so that neither a lucky call nor a lasting change spoils it.
+The algorithm is TCP Vegas (Brakmo and Peterson, 1995), applied to concurrency as in Netflix'
+concurrency-limits: a call that takes longer than calls do without a queue has waited for something, and by
+Little's law ``limit × (1 − base / latency)`` calls wait at a time. One part is new: the latency without a
+queue (``base``) is measured again by briefly halving the limit, so that neither a lucky call nor a lasting
+change distorts it.
 """
 
 from __future__ import annotations
@@ -11,27 +12,28 @@ from __future__ import annotations
 from math import ceil, sqrt
 
 WINDOW_SECONDS = 0.1
-"""A window lasts so long at least."""
+"""The minimum length of a window in seconds."""
 
 CALLS_AT_FIRST = 4
-"""Messages that a window has at least, while the limit doubles."""
+"""The minimum number of messages in a window while the limit doubles."""
 
 CALLS_PER_LIMIT = 4
-"""For each call at a time so many messages, later on: half of that while the limit doubles."""
+"""The minimum number of messages in a window for each concurrent call, later on; half of it while the limit
+doubles."""
 
 PROBE_EVERY = 20
-"""Windows between two probes."""
+"""The number of windows between two probes."""
 
 TOLERANCE = 0.1
-"""The part of the calls that may wait."""
+"""The fraction of the calls that may wait."""
 
 
 class Flow:
-    """The limit of one listener in one process: 1 to ``most`` calls at a time.
+    """The limit of one listener in one process: 1 to ``most`` concurrent calls.
 
-    ``limit`` doubles from 1 until calls begin to wait, then follows: one more while fewer than a tenth wait, one less for each
-    that waits beyond that. After a change that makes all calls slower it falls, down to 1 if need be, where the latency
-    without a queue is known by itself, and doubles again.
+    ``limit`` doubles from 1 until calls begin to wait. Then it rises by one while fewer than a tenth wait,
+    and falls by one for each call that waits beyond that. After a change that makes all calls slower it
+    falls, if necessary to 1, where the latency without a queue can be measured directly, and doubles again.
     """
 
     def __init__(self, most: int) -> None:
@@ -40,15 +42,15 @@ class Flow:
         self.base: float | None = None
         """Seconds that a message takes when none waits."""
         self._spread = 0.0
-        """How far apart these seconds are, as a part of them: those of calls that wait say nothing of that."""
+        """The relative spread of these seconds. Calls that wait do not contribute."""
         self._doubling = True
         self._probed_from = 0
-        """While probing: the limit to return to."""
+        """The limit to which to return after the probe."""
         self._until_probe = PROBE_EVERY
         self._grown = False
-        """The last window raised the limit by one."""
+        """Whether the last window raised the limit by one."""
         self._ceiling = 0
-        """Up to the next probe: a limit that proved to be one too many."""
+        """A limit that proved to be one too high; valid until the next probe."""
         self._begin(0.0)
 
     def _begin(self, now: float) -> None:
@@ -58,9 +60,9 @@ class Flow:
         self._most_used = 0
 
     def note(self, seconds: float, messages: int, in_use: int, now: float) -> None:
-        """Note that ``messages`` took ``seconds`` together, when ``in_use`` calls ran at a time.
+        """Add a measurement: ``messages`` took ``seconds`` together while ``in_use`` calls ran at a time.
 
-        ``now`` is monotonic. What began before the limit was changed says nothing of the new one.
+        ``now`` is monotonic. Calls that began before the limit was changed are ignored for the new one.
         """
         if messages <= 0 or now - seconds < self._since - 0.001:
             return
@@ -84,12 +86,12 @@ class Flow:
             self.limit, self._probed_from = min(self._probed_from, self.most), 0
             return
         if self._most_used <= 1:
-            # Nothing of ours can have waited for anything of ours.
+            # With one call at a time, no call can have waited for another one of this listener.
             self.base, self._spread = latency, spread / latency
         elif self.base is None or latency < self.base:
             self.base = latency if self.base is None else 0.9 * self.base + 0.1 * latency
         if self._most_used < self.limit:
-            return  # there was not enough to do: nothing was learnt of this limit
+            return  # too few calls to learn anything about this limit
         waiting = max(0.0, used * (1 - (self.base or latency) / latency))
         if self._doubling:
             self._double(waiting, used)
@@ -110,7 +112,7 @@ class Flow:
         grown, self._grown = self._grown, False
         doubtful = 2 * doubt * used
         if grown and waiting > max(0.5, 0.75 * TOLERANCE * used, doubtful):
-            # The last one more only made the others wait.
+            # The last additional call only made the others wait.
             self._ceiling, self.limit = self.limit, self.limit - 1
         elif waiting > max(0.5, TOLERANCE * used) + doubtful:
             self._lower(waiting, used)
@@ -128,7 +130,8 @@ class Flow:
         if self.limit > 1:
             return
         if waiting > 0.6 * used:
-            # A limit twice too high explains that half of the calls wait: the calls themselves have become slower.
+            # A limit twice too high explains that half of the calls wait. More means that the calls
+            # themselves have become slower.
             self._doubling, self.base, self._ceiling = True, None, 0
         else:
             self._ceiling, self._until_probe = before, PROBE_EVERY

@@ -1,4 +1,4 @@
-"""Forks: a process that a listener has forked is a copy of a worker, and ends where the listener returns in it."""
+"""Forks: a process that a listener has forked is a copy of a worker, and has to end when the listener returns in it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import partial
 from typing import NoReturn
 
 forking: threading.Thread | None = None
-"""In a process that a listener has forked: the thread that did, which is the only one there."""
+"""In a process that a listener has forked: the thread that did it, which is the only thread there."""
 
 
 def watch(kind: type[threading.Thread]) -> None:
-    """Look for listeners that fork in threads of this kind."""
+    """Watch for listeners that fork in threads of this kind."""
     os.register_at_fork(after_in_child=partial(_note_fork, kind))
 
 
@@ -25,7 +25,7 @@ def _note_fork(kind: type[threading.Thread]) -> None:
 
 
 def end_copy() -> None:
-    """End this process if a listener has forked it and now returns in it: it is a copy of a worker, and not a worker.
+    """End this process if a listener has forked it and now returns in it, because it is only a copy of a worker.
 
     It would run the rest of the batch a second time, report to nobody, and never end.
     """
@@ -40,7 +40,8 @@ def _exit_copy(error: BaseException | None) -> NoReturn:
             code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
         else:
             how = "".join(traceback.format_exception(error)) if error is not None else ""
-            # Not by logging: a lock that another thread held at the fork is never released here.
+            # Logging is not used here: a lock that another thread held at the fork is never released in this
+            # process.
             text = (
                 f"A listener forked and did not end the child process {os.getpid()}; it is ended now.\n{how}"
             )

@@ -1,4 +1,4 @@
-"""What a worker has in hand: the batches that are not settled yet, and the work they are for its threads."""
+"""What a worker has in hand: the batches that are not yet settled, and the amount of work in them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from django_rmq.core.consumer.slots import Place
 
 
 class Hand:
-    """The batches of one worker. Other threads may copy ``batches``; only the dispatcher's changes them."""
+    """The batches of one worker. Other threads may copy ``batches``; only the dispatcher's thread changes them."""
 
     def __init__(self, threads: int) -> None:
         self.batches: dict[int, Batch] = {}
-        """By their ``id``."""
+        """The batches by their ``id``."""
         self.messages = 0
-        """How many messages these are."""
+        """The number of messages in the batches."""
         self.load = [0.0] * threads
-        """Seconds of work in hand of each thread, as reckoned."""
+        """The estimated seconds of work in hand of each thread."""
         self.last_work = time.monotonic()
-        """When something was taken or done last."""
+        """When the worker last took or finished something."""
 
     def __contains__(self, batch: Batch) -> bool:
         return id(batch) in self.batches
@@ -29,14 +29,14 @@ class Hand:
         return [batch for batch in self.batches.values() if batch.place is place] if place.batches else []
 
     def add(self, batch: Batch) -> None:
-        """Note a batch that Redis has handed out."""
+        """Add a batch that Redis has handed out."""
         self.batches[id(batch)] = batch
         self.messages += len(batch.messages)
         self.last_work = time.monotonic()
         batch.place.batches += 1
 
     def remove(self, batch: Batch) -> bool:
-        """Forget a batch that has ended; return whether it was there."""
+        """Remove a batch that has ended; return whether it was there."""
         if self.batches.pop(id(batch), None) is None:
             return False
         batch.place.batches -= 1

@@ -1,4 +1,4 @@
-"""Answers ``GET /live`` and ``GET /ready`` from within somebody else's select loop: no thread that a fork could break."""
+"""Answers ``GET /live`` and ``GET /ready`` inside an existing select loop, without a thread that a fork could break."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from typing import Any
 from django_rmq.exceptions import ConfigurationError
 
 _MOST, _SECONDS, _BYTES = 64, 5.0, 8192
-"""Connections at once, how long one may take to ask, and how much it may say."""
+"""The maximum number of connections at once, seconds until a request is complete, and bytes of a request."""
 
 
 class HealthServer:
-    """A tiny HTTP server. ``address`` is ``host:port``; ``answer`` tells for ``live`` or ``ready`` whether it is so, and more.
+    """A minimal HTTP server.
 
-    Raises ``ConfigurationError`` where the address cannot be used. Call ``serve`` when one of the sockets
-    in ``selector`` can be read, and now and then.
+    ``address`` is ``host:port``; ``answer`` returns the state for ``live`` or ``ready``, and details.
+
+    Raises ``ConfigurationError`` if the address cannot be used. Call ``serve`` when one of the sockets in
+    ``selector`` can be read, and from time to time.
     """
 
     def __init__(self, address: str, answer: Callable[[str], tuple[bool, dict[str, Any]]]) -> None:
@@ -38,22 +40,22 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         return int(self._listening.getsockname()[1])
 
     def join(self, selector: selectors.BaseSelector) -> None:
-        """Let ``selector`` wake up for us."""
+        """Register with ``selector``."""
         self._selector = selector
         selector.register(self._listening, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Close every socket; in a forked child only the child's copies."""
+        """Close every socket. In a forked child this closes only the child's copies."""
         for connection in [*self._asking, self._listening]:
             connection.close()
         self._asking.clear()
 
     def serve(self) -> None:
-        """Accept, read and answer whatever can be without waiting."""
+        """Accept, read and answer what can be handled without waiting."""
         assert self._selector is not None
         with contextlib.suppress(BlockingIOError, OSError):
             while True:

@@ -1,7 +1,7 @@
-"""The heartbeat: extends what is in hand while it makes progress, and says when a listener does not.
+"""The heartbeat: extends what is in hand while it makes progress, and reports listeners that run too long.
 
-It runs in a thread of its own, so that a listener that never returns cannot stop it, and follows the
-listener's time, not its own: past MAX_RUNTIME a batch is abandoned and left to its time-out.
+It runs in a separate thread, so that a listener that never returns cannot stop it. It measures the listener's
+time: after MAX_RUNTIME a batch is abandoned and left to its time-out.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ logger = safe_logger("django_rmq.consumer")
 class Heartbeat(threading.Thread):
     """Extends every batch in hand when a third of its time-out has passed.
 
-    ``in_hand`` returns the batches of this process; ``overrun`` is called once for a batch whose
-    listener has run longer than MAX_RUNTIME.
+    ``in_hand`` returns the batches of this process; ``overrun`` is called once for a batch whose listener has
+    run longer than MAX_RUNTIME.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Heartbeat(threading.Thread):
         self._broker = broker
         self._in_hand = in_hand
         self._overrun = overrun
-        # A batch may come right after a look: looks are as close as the shortest time-out needs them.
+        # A batch may arrive right after a check, so the interval of the checks follows the shortest time-out.
         self._pause = min([1.0, *(topic.timeout / 12 for topic in topics)])
         self._stopped = threading.Event()
         self._complain = Complaints(logger)
 
     def stop(self) -> None:
-        """End after the present beat."""
+        """End after the current beat."""
         self._stopped.set()
 
     def run(self) -> None:
@@ -58,7 +58,7 @@ class Heartbeat(threading.Thread):
                 self._complain("beat", "A heartbeat failed; the next one follows: %s", error, exc_info=True)
 
     def beat(self) -> None:
-        """Extend what needs it, and abandon what runs too long."""
+        """Extend what needs it, and abandon what has run too long."""
         now = uptime()
         due: list[Batch] = []
         for batch in self._in_hand():
@@ -92,14 +92,14 @@ class Heartbeat(threading.Thread):
                     words,
                 )
                 continue
-            # What was settled meanwhile is stale as well; it is not begun again anyway.
+            # What was settled meanwhile is stale as well; that does no harm, because it does not begin again.
             batch.stale.update(member for member, word in zip(members, words, strict=True) if word == "stale")
             batch.confirmed = at
 
     def _abandon(self, batch: Batch, seconds: float) -> None:
         batch.abandoned = batch.halted = True
         frame = sys._current_frames().get(batch.thread.ident or 0) if batch.thread else None
-        # Before anything that may fail: its slot has to be shut, and its thread replaced.
+        # This comes before anything that may fail: the slot has to be shut, and its thread replaced.
         self._overrun(batch)
         stack = "".join(traceback.format_stack(frame)) if frame else "(its thread is gone)"
         logger.error(

@@ -1,4 +1,4 @@
-"""The inbox: what other threads tell the dispatcher's."""
+"""The inbox: messages from other threads to the dispatcher's thread."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from django_rmq.core.consumer.batches import Batch
 
 
 class Own(NamedTuple):
-    """Slots that are ours from now on, by topic."""
+    """Slots that this worker owns from now on, by topic."""
 
     slots: Mapping[str, array[int]]
 
 
 class Disown(NamedTuple):
-    """Slots that are not ours any more."""
+    """Slots that this worker no longer owns."""
 
     slots: list[tuple[str, int]]
 
 
 class Wake(NamedTuple):
-    """Something is due in a slot, or (as ``-1 - slot``) it was paused."""
+    """Something is due in a slot, or (as ``-1 - slot``) the slot was paused."""
 
     topic: str
     slot: int
 
 
 class Resubscribed(NamedTuple):
-    """Wake-ups were missed until now."""
+    """The subscription was renewed; wake-ups until now may have been missed."""
 
 
 class Overrun(NamedTuple):
@@ -40,26 +40,26 @@ class Overrun(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The worker is to end."""
+    """The worker has to end."""
 
 
 class Inbox:
-    """Anybody may put something into ``queue``; the dispatcher's thread reads it."""
+    """Any thread may put an item into ``queue``; the dispatcher's thread reads it."""
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[Any] = SimpleQueue()
         self._handlers: dict[type, Callable[[Any], None]] = {}
 
     def on(self, kind: type, handler: Callable[[Any], None]) -> None:
-        """Let ``handler`` have what is of this kind."""
+        """Pass items of this kind to ``handler``."""
         self._handlers[kind] = handler
 
     def hear(self) -> None:
-        """Read what is there."""
+        """Process the items that are there."""
         self.read(0.0)
 
     def read(self, timeout: float) -> None:
-        """Read what is there; if there is nothing, wait for it for so many seconds."""
+        """Process the items that are there; if there are none, wait for one, for at most this many seconds."""
         try:
             item = self.queue.get(timeout=timeout) if timeout > 0 else self.queue.get_nowait()
             while True:

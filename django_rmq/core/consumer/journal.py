@@ -1,7 +1,8 @@
-"""What became of messages, in the worker's log: warnings while retries are left, errors at death.
+"""The outcomes of messages in the worker's log: warnings while retries are left, errors at death.
 
-Failures that repeat are logged less and less: the first of a kind at once, with its traceback. A kind is a topic, what
-follows (another try, or Dead), and the place that raised. Each message is logged at the level DEBUG.
+Failures that repeat are logged less and less often: the first of a kind at once, with its traceback. A kind
+is a topic, what follows (another try, or Dead), and the place that raised. Each message is logged at the
+level DEBUG.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _repeated = Complaints(logger)
 
 
 def failed(message: Message, failure: Failure, error: BaseException | None) -> None:
-    """Log that a message failed, and what follows. ``error``: what its listener raised; None: it returned False."""
+    """Log that a message failed, and what follows. ``error``: what its listener raised. None: it returned False."""
     topic = message.topic
     is_dead = failure.kind == "rejected" or message.retries_left <= 0
     left_out = _repeated.admit((topic.name, failure.kind, is_dead, _place_of(error)))
@@ -38,7 +39,7 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
     else:
         rest = "" if failure.delay_ms is None else f" in {failure.delay_ms / 1000:g} s"
         then = f"tried again{rest}, retries left: {message.retries_left}"
-    # A listener that raises Retry or Reject has decided: a traceback would say nothing more.
+    # A listener that raises Retry or Reject has decided; a traceback would add nothing.
     is_traced = left_out == 0 and not isinstance(error, (Retry, Reject))
     what, traced, frames = _shown(topic, failure, error if is_traced else None)
     logger.log(
@@ -65,11 +66,11 @@ def failed(message: Message, failure: Failure, error: BaseException | None) -> N
 def _shown(
     topic: Topic, failure: Failure, error: BaseException | None
 ) -> tuple[str, BaseException | None, str]:
-    """Return what may be said of a failure: its text, the error to trace, and frames in its place."""
+    """Return what may be logged of a failure: its text, the error to trace, and frames in its place."""
     what = failure.error.partition("\n")[0][:200]
     if not discretion.hides(topic.name):
         return what, error, ""
-    # An error quotes what it is about, and reporters of errors collect the variables of its frames.
+    # An error quotes the message, and error reporters collect the variables of its frames.
     frames = "\n" + "".join(traceback.format_tb(error.__traceback__, limit=-8)) if error else ""
     return error_class(what) or "its text is withheld", None, frames
 
@@ -99,7 +100,7 @@ def batch_failed(topic: Topic, messages: int, why: str) -> None:
 
 
 def unusable(topic: Topic, what: str, error: Exception) -> None:
-    """Log that a listener or a setting asked for something that cannot be done, so that the default is used."""
+    """Log that a listener or a setting asked for something impossible, so that the default is used."""
     _repeated(
         (topic.name, what),
         f"{what} of topic {topic.name} failed, so the default back-off is used: %s",
@@ -109,7 +110,7 @@ def unusable(topic: Topic, what: str, error: Exception) -> None:
 
 
 def done(topic: Topic, slot: int, members: Sequence[bytes]) -> None:
-    """Log each message whose listener has returned, if anybody wants to see that."""
+    """Log each message whose listener has returned, if the level is enabled."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
     for member in members:

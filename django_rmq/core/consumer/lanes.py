@@ -1,7 +1,7 @@
 """Lanes: which threads run the listeners of which topics, in a worker that serves a topic with FLOW.
 
-Such a topic has as many lanes as its flow allows, never all threads where there are other topics; what is not in
-a lane goes where no lane is. So a listener that becomes slow holds up nobody but itself.
+Such a topic has as many lanes as its flow allows, but never all threads if there are other topics. Topics
+without a flow use the threads that are not lanes. So a listener that becomes slow delays only its own topic.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from django_rmq.core.consumer.flow import Flow
 from django_rmq.core.words.topics import Topic
 
 LANE_SECONDS = 1.0
-"""So long after its last batch a thread is still a lane."""
+"""Seconds for which a thread remains a lane after its last batch."""
 
 
 class Lanes:
-    """The flows of one worker's topics, and where their batches are."""
+    """The flows of one worker's topics, and the threads of their batches."""
 
     def __init__(self, topics: Iterable[Topic], threads: int) -> None:
         names = [topic.name for topic in topics]
         flowing = [topic.name for topic in topics if topic.flow == "auto"]
         most = threads if len(names) == 1 else threads - 1
         self.flows = {name: Flow(most) for name in flowing}
-        # One thread is for those without a flow.
+        # One thread is reserved for topics without a flow.
         first = 1 if len(flowing) < len(names) and threads > 1 else 0
         self._threads = range(threads)
         self._open = range(first, threads)
         """Threads that may be lanes."""
         self._held: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        """Topic -> thread -> batches in hand."""
+        """Topic -> thread -> number of batches in hand."""
         self._batches: dict[int, tuple[str, int]] = {}
         self._left_at = [float("-inf")] * threads
 
@@ -38,7 +38,7 @@ class Lanes:
         return bool(self.flows)
 
     def room(self, topic: str, depth: int) -> int:
-        """Return how many batches of ``topic`` may be taken now, with ``depth`` to a lane."""
+        """Return how many batches of ``topic`` may be taken now, with ``depth`` per lane."""
         flow = self.flows.get(topic)
         return 1 << 30 if flow is None else flow.limit * depth - self._held[topic].total()
 
@@ -49,33 +49,33 @@ class Lanes:
     def choose(self, topic: str, present: int, load: Sequence[float], now: float) -> int:
         """Return the thread for the next batch of ``topic``.
 
-        ``present``: where the last one was; ``load``: seconds of work in hand of each thread.
+        ``present``: the thread of the previous one. ``load``: seconds of work in hand of each thread.
         """
         flow = self.flows.get(topic)
         if flow is not None:
             held = +self._held[topic]
             if len(held) >= flow.limit:
                 return min(held, key=held.__getitem__)
-            # From above: the others fill the threads from below.
+            # From the highest index down, because topics without a flow fill the threads from the lowest.
             return min((t for t in self._open if t not in held), key=lambda t: (load[t], -t), default=present)
         free = [t for t in self._threads if not self.is_lane(t, now)] or [0]
         least = min(free, key=load.__getitem__)
         return present if present in free and load[present] <= load[least] + 0.05 else least
 
     def started(self, batch: int, topic: str, thread: int) -> None:
-        """Note a batch (by any number of its own) that goes to ``thread``."""
+        """Record a batch (by a number of its own) that goes to ``thread``."""
         if topic in self.flows:
             self._held[topic][thread] += 1
             self._batches[batch] = (topic, thread)
 
     def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
-        """Note that ``messages`` took ``seconds``."""
+        """Record that ``messages`` took ``seconds``."""
         flow = self.flows.get(topic)
         if flow is not None:
             flow.note(seconds, messages, len(+self._held[topic]), now)
 
     def ended(self, batch: int, now: float) -> None:
-        """Note that a batch is in hand no more."""
+        """Record that a batch is no longer in hand."""
         topic, thread = self._batches.pop(batch, ("", 0))
         if topic:
             self._held[topic][thread] -= 1

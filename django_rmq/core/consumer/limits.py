@@ -1,8 +1,8 @@
 """MAX_RATE and MAX_IN_FLIGHT: what one worker may take of topics that are limited over all workers.
 
-Redis holds what is left of each limit (``scripts/limits/allow.lua``): a bucket of deliveries, and permits for messages in
-flight. A worker asks for as much as it can use now, gives back what it does not use, and says what it has about once a
-second, so that the sums hold whoever owns which slots.
+Redis holds what is left of each limit (``scripts/limits/allow.lua``): a bucket of deliveries, and permits for
+messages in flight. A worker requests as much as it can use now, gives back what it does not use, and reports
+what it has about once a second, so that the sums are right whichever worker owns which slots.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
 
 SHORTEST_WAIT = 0.02
-"""Seconds between two questions for deliveries of one topic: what has gathered meanwhile comes at once."""
+"""Minimum seconds between two requests for deliveries of one topic; what has accumulated meanwhile comes at once."""
 
 CONTENDED_SECONDS = 0.1
-"""Between two questions for permits while several workers want more than there is."""
+"""Seconds between two requests for permits while several workers want more than there is."""
 
 RENEW_SECONDS = 1.0
-"""Between two words about what is in use while nobody waits for it."""
+"""Seconds between two reports of what is in use while no worker waits for it."""
 
 REST_SECONDS = 5.0
-"""How long a topic is left alone whose limits Redis refuses to touch."""
+"""Seconds for which a topic is left alone if Redis refuses to change its limits."""
 
 RETURN_SECONDS = 1.0
-"""How long it may take to find out what a dead worker still holds."""
+"""Maximum seconds for finding out what a dead worker still holds."""
 
 HELD_AT_ONCE = 64
-"""Slots asked for that in one round trip."""
+"""The number of slots asked for that in one round trip."""
 
 UNLIMITED = 1 << 30
 
 
 class Share:
-    """What this worker has of one topic's limits."""
+    """This worker's share of one topic's limits."""
 
     __slots__ = (
         "ask_at",
@@ -59,14 +59,14 @@ class Share:
         self.permits = 0 if topic.max_in_flight else UNLIMITED
         self.in_use = 0
         self.told = 0
-        """Messages in flight that Redis counts for us."""
+        """The number of messages in flight that Redis counts for this worker."""
         self.others_wait = False
         self.wanting = False
-        """Something is due and has no room."""
+        """Whether messages are due for which there is no room."""
         self.ask_at = 0.0
-        """Monotonic time before which asking for more is in vain."""
+        """Monotonic time before which it is useless to ask for more."""
         self.renew_at = float("inf")
-        """Monotonic time at which to say what we have, asked for more or not."""
+        """Monotonic time at which to report what this worker has, even if it asks for nothing."""
 
     @property
     def room(self) -> int:
@@ -82,7 +82,7 @@ class Share:
 class Limits:
     """The shares of all limited topics of one worker.
 
-    ``capacity`` says how many messages of a topic this worker could have in hand at once.
+    ``capacity`` returns how many messages of a topic this worker could have in hand at once.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Limits:
         return UNLIMITED if share is None else share.room
 
     def started(self, topic: str, messages: int) -> None:
-        """Note messages that were handed out to us."""
+        """Record messages that were handed out to this worker."""
         share = self.shares.get(topic)
         if share is not None:
             share.in_use += messages
@@ -110,12 +110,12 @@ class Limits:
                 share.tokens -= messages
 
     def ended(self, topic: str, messages: int, now: float) -> None:
-        """Note messages that are in hand no more."""
+        """Record messages that are no longer in hand."""
         share = self.shares.get(topic)
         if share is not None:
             share.in_use -= messages
             if share.told > max(share.in_use, share.permits):
-                share.renew_at = now  # others wait for what has just become free
+                share.renew_at = now  # others wait for the permits that have just become free
 
     def due(self) -> float:
         """Return the monotonic time at which ``ask`` has something to do."""
@@ -128,10 +128,10 @@ class Limits:
         complain: Callable[[str, RmqError], None],
         unsettled: Callable[[str], int],
     ) -> None:
-        """Ask Redis where it is time to. ``waiting`` says how many slots of a topic wait for room, ``unsettled`` how
-        many of its messages have ended here and are still in flight in Redis.
+        """Ask Redis if it is time to.
 
-        Raises ``ServerTrouble``.
+        ``waiting`` returns how many slots of a topic wait for room; ``unsettled`` returns how many of its
+        messages have ended here and are still in flight in Redis. Raises ``ServerTrouble``.
         """
         for name, share in self.shares.items():
             slots = waiting(name)
@@ -177,7 +177,7 @@ class Limits:
             if allowed.tokens < tokens:
                 share.ask_at = now + max(SHORTEST_WAIT, allowed.wait_us / 1e6) * random.uniform(1.0, 1.1)
             if share.tokens > 0:
-                # What is not used soon is given back.
+                # Tokens that will not be used soon are given back.
                 share.renew_at = now + CONTENDED_SECONDS
         if topic.max_in_flight:
             share.permits, share.others_wait = allowed.permits - unsettled, allowed.others_wait
@@ -207,10 +207,11 @@ class Limits:
 
 
 def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
-    """Give back what a dead worker held of MAX_IN_FLIGHT, but for what Prepare still holds for it.
+    """Give back what a dead worker held of MAX_IN_FLIGHT, except for what Prepare still holds for it.
 
-    To be called when all that could be settled was settled. Of topics without a gate nobody knows who holds what: there its
-    permits end with their lease, as where there are too many slots to look at. Raises ``ServerTrouble``.
+    Call this when everything that could be settled was settled. For topics without a gate it is unknown who
+    holds what: the permits end with their lease, as they do if there are too many slots to check. Raises
+    ``ServerTrouble``.
     """
     end = time.monotonic() + RETURN_SECONDS
     for topic in topics:
@@ -231,7 +232,7 @@ def return_permits(broker: Broker, topics: Iterable[Topic], owner: str) -> None:
 
 
 def _lease_ms(topic: Topic) -> int:
-    """Return how long a silent worker keeps its permits: what it runs is in flight until it times out."""
+    """Return how long a silent worker keeps its permits: its messages are in flight until they time out."""
     return topic.timeout * 1000 + 1000
 
 

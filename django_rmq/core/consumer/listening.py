@@ -1,4 +1,4 @@
-"""The thread that waits for wake-ups, so that the dispatcher need not."""
+"""The thread that waits for wake-ups, so that the dispatcher does not have to."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Listening(threading.Thread):
         self._stopped.set()
 
     def renew(self) -> None:
-        """Subscribe again: the connection may be dead without an error."""
+        """Subscribe again, because the connection may be dead without an error."""
         self._renewed.set()
 
     def run(self) -> None:

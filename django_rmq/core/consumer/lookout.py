@@ -1,4 +1,4 @@
-"""The lookout: notices about once a second that a thread of the worker has died or hangs, and has it replaced."""
+"""The lookout: checks about once a second whether a thread of the worker has died or hangs, and has it replaced."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from django_rmq.core.logs.safe import safe_logger
 logger = safe_logger("django_rmq.consumer")
 
 LOOK_SECONDS = 1.0
-"""Between two looks."""
+"""Seconds between two checks."""
 
 GIVE_UP_SECONDS = 10.0
-"""How long a worker goes on that has lost a thread and cannot start another one."""
+"""Seconds for which a worker goes on that has lost a thread and cannot start another one."""
 
 
 class ThreadLost(RuntimeError):
-    """A thread that the worker needs cannot be replaced: another process may do better."""
+    """A thread that the worker needs cannot be replaced. Another process may be able to start it."""
 
 
 T = TypeVar("T", bound=threading.Thread)
 
 
 class Watched(Generic[T]):
-    """A thread, and how to make another one of its kind."""
+    """A thread, and how to start another one of its kind."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self.thread = make()
 
     def is_alive(self) -> bool:
-        """Return whether it runs."""
+        """Return whether it is running."""
         return self.thread.is_alive()
 
     def replace(self) -> None:
@@ -50,21 +50,21 @@ class _Post(NamedTuple):
 
 
 class Lookout:
-    """Looks after the threads of one worker. To be called by one thread, which is not among them."""
+    """Watches the threads of one worker. It must be called from a thread that it does not watch."""
 
     def __init__(self) -> None:
         self.due = 0.0
-        """Monotonic time of the next look."""
+        """Monotonic time of the next check."""
         self._posts: list[_Post] = []
         self._lost_since: float | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether every thread was there, or could be replaced, at the last look."""
+        """Whether every thread was alive, or could be replaced, at the last check."""
         return self._lost_since is None
 
     def add(self, name: str, is_manned: Callable[[], bool], replace: Callable[[], None]) -> None:
-        """Look after a thread: ``replace`` starts another one if it is not there. It may raise anything."""
+        """Watch a thread. ``replace`` starts another one if it is dead, and may raise anything."""
         self._posts.append(_Post(name, is_manned, replace))
 
     def look(self) -> None:

@@ -1,8 +1,8 @@
 """The loop: one thread that moves messages between Redis and the executor threads.
 
-Each turn is one round trip: what listeners finished is committed or rolled back, and slots that are due are prepared,
-in one pipeline. When nothing is due the loop sleeps until the next due time, a wake-up, a report of a thread, or the
-slow poll; that is one ``heads`` per 1,024 slots and second, and at most four.
+Each turn is one round trip: one pipeline commits or rolls back what listeners finished, and prepares slots
+that are due. When nothing is due the loop sleeps until the next due time, a wake-up, a report of a thread, or
+the slow poll. The slow poll is one ``heads`` per 1,024 slots and second, and at most four.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ from django_rmq.exceptions import RmqError, ServerTrouble
 logger = safe_logger("django_rmq.consumer")
 
 UNCERTAIN_SECONDS = 5.0
-"""How long a stopping worker waits for Redis only to give back what a lost reply may have handed out."""
+"""Seconds for which a stopping worker waits for Redis only to give back what a lost reply may have handed out."""
 
 
 class Dispatcher:
     """One worker: owned slots, executor threads, a heartbeat, and the loop that feeds them.
 
-    ``listeners`` maps topic names to listeners. ``own`` and ``disown`` say which slots are ours; they
+    ``listeners`` maps topic names to listeners. ``own`` and ``disown`` set which slots this worker owns; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
-    all is settled, or, in a burst, when nothing can be taken any more. ``notes`` is where threads note what they run,
-    for whoever comes after a sudden death. ``lookout`` looks after our threads, and those that are added to it.
+    everything is settled, or, in a burst, when nothing can be taken any more. Threads record in ``notes``
+    what they run, for the process that settles it after a sudden death. ``lookout`` watches these threads,
+    and those that are added to it.
     """
 
     def __init__(
@@ -105,12 +106,12 @@ class Dispatcher:
 
     @property
     def processed(self) -> int:
-        """Deliveries committed or rolled back so far."""
+        """The number of deliveries committed or rolled back so far."""
         return self._settling.processed
 
     @property
     def forced(self) -> bool:
-        """Whether the shutdown time-out ended a listener's chance to finish, or something could not be settled."""
+        """Whether the shutdown time-out cut a listener short, or something could not be settled."""
         return self._ending.forced
 
     @property
@@ -119,14 +120,14 @@ class Dispatcher:
         return self._ending.exit_asked
 
     def own(self, slots: Iterable[tuple[str, int]]) -> None:
-        """Add slots to those that are ours."""
+        """Add slots to those that this worker owns."""
         by_topic: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
         for topic, slot in slots:
             by_topic[topic].append(slot)
         self._inbox.queue.put(Own(by_topic))
 
     def disown(self, slots: Iterable[tuple[str, int]]) -> None:
-        """Take no more from these slots; what has not begun is given back."""
+        """Take no more from these slots; messages that have not begun are given back."""
         self._inbox.queue.put(Disown(list(slots)))
 
     def stop(self) -> None:
@@ -169,7 +170,7 @@ class Dispatcher:
             except ServerTrouble as error:
                 trouble += 1
                 self._complain("redis", "Redis is away (%s); trying again", error)
-                # What broke our connection may have broken the subscription unnoticed.
+                # What broke this connection may also have broken the subscription without an error.
                 self._companions.renew()
                 self._pause(min(1.0, 0.02 * 2 ** min(trouble, 6)))
                 continue
@@ -193,10 +194,10 @@ class Dispatcher:
         return self._trips.make() or acquires
 
     def _acquire(self) -> bool:
-        """Acquire what is ours and not acquired; return whether there is more of it."""
+        """Acquire owned slots that are not acquired; return whether there are more."""
         more = False
         if self._acquiring.unacquired:
-            # What is on its way is known to be ours before anybody asks what Redis holds for us.
+            # What is on its way is recorded before Redis is asked what this worker holds.
             self._trips.receive_rest()
             more = self._acquiring.acquire_again()
         if self._places.is_told_more:
@@ -262,7 +263,7 @@ class Dispatcher:
             )
 
     def _settle_rest(self) -> bool:
-        """Settle what is to be settled; return whether Redis has refused some of it."""
+        """Settle what is left; return whether Redis has refused some of it."""
         try:
             self._trips.receive_rest()
             self._acquire()

@@ -1,4 +1,4 @@
-"""News: what a dispatcher does when it is told of slots, wake-ups, results and its end."""
+"""News: handles items of the inbox about slots, wake-ups, results and the end of the worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class News:
-    """Has what is put into ``inbox`` go where it belongs. ``on_moved`` hears of topics that may have moved."""
+    """Passes items of ``inbox`` to the parts that handle them. ``on_moved`` is called for topics that may have moved."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class News:
 
     def _woken(self, item: Wake) -> None:
         if item.slot < 0:
-            # It was paused: nothing more of what is in hand begins.
+            # The slot was paused: nothing more of what is in hand begins.
             paused = self._places.awake.get((item.topic, -1 - item.slot))
             if paused is not None:
                 self._feeding.give_back_slot(paused)
@@ -63,7 +63,7 @@ class News:
             self._schedule.ready(place)
 
     def _gained(self, item: Own) -> None:
-        # Who is about to leave takes over nothing: it would only fence the one who does.
+        # A worker that is about to leave takes over nothing, because it would fence the worker that does.
         for topic, slots in () if self._ending.begun else item.slots.items():
             self._acquiring.own(topic, slots)
 
@@ -73,7 +73,7 @@ class News:
                 self.disown(place)
 
     def _resubscribed(self, item: Resubscribed) -> None:
-        # Wake-ups were missed until now: whoever rests until one is asked at once.
+        # Wake-ups were missed until now, so every slot that rests until one is asked at once.
         self._polling.hurry()
         for place in self._places.awake.values():
             place.not_before = 0.0

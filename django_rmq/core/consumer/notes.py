@@ -1,7 +1,7 @@
-"""What a worker process notes in memory that outlives it: who it is, that it lives, and what its threads have begun and done.
+"""Notes that a worker process keeps in shared memory, which outlives it: its id, its beats, and what its threads run.
 
-After a sudden death its parent reads that: it commits what was done, charges what ran, and gives back what had not
-begun (``settle``).
+After a sudden death its parent reads them: it commits what was done, ends what was running as timed out, and
+gives back what had not begun (``settle``).
 """
 
 from __future__ import annotations
@@ -24,40 +24,42 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 SETTLE_SECONDS = 3.0
-"""How long settling may take; what is not reached by then is left to its time-out."""
+"""Maximum seconds for settling. What is not reached by then is left to its time-out."""
 
 _AT_ONCE = 64
-"""Slots asked in one round trip for what is held there."""
+"""The number of slots asked in one round trip for what is held there."""
 
 _LOOKED_AT = 1024
-"""Slots asked in one round trip whether anything is in flight there."""
+"""The number of slots asked in one round trip whether anything is in flight there."""
 
 _OWNER = 32
 _BEAT, _PROCESSED, _READY, _USED, _HEAD = 0, 1, 2, 3, 4
 """Words of eight bytes before the marks of the threads."""
 
 DIED = "the process that ran it died"
-"""The error of a delivery that is charged for its process."""
+"""The error of a delivery that ends as failed because its process died."""
 
 MARKS = 32_768
-"""Messages of a thread whose beginning is remembered: more than a process holds that are not settled."""
+"""The number of messages of a thread whose beginning is remembered: more than the unsettled messages of a process."""
 
 
 SPARE = 64
-"""Threads beyond the worker's own that can note what they run: successors of those that hang. What none uses costs nothing."""
+"""The number of threads, beyond the worker's own, that can record what they run: successors of those that
+hang. Unused parts take no memory."""
 
 
 def mark_of(topic: str, slot: int, receipt: int, member: bytes) -> int:
-    """Return the 64 bits that stand for a delivery, by a secret that a process shares with those that it forks."""
+    """Return the 64 bits that identify a delivery, by a secret that a process shares with those that it forks."""
     return hash(member) ^ hash((topic, slot, receipt))
 
 
 BEGUN, DONE = 1, 2
-"""What a thread notes of a message: it is about to run; its listener has returned and it is to be committed."""
+"""The states of a message that a thread records. BEGUN: it is about to run. DONE: its listener has returned
+and it is to be committed."""
 
 
 class Marks:
-    """Where one thread notes what it begins and what is done; the oldest is forgotten."""
+    """The memory in which one thread records what it begins and what is done; the oldest entry is overwritten."""
 
     __slots__ = ("_at", "_marks", "_states")
 
@@ -67,7 +69,7 @@ class Marks:
         self._at = 0
 
     def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> memoryview:
-        """Note which messages are next; return a byte for each, where ``BEGUN`` and ``DONE`` are to be put."""
+        """Record which messages are next; return a byte for each, in which to put ``BEGUN`` and ``DONE``."""
         at, count, delivery = self._at, len(members), hash((topic, slot, receipt))
         if at + count > MARKS:
             at = 0
@@ -79,11 +81,11 @@ class Marks:
 
 
 class Notes:
-    """Memory that a child writes and its parent reads. Make it before the fork."""
+    """Memory that a child writes and its parent reads. Create it before the fork."""
 
     def __init__(self, threads: int) -> None:
         self.token = uuid4().hex
-        """Known to parent and child: with it the parent can end the child's session."""
+        """A token known to parent and child, with which the parent can end the child's session."""
         threads += SPARE
         head, marks = _OWNER + 8 * _HEAD, MARKS * threads
         self._memory = mmap.mmap(-1, head + 9 * marks)
@@ -98,7 +100,7 @@ class Notes:
 
     @property
     def owner(self) -> str:
-        """The owner id of the child's dispatcher; empty before it has one."""
+        """The owner id of the child's dispatcher. Empty: it has none yet."""
         return self._memory[:_OWNER].rstrip(b"\0").decode()
 
     @owner.setter
@@ -106,23 +108,23 @@ class Notes:
         self._memory[:_OWNER] = owner.encode().ljust(_OWNER, b"\0")
 
     def unready(self) -> None:
-        """Note that something is amiss, without a beat."""
+        """Record that the process is not ready, without a beat."""
         self._words[_READY] = False
 
     def beat(self, processed: int, is_ready: bool) -> None:
-        """Note that the process makes progress, and how far it is."""
+        """Record that the process makes progress, and how much it has processed."""
         self._words[_PROCESSED] = processed
         self._words[_READY] = is_ready
         self._words[_BEAT] = time.monotonic_ns()
 
     @property
     def beaten(self) -> int:
-        """Another number after each beat; 0 before the first."""
+        """A number that changes with each beat; 0 before the first."""
         return self._words[_BEAT]
 
     @property
     def processed(self) -> int:
-        """Deliveries settled up to the last beat."""
+        """The number of deliveries settled up to the last beat."""
         return self._words[_PROCESSED]
 
     @property
@@ -133,12 +135,12 @@ class Notes:
     # --- its threads
 
     def thread(self, index: int) -> Marks:
-        """Return where a thread notes what it begins. No two that may still write share one."""
+        """Return the marks of a thread. No two threads that may still write share one."""
         self._words[_USED] = max(self._words[_USED], index + 1)
         return self._threads[index]
 
     def begun(self) -> dict[int, bool]:
-        """Return the mark of each message that was begun, and whether it is done. What is settled nobody holds any more."""
+        """Return the mark of each message that was begun, and whether it is done. Settled messages are no longer held."""
         found: dict[int, bool] = {}
         used = MARKS * self._words[_USED]
         for mark, state in zip(self._marks[:used].tolist(), self._states[:used].tolist(), strict=True):
@@ -147,16 +149,16 @@ class Notes:
         return found
 
     def clear(self) -> None:
-        """Forget everything: a new child begins."""
+        """Clear everything for a new child."""
         self.token = uuid4().hex
-        # The states alone say which marks count. Memory that nobody has used stays untouched.
+        # The states alone decide which marks count, so unused memory stays untouched.
         used = MARKS * self._words[_USED]
         self._states[:used] = bytes(used)
         self._memory[: _OWNER + 8 * _HEAD] = bytes(_OWNER + 8 * _HEAD)
 
 
 class Settled(NamedTuple):
-    """How many messages of a dead worker were settled."""
+    """The number of messages of a dead worker that were settled."""
 
     committed: int = 0
     released: int = 0
@@ -168,11 +170,11 @@ class Settled(NamedTuple):
 
 
 def settle(broker: Broker, topics: Sequence[Topic], notes: Notes) -> Settled:
-    """Commit what a dead worker had done, charge what it was running, and release what it had not begun.
+    """Commit what a dead worker had done, end what it was running as timed out, and release what it had not begun.
 
-    What was begun and is not done, or has failed, may be what killed the process: it ends as timed out, at once, for
-    nobody runs it any more. Topics without a gate keep no record of who holds what: there the time-out does it all.
-    Raises ``ServerTrouble``.
+    A message that was begun and is not done, or has failed, may have killed the process. It ends as timed out
+    at once, because it no longer runs. Topics without a gate have no record of who holds what; their messages
+    are left to the time-out. Raises ``ServerTrouble``.
     """
     owner, begun = notes.owner, notes.begun()
     settled = Settled()
@@ -186,7 +188,7 @@ def settle(broker: Broker, topics: Sequence[Topic], notes: Notes) -> Settled:
 
 
 def _in_flight(broker: Broker, topic: Topic, end: float) -> Iterator[list[int]]:
-    """Yield the slots in which anything is in flight, some at a time, until ``end`` by the monotonic clock."""
+    """Yield the slots in which anything is in flight, in groups, until ``end`` by the monotonic clock."""
     found: list[int] = []
     for first in range(0, topic.slots, _LOOKED_AT):
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Polling: sleeping slots are asked for their next due times, so that foreign sends and lost wake-ups are found."""
+"""Polling: asks sleeping slots for their next due times, so that foreign sends and lost wake-ups are found."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from django_rmq.core.consumer.troubles import Troubles, concerns_all
 from django_rmq.exceptions import RmqError, ServerTrouble
 
 POLL_SECONDS = 1.0
-"""The slow poll: the lateness of a foreign ZADD and of a lost wake-up."""
+"""Seconds between two slow polls: the delay after a foreign ZADD or a lost wake-up."""
 
 HEADS = 1024
-"""Slots asked for by one slow-poll script."""
+"""The number of slots asked for by one slow-poll script."""
 
 POLLED = 4 * HEADS
-"""Slots asked by one slow poll: a worker with more of them asks for all within several polls."""
+"""The maximum number of slots asked by one slow poll. A worker with more of them asks for all within several
+polls."""
 
 Sleeping = tuple[int, Place | None]
 """A slot, and its object if it has one."""
@@ -49,16 +50,16 @@ class Polling:
         self._acquiring = acquiring
         self._poll_seconds = poll_seconds
         self._round: Iterator[tuple[str, int, Place | None]] | None = None
-        """The slots that the slow poll has not asked yet since it started again."""
+        """The slots that the slow poll has not yet asked in this round."""
         self._hurries = False
-        """Wake-ups may have been lost: the slow poll goes through all slots without a pause."""
+        """Whether wake-ups may have been lost; then the slow poll goes through all slots without a pause."""
 
     def hurry(self) -> None:
-        """Ask all slots soon: wake-ups may have been lost."""
+        """Ask all slots soon, because wake-ups may have been lost."""
         self.due, self._hurries, self._round = 0.0, True, None
 
     def poll(self) -> None:
-        """Ask for the next due times of what sleeps. Raises trouble that concerns the whole server."""
+        """Ask for the next due times of sleeping slots. Raises trouble that concerns the whole server."""
         before = time.monotonic()
         server = self._broker.now_ms()
         self._schedule.clock.note(before, server, time.monotonic())
@@ -69,7 +70,8 @@ class Polling:
             pipeline.add(looking.heads(self._places.topics[name], [slot for slot, _ in part]))
             for name, part in asked
         ]
-        # Nothing is prepared in these until a listener returns, so nothing else would time it out.
+        # Nothing is prepared in these until a listener returns, so nothing else would time out their
+        # messages.
         expired = [pipeline.add(ending.expire(place.topic, place.slot)) for place in blocked]
         pipeline.execute()
         untaken: list[Place] = []
@@ -94,7 +96,7 @@ class Polling:
         self.due = 0.0 if self._hurries else time.monotonic() + self._poll_seconds
 
     def _parts(self, server: float) -> list[tuple[str, list[Sleeping]]]:
-        """Return what to ask, a script's worth at a time."""
+        """Return the slots to ask, in groups of the size of one script."""
         by_topic: defaultdict[str, list[Sleeping]] = defaultdict(list)
         for name, slot, place in self._next(server):
             by_topic[name].append((slot, place))
@@ -107,7 +109,7 @@ class Polling:
     def _wake(
         self, name: str, part: list[Sleeping], heads: Sequence[float | None], server: float
     ) -> list[Place]:
-        """Make those slots ready in which something is due sooner than known; return the fenced ones that are due."""
+        """Make those slots ready in which something is due earlier than known; return the fenced ones that are due."""
         untaken: list[Place] = []
         for (slot, known), due in zip(part, heads, strict=True):
             place = known
@@ -121,12 +123,12 @@ class Polling:
                 else:
                     place.untaken_since = None
             elif due is not None and due < place.due:
-                # Even if that is later than now: prepare tells the senders again until when we sleep.
+                # Even if that is later than now: prepare stores in Redis again until when this worker sleeps.
                 self._schedule.ready(place)
         return untaken
 
     def _next(self, server: float) -> list[tuple[str, int, Place | None]]:
-        """Return the next slots that sleep; all of them come in turn."""
+        """Return the next sleeping slots; all of them come in turn."""
         if self._round is None or len(self._places) <= POLLED:
             self._round = self._places.round()
         sleeping = (

@@ -1,4 +1,4 @@
-"""Relief: threads that died or hang are replaced, and what they had is in hand no more."""
+"""Relief: replaces threads that died or hang, and removes their batches from what is in hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_rmq.core.consumer.slots import Places
 
 
 class Relief:
-    """Looks after the threads of ``crew`` with ``lookout``. ``inbox`` has what they report."""
+    """Watches the threads of ``crew`` with ``lookout``. Their reports are in ``inbox``."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Relief:
         dead = [batch for batch in self._hand.batches.values() if batch.thread and batch.thread.is_dead]
         dead += self._crew.returned()
         if dead:
-            # Whatever they reported before they died is there by now.
+            # Everything that they reported before they died has arrived by now.
             self._inbox.hear()
         for batch in dead:
             if batch in self._hand:
@@ -51,7 +51,7 @@ class Relief:
                 self._feeding.finished(Slice(batch, [], [], [], 0.0, True))
 
     def overran(self, item: Overrun) -> None:
-        """Give the other slots of a hung thread to another one; its own slot stays shut in this process."""
+        """Give the other slots of a hung thread to another one. Its own slot stays shut in this process."""
         batch = item.batch
         self._feeding.give_back(batch)
         self._feeding.cleared(batch)
@@ -67,7 +67,7 @@ class Relief:
         self._lookout.due = 0.0
 
     def _relieve(self, index: int) -> None:
-        """Give back what a dead or hung thread has, and start another one. Raises what ``Crew.succeed`` does."""
+        """Give back what a dead or hung thread has, and start another one. Raises the errors of ``Crew.succeed``."""
         thread = self._crew.threads[index]
         self.clear_dead()
         for batch in [batch for batch in self._hand.batches.values() if batch.thread is thread]:

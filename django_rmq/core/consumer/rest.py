@@ -1,4 +1,4 @@
-"""Rest: whether nothing is left to do, for a burst or for MAX_IDLE_TIME to end."""
+"""Rest: decides whether nothing is left to do, so that a burst or MAX_IDLE_TIME ends the worker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from django_rmq.core.consumer.slots import Places
 from django_rmq.core.consumer.terms import Terms
 
 SETTLING_SECONDS = 0.05
-"""Between two questions of a burst worker whether its slots are its own for good."""
+"""Seconds between two checks of a burst worker whether its set of slots is final."""
 
 
 class Rest:
-    """Knows when a worker is done. ``owns_all`` says whether all slots that shall be ours have been told; they are in
-    ``inbox``."""
+    """Knows when a worker is done. ``owns_all`` returns whether all slots assigned to this worker have been
+    put into ``inbox``."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Rest:
         return due if idle is None else min(due, self._hand.last_work + idle)
 
     def _is_idle(self) -> bool:
-        """Whether nothing is in hand, but for what Redis refuses to settle."""
+        """Whether nothing is in hand, except what Redis refuses to settle."""
         return not self._hand.messages and all(
             place.shut_until and not place.away for place, _ in self._settling.pending
         )
@@ -65,7 +65,7 @@ class Rest:
     def _burst_is_over(self) -> bool:
         if not self._owns_all():
             return False
-        # What was told until then may not have been read yet.
+        # Items that were put into the inbox until then may not have been read yet.
         self._inbox.hear()
         return self._is_idle() and self._drained()
 

@@ -1,4 +1,4 @@
-"""Room: how much of which topic is taken, by what its listener took recently, its lanes, its limits and the bytes in hand."""
+"""Room: how much of each topic is taken, by its listener's recent speed, its lanes, its limits and the bytes in hand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 
 WORK_SECONDS = 0.05
-"""How much work one prepare shall hand out, by what a topic's listener took of late."""
+"""Seconds of work that one prepare should hand out, by the recent speed of a topic's listener."""
 
 QUICK_SECONDS = 0.005
-"""A priority slot whose messages take longer has one batch in hand, not a second one behind it."""
+"""Seconds per message above which a priority slot has only one batch in hand, without a second one behind it."""
 
 
 class Pace:
-    """What a topic's listener takes per message, smoothed."""
+    """The time that a topic's listener takes per message, smoothed."""
 
     __slots__ = ("seconds",)
 
@@ -37,7 +37,7 @@ class Pace:
 
 
 class Room:
-    """The room of one worker. ``owner`` is the name under which it asks for its share of the limits."""
+    """The room of one worker. ``owner`` is the name under which it requests its share of the limits."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Room:
 
     @property
     def is_limited(self) -> bool:
-        """Whether slots that are due may have to wait for limits or lanes."""
+        """Whether due slots may have to wait for limits or lanes."""
         return bool(self.limits or self.lanes)
 
     def depth(self, place: Place) -> int:
@@ -66,13 +66,13 @@ class Room:
         if not place.topic.serial:
             return 2 * self.threads
         if self.lanes and not place.topic.flow and self.lanes.is_lane(place.thread, time.monotonic()):
-            return 1  # so that it gets to another thread
-        # Where permits are few, none lies idle behind one that runs.
+            return 1  # so that the next batch goes to another thread
+        # If permits are few, none is left unused behind a batch that runs.
         has_one = place.topic.is_priority or place.topic.max_in_flight or place.topic.flow
         return 1 if has_one and self.paces[place.topic.name].seconds > QUICK_SECONDS else 2
 
     def thread_for(self, place: Place, load: list[float]) -> int:
-        """Return the thread for the next batch of a slot; ``load``: seconds of work in hand of each."""
+        """Return the thread for the next batch of a slot. ``load``: seconds of work in hand of each."""
         topic = place.topic
         if self.lanes and not (topic.serial and place.batches):
             thread = self.lanes.choose(topic.name, place.thread, load, time.monotonic())
@@ -101,24 +101,24 @@ class Room:
         return max(0, min(self.limits.room(topic), self.of_lanes(topic)))
 
     def _capacity(self, topic: Topic) -> int:
-        """How many messages of a topic all threads together can have in hand."""
+        """Return how many messages of a topic all threads together can have in hand."""
         flow = self.lanes.flows.get(topic.name)
         return (flow.limit if flow else self.threads) * self.limit(topic)
 
     # --- what takes room
 
     def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
-        """Note that the listener of a topic took ``seconds`` for ``messages``."""
+        """Record that the listener of a topic took ``seconds`` for ``messages``."""
         self.lanes.reported(topic, seconds, messages, now)
         self.paces[topic].note(seconds, messages)
 
     def started(self, batch: Batch) -> None:
-        """Note a batch that is in hand from now on."""
+        """Record a batch that is in hand from now on."""
         self.bytes.held += batch.size
         self.limits.started(batch.place.topic.name, len(batch.messages))
 
     def ended(self, batch: Batch) -> None:
-        """Note a batch that is in hand no more."""
+        """Record a batch that is no longer in hand."""
         now = time.monotonic()
         self.bytes.held -= batch.size
         self.limits.ended(batch.place.topic.name, len(batch.messages), now)

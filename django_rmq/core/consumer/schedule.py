@@ -1,7 +1,7 @@
-"""The schedule: when which slot is asked.
+"""The schedule: decides when each slot is asked.
 
-A slot that is due now waits for room, a slot of a topic whose limits leave none is parked, and every other slot is in
-a heap, by the server's time at which something in it is due.
+A slot that is due now waits for room, a slot of a topic whose limits leave no room is parked, and every other
+slot is in a heap, ordered by the server's time at which something in it is due.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from django_rmq.core.consumer.clocks import ServerClock
 from django_rmq.core.consumer.slots import Place, Places
 
 ENDING_MS = 100
-"""What keeps a slot busy until so short a time ago is asked for again at once: clocks are read in milliseconds."""
+"""A slot whose busy time ended up to this many ms ago is asked again at once, because clocks are read in
+milliseconds."""
 
 
 class Schedule:
-    """``depth`` returns how many batches of a slot may be in hand."""
+    """The schedule of one worker. ``depth`` returns how many batches of a slot may be in hand."""
 
     def __init__(self, places: Places, depth: Callable[[Place], int], poll_seconds: float) -> None:
         self.clock = ServerClock()
         self.waiting: dict[Place, None] = {}
-        """Due, and to be prepared as soon as their thread has room."""
+        """Due slots, to be prepared as soon as their thread has room."""
         self.parked: defaultdict[str, dict[Place, None]] = defaultdict(dict)
-        """Topic -> its slots that are due and wait until its limits leave room."""
+        """Topic -> its due slots that wait until the topic's limits leave room."""
         self._places = places
         self._depth = depth
         self._poll_seconds = poll_seconds
@@ -35,9 +36,10 @@ class Schedule:
         self._entries = count(1)
 
     def ready(self, place: Place) -> None:
-        """Prepare ``place`` as soon as may be.
+        """Prepare ``place`` as soon as possible.
 
-        Left out is what will be ready again by itself: when it is acquired, when a batch ends.
+        A slot that will become ready by itself is left out: when it is acquired, or when one of its batches
+        ends.
         """
         place.due = 0.0
         place.entry = 0
@@ -54,7 +56,7 @@ class Schedule:
             self.waiting[place] = None
 
     def look_at(self, place: Place, due: float | None) -> None:
-        """Look at ``place`` when the server's clock shows ``due`` (None: nothing waits)."""
+        """Check ``place`` when the server's clock shows ``due`` (None: nothing is waiting)."""
         if due is None or not place.owned:
             place.due, place.entry = float("inf"), 0
             return
@@ -65,7 +67,7 @@ class Schedule:
             heapq.heapify(self._heap)
 
     def collect_due(self) -> None:
-        """Make those places ready whose time has come."""
+        """Make those slots ready whose time has come."""
         now = self.clock.ms()
         while self._heap and self._heap[0][0] <= now:
             _, entry, place = heapq.heappop(self._heap)
@@ -78,17 +80,17 @@ class Schedule:
             heapq.heappop(self._heap)
         return now + (self._heap[0][0] - self.clock.ms()) / 1000 if self._heap else float("inf")
 
-    # --- slots that are not to be asked now
+    # --- slots that must not be asked now
 
     def pause(self, place: Place, due: float | None, *, is_paused: bool) -> None:
         """Ask a busy or paused slot later.
 
-        A wake-up tells when it is over, or a time-out; should they be lost, the slow poll asks again.
+        A wake-up or a time-out ends the wait; if they are lost, the slow poll asks again.
         """
         if is_paused:
             place.not_before = time.monotonic() + 10 * self._poll_seconds
         elif due is None or due <= (now := self.clock.ms()):
-            # What ends just now has ended by our clock and not yet by the server's.
+            # What ends just now has ended by the local clock, but not yet by the server's.
             is_ending = due is not None and due > now - ENDING_MS
             place.not_before = time.monotonic() + (0.01 if is_ending else self._poll_seconds)
         self.look_at(place, due)
@@ -100,12 +102,12 @@ class Schedule:
         self.look_at(place, self.clock.ms() + seconds * 1000)
 
     def park(self, place: Place) -> None:
-        """Take a slot that waits aside until its topic's limits leave room."""
+        """Set a waiting slot aside until its topic's limits leave room."""
         del self.waiting[place]
         self.parked[place.topic.name][place] = None
 
     def drop(self, place: Place) -> None:
-        """Ask a slot no more."""
+        """Stop asking a slot."""
         place.entry = 0
         self.waiting.pop(place, None)
         self.parked[place.topic.name].pop(place, None)

@@ -1,4 +1,4 @@
-"""Settling: what threads report is told to Redis, and told again until Redis has confirmed it."""
+"""Settling: sends to Redis what threads report, and repeats it until Redis has confirmed it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ logger = safe_logger("django_rmq.consumer")
 
 
 class Watcher(Protocol):
-    """Is told, by the dispatcher's own thread, what Redis has confirmed; so it must be quick."""
+    """Receives what Redis has confirmed, in the dispatcher's own thread, so it must be quick."""
 
     def wants(self) -> bool:
-        """Return whether anybody wants to know; asked once per report of a thread."""
+        """Return whether the ends of deliveries are wanted; called once per report of a thread."""
 
     def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
-        """Take note of deliveries of one slot that have ended, by our telling and with our receipt."""
+        """Receive deliveries of one slot that this worker ended with its own receipt."""
 
 
 class Settlement:
-    """What is still to be told to Redis of one delivery of one slot."""
+    """What is still to be sent to Redis about one delivery of one slot."""
 
     __slots__ = ("committed", "failures", "messages", "released", "repeated")
 
@@ -45,9 +45,9 @@ class Settlement:
         self.failures: list[Failure] = []
         self.released: list[bytes] = []
         self.repeated = False
-        """It has been told before, and the answer was lost."""
+        """Whether it has been sent before, and the answer was lost."""
         self.messages: dict[bytes, Message] = {}
-        """Those of ``committed`` and ``failures``, where somebody watches."""
+        """The messages of ``committed`` and ``failures``, if there is a watcher."""
 
 
 Settlements = dict[tuple[Place, int], Settlement]
@@ -59,11 +59,11 @@ _CALLS: dict[str, Callable[..., Call[list[str]]]] = {
     "failures": ending.rollback,
     "released": ending.release,
 }
-"""How the parts of a settlement are told."""
+"""How the parts of a settlement are sent."""
 
 
 class Part(NamedTuple):
-    """One call of those that tell."""
+    """One call of a settlement."""
 
     place: Place
     receipt: int
@@ -75,20 +75,20 @@ class Part(NamedTuple):
 
 
 class Settling:
-    """All that is to be told to Redis, and what it has confirmed."""
+    """Everything that is to be sent to Redis, and what Redis has confirmed."""
 
     def __init__(self, troubles: Troubles, ending: Ending, watcher: Watcher | None) -> None:
         self.processed = 0
-        """Deliveries committed or rolled back so far."""
+        """The number of deliveries committed or rolled back so far."""
         self.pending: defaultdict[tuple[Place, int], Settlement] = defaultdict(Settlement)
         self._under_way: list[Settlements] = []
-        """Told, and not answered yet."""
+        """Settlements that were sent and are not answered yet."""
         self._troubles = troubles
         self._ending = ending
         self._watcher = watcher
 
     def note(self, report: Slice, released: list[bytes]) -> None:
-        """Tell what a thread reports, and give back ``released``."""
+        """Add a thread's report, and give back ``released``."""
         if not (report.committed or report.failures or released):
             return
         batch = report.batch
@@ -104,7 +104,7 @@ class Settling:
         self.pending[place, receipt].released += members
 
     def unsettled(self, topic: str) -> int:
-        """Return how many messages of a topic have ended without Redis having heard of it."""
+        """Return how many messages of a topic have ended without Redis having confirmed it."""
         return sum(
             len(settlement.committed) + len(settlement.failures) + len(settlement.released)
             for (place, _), settlement in self.pending.items()
@@ -112,11 +112,11 @@ class Settling:
         )
 
     def concerns(self, place: Place) -> bool:
-        """Return whether something of a slot is to be told, or is not confirmed yet."""
+        """Return whether something of a slot is to be sent, or is not confirmed yet."""
         return any(place is other for other, _ in chain(self.pending, *self._under_way))
 
     def queue(self, pipeline: Pipeline) -> tuple[Settlements, list[Part]]:
-        """Queue what is to be told, but for slots that are left alone; return it, and the calls in their order."""
+        """Queue what is to be sent, except for slots that are left alone; return it, and the calls in their order."""
         told: Settlements = {}
         kept: defaultdict[tuple[Place, int], Settlement] = defaultdict(Settlement)
         parts: list[Part] = []
@@ -140,7 +140,7 @@ class Settling:
         return told, parts
 
     def lost(self, told: Settlements) -> None:
-        """Tell again what was told: the answer was lost."""
+        """Send again what was sent, because the answer was lost."""
         self._answered(told)
         for key, settlement in told.items():
             kept = self.pending[key]
@@ -151,7 +151,7 @@ class Settling:
             kept.repeated = True
 
     def settled(self, told: Settlements, parts: list[Part]) -> ServerTrouble | None:
-        """Note what Redis confirmed; the rest is told again, for telling twice is harmless.
+        """Record what Redis confirmed. The rest is sent again, since sending twice is harmless.
 
         Returns trouble that concerns more than one slot.
         """
@@ -180,7 +180,7 @@ class Settling:
         self._under_way = [other for other in self._under_way if other is not told]
 
     def _tell(self, messages: dict[bytes, Message], verb: str, items: list[Any], words: list[str]) -> None:
-        """Tell who watches of those ``messages`` whose end Redis has confirmed."""
+        """Pass those ``messages`` whose end Redis has confirmed to the watcher."""
         if self._watcher is None or not messages:
             return
         ours = [item for item, word in zip(items, words, strict=False) if word == "ok"]

@@ -1,7 +1,7 @@
-"""How many bytes of messages a worker process has in hand, and how many more it may ask for.
+"""How many bytes of messages a worker process has in hand, and how many more it may request.
 
-A prepare hands out no more bytes than it was granted, but for its first message, whose size nobody knows before. So
-grants follow how large the messages of a topic were recently, and nothing is granted beyond the bound.
+A prepare hands out no more bytes than it was granted, except for its first message, whose size is not known
+before. So grants follow the recent sizes of the messages of a topic, and nothing is granted beyond the bound.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.topics import Topic
 
 MOST = 67_108_864
-"""Bytes in hand of one process at most."""
+"""The maximum number of bytes in hand of one process."""
 
 MOST_AT_ONCE = 4_194_304
-"""Bytes that one prepare hands out at most, unless its first message alone is larger."""
+"""The maximum number of bytes that one prepare hands out, unless its first message alone is larger."""
 
 LEAST_AT_ONCE = 65_536
-"""Bytes that one prepare is granted at least, so that messages which grow do not come one by one."""
+"""The minimum number of bytes granted to one prepare, so that messages which grow do not come one by one."""
 
 _MEMBER, _ENVELOPE = itemgetter(0), itemgetter(3)
 
 
 class BytesInHand:
-    """The bytes of one worker's messages. What is granted counts until it is answered."""
+    """The bytes of one worker's messages. A grant counts until its prepare is answered."""
 
     def __init__(self, topics: Iterable[Topic]) -> None:
         self.held = 0
@@ -34,7 +34,7 @@ class BytesInHand:
         """Topic -> bytes per message: MAX_BODY at first, then the largest seen recently."""
 
     def grant(self, topic: Topic, limit: int) -> int:
-        """Return how many bytes a prepare of ``limit`` messages may bring; 0: there is no room now."""
+        """Return how many bytes a prepare of ``limit`` messages may return. 0: there is no room now."""
         wanted = max(LEAST_AT_ONCE, min(int(2 * limit * self._sizes[topic.name]), MOST_AT_ONCE))
         if self.held + self._granted + wanted > MOST:
             return 0
@@ -42,11 +42,11 @@ class BytesInHand:
         return wanted
 
     def answered(self, granted: int) -> None:
-        """Note that what these bytes were granted to has brought what it brings."""
+        """Release a grant, because its prepare was answered."""
         self._granted -= granted
 
     def weigh(self, topic: Topic, deliveries: Sequence[Delivery]) -> int:
-        """Return how many bytes these are, and heed it in the next grants."""
+        """Return the size of these messages in bytes, and use it for the next grants."""
         size = sum(map(len, map(_MEMBER, deliveries)))
         if topic.keyed:
             size += sum(map(len, filter(None, map(_ENVELOPE, deliveries))))

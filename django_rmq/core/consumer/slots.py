@@ -1,7 +1,7 @@
-"""The slots of one worker: an object for each that something is done with, nine bytes for each that sleeps.
+"""The slots of one worker: an object for each that is in use, nine bytes for each that sleeps.
 
-Most of many slots hold nothing. A slot that holds nothing, and whose senders know to wake its owner, needs no
-more than its epoch: it gets its object when it wakes.
+Most of many slots hold nothing. A slot that holds nothing, and whose senders know to wake its owner, needs
+only its epoch: it gets its object when it wakes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 from django_rmq.core.words.topics import Topic
 
 _AWAKE, _TOLD, _ASLEEP = 0, 1, 2
-"""Has an object or is not ours; is ours and to be acquired; is acquired and holds nothing."""
+"""States of a slot. AWAKE: it has an object, or belongs to another worker. TOLD: owned and to be acquired.
+ASLEEP: acquired and empty."""
 
 
 class Place:
-    """One slot as the dispatcher sees it: ours, or no longer ours while something of it is in hand."""
+    """One slot as the dispatcher sees it: owned by this worker, or given up while something of it is still in hand."""
 
     __slots__ = (
         "acquired",
@@ -48,40 +49,40 @@ class Place:
         self.topic = topic
         self.slot = slot
         self.thread = thread
-        """Serial topics: the index of the one thread that works this slot."""
+        """Serial topics: the index of the one thread that works on this slot."""
         self.owned = True
         self.acquired = False
-        """Its epoch is ours. Without it nothing is prepared."""
+        """Whether its epoch belongs to this worker. Nothing is prepared otherwise."""
         self.epoch: int | None = None
         self.uncertain = False
-        """A prepare of ours may have run without our hearing of it."""
+        """Whether a prepare of this worker may have run without its answer having arrived."""
         self.yielded = 0
         """How many messages the last prepare handed out."""
         self.asked = False
-        """A prepare of it is under way."""
+        """Whether a prepare of the slot is under way."""
         self.again = False
-        """It became ready meanwhile: when that prepare is answered, it is asked again."""
+        """Whether the slot became ready meanwhile; then it is asked again when that prepare is answered."""
         self.recalled = False
-        """What that prepare brings is given back: it was lost or paused meanwhile."""
+        """Whether what that prepare returns is given back, because the slot was lost or paused meanwhile."""
         self.fenced_at = 0.0
-        """``uptime`` when we learned that another owner has acquired it; 0: nobody has."""
+        """The ``uptime`` at which this worker learned that another owner has acquired it. 0: not fenced."""
         self.untaken_since: float | None = None
-        """Fenced: since when (monotonic) messages are due that nobody takes."""
+        """If fenced: since when (monotonic) messages are due that nobody takes."""
         self.due = 0.0
-        """Server time in ms at which to prepare; infinity: nothing is known to wait."""
+        """Server time in ms at which to prepare. Infinity: nothing is known to wait."""
         self.entry = 0
-        """The number of its valid entry in the heap; 0: none."""
+        """The number of its valid entry in the heap. 0: none."""
         self.not_before = 0.0
         """Monotonic time before which a busy or paused slot is not asked again, unless it is woken."""
         self.shut_until = 0.0
-        """Monotonic time before which a failing slot is left alone."""
+        """Monotonic time until which a failing slot is left alone."""
         self.away = False
-        """Its node does not answer, which is why it is left alone."""
+        """Whether it is left alone because its node does not answer."""
         self.batches = 0
         self.blocked_by: Any = None
         """A batch whose listener exceeded MAX_RUNTIME and has not returned."""
         self.cursor: tuple[str, bytes] | None = None
-        """Where prepare goes on behind members that are in flight."""
+        """Where prepare continues after members that are in flight."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -89,7 +90,7 @@ class Place:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is known of it that its epoch does not say."""
+        """Whether its epoch is all that is known about it."""
         return (
             self.due == float("inf")
             and self.owned
@@ -100,23 +101,23 @@ class Place:
 
 
 class Places:
-    """All slots that are ours, by (topic, slot); and those that are not any more while something of them is in hand."""
+    """All slots that this worker owns, by (topic, slot), and those given up of which something is still in hand."""
 
     def __init__(self, topics: Mapping[str, Topic], threads: int) -> None:
         self.awake: dict[tuple[str, int], Place] = {}
         self.slots_of_thread = [0] * threads
-        """How many of those that are awake each thread works."""
+        """How many awake slots each thread works on."""
         self.topics = topics
         self.blocked: set[Place] = set()
-        """Shut: a listener that exceeded MAX_RUNTIME has not returned in them."""
+        """Slots that are shut because a listener that exceeded MAX_RUNTIME has not returned in them."""
         self._states = {name: bytearray(topic.slots) for name, topic in topics.items()}
         self._epochs = {name: array("q", bytes(8 * topic.slots)) for name, topic in topics.items()}
         self._sleeping = 0
         self._told: deque[tuple[str, array[int]]] = deque()
-        """What was told to be ours, in order; by now it may be otherwise."""
+        """The slots assigned to this worker, in order; the assignment may have changed since."""
 
     def __len__(self) -> int:
-        """How many slots there are, but for those that are still to be acquired."""
+        """Return the number of slots, without those that are still to be acquired."""
         return len(self.awake) + self._sleeping
 
     @property
@@ -127,7 +128,7 @@ class Places:
     # --- one slot
 
     def get(self, topic: str, slot: int) -> Place | None:
-        """Return a slot, awake from now on; None: it is not ours, or is to be acquired first."""
+        """Return a slot, and make it awake. None: it is not owned, or is to be acquired first."""
         place = self.awake.get((topic, slot))
         if place is None and 0 <= slot < len(self._states[topic]) and self._states[topic][slot] == _ASLEEP:
             self._sleeping -= 1
@@ -138,7 +139,7 @@ class Places:
         return place
 
     def add(self, topic: str, slot: int) -> Place:
-        """Return a new object for a slot of ours."""
+        """Return a new object for an owned slot."""
         self._states[topic][slot] = _AWAKE
         thread = min(range(len(self.slots_of_thread)), key=self.slots_of_thread.__getitem__)
         self.slots_of_thread[thread] += 1
@@ -146,7 +147,7 @@ class Places:
         return place
 
     def lull(self, place: Place) -> None:
-        """Let a slot fall asleep that is at rest."""
+        """Let a slot at rest fall asleep."""
         if place.topic is self.topics[place.topic.name] and self.awake.get(place.key) is place:
             self.drop(place)
             self.sleep(place.topic.name, place.slot, place.epoch)
@@ -157,7 +158,7 @@ class Places:
             self.slots_of_thread[place.thread] -= 1
 
     def forget(self, place: Place) -> None:
-        """Drop a slot that is no longer ours once nothing of it is in hand: its thread is its own till then."""
+        """Drop a slot that is no longer owned once nothing of it is in hand; until then its thread must not change."""
         if not (place.owned or place.batches or place.uncertain or place.asked):
             self.drop(place)
 
@@ -178,7 +179,7 @@ class Places:
         self.blocked.discard(place)
 
     def sleep(self, topic: str, slot: int, epoch: int | None) -> None:
-        """Note a slot that was acquired and holds nothing."""
+        """Record a slot that was acquired and is empty."""
         self._states[topic][slot] = _ASLEEP
         self._epochs[topic][slot] = -1 if epoch is None else epoch
         self._sleeping += 1
@@ -186,7 +187,7 @@ class Places:
     # --- many slots
 
     def tell(self, topic: str, slots: array[int]) -> list[Place]:
-        """Note slots as ours, to be acquired in this order; return those of them that have an object."""
+        """Record slots as owned, to be acquired in this order; return those of them that have an object."""
         states = self._states[topic]
         if (beyond := max(slots, default=0) + 1 - len(states)) > 0:
             # The topic was re-slotted since.
@@ -206,14 +207,14 @@ class Places:
         return known
 
     def take(self, count: int) -> list[tuple[str, list[int]]]:
-        """Return up to ``count`` slots that are to be acquired, by topic."""
+        """Return up to ``count`` slots to acquire, by topic."""
         taken: list[tuple[str, list[int]]] = []
         while self._told and count > 0:
             topic, slots = self._told.popleft()
             if len(slots) > count:
                 self._told.appendleft((topic, slots[count:]))
             states = self._states[topic]
-            # Each once: it may have been lost and told again meanwhile.
+            # Each slot only once: it may have been lost and assigned again meanwhile.
             wanted = [slot for slot in dict.fromkeys(slots[:count]) if states[slot] == _TOLD]
             count -= len(wanted)
             if wanted:
@@ -221,11 +222,11 @@ class Places:
         return taken
 
     def put_back(self, taken: Iterable[tuple[str, list[int]]]) -> None:
-        """Note that slots which were taken are still to be acquired."""
+        """Record that slots which were taken are still to be acquired."""
         self._told.extendleft((topic, array("q", slots)) for topic, slots in taken)
 
     def lose(self, topic: str, slot: int) -> Place | None:
-        """Note that a slot is not ours any more; return it where it has an object, for that has to be ended first."""
+        """Record that a slot is no longer owned; return its object, if it has one, because that must be ended first."""
         place = self.awake.get((topic, slot))
         states = self._states[topic]
         if place is None and slot < len(states):
@@ -234,7 +235,7 @@ class Places:
         return place
 
     def lose_all(self) -> list[Place]:
-        """Note that nothing is ours any more; return the slots that have an object."""
+        """Record that no slot is owned any more; return the slots that have an object."""
         for name, states in self._states.items():
             self._states[name] = bytearray(len(states))
         self._told.clear()
@@ -242,7 +243,7 @@ class Places:
         return list(self.awake.values())
 
     def round(self) -> Iterator[tuple[str, int, Place | None]]:
-        """Yield every slot once, with its object if it has one by then."""
+        """Yield every slot once, with its object if it has one at that moment."""
         for topic, slot in list(self.awake):
             place = self.awake.get((topic, slot))
             if place is not None:

@@ -1,7 +1,7 @@
-"""The supervisor: the parent of worker processes. It forks them, replaces them, and watches that they live.
+"""The supervisor: the parent of worker processes. It forks them, replaces them, and checks that they are alive.
 
-It runs no listener, owns no slot, has no thread, and keeps no connection while it forks; what a child does is
-injected. A child notes in shared memory that it lives and what its threads run (``notes``).
+It runs no listener, owns no slot, has no thread, and keeps no connection while it forks; the work of a child
+is injected. A child records in shared memory that it is alive and what its threads run (``notes``).
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from django_rmq.exceptions import ConfigurationError, RmqError
 logger = safe_logger("django_rmq.consumer")
 
 FRESH_SECONDS = 15.0
-"""A child without a beat for so long does not count as alive: a call to Redis alone may take 5 s."""
+"""Seconds without a beat after which a child does not count as alive. A single call to Redis may take 5 s."""
 
 OVERTIME_SECONDS = 5.0
-"""How far beyond the shutdown time-out a child may end by itself. Past that it hangs, and is killed."""
+"""Seconds beyond the shutdown time-out in which a child may end by itself. After that it is considered hung,
+and killed."""
 
 
 @dataclass
 class Supervisor:
     """Keeps ``processes`` children running until told to stop.
 
-    ``child`` is called in the new process with its notes and returns its exit code: 0 ends it for good, ``RECYCLE``
-    asks for a successor, 2 ends everything. ``died`` is called in the parent after a child's abnormal end, with
-    its notes, and returns how many messages it gave back. ``before_fork`` closes what no child may inherit.
+    ``child`` is called in the new process with its notes and returns its exit code: 0 ends it for good,
+    ``RECYCLE`` asks for a successor, 2 ends everything. ``died`` is called in the parent after a child's
+    abnormal end, with its notes, and returns how many messages it gave back. ``before_fork`` closes what a
+    child must not inherit.
     """
 
     child: Callable[[Notes], int]
@@ -51,13 +53,14 @@ class Supervisor:
     watchdog: float | None = None
     """Seconds without a beat after which a child is ended."""
     changed: Callable[[], bool] = lambda: False
-    """Asked about once a second whether everything shall end as after SIGTERM, to start again: the code has changed."""
+    """Called about once a second; True ends everything as after SIGTERM and starts again, because the code
+    has changed."""
     heartbeat_file: str | None = None
     health_address: str | None = None
     processed: int = field(default=0, init=False)
-    """Deliveries settled by all children so far."""
+    """The number of deliveries settled by all children so far."""
     begin_anew: bool = field(default=False, init=False)
-    """``changed`` has ended it, and nobody has asked for the end."""
+    """Whether ``changed`` ended it, and no one asked for the end."""
     _children: list[Child] = field(default_factory=list, init=False)
     _asked: list[int] = field(default_factory=list, init=False)
     _stopping_since: float | None = field(default=None, init=False)
@@ -69,7 +72,7 @@ class Supervisor:
     _wakeup: tuple[int, int] = field(default=(-1, -1), init=False)
 
     def run(self) -> int:
-        """Run until every child has ended for good; return the exit code: 0 clean, 1 forced, 2, 3 or 4 as everywhere."""
+        """Run until every child has ended for good; return the exit code: 0 clean, 1 forced, 2, 3 or 4 as in ``children``."""
         with self._signals(), selectors.DefaultSelector() as selector:
             try:
                 self._begin(selector)
@@ -108,11 +111,11 @@ class Supervisor:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run at present."""
+        """The ids of the running processes."""
         return [child.pid for child in self._children if child.pid]
 
     def health(self, what: str) -> tuple[bool, dict[str, Any]]:
-        """Return whether all children are alive ("live"), or have slots to work on ("ready"), and which run."""
+        """Return whether all children are alive ("live"), or have slots to work on ("ready"), and which are running."""
         is_so = self._is_alive()
         if what == "ready":
             is_so = (
@@ -204,7 +207,7 @@ class Supervisor:
                 child.fork(self.child, self._close)
 
     def _close(self) -> None:
-        """Close in a child what is ours."""
+        """Close the supervisor's resources in a child."""
         for descriptor in self._wakeup:
             os.close(descriptor)
         if self._health is not None:
@@ -260,7 +263,7 @@ class Supervisor:
             if child is not hung
         )
 
-    # --- whether they live
+    # --- whether they are alive
 
     def _watch(self) -> None:
         now = time.monotonic()

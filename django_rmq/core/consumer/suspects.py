@@ -1,4 +1,4 @@
-"""Messages whose last delivery timed out: one of them may have killed its process, and must not take others with it.
+"""Suspects: messages whose last delivery timed out. One may have killed its process, and must not take others with it.
 
 See decision 0013. The dispatcher asks here which of their batches may run side by side.
 """
@@ -11,17 +11,17 @@ from typing import NamedTuple
 from django_rmq.core.consumer.batches import Batch
 
 GRAVE = 2
-"""Suspects with so many failures run one at a time."""
+"""The number of failures from which suspects run one at a time."""
 
 
 class _Kind(NamedTuple):
     is_last: bool
-    """One more failure is its end: it runs beside no other suspect."""
+    """Whether one more failure is its end; then it runs beside no other suspect."""
     is_grave: bool
 
 
 class Suspects:
-    """The suspects that are in hand, in the order in which they came; each is a batch of one message."""
+    """The suspects in hand, in the order in which they came; each is a batch of one message."""
 
     def __init__(self) -> None:
         self._kinds: dict[Batch, _Kind] = {}
@@ -45,7 +45,7 @@ class Suspects:
         return not waits
 
     def remove(self, batch: Batch) -> list[Batch]:
-        """Remove what has ended; return the suspects that waited for it and may run now."""
+        """Remove a batch that has ended; return the suspects that waited for it and may run now."""
         self._waiting.discard(batch)
         if self._kinds.pop(batch, None) is None or not self._waiting:
             return []
@@ -54,7 +54,7 @@ class Suspects:
         return found
 
     def _free(self) -> Iterator[Batch]:
-        """Yield those that are kept apart from no earlier one. Later ones do not count, so that nobody waits for ever."""
+        """Yield those that no earlier one keeps waiting. Later ones do not count, so that none waits without end."""
         last = grave = False
         for place, (batch, kind) in enumerate(self._kinds.items()):
             if not (last or (kind.is_last and place) or (kind.is_grave and grave)):

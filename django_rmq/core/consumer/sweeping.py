@@ -1,4 +1,4 @@
-"""Sweeping: what has timed out is ended in topics that this worker does not serve, and perhaps nobody does."""
+"""Sweeping: ends what has timed out in topics that this worker does not serve, and perhaps no worker does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError
 
 SWEEP_SECONDS = 10.0
-"""Between two looks for what has timed out in topics that this worker does not serve."""
+"""Seconds between two checks for what has timed out in topics that this worker does not serve."""
 
 
 class Sweeping:
@@ -27,7 +27,7 @@ class Sweeping:
         self._due = 0.0
 
     def sweep(self, now: float) -> None:
-        """End deliveries and claims that have timed out where this worker takes nothing, if it is time to."""
+        """End deliveries and claims that have timed out in slots from which this worker does not take, if it is time to."""
         if not self._topics or now < self._due:
             return
         server = self._broker.now_ms()
@@ -48,7 +48,7 @@ class Sweeping:
         for answer in ended:
             if isinstance(answer, RmqError):
                 self._complain("sweep", "Cannot end what has timed out: %s", answer)
-        # There may be more of it than one script ends.
+        # There may be more of them than one script ends.
         rest = 0.0 if any(isinstance(answer, int) and answer for answer in ended) else SWEEP_SECONDS
         self._due = time.monotonic() + rest
 

@@ -1,4 +1,4 @@
-"""Terms: how a worker works, and whom it tells of what."""
+"""Terms: the options of a worker, and the callbacks that it informs."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ from django_rmq.core.words.topics import Topic
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a worker works. Times in seconds; None: never."""
+    """The options of a worker. Times in seconds; None: never."""
 
     threads: int = 4
     burst: bool = False
-    """It ends when nothing can be taken any more."""
+    """Whether it ends when nothing can be taken any more."""
     shutdown_timeout: float = 30.0
     poll_seconds: float = POLL_SECONDS
     max_messages: int | None = None
     max_idle_time: float | None = None
     swept: Iterable[Topic] = ()
-    """Topics that it does not serve, and perhaps nobody does: it only ends what times out there."""
+    """Topics that it does not serve, and perhaps no worker does; it only ends what times out there."""
 
 
 class Ownership(NamedTuple):
-    """What a worker and the coordinator, which says what slots are its own, ask and tell each other."""
+    """The callbacks between a worker and the coordinator, which decides which slots are the worker's."""
 
     settled: Callable[[], bool] = lambda: True
-    """Whether all slots that shall be ours have been told: before that no burst ends."""
+    """Whether all slots assigned to this worker have been announced; no burst ends before that."""
     confirmed: Callable[[], float] = lambda: float("-inf")
-    """For ``Fences``: as of when the slots that were told are known to be ours."""
+    """For ``Fences``: as of when the announced slots are known to be this worker's."""
     leaving: Callable[[], None] = lambda: None
-    """Called once, when nothing more will be taken: others may have our slots."""
+    """Called once, when nothing more will be taken: other workers may have the slots."""
     on_moved: Callable[[str], None] | None = None
-    """Hears of a topic with a slot that was given another slot count (often, and from the loop: it must be quick); the
-    slot is worked on. Without it the worker settles what is in hand and raises ``SlotMoved``."""
+    """Called for a topic with a slot that was given another slot count (often, and from the loop, so it must
+    be quick); the slot is still worked on. Without it the worker settles what is in hand and raises
+    ``SlotMoved``."""
 
 
 class Watching(NamedTuple):
-    """Who is told what a worker does, by its own thread."""
+    """Callbacks that report what a worker does, called in its own thread."""
 
     beat: Callable[[], None] = lambda: None
-    """Each turn of the loop."""
+    """Called on each turn of the loop."""
     handed_out: Callable[[Topic, Sequence[Delivery], float], None] = lambda topic, deliveries, now_ms: None
-    """Each prepare that brought something, with the server's time in ms."""
+    """Called for each prepare that returned messages, with the server's time in ms."""
     took: Callable[[Topic, Sequence[float]], None] = lambda topic, seconds: None
-    """Calls of a listener, with how many seconds each took."""
+    """Called for calls of a listener, with the seconds that each took."""
     watcher: Watcher | None = None
-    """What became of messages."""
+    """Receives the outcomes of messages."""
 
 
 PLAIN = Terms()
 ALONE = Ownership()
-"""No coordinator: what was told to be ours is ours."""
+"""No coordinator: the slots that were announced belong to this worker."""
 UNWATCHED = Watching()
 
 __all__ = ["ALONE", "PLAIN", "UNWATCHED", "Ownership", "Terms", "Watching"]

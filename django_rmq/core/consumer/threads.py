@@ -1,4 +1,4 @@
-"""The executor threads: each runs batches one after the other and reports what became of their messages."""
+"""The executor threads: each runs batches one after the other and reports the outcomes of their messages."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from django_rmq.core.words.topics import Topic
 logger = safe_logger("django_rmq.consumer")
 
 FLUSH_SECONDS = 0.1
-"""How long results of a batch under way may wait before they are reported."""
+"""Seconds that results of a running batch may wait before they are reported."""
 
 PATIENCE_SECONDS = 0.2
-"""How long a thread keeps the rest of a batch for which something better may turn up: a higher
-priority, or another thread that is free."""
+"""Seconds for which a thread keeps the rest of a batch when something better may turn up: a higher priority,
+or another thread that is free."""
 
 
 class Hooks(NamedTuple):
-    """What surrounds listeners; the Django layer closes database connections here."""
+    """Hooks around listeners; the Django layer closes database connections here."""
 
     before: Callable[[], None] = lambda: None
-    """Before a thread begins a batch."""
+    """Called before a thread begins a batch."""
     after: Callable[[], None] = lambda: None
-    """After a batch, and after each failure in it."""
+    """Called after a batch, and after each failure in it."""
     end: Callable[[], None] = lambda: None
-    """When a thread ends."""
+    """Called when a thread ends."""
     around: Callable[[Topic, Callable[[Any], Any]], Callable[[Any], Any]] = lambda topic, function: function
-    """Once per batch: what is called in a listener's place, with its argument, and calls it."""
+    """Called once per batch; returns the function that is called in the listener's place with its argument,
+    and calls it."""
 
 
 NO_HOOKS = Hooks()
@@ -53,19 +54,19 @@ class ExecutorThread(threading.Thread):
         self.marks = marks
         self.current: Batch | None = None
         self.hangs = False
-        """Its listener exceeded MAX_RUNTIME: it gets no more work."""
+        """Whether its listener exceeded MAX_RUNTIME; then it gets no more work."""
         self._inbox = inbox
         self._hooks = hooks
         self._queue: list[Batch] = []
         self._turn = 0
         self._served: dict[str, int] = {}
-        """Topic -> the turn it was last served at."""
+        """Topic -> the turn in which it was last served."""
         self._ready = threading.Condition()
         self._stopping = False
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has run and runs no more."""
+        """Whether it has run and no longer runs."""
         return self.ident is not None and not self.is_alive()
 
     def put(self, batch: Batch) -> None:
@@ -76,7 +77,7 @@ class ExecutorThread(threading.Thread):
             self._ready.notify()
 
     def withdraw(self, batch: Batch) -> bool:
-        """Take a batch out of the queue; False: the thread has it already."""
+        """Take a batch out of the queue. False: the thread has it already."""
         with self._ready:
             if batch not in self._queue:
                 return False
@@ -104,7 +105,8 @@ class ExecutorThread(threading.Thread):
     def _choose(self) -> Batch:
         """Return the batch to run: topics take turns; among a topic's priority slots the highest head is first.
 
-        The receipts of a serial slot rise: its older batch runs before its newer one, whatever their heads.
+        The receipts of a serial slot rise, so its older batch runs before its newer one, whatever their
+        heads.
         """
         topic = min((batch.topic for batch in self._queue), key=lambda t: self._served.get(t.name, 0))
         batches = [batch for batch in self._queue if batch.topic.name == topic.name]
@@ -121,7 +123,7 @@ class ExecutorThread(threading.Thread):
             self._surround(self._hooks.end)
 
     def _surround(self, hook: Callable[[], None]) -> None:
-        """Run a hook; should it fail, the listeners run all the same, and fail by themselves if they must."""
+        """Run a hook. If it fails, the listeners run all the same, and fail by themselves if they depend on it."""
         try:
             hook()
         except Exception:
@@ -144,8 +146,8 @@ class ExecutorThread(threading.Thread):
         except Interrupted:
             self._inbox.put(Exited(batch))
         except BaseException:
-            # First of all: while the dispatcher waits for this report, the batch is extended. One message counts as begun
-            # at least, so that what fails again and again is charged in the end.
+            # This comes first: while the dispatcher waits for this report, the batch is extended. At least
+            # one message counts as begun, so that one that fails again and again uses its retries in the end.
             rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
             self._inbox.put(Slice(batch, [], [], rest, 0.0, True))
             logger.exception(
@@ -159,14 +161,14 @@ class ExecutorThread(threading.Thread):
                 self.current = None
 
     def _states_of(self, batch: Batch) -> memoryview | bytearray:
-        """Return where to note what is begun and what is done, a byte for each message."""
+        """Return where to record what is begun and what is done, a byte for each message."""
         if self.marks is None:
             return bytearray(len(batch.messages))
         members = [message.delivery.member for message in batch.messages]
         return self.marks.take(batch.topic.name, batch.place.slot, batch.receipt, members)
 
     def _patience(self, batch: Batch) -> float:
-        """Return until when (``uptime``) more messages of this batch are begun."""
+        """Return until when (``uptime``) more messages of this batch may begin."""
         waits_for_better = batch.topic.is_priority or not batch.topic.serial
         return uptime() + PATIENCE_SECONDS if waits_for_better else float("inf")
 
@@ -178,7 +180,7 @@ class ExecutorThread(threading.Thread):
             batch.begun = i
             now = uptime()
             if batch.running_since is not None:
-                # The end of one call is the beginning of the next, and one look at the clock for both.
+                # The end of one call is the beginning of the next, so one reading of the clock serves both.
                 tally.times.append(now - batch.running_since)
                 batch.running_since = None
             if batch.halted or now > batch.confirmed + half or (now > patience and i > 1):
@@ -217,8 +219,8 @@ class ExecutorThread(threading.Thread):
         while lists:
             group = lists.popleft()
             tally.begun, now, end = time.monotonic(), uptime(), at + len(group)
-            # What ran in a list that failed has begun: it is settled one by one, however long that takes. Otherwise the
-            # good messages would run in another list with the bad one.
+            # Messages of a list that failed have begun: they are settled one by one, however long that takes.
+            # Otherwise the good messages would run in another list with the bad one.
             is_again = at < batch.begun
             batch.begun = max(batch.begun, end)
             late = now > batch.confirmed + batch.topic.timeout / 2
@@ -250,7 +252,7 @@ class ExecutorThread(threading.Thread):
             self._report(tally, batch.messages[at:])
 
     def _report(self, tally: Tally, rest: list[Message] | None) -> None:
-        """Tell the dispatcher; ``rest`` is what will not begin, None: the batch goes on."""
+        """Report to the dispatcher. ``rest`` are the messages that will not begin; None: the batch goes on."""
         batch, committed = tally.batch, tally.committed
         self._inbox.put(tally.slice(rest))
         tally.clear()
@@ -258,7 +260,7 @@ class ExecutorThread(threading.Thread):
 
 
 def _states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:
-    """Return what to note of the messages of a list that was called, a byte for each."""
+    """Return what to record for the messages of a list that was called, a byte for each."""
     if len(outcomes) == len(group) and all(failure is None for _, failure in outcomes):
         return bytes([DONE]) * len(group)
     done = {id(message) for message, failure in outcomes if failure is None}

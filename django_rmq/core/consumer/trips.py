@@ -1,4 +1,4 @@
-"""Trips: each round trip tells what was settled and asks what is due; one is under way while the next is packed."""
+"""Trips: each round trip sends what was settled and asks for what is due; one is under way while the next is packed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Trip(NamedTuple):
 
     pipeline: Pipeline
     told: Settlements
-    """What it tells; told again if its answer is lost."""
+    """The settlements that it sends; they are sent again if its answer is lost."""
     parts: list[Part]
-    """The calls that tell it."""
+    """The calls that send them."""
     asked: Asked
     at: float
     """``uptime`` when it was sent."""
@@ -33,7 +33,7 @@ class Trips:
         self, broker: Broker, settling: Settling, asking: Asking, answering: Answering, granted: BytesInHand
     ) -> None:
         self.under_way: Trip | None = None
-        """What Redis works on while the answer to the trip before it is read, and the next one packed."""
+        """The trip that Redis works on while the answer to the previous one is read, and the next one packed."""
         self._broker = broker
         self._settling = settling
         self._asking = asking
@@ -41,7 +41,7 @@ class Trips:
         self._granted = granted
 
     def make(self) -> bool:
-        """Make a round trip if there is anything to tell or to ask; return whether there was."""
+        """Make a round trip if there is anything to send or to ask; return whether there was."""
         sent = self.send()
         trip, self.under_way = self.under_way, sent
         if trip is None:
@@ -51,12 +51,12 @@ class Trips:
                 return True
             trip, self.under_way = sent, None
         self.receive(trip)
-        # Not before: what has ended is in flight for all others until Redis has heard of it.
+        # Not earlier: a message that has ended is in flight for all others until Redis has received that.
         self._asking.ask_limits()
         return True
 
     def send(self, *, takes: bool = True) -> Trip | None:
-        """Send what is to be told and, if it ``takes``, asked; None: nothing."""
+        """Send what is to be settled and, if it ``takes``, what is asked. None: nothing."""
         pipeline = self._broker.pipeline()
         told, parts = self._settling.queue(pipeline)
         coming = None if self.under_way is None else self.under_way.asked
@@ -74,7 +74,7 @@ class Trips:
         return trip
 
     def receive(self, trip: Trip) -> None:
-        """Wait for the answer to a trip, and go on with it. Raises trouble that concerns more than one slot."""
+        """Wait for the answer to a trip, and process it. Raises trouble that concerns more than one slot."""
         try:
             trip.pipeline.receive()
         except ServerTrouble:
@@ -94,7 +94,7 @@ class Trips:
             self.receive(trip)
 
     def lost(self, trip: Trip) -> None:
-        """Tell again what was told, and ask what was handed out: the answer to a trip was lost."""
+        """Send again what was sent, and ask what was handed out, because the answer to a trip was lost."""
         self._granted.answered(trip.asked.bytes)
         for place in trip.asked.places:
             self._answering.lost(place)

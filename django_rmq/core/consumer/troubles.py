@@ -1,4 +1,4 @@
-"""Trouble with one slot: it is left alone for a while, and the others go on."""
+"""Trouble with one slot: that slot is left alone for a while, and the others go on."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from django_rmq.core.logs.complaints import Complaints
 from django_rmq.exceptions import NodeUnavailable, RmqError, ServerRefused, ServerTrouble
 
 REST_SECONDS = 5.0
-"""How long a slot is left alone whose keys Redis refuses to touch."""
+"""Seconds for which a slot is left alone if Redis refuses to access its keys."""
 
 NODE_REST_SECONDS = 0.25
-"""How long a slot is left alone whose node of a Redis Cluster does not answer; the others go on."""
+"""Seconds for which a slot is left alone if its node of a Redis Cluster does not answer; the others go on."""
 
 RENEWAL_SECONDS = 5.0
-"""Between two new subscriptions while nodes do not answer."""
+"""Seconds between two new subscriptions while nodes do not answer."""
 
 
 def concerns_all(error: RmqError) -> bool:
-    """Return whether an error concerns the whole server, not a slot or a node."""
+    """Return whether an error concerns the whole server, rather than a slot or a node."""
     return isinstance(error, ServerTrouble) and not isinstance(error, (ServerRefused, NodeUnavailable))
 
 
 class Troubles:
-    """``renew`` makes a new subscription to wake-ups: it may be its node that does not answer."""
+    """Handles errors of slots. ``renew`` makes a new subscription to wake-ups, whose node may be the one that fails."""
 
     def __init__(
         self, schedule: Schedule, ending: Ending, complain: Complaints, renew: Callable[[], None]
@@ -54,7 +54,7 @@ class Troubles:
         return None
 
     def _leave_node_alone(self, place: Place, error: NodeUnavailable) -> None:
-        """Ask a slot later whose node does not answer: what the other nodes hold goes on."""
+        """Ask a slot later whose node does not answer, while the slots of other nodes go on."""
         self.complain("node", "Some slots rest (%s); trying again", error)
         self._schedule.shut(place, NODE_REST_SECONDS)
         place.away = True

@@ -1,8 +1,9 @@
-"""Who owns which slots: workers come together, and each is told what it gains and what it loses.
+"""Coordination: decides which worker owns which slots, and informs each worker of what it gains and loses.
 
-A coordinator only balances. That a slot's messages are consumed one after the other is for Redis to see
-to (the gate in ``prepare``), so two workers that believe to own the same slot for a while do no harm.
-Whoever loses a slot is told so; whoever gains it may begin at once and is answered busy until the other is done.
+A coordinator only balances. Redis ensures that a slot's messages are consumed one after the other (the gate
+in ``prepare``), so two workers that both believe they own a slot for a while do no harm. The worker that
+loses a slot is informed; the worker that gains it may begin at once, and is answered busy until the other one
+is done.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ Slots = Iterable[tuple[str, int]]
 """Pairs of a topic's name and a slot, as the dispatcher takes them."""
 
 Owned = dict[str, tuple[range, ...]]
-"""Topic -> the slots owned of it, as ranges in order: 2**20 slots are not 2**20 pairs."""
+"""Topic -> its owned slots, as ranges in order, so that 2**20 slots are not 2**20 pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process that takes slots. ``id`` is a new UUID of every start of a process, never configured."""
+    """One process that takes slots. ``id`` is a new UUID for every start of a process, never configured."""
 
     id: str
     host: str
@@ -37,85 +38,90 @@ class Worker:
 
     @property
     def capacity(self) -> Capacity:
-        """What counts when slots are assigned."""
+        """The values that matter when slots are assigned."""
         return Capacity(self.id, self.threads, frozenset(topic.name for topic in self.topics))
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as the others see it."""
+    """A worker as the other workers see it."""
 
     worker: Worker
     session_left: float
-    """Seconds until it counts as gone unless it is heard of; infinity where nobody listens."""
+    """Seconds until it counts as gone if it stays silent. Infinity: sessions do not end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Slots ``start`` to ``stop - 1`` of a topic and who owns them."""
+    """Slots ``start`` to ``stop - 1`` of a topic and their owner."""
 
     topic: str
     start: int
     stop: int
     worker: str
     since: float
-    """Seconds since the epoch when they were assigned to this worker: by Redis' clock, or by that of whoever assigned."""
+    """When they were assigned to this worker, in seconds since the epoch, by the clock of Redis or of the
+    worker that assigned them."""
 
 
 class Coordinator(ABC):
-    """Tells one worker which slots are its own.
+    """Informs one worker which slots are its own.
 
-    ``own`` and ``disown`` are called with slots gained and lost, from one thread of the coordinator's,
-    never both at once, never for a slot that is (or is not) owned already. They may take their time and may be
-    called with many slots in several parts. Topics that are not serial are owned whole from ``start`` to
-    ``stop``, whoever else serves them. Make a coordinator after the last fork.
+    ``own`` and ``disown`` are called with slots gained and lost, from one thread of the coordinator, never
+    both at once, never for a slot that is (or is not) owned already. They may take their time and may be
+    called with many slots in several parts. Topics that are not serial are owned as a whole from ``start`` to
+    ``stop``, even if other workers serve them too. Make a coordinator after the last fork.
     """
 
     @abstractmethod
     def start(self) -> None:
-        """Join. Raises ``ConfigurationError`` where another worker has this id, ``ServerTrouble`` where nobody answers."""
+        """Join.
+
+        Raises ``ConfigurationError`` if another worker has this id, ``ServerTrouble`` if the server does not
+        answer.
+        """
 
     @abstractmethod
     def stop(self, timeout: float = 2.0) -> None:
-        """Disown everything and leave, so that others take over at once. Returns within ``timeout`` seconds."""
+        """Disown everything and leave, so that other workers take over at once. Returns within ``timeout`` seconds."""
 
     @abstractmethod
     def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
-        """Tell the others that this worker has other threads or serves other topics from now on."""
+        """Inform the other workers that this worker now has other threads or serves other topics."""
 
     @abstractmethod
     def wait_settled(self, timeout: float) -> bool:
-        """Return whether, within ``timeout`` seconds, all was assigned to the members known here and told to the worker."""
+        """Return whether, within ``timeout`` seconds, everything was assigned to the known members and passed to the worker."""
 
     @abstractmethod
     def owned(self) -> Owned:
-        """Return what ``own`` was told and ``disown`` not yet."""
+        """Return the slots passed to ``own`` and not yet to ``disown``."""
 
     def is_alive(self) -> bool:
-        """Return whether the threads run that it needs; it has none unless it says otherwise."""
+        """Return whether the required threads are running. Default: it has none."""
         return True
 
     def revive(self) -> None:  # noqa: B027 - a coordinator without threads has none to replace
-        """Replace those of its threads that have died. Raises ``RuntimeError`` or ``MemoryError`` if none can be started."""
+        """Replace threads that have died. Raises ``RuntimeError`` or ``MemoryError`` if none can be started."""
 
     def confirmed(self) -> float:
-        """Return when (by ``ownership.uptime``) was asked what is owned, of the last answer that was told in full.
+        """Return the ``ownership.uptime`` of the last request for the assignment whose answer was passed on in full.
 
-        Minus infinity: nobody can say, or something is still to be told.
+        Minus infinity: unknown, or part of the answer is not passed on yet.
         """
         return float("-inf")
 
     @abstractmethod
     def members(self) -> list[Member]:
-        """Return all workers, by id. Raises ``ServerTrouble`` where nobody can tell."""
+        """Return all workers, by id. Raises ``ServerTrouble`` if they are unknown."""
 
     @abstractmethod
     def describe(self) -> list[Holding]:
-        """Return who owns what since when, by topic and slot. Raises ``ServerTrouble`` where nobody can tell."""
+        """Return the owners and since when they own, by topic and slot. Raises ``ServerTrouble`` if they are unknown."""
 
 
 def topic_slots(topics: Iterable[Topic]) -> tuple[TopicSlots, ...]:
-    """Return what matters of ``topics`` when slots are assigned."""
+    """Return the part of ``topics`` that matters when slots are assigned."""
     return tuple(sorted(TopicSlots(topic.name, topic.slots, topic.serial) for topic in topics))
 
 
@@ -126,7 +132,7 @@ def pairs(owned: Owned) -> Iterator[tuple[str, int]]:
 
 @dataclass(slots=True)
 class StaticCoordinator(Coordinator):
-    """Gives every slot to the one worker there is: for a single process, and for tests."""
+    """Gives every slot to the only worker: for a single process, and for tests."""
 
     worker: Worker
     own: Callable[[Slots], None]
@@ -199,7 +205,7 @@ def announced(worker: Worker, threads: int | None, topics: Iterable[Topic] | Non
 
 
 def less(these: Owned, those: Owned) -> Owned:
-    """Return what is in ``these`` and not in ``those``."""
+    """Return the slots in ``these`` that are not in ``those``."""
     rest: Owned = {}
     for topic, ranges in these.items():
         left = tuple(_less(ranges, those.get(topic, ())))

@@ -1,7 +1,7 @@
-"""Which worker owns which slots: one pure function of topics, workers and what was before.
+"""Decides which worker owns which slots: one pure function of topics, workers and the previous assignment.
 
-Slots are held as runs, so that 2**20 of them cost what a few thousand runs cost. Nothing here knows how
-workers find each other or how an assignment is stored. Stdlib only.
+Slots are held as runs, so that 2**20 of them cost as much as a few thousand runs. Nothing here knows how
+workers find each other or how an assignment is stored. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from django_rmq.core.coordination.rounding import round_quotas
 
 
 class TopicSlots(NamedTuple):
-    """A topic as far as it is assigned."""
+    """The properties of a topic that matter for the assignment."""
 
     name: str
     slots: int
     serial: bool = True
-    """False: all workers that serve the topic share all of its slots; none is assigned."""
+    """False: all workers that serve the topic share all of its slots, and none is assigned."""
 
 
 class Capacity(NamedTuple):
-    """A worker as far as slots are assigned to it."""
+    """The properties of a worker that matter for the assignment."""
 
     worker: str
     threads: int
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 
 Assignment = dict[str, tuple[Run, ...]]
-"""Serial topic -> its runs in order: together all of its slots, neighbours with different owners."""
+"""Serial topic -> its runs in order. Together they cover all of its slots, and neighbours have different owners."""
 
 
 def assign(
@@ -48,28 +48,28 @@ def assign(
     workers: Iterable[Capacity],
     previous: Mapping[str, Sequence[Run]],
 ) -> Assignment:
-    """Return who owns what now. Topics that nobody serves, and those that are not serial, are left out.
+    """Return the new assignment. Topics that no worker serves, and those that are not serial, are left out.
 
-    ``previous`` may be anything: runs of workers that are gone, beyond the slots, or one over another
-    (then the one that begins first counts). The order of the arguments' items changes nothing.
+    ``previous`` may be anything: runs of workers that are gone, beyond the slots, or overlapping (then the
+    one that begins first counts). The order of the arguments' items does not matter.
 
     **Balance.** The quota of worker w in topic t is ``slots(t) * threads(w) / sum of threads that serve t``.
-    Of every topic it serves a worker owns its quota rounded down or up, and over all topics the sum of
-    its quotas rounded down or up. Both hold always: a matrix of quotas can be rounded so that every entry
-    and every row and column sum is a neighbour of its exact value, because such a rounding is a flow with
+    Of every topic it serves a worker owns its quota rounded down or up, and over all topics the sum of its
+    quotas rounded down or up. Both always hold: a matrix of quotas can be rounded so that every entry and
+    every row and column sum is a neighbour of its exact value, because such a rounding is a flow with
     integral bounds.
 
-    **Movement.** A slot moves if its owner is not who owned it before. No assignment that is balanced as
-    above moves fewer slots. *Proof.* Let n(w, t) be what an assignment gives a worker and h(w, t) what the
-    worker held of it before. At least ``max(0, n - h)`` slots of t move to w, in sum ``M(n)``. Laying out n
-    (``lay_out``) moves exactly M(n): every worker keeps ``min(n, h)`` of its own, and only what is over or
-    ownerless goes to those that lack. It remains to choose the balanced n of the smallest M. With f the
-    quota rounded down, n is f or f + 1, and M(n) is a constant plus, for each cell rounded up, 1 where
-    ``h <= f`` and 0 where ``h > f``. So the rounding of the smallest cost is wanted: a flow of unit arcs with these
-    costs, which ``round_quotas`` finds by cheapest paths. It starts without negative cycles and keeps it so: the
-    flow is of minimal cost. ∎ In particular nothing moves where the previous assignment is balanced (its M is 0,
-    and no other n has an M of 0). With one topic and equal threads, a leave moves the leaver's slots only,
-    and a join only what the joiner gets.
+    **Movement.** A slot moves if its new owner differs from its previous one. No assignment that is balanced
+    as above moves fewer slots. *Proof.* Let n(w, t) be the number an assignment gives to a worker and h(w, t)
+    the number the worker held before. At least ``max(0, n - h)`` slots of t move to w, in sum ``M(n)``.
+    Laying out n (``lay_out``) moves exactly M(n): every worker keeps ``min(n, h)`` of its own, and only
+    surplus or ownerless slots go to the workers that lack some. It remains to choose the balanced n with the
+    smallest M. With f the quota rounded down, n is f or f + 1, and M(n) is a constant plus, for each cell
+    rounded up, 1 where ``h <= f`` and 0 where ``h > f``. So the cheapest rounding is wanted: a flow of unit
+    arcs with these costs, which ``round_quotas`` finds by cheapest paths. It starts without negative cycles
+    and creates none, so the flow has minimal cost. ∎ In particular nothing moves if the previous assignment
+    is balanced (its M is 0, and no other n has an M of 0). With one topic and equal threads, a leave moves
+    only the leaver's slots, and a join only the slots that the joiner gets.
 
     Raises ``ValueError`` for a worker or topic named twice, and for fewer than one thread or slot.
     """
@@ -107,7 +107,7 @@ def moved(previous: Sequence[Run], now: Sequence[Run]) -> int:
 
 
 def _overlay(previous: Sequence[Run], now: Sequence[Run]) -> Iterable[tuple[int, int, str, str]]:
-    """Yield (start, stop, owner now, owner before) where both say something."""
+    """Yield (start, stop, owner now, owner before) for slots that have both."""
     i = 0
     for run in now:
         while i < len(previous) and previous[i].stop <= run.start:
@@ -135,7 +135,7 @@ def _check(topics: Sequence[TopicSlots], crew: Sequence[Capacity]) -> None:
 def _still_valid(
     topic: TopicSlots, runs: Sequence[Run], index: Mapping[str, int], serving: set[int]
 ) -> list[Piece]:
-    """Return what of the previous runs can stay where it is, in order and disjoint."""
+    """Return the parts of the previous runs that can stay, in order and disjoint."""
     pieces: list[Piece] = []
     at = 0
     for start, stop, worker in sorted(runs):

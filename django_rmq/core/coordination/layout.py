@@ -1,4 +1,4 @@
-"""Which slots each worker gets: it keeps what it may of its own."""
+"""Decides which slots each worker gets, so that it keeps as many of its own as possible."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 Piece = tuple[int, int, int]
-"""Start, stop, and the owner by its index: a run while counting goes on."""
+"""Start, stop, and the index of the owner: a run during the calculation."""
 
 
 def lay_out(slots: int, kept: Sequence[Piece], held: Counter[int], share: Mapping[int, int]) -> list[Piece]:
     """Return runs that give every worker its share. Each keeps ``min(held, share)`` slots of its own.
 
-    Who gives, gives its smallest runs first, and who takes, takes at the edge of its own where it can: so
-    the comings and goings of workers do not crumble what was whole.
+    A worker with too many slots gives its smallest runs first, and a worker with too few takes slots next to
+    its own if it can. So repeated joins and leaves do not fragment the runs.
     """
     staying = _shrink(kept, {w: held[w] - share[w] for w in held if held[w] > share[w]})
     lacking = {w: count - held[w] for w, count in share.items() if count > held[w]}
@@ -50,7 +50,7 @@ def lay_out(slots: int, kept: Sequence[Piece], held: Counter[int], share: Mappin
 
 
 def _shrink(kept: Sequence[Piece], surplus: dict[int, int]) -> list[Piece]:
-    """Take from each worker what it has too much: its smallest runs, then the end of the next one."""
+    """Take the surplus from each worker: its smallest runs, then the end of the next one."""
     staying: list[Piece] = []
     for start, stop, owner in sorted(kept, key=lambda piece: (piece[1] - piece[0], piece[0])):
         give = min(surplus.get(owner, 0), stop - start)

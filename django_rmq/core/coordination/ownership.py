@@ -1,6 +1,7 @@
-"""What a worker has been told to own: a thread that leads it, part by part, to what it shall own.
+"""The slots that a worker owns: a thread that changes them, part by part, to the slots that it should own.
 
-It talks to no server. So it can also notice, while whoever talks to one is stuck, that the session has run out.
+It contacts no server. So it also notices the end of the session while the thread that talks to a server is
+stuck.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from django_rmq.core.logs.safe import safe_logger
 logger = safe_logger("django_rmq.coordination")
 
 PART = 8192
-"""Slots told at once: between parts a newer wish, or the end of the session, is heard."""
+"""The number of slots passed on at once. Between two parts it checks for a newer target or the end of the session."""
 
 uptime: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-"""Seconds on a clock that goes on while the machine sleeps: a session does."""
+"""Seconds on a clock that also counts while the machine is suspended, as a session does."""
 
 
 class Ownership:
-    """A thread that calls ``own`` and ``disown`` until what is owned is what ``want`` said last.
+    """A thread that calls ``own`` and ``disown`` until the owned slots are those of the last ``want``.
 
-    What is serial is owned until ``until`` at the longest, what is shared (topics without a gate) until ``end``.
-    A callback that raises is logged and counts as told.
+    Serial slots are owned at most until ``until``, shared ones (topics without a gate) until ``end``. A
+    callback that raises is logged and counts as done.
     """
 
     def __init__(self, own: Callable[[Slots], None], disown: Callable[[Slots], None]) -> None:
         self.changed = threading.Condition()
-        """Notified after each change of what is owned or wanted; may guard what its user waits for as well."""
+        """Notified after each change of what is owned or wanted. The owner of this object may use it for its
+        own conditions too."""
         self._own = own
         self._disown = disown
         self._serial: Owned = {}
@@ -54,19 +56,19 @@ class Ownership:
         return self._thread is not None and self._thread.is_alive()
 
     def want(self, serial: Owned, shared: Owned, until: float) -> None:
-        """Own exactly this; the serial part no longer than to ``until`` by ``uptime``."""
+        """Own exactly this; the serial part no longer than until ``until`` by ``uptime``."""
         with self.changed:
             self._serial, self._shared, self._until = serial, shared, until
             self.changed.notify_all()
 
     def lose(self) -> None:
-        """Give up what is serial: the session is over."""
+        """Give up the serial slots, because the session is over."""
         with self.changed:
             self._serial = {}
             self.changed.notify_all()
 
     def end(self, timeout: float) -> bool:
-        """Disown everything; return whether all of it was told within ``timeout`` seconds."""
+        """Disown everything; return whether all of it was passed on within ``timeout`` seconds."""
         with self.changed:
             self._ending = True
             self.changed.notify_all()
@@ -75,12 +77,12 @@ class Ownership:
             return self.changed.wait_for(lambda: not self._owned, timeout)
 
     def owned(self) -> Owned:
-        """Return what the worker has been told to own, and not to give up."""
+        """Return the slots passed to ``own`` and not to ``disown``."""
         with self.changed:
             return dict(self._owned)
 
     def is_settled(self) -> bool:
-        """Return whether nothing is left to tell. To be called with ``changed`` held."""
+        """Return whether nothing is left to pass on. Call it with ``changed`` held."""
         return self._owned == self._wanted()
 
     def _run(self) -> None:
@@ -93,7 +95,7 @@ class Ownership:
                         return
                     self.changed.wait(max(0.0, self._until - uptime()) if self._serial else None)
                     continue
-            # What is lost comes first: its new owner waits for it.
+            # Lost slots come first, because their new owner waits for them.
             part = _first(lost or gained)
             try:
                 (self._disown if lost else self._own)(pairs(part))

@@ -1,10 +1,10 @@
-"""An assignment as it is stored and read by all: who owns which slots since when, as compact JSON.
+"""The stored form of an assignment: who owns which slots since when, as compact JSON.
 
     {"workers": [id, …], "times": [s, …], "topics": {name: [length, worker, time, length, worker, time, …]}}
 
-The spans of a topic follow each other from slot 0, so that only their lengths are written; ``worker`` and
-``time`` are indexes. 2**20 slots of 50 workers take some 2 KB when fresh, and some 50 KB after hundreds of
-workers came and went.
+The spans of a topic follow each other from slot 0, so only their lengths are written; ``worker`` and ``time``
+are indexes. 2**20 slots of 50 workers take some 2 KB when fresh, and some 50 KB after hundreds of workers
+came and went.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from django_rmq.core.coordination import Owned, Worker
 from django_rmq.core.coordination.assignment import Assignment, Run
 
 MAX_SPANS = 20_000
-"""With more spans of a topic, neighbours of one owner are merged and the earlier times forgotten: it bounds the text."""
+"""The maximum number of spans of a topic, which limits the size of the text. Beyond it, neighbours of one
+owner are merged and the earlier times forgotten."""
 
 
 class Span(NamedTuple):
@@ -54,7 +55,7 @@ class Plan:
 
     @classmethod
     def decode(cls, raw: bytes) -> Plan:
-        """Read what ``encode`` wrote. Raises ``ValueError`` for anything else."""
+        """Read the output of ``encode``. Raises ``ValueError`` for anything else."""
         try:
             found = json.loads(raw)
             workers = [str(worker) for worker in found["workers"]]
@@ -67,11 +68,11 @@ class Plan:
         return cls(topics)
 
     def runs(self) -> Assignment:
-        """Return who owns what, without times."""
+        """Return the owners, without times."""
         return {name: tuple(_runs(spans)) for name, spans in self.topics.items()}
 
     def renewed(self, assignment: Assignment, now: int) -> Plan:
-        """Return ``assignment`` with the times of this plan where an owner stays, and ``now`` elsewhere."""
+        """Return ``assignment`` with the times of this plan for slots whose owner stays, and ``now`` for the others."""
         topics = {}
         for name, runs in assignment.items():
             spans = tuple(_since(runs, self.topics.get(name, ()), now))
@@ -89,7 +90,7 @@ class Plan:
         return owned
 
     def flaw(self, workers: Mapping[str, Worker]) -> str:
-        """Return why this cannot be the assignment of ``workers``; empty: it can."""
+        """Return why this cannot be the assignment of ``workers``. Empty: it can."""
         serving: dict[str, dict[str, int]] = {}
         for worker in workers.values():
             for topic in worker.topics:
@@ -132,7 +133,7 @@ def _runs(spans: Iterable[Span]) -> Iterator[Run]:
 
 
 def _since(runs: Iterable[Run], before: tuple[Span, ...], now: int) -> Iterator[Span]:
-    """Cut runs where a part of them had another owner before."""
+    """Split runs if a part of them had another owner before."""
     i = 0
     for start, stop, worker in runs:
         while i < len(before) and before[i].stop <= start:
@@ -152,7 +153,7 @@ def _since(runs: Iterable[Run], before: tuple[Span, ...], now: int) -> Iterator[
 
 
 def _merged(spans: Iterable[Span]) -> Iterator[Span]:
-    """Make one span of neighbours of one owner: it has owned all of it since the last of their times."""
+    """Merge neighbours of one owner into one span; it has owned all of it since the latest of their times."""
     last: Span | None = None
     for span in spans:
         if last is not None and last.worker == span.worker:

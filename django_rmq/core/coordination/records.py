@@ -1,4 +1,4 @@
-"""What a worker says of itself to the others, as a token and compact JSON; and which topics a crew has to share out."""
+"""A worker's record for the other workers, as a token and compact JSON, and the topics that a crew shares out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_rmq.core.words.topics import slot_counts
 
 
 def write_record(token: str, worker: Worker) -> str:
-    """Return what ``read_record`` reads: it begins with the token, which tells a worker from another with its id."""
+    """Return a record for ``read_record``. It begins with the token, which separates workers with the same id."""
     said = {
         "host": worker.host,
         "pid": worker.pid,
@@ -24,7 +24,7 @@ def write_record(token: str, worker: Worker) -> str:
 
 
 def read_record(worker: str, record: bytes) -> Worker:
-    """Return the worker that says this. Raises ``ValueError`` for what is none."""
+    """Return the worker of this record. Raises ``ValueError`` for anything else."""
     said, _, topics = record.partition(b" ")[2].rpartition(_TOPICS)
     try:
         found = json.loads(said + b"}")
@@ -41,12 +41,12 @@ def read_record(worker: str, record: bytes) -> Worker:
 
 
 _TOPICS = b',"topics":'
-"""What comes before the topics in a record: they are the last of what a worker says, and most of it."""
+"""The text before the topics in a record. They are its last part, and most of it."""
 
 
 @lru_cache(maxsize=64)
 def _read_topics(text: bytes) -> tuple[TopicSlots, ...]:
-    """Return the topics at the end of a record: the same object for the workers that say the same."""
+    """Return the topics at the end of a record. Workers with the same text share one object."""
     return tuple(
         sorted(
             TopicSlots(name, max(1, int(slots)), bool(serial))
@@ -56,7 +56,7 @@ def _read_topics(text: bytes) -> tuple[TopicSlots, ...]:
 
 
 def whose(record: bytes) -> str:
-    """Return host and pid of a worker, as far as its record tells."""
+    """Return host and pid of a worker, as far as its record shows them."""
     try:
         worker = read_record("", record)
     except ValueError:
@@ -67,14 +67,14 @@ def whose(record: bytes) -> str:
 def served_topics(
     crew: Mapping[str, Worker], registered: Mapping[str, Mapping[str, Any]]
 ) -> list[TopicSlots]:
-    """Return the topics that a crew (by id) serves: as they are registered, else as the first worker has them."""
+    """Return the topics that a crew (by id) serves, as registered, otherwise as the first worker has them."""
     said: dict[str, TopicSlots] = {}
     for _, worker in sorted(crew.items()):
         for topic in worker.topics:
             said.setdefault(topic.name, topic)
     for name, topic in said.items():
         found = registered.get(name, {})
-        # While it is re-slotted, old and new slots are worked on.
+        # While it is being re-slotted, workers serve both old and new slots.
         counts: tuple[Any, ...] = slot_counts({"slots": topic.slots, **found})
         if all(isinstance(slots, int) and slots > 0 for slots in counts):
             said[name] = TopicSlots(name, max(counts), bool(found.get("serial", topic.serial)))
@@ -84,7 +84,7 @@ def served_topics(
 def read_crew(
     records: Mapping[str, bytes], complain: Callable[[str, str, Exception], None]
 ) -> dict[str, Worker]:
-    """Return the workers that can be read."""
+    """Return the workers whose records can be read."""
     crew = {}
     for worker, record in records.items():
         try:

@@ -1,9 +1,10 @@
-"""The default coordinator: workers heartbeat in Redis, and one of them assigns the slots.
+"""The default coordinator: workers send heartbeats to Redis, and one of them assigns the slots.
 
-Each worker renews its session with one small script about once a second, by Redis' clock, and hears what
-changed: the membership has a version, the assignment a number. The worker with the smallest id makes the
-assignment and writes it on condition that both are still what it saw, so two that believe to be the first cannot
-both write. If the first does not, the next one does after a session, and so on. All others only read.
+Each worker renews its session with one small script about once a second, by the clock of Redis, and learns
+what changed: the membership has a version, the assignment a number. The worker with the smallest id makes the
+assignment and writes it on condition that both are still what it read, so two that both believe to be the
+first cannot both write. If the first does not write it, the next one does after a session, and so on. All
+others only read.
 """
 
 from __future__ import annotations
@@ -38,23 +39,24 @@ from django_rmq.exceptions import ConfigurationError, RmqError, ServerTrouble
 logger = safe_logger("django_rmq.coordination")
 
 SESSION_SECONDS = 4.0
-"""Without a beat for so long a worker counts as gone."""
+"""Seconds without a beat after which a worker counts as gone."""
 
 BEAT_SECONDS = 1.3
-"""Between two beats: with one look at the definitions per audit no worker sends more than a command per second."""
+"""Seconds between two beats. With one read of the definitions per audit, a worker then sends at most one
+command per second."""
 
 RETRY_SECONDS = 0.25
-"""Between two attempts while Redis is away."""
+"""Seconds between two attempts while Redis is unavailable."""
 
 SHORTEST_SESSION, LONGEST_SESSION = 0.2, 600.0
 
 
 class RedisCoordinator(SharedCoordinator):
-    """See ``Coordinator``. ``broker`` may be an ``InMemoryBroker``: workers are threads of one process then.
+    """See ``Coordinator``. ``broker`` may be an ``InMemoryBroker``; workers are then threads of one process.
 
-    ``token`` tells this worker from another one with its id; whoever knows it may end the session (``Broker.leave``).
-    A worker that does not reach Redis for ``session_seconds`` gives up its slots, whatever its connection is stuck
-    in, and joins again when Redis answers.
+    ``token`` distinguishes this worker from another one with its id; any process that knows it may end the
+    session (``Broker.leave``). A worker that does not reach Redis for ``session_seconds`` gives up its slots,
+    even if its connection is stuck, and joins again when Redis answers.
     """
 
     def __init__(
@@ -88,14 +90,14 @@ class RedisCoordinator(SharedCoordinator):
         self._number = ""
         self._raw = b""
         self._vetted: tuple[str, str] | None = None
-        """Membership and number that were recalculated and found right."""
+        """Membership and number that were recalculated and found correct."""
         self._plan_flaw = ""
         self._listening = threading.Thread(target=self._listen, name="rmq-coordinator-news", daemon=True)
 
-    # --- what a worker asks of it
+    # --- the interface for the worker
 
     def start(self) -> None:
-        """Join; the first slots come soon after."""
+        """Join. The first slots follow soon after."""
         sent = uptime()
         beat = self._send_beat(full=True)
         if beat.status == "duplicate":
@@ -116,7 +118,7 @@ class RedisCoordinator(SharedCoordinator):
         return members(self.broker)
 
     def describe(self) -> list[Holding]:
-        """Ask Redis who owns what since when."""
+        """Ask Redis for the owners and since when they own."""
         return describe(self.broker)
 
     # --- the thread that beats
@@ -140,7 +142,7 @@ class RedisCoordinator(SharedCoordinator):
             logger.warning("Could not leave (%s): the session ends by itself", error)
 
     def _turn(self) -> float:
-        """Beat once, do what follows from the answer, and return after how many seconds to beat again."""
+        """Beat once, process the answer, and return after how many seconds to beat again."""
         sent = uptime()
         audit = self._starts_audit(sent)
         beat = self._send_beat(full=audit)
@@ -188,7 +190,7 @@ class RedisCoordinator(SharedCoordinator):
         return beat
 
     def _heard(self, beat: Beat, sent: float) -> None:
-        """Take note of what others are and of what is ours."""
+        """Process the state of the other workers and this worker's slots."""
         if beat.workers is not None:
             if beat.members != self._members:
                 self._changed_at = uptime()
@@ -234,7 +236,7 @@ class RedisCoordinator(SharedCoordinator):
     # --- news
 
     def _listen(self) -> None:
-        """Beat at once when others say that something changed; without it the next beat notices."""
+        """Beat at once when other workers publish a change. Without it the next beat notices the change."""
         while not self._stopped.is_set():
             changes = None
             try:
@@ -258,12 +260,12 @@ class RedisCoordinator(SharedCoordinator):
 
 
 def members(broker: Broker) -> list[Member]:
-    """Return all workers whose sessions go on, by id; needs no worker of its own."""
+    """Return all workers whose sessions are active, by id; needs no worker of its own."""
     return members_of_roster(broker.run(workers.roster()))
 
 
 def members_of_roster(roster: Roster) -> list[Member]:
-    """Return the workers of a roster whose sessions go on, by id."""
+    """Return the workers of a roster whose sessions are active, by id."""
     found = []
     for worker, ends_ms, record in roster.sessions:
         try:
@@ -274,15 +276,15 @@ def members_of_roster(roster: Roster) -> list[Member]:
 
 
 def describe(broker: Broker) -> list[Holding]:
-    """Return who owns what since when, by topic and slot; needs no worker of its own.
+    """Return the owners and since when they own, by topic and slot; needs no worker of its own.
 
-    Topics that are not serial are shared and not in it.
+    Topics that are not serial are shared, and not included.
     """
     return describe_roster(broker.run(workers.roster()))
 
 
 def describe_roster(roster: Roster) -> list[Holding]:
-    """Return what ``describe`` does, of a roster that was read already."""
+    """Return the same as ``describe`` from a roster that was read already."""
     raw = roster.plan
     try:
         topics = Plan.decode(raw).topics if raw else {}

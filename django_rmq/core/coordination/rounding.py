@@ -1,4 +1,4 @@
-"""How many slots each worker gets: quotas rounded so that all is balanced, and as little as possible moves."""
+"""Decides how many slots each worker gets: quotas are rounded so that everything is balanced and few slots move."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from math import lcm
 
 Step = tuple[int, int, int]
-"""A unit goes from a worker to another one, in a topic: (from, topic, to)."""
+"""A unit that moves from one worker to another in a topic: (from, topic, to)."""
 
 FAR = 1 << 40
-"""A distance beyond all others."""
+"""A distance larger than all others."""
 
 
 def round_quotas(
@@ -19,14 +19,14 @@ def round_quotas(
     serving: Sequence[Sequence[int]],
     held: Sequence[Counter[int]],
 ) -> list[dict[int, int]]:
-    """Return for each topic the slots of each worker: balanced, and of these the one that moves least."""
+    """Return for each topic the slots of each worker: of all balanced results, the one that moves least."""
     totals = [sum(threads[w] for w in crew) for crew in serving]
     unit = lcm(*totals) if totals else 1
     shares: list[dict[int, int]] = []
     fractions = [0] * len(threads)
-    """Of each worker: the sum of what its quotas have beyond their integers, in 1/unit."""
+    """For each worker: the sum of the fractional parts of its quotas, in 1/unit."""
     costs: list[dict[int, int]] = []
-    """Of each topic: the workers whose quota is no integer, and what rounding it up costs."""
+    """For each topic: the workers whose quota is not an integer, and the cost of rounding it up."""
     for count, total, crew, had in zip(slots, totals, serving, held, strict=True):
         share, cost = {}, {}
         for w in crew:
@@ -44,10 +44,10 @@ def round_quotas(
 
 
 class _Rounding:
-    """Which quotas are rounded up: as many of a topic as its slots ask for, and of a worker as its sum asks for.
+    """Which quotas are rounded up: as many per topic as its slots require, and as many per worker as its sum requires.
 
     A flow from topics to workers, unit by unit. ``best`` begins with the cheapest choice of each topic by
-    itself; where a worker has too many or too few of them then, units go to others along cheapest paths.
+    itself. If a worker then has too many or too few of them, units move to others along cheapest paths.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class _Rounding:
     def best(self) -> list[list[int]]:
         """Return for each topic the workers whose quota is rounded up, in order."""
         for need, cost in zip(self.needs, self.costs, strict=True):
-            # Among equals the one that lacks most: then little is left to be put right.
+            # Among equals, the one that lacks most, so that little is left to correct.
             order = sorted(
                 cost, key=lambda w: (cost[w], (self.load[w] + 1) * self.unit - self.fractions[w], w)
             )
             self.chosen.append(set(order[:need]))
             for w in order[:need]:
                 self.load[w] += 1
-        # Beyond the rounded-down sum a worker may have one more: units that pass through the pool.
+        # Beyond the rounded-down sum a worker may have one more: a unit that passes through the pool.
         self.pool = len(self.load)
         self.pooled = [
             min(max(load - low, 0), spare)
@@ -106,7 +106,7 @@ class _Rounding:
         return [sorted(chosen) for chosen in self.chosen]
 
     def _cheapest_paths(self, excess: Sequence[int]) -> list[list[Step]]:
-        """Return cheapest paths from those with too much to those with too little, as steps (from, topic, to).
+        """Return cheapest paths from workers with too many to workers with too few, as steps (from, topic, to).
 
         They come from different trees of one search, so they share no step and can all be taken.
         """
@@ -114,7 +114,7 @@ class _Rounding:
         distance = [0 if over > 0 else FAR for over in excess]
         at_topic = [FAR] * topics
         came: list[tuple[int, int] | None] = [None] * (workers + 1)
-        """Of each node: the node before it and the topic in which the unit changes hands."""
+        """For each node: the previous node, and the topic in which the unit changes hands."""
         queue = deque(i for i, over in enumerate(excess) if over > 0)
         queued = [over > 0 for over in excess]
 
@@ -150,7 +150,7 @@ class _Rounding:
 def _paths(
     came: Sequence[tuple[int, int] | None], distance: Sequence[int], excess: Sequence[int]
 ) -> list[list[Step]]:
-    """Read the paths back from those with too little, the cheapest of each tree."""
+    """Read the paths back from workers with too few, the cheapest of each tree."""
     paths: dict[int, list[Step]] = {}
     short = sorted((distance[i], i) for i, over in enumerate(excess) if over < 0 and distance[i] < FAR)
     for _, node in short:

@@ -1,7 +1,8 @@
-"""What the coordinators have in common whose workers meet at a server: each looks there now and then, and one assigns.
+"""The common part of coordinators whose workers meet at a server: each checks from time to time, and one assigns.
 
-The workers are ranked. The first makes the assignment once the membership has stood for a moment, and writes it on
-condition that nobody else was faster. If it does not, the next one does after a session, and so on. All others read.
+The workers are ranked. The first makes the assignment once the membership has been stable for a moment, and
+writes it on condition that no other worker was faster. If it does not, the next one does after a session, and
+so on. All others read.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from django_rmq.core.words.topics import Topic
 logger = safe_logger("django_rmq.coordination")
 
 AUDIT_SECONDS = 5.0
-"""Between two looks at everything, whatever was said to have changed."""
+"""Seconds between two full checks, whatever changes were announced."""
 
 SETTLE_SECONDS = 0.2
-"""How long a changed membership must stand before it is assigned to: many workers come at once."""
+"""Seconds for which a changed membership must be stable before slots are assigned, because many workers start
+at once."""
 
 NEVER = float("inf")
 
 
 class SharedCoordinator(Coordinator):
-    """See ``Coordinator``. A thread takes a turn whenever it is time to, or poked by news.
+    """See ``Coordinator``. A thread takes a turn when it is time to, or when news arrives.
 
-    ``settle_seconds`` and ``audit_seconds`` are as the constants say.
+    ``settle_seconds`` and ``audit_seconds`` correspond to the constants.
     """
 
     session_seconds: float
-    """How long the others believe in a worker that is not heard of."""
+    """Seconds after which the other workers consider a silent worker gone."""
 
     def __init__(
         self,
@@ -54,24 +56,24 @@ class SharedCoordinator(Coordinator):
         self._audit_seconds = audit_seconds
         self._settle_seconds = settle_seconds
         self._announced = worker
-        """What this worker shall be to the others; ``worker`` is what they have been told."""
+        """What the others should know about this worker; ``worker`` is what they know."""
         self._members = ""
-        """The version of the membership as we know it."""
+        """The version of the membership as this worker knows it."""
         self._basis = ""
-        """The membership that the assignment was made for."""
+        """The membership for which the assignment was made."""
         self._crew: dict[str, Worker] = {}
         self._plan: Plan | None = None
         self._last_plan = Plan({})
-        """The last assignment that could be read: if it is gone, the next one moves as little as it can."""
+        """The last readable assignment; if it is lost, the next one starts from it and moves little."""
         self._mine: tuple[Plan, Worker, Owned] | None = None
-        """Which slots are ours of which plan, and as which worker."""
+        """The slots of this worker, with the plan and the worker for which they were computed."""
         self._changed_at = 0.0
         self._stale_since: float | None = None
         self._is_current = False
         self._sent = float("-inf")
-        """When the last answered look was sent, by ``uptime``: our session runs from then at least."""
+        """The ``uptime`` at which the last answered check was sent; the session runs from then."""
         self._confirmed = float("-inf")
-        """When the last look was sent of which the worker has been told what follows."""
+        """The same for the last check whose results were passed to the worker."""
         self._next_audit = 0.0
         self._stop_seconds = 1.0
         self._complain = Complaints(logger)
@@ -80,10 +82,10 @@ class SharedCoordinator(Coordinator):
         self._changed = self._ownership.changed
         self._thread = _thread_of(self._run)
 
-    # --- what a worker asks of it
+    # --- the interface for the worker
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Disown everything and leave. Where the server does not answer, the end of the session says the same later."""
+        """Disown everything and leave. If the server does not answer, the end of the session has the same effect later."""
         end = time.monotonic() + timeout
         self._stop_seconds = timeout / 2
         self._stopped.set()
@@ -93,14 +95,14 @@ class SharedCoordinator(Coordinator):
             self._thread.join(max(0.0, end - time.monotonic()))
 
     def announce(self, *, threads: int | None = None, topics: Iterable[Topic] | None = None) -> None:
-        """Tell the others what this worker is from now on."""
+        """Publish what this worker is from now on."""
         with self._changed:
             self._announced = announced(self._announced, threads, topics)
             self._is_current = False
         self._poked.set()
 
     def wait_settled(self, timeout: float) -> bool:
-        """Return whether all that is known here has been assigned and told, waiting for it if need be."""
+        """Return whether everything known here has been assigned and passed on; wait for it if necessary."""
 
         def is_settled() -> bool:
             return self._is_in_session() and self._is_current and self._ownership.is_settled()
@@ -110,11 +112,11 @@ class SharedCoordinator(Coordinator):
             return not self._stopped.is_set() and is_settled()
 
     def is_alive(self) -> bool:
-        """Return whether its threads run, or need not run any more."""
+        """Return whether its threads are running, or are no longer needed."""
         return self._stopped.is_set() or (self._ownership.is_alive() and self._thread.is_alive())
 
     def revive(self) -> None:
-        """Replace the thread that looks and the one that tells the worker what it owns, if they have died."""
+        """Replace the thread that checks and the one that passes slots to the worker, if they have died."""
         if not self._ownership.is_alive():
             self._ownership.start()
         if not self._thread.is_alive():
@@ -123,55 +125,55 @@ class SharedCoordinator(Coordinator):
             self._thread = fresh
 
     def owned(self) -> Owned:
-        """Return what ``own`` was told and ``disown`` not yet."""
+        """Return the slots passed to ``own`` and not yet to ``disown``."""
         return self._ownership.owned()
 
     def confirmed(self) -> float:
-        """Return when the last look was sent whose outcome the worker has been told in full."""
+        """Return when the last check was sent whose results have been passed to the worker in full."""
         with self._changed:
             return self._confirmed if self._ownership.is_settled() else float("-inf")
 
-    # --- what every server does its own way
+    # --- implemented for each server
 
     @abstractmethod
     def _try_turn(self) -> float:
-        """Look once and do what follows, whatever goes wrong; return after how many seconds to look again."""
+        """Check once and process the result, whatever goes wrong; return after how many seconds to check again."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """Tell the others that we are gone. Raises nothing."""
+        """Publish that this worker is gone. Never raises."""
 
     @abstractmethod
     def _owned_until(self) -> float:
-        """Return until when, by ``uptime``, what the assignment says is ours unless we hear of the server again."""
+        """Return until when, by ``uptime``, the assigned slots belong to this worker without another answer of the server."""
 
     @abstractmethod
     def _assign(self, why: str) -> None:
-        """Recalculate, and write what is new if nobody else was first."""
+        """Recalculate, and write the new assignment if no other worker was first."""
 
     def _is_in_session(self) -> bool:
         return uptime() < self._sent + self.session_seconds
 
     def _flaw(self) -> str:
-        """Return why there must be another assignment; empty: there need not."""
+        """Return why another assignment is necessary. Empty: it is not."""
         if self._plan is None:
             return "there is no assignment"
         return "workers changed" if self._basis != self._members else ""
 
-    # --- the thread that looks
+    # --- the thread that checks
 
     def _run(self) -> None:
         while not self._stopped.is_set():
             wait = self._try_turn()
             if self._poked.wait(wait) and not self._stopped.is_set():
-                # Many changes that come at once are one, and not all workers ask in the same instant.
+                # Many changes at once are handled as one, and not all workers ask at the same moment.
                 self._stopped.wait(random.uniform(0.03, 0.08))
             self._poked.clear()
         self._ownership.end(self._stop_seconds)
         self._leave()
 
     def _starts_audit(self, now: float) -> bool:
-        """Return whether it is time for the next audit, which begins with that."""
+        """Return whether it is time for the next audit; if so, the audit begins with this call."""
         if now < self._next_audit:
             return False
         self._next_audit = now + self._audit_seconds * random.uniform(0.9, 1.0)
@@ -186,7 +188,7 @@ class SharedCoordinator(Coordinator):
         return self._last_plan
 
     def _tell(self) -> None:
-        """Let the worker own what the plan says, as far as it says anything."""
+        """Make the worker own what the plan assigns to it, if there is a plan."""
         plan, worker = self._last_plan, self.worker
         if self._mine is None or self._mine[0] is not plan or self._mine[1] is not worker:
             self._mine = (plan, worker, plan.owned_by(worker))
@@ -199,7 +201,7 @@ class SharedCoordinator(Coordinator):
             self._changed.notify_all()
 
     def _lose(self) -> None:
-        """Own nothing of what is assigned."""
+        """Own none of the assigned slots."""
         with self._changed:
             self._is_current = False
             self._ownership.lose()
@@ -207,7 +209,10 @@ class SharedCoordinator(Coordinator):
     # --- the assignment
 
     def _lead(self, ranked: Sequence[str], now: float, audit: bool, not_before: float = 0.0) -> float:
-        """Assign if it is our turn to; return when it will be. ``ranked``: who shall, then who shall if not."""
+        """Assign if it is this worker's turn; return when it will be.
+
+        ``ranked``: the workers in the order of their turns.
+        """
         if self.worker.id not in ranked:
             return NEVER
         rank = ranked.index(self.worker.id)

@@ -1,1 +1,1 @@
-"""Log lines that never harm the thread that writes them, and never repeat themselves."""
+"""Log lines that never harm the thread that writes them, and are written less often when they repeat."""

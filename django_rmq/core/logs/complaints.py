@@ -1,7 +1,7 @@
-"""Trouble that repeats, in the log: a line at once, then fewer and fewer, each with the number of those left out.
+"""Repeated trouble in the log: a line at once, then fewer and fewer, each with the number of those left out.
 
-A server that is unavailable for ten minutes costs some ten lines of each kind, not thousands. What stops and comes back
-later is logged at once again.
+A server that is unavailable for ten minutes causes about ten lines of each kind, not thousands. Trouble that
+stops and comes back later is logged at once again.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from django_rmq.core.logs.safe import SafeLogger
 from django_rmq.exceptions import LostRace, ServerRefused, ServerTrouble
 
 FIRST_SECONDS = 10.0
-"""After a line, the same kind of trouble is quiet for so long; twice as long each time it goes on."""
+"""Seconds after a line for which the same kind of trouble is not logged; doubled each time it goes on."""
 
 LONGEST_SECONDS = 300.0
 
 KINDS = 1_000
-"""Kinds of trouble that are remembered; beyond that the oldest are forgotten."""
+"""The number of kinds of trouble that are remembered; beyond that the oldest are forgotten."""
 
 
 class _Streak:
-    """Trouble of one kind that goes on."""
+    """Continuing trouble of one kind."""
 
     __slots__ = ("left_out", "pause", "until")
 
@@ -35,7 +35,7 @@ class _Streak:
 
 
 class Complaints:
-    """Decides which lines about repeating trouble are written, and writes them to ``logger``. Safe in threads."""
+    """Decides which lines about repeated trouble are written, and writes them to ``logger``. Thread-safe."""
 
     def __init__(self, logger: logging.Logger | SafeLogger) -> None:
         self._logger = logger
@@ -43,7 +43,7 @@ class Complaints:
         self._lock = threading.Lock()
 
     def admit(self, kind: Any) -> int | None:
-        """Return how many of this kind were left out since its last line, or None if this one is left out, too."""
+        """Return how many of this kind were left out since its last line; None if this one is left out too."""
         now = time.monotonic()
         with self._lock:
             streak = self._streaks.get(kind)
@@ -63,15 +63,15 @@ class Complaints:
             return left_out
 
     def forget(self) -> None:
-        """Log the next trouble of every kind."""
+        """Forget all kinds, so that the next trouble of each is logged."""
         with self._lock:
             self._streaks.clear()
 
     def __call__(self, kind: Any, text: str, error: Exception, *, exc_info: bool = False) -> None:
-        """Log ``text``, with ``error`` for its ``%s``, unless the same kind was logged a moment ago.
+        """Log ``text``, with ``error`` for its ``%s``, unless the same kind was logged recently.
 
-        What passes by itself is a warning, everything else an error. ``exc_info``: with the traceback, in the first
-        line of a streak.
+        Temporary trouble is a warning, everything else an error. ``exc_info``: include the traceback in the
+        first line of a streak.
         """
         left_out = self.admit(kind)
         if left_out is None:
@@ -88,7 +88,7 @@ class Complaints:
 
 
 def counted(left_out: int, what: str = "") -> str:
-    """Return the end of a line that stands for ``left_out`` others, which are ``what``."""
+    """Return the end of a line that stands for ``left_out`` others; ``what`` names them."""
     return f" (and {left_out} more {what}{' ' if what else ''}since the last line)" if left_out else ""
 
 

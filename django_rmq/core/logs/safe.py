@@ -1,7 +1,7 @@
-"""Loggers that raise nothing, for threads that must go on.
+"""Loggers that never raise, for threads that must go on.
 
-A project may attach filters and handlers to RMQ's loggers, and Python does not catch what a filter raises. A worker's
-thread that such an error ended would hold its slots and do nothing.
+A project may attach filters and handlers to RMQ's loggers, and Python does not catch what a filter raises. If
+such an error ended a worker's thread, the thread's slots would be held without being served.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
-    """Logs as the logger it wraps does. An error of a filter or a handler goes to standard error."""
+    """Logs like the logger that it wraps. An error of a filter or a handler goes to standard error."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """See ``logging.Logger.log``."""
         try:
-            # One level up is the line that logs, not this one.
+            # One level up is the line that logs.
             self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
         except Exception:  # noqa: BLE001 - whatever a project's filter or handler raises
             self._report(msg)
@@ -32,7 +32,7 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def safe_logger(name: str) -> SafeLogger:
-    """Return the logger of this name as one that raises nothing."""
+    """Return the logger of this name, wrapped so that it never raises."""
     return SafeLogger(logging.getLogger(name), {})
 
 

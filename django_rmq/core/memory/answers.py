@@ -1,4 +1,4 @@
-"""Requests that shall be done once."""
+"""Requests that must run only once."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""The protocol in plain Python: what every script does to a slot, without a Redis server.
+"""The protocol in plain Python: the effect of every script on a slot, without a Redis server.
 
-``InMemoryBroker`` answers every call as a Redis server does and keeps the same
-keyspace: the same key names, members, scores and fields, byte for byte. It is the specification that
-the Lua files are compared with, and a broker for tests. It lives in one process and forgets
-everything with it. Stdlib only.
+``InMemoryBroker`` answers every call as a Redis server does and keeps the same keyspace: the same key names,
+members, scores and fields, byte for byte. It is the specification with which the Lua files are compared, and
+a broker for tests. It lives in one process, and its content ends with that process. It needs only the
+standard library.
 
-A transition is a function beside its like: ``sending``, ``taking``, ``ending``, ``claims``, ``people``,
-``tending``, ``moving``, and what changes nothing: ``listing``, ``looking``, ``seeking``. It tells its rules in the
-order of the Lua file of the same name, and shares them with others where Lua includes a fragment.
+Transitions are functions, grouped by module: ``sending``, ``taking``, ``ending``, ``claims``, ``people``,
+``tending``, ``moving``, and those that change nothing: ``listing``, ``looking``, ``seeking``. Each states its
+rules in the order of the Lua file of the same name, and shares them with others where Lua includes a
+fragment.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ T = TypeVar("T")
 
 
 class InMemoryBroker(Memory):
-    """Runs every transition on dictionaries. See ``core.calls`` for what arguments and answers mean.
+    """Runs every transition on dictionaries. ``core.calls`` explains arguments and answers.
 
     It is the table from a transition's name to its function.
     """
@@ -133,7 +134,7 @@ class InMemoryBroker(Memory):
         return cast("T", getattr(self, call.name)(**call.given))
 
     def pipeline(self) -> Pipeline:
-        """Return a pipeline: it collects calls, and ``execute`` runs all."""
+        """Return a pipeline, which collects calls; ``execute`` runs all of them."""
         return Pipeline(self.run)
 
     def wakeups(self, topics: Iterable[Topic]) -> Wakeups:
@@ -145,26 +146,26 @@ class InMemoryBroker(Memory):
         return Wakeups(self.channels, {workers_channel(self.prefix)})
 
     def events(self) -> Events:
-        """Subscribe to what is published of messages."""
+        """Subscribe to the events of messages."""
         return Events(self.channels, {events_channel(self.prefix)})
 
     def publish_events(self, payload: bytes) -> int:
-        """Publish what happened to messages; return how many subscribers heard it."""
+        """Publish events; return how many subscribers received them."""
         return self.channels.publish(events_channel(self.prefix), payload)
 
     def load_scripts(self) -> None:
-        """Return: there are no scripts here."""
+        """Do nothing: there are no scripts here."""
 
     def ping(self) -> None:
-        """Return: memory always answers."""
+        """Do nothing: memory always answers."""
 
     def servers(self) -> list[Server]:
-        """Return nothing: there is no server."""
+        """Return an empty list: there is no server."""
         return []
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
-        """Return nothing: memory refuses nobody."""
+        """Return an empty list: memory refuses nothing."""
         return []
 
     def close(self) -> None:
-        """Keep everything: there is no connection, and nobody else keeps it."""
+        """Do nothing: there is no connection, and the content would be lost."""

@@ -1,4 +1,4 @@
-"""Wake-ups and events: what Redis publishes, between threads of this process."""
+"""Publish and subscribe for wake-ups and events, between threads of this process."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _Told = TypeVar("_Told")
 
 
 class Channels:
-    """Who listens to what in this memory."""
+    """The subscriptions of this memory by channel."""
 
     def __init__(self) -> None:
         self._listening: list[Subscription[Any]] = []
         self._lock = threading.Lock()
 
     def add(self, subscription: Subscription[_Told]) -> None:
-        """Let ``subscription`` hear what is published from now on."""
+        """Deliver to ``subscription`` what is published from now on."""
         with self._lock:
             self._listening.append(subscription)
 
     def forget(self, subscription: Subscription[_Told]) -> None:
-        """Let ``subscription`` hear nothing any more."""
+        """Deliver nothing more to ``subscription``."""
         with self._lock:
             self._listening = [other for other in self._listening if other is not subscription]
 
     def publish(self, channel: bytes, told: Any) -> int:
-        """Tell those who listen to ``channel``; return how many."""
+        """Deliver an item to the subscriptions of ``channel``; return their number."""
         with self._lock:
             hearing = [listening for listening in self._listening if channel in listening.channels]
             for listening in hearing:
@@ -36,7 +36,7 @@ class Channels:
 
 
 class Subscription(Generic[_Told]):
-    """Channels that are listened to from now until ``close``."""
+    """A subscription to channels that is active until ``close``."""
 
     def __init__(self, heard: Channels, channels: set[bytes]) -> None:
         self.channels = channels
@@ -46,7 +46,7 @@ class Subscription(Generic[_Told]):
         heard.add(self)
 
     def put(self, told: _Told) -> None:
-        """Hear something."""
+        """Add an item."""
         with self._changed:
             self._told.append(told)
             self._changed.notify_all()
@@ -56,7 +56,7 @@ class Subscription(Generic[_Told]):
         raise OSError("wake-ups in memory have no file descriptor")
 
     def get(self, timeout: float = 0.0) -> list[_Told]:
-        """Return what was told, waiting at most ``timeout`` seconds for the first."""
+        """Return what was published; wait at most ``timeout`` seconds for the first item."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._told), timeout)
             told = list(self._told)
@@ -73,4 +73,4 @@ class Wakeups(Subscription[tuple[str, int]]):
 
 
 class Events(Subscription[bytes]):
-    """A subscription to what happens to messages."""
+    """A subscription to the events of messages."""

@@ -1,4 +1,4 @@
-"""How far the scripts look, and where they begin: no rule of the protocol.
+"""How far the scripts look, and where they begin. This is not part of the protocol.
 
 Any choice among equals would do. It is copied from the Lua files so that whole keyspaces can be compared.
 """
@@ -13,14 +13,14 @@ from django_rmq.core.words.bounds import BATCH, CLAIM_STEP, CLAIM_STEP_BYTES
 
 
 def look_further(slot: Slot) -> int:
-    """Return how much farther a prepare looks, once, where all that it sees runs already."""
+    """Return how much farther a prepare looks, once, if everything it sees is already in flight."""
     return min(len(slot.prepare) + len(slot.claim), 1000)
 
 
 def turned(
     slot: Slot, free: list[tuple[bytes, float]], score: float, limit: int, receipt: int
 ) -> list[tuple[bytes, float]]:
-    """Take the group of ``score``, which the limit cuts, from a start that changes with every prepare."""
+    """Take a part of the group of ``score``, which exceeds the limit, from a start that changes with every prepare."""
     above = [row for row in free if row[1] > score]
     group = [row for row in slot.store.rows(descending=True) if row[1] == score]
     start = (slot.micros * 16_807 + receipt * 69_621) % 2_147_483_647 % len(group)
@@ -31,9 +31,10 @@ def turned(
 def free_to_claim(
     slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, *, ours: bool
 ) -> tuple[list[tuple[bytes, float]], bool]:
-    """Return what a claim may take of the ``due`` ones, and whether there may be more.
+    """Return what a claim may take of the ``due`` messages, and whether there may be more.
 
-    What runs already is left out: its newer copy waits for its end. ``ours``: the claim holds something already.
+    Members in flight are left out: their newer copy waits until they end. ``ours``: the claim already holds
+    something.
     """
     for scan in (limit, limit + BATCH):
         rows = due[:scan]
@@ -44,9 +45,9 @@ def free_to_claim(
 
 
 def as_they_are(slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_bytes: int) -> int | None:
-    """Return how many of the ``due`` ones a claim takes past Lua; None: each is to be looked at.
+    """Return how many ``due`` messages a claim takes without Lua examining each. None: each has to be examined.
 
-    All of them where few of those that wait have to be carried back, else a step.
+    All of them if few of those that wait have to be carried back, otherwise one step.
     """
     if slot.prepare or slot.claim or slot.retry or slot.body:
         return None
@@ -60,5 +61,5 @@ def as_they_are(slot: Slot, due: Sequence[tuple[bytes, float]], limit: int, max_
 
 
 def _longest(rows: Sequence[tuple[bytes, float]]) -> int:
-    """Return the length of the longest of a hundred, evenly spaced."""
+    """Return the length of the longest of a hundred members, evenly spaced."""
     return max((1, *(len(member) for member, _ in rows[:: max(1, math.ceil(len(rows) / 100))])))

@@ -1,4 +1,4 @@
-"""Claims: what a Spark consumer holds."""
+"""Claims, which hold messages for a Spark consumer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def claim(
 
 
 def may_claim(slot: Slot, consumer: str, number: int) -> str:
-    """Return ok, or why claim ``number`` of the consumer takes nothing."""
+    """Return ok, or the reason why claim ``number`` of the consumer takes nothing."""
     if not make_room_for(slot, consumer):
         return "full"
     newest, state = newest_claim(slot, consumer)
@@ -65,14 +65,14 @@ def may_claim(slot: Slot, consumer: str, number: int) -> str:
     if ours and number > newest:
         return "unfinished"
     holding = bool(slot.claimants)
-    # While a re-slotting moves messages, nothing is handed out by anybody.
+    # While a re-slotting moves messages, nothing is handed out.
     if (holding and not ours) or (slot.topic.serial and slot.prepare) or b"moving" in slot.control:
         return "busy"
     return "paused" if b"paused" in slot.control else "ok"
 
 
 def choose(slot: Slot, limit: int, max_bytes: int, *, ours: bool) -> tuple[list[Entry], bool]:
-    """Choose: the limit, the bytes, what has lapsed to Dead. Also whether there is more."""
+    """Apply the limit and the size limit, and find the expired messages for Dead. Also return whether there is more."""
     due = due_entries(slot)
     fit = as_they_are(slot, due, limit, max_bytes)
     if fit is not None:
@@ -138,7 +138,7 @@ def return_claim(
         return "stale", 0
     if consumer.encode() not in slot.claimants:
         return "ok", 0
-    # What was begun as one of the two ends as that one.
+    # A claim whose return was begun as lost or as returned ends as that.
     if state in ("open", "sealed"):
         state = "lost" if spent else "returned"
         note_claim(slot, consumer, number, state)

@@ -1,4 +1,4 @@
-"""Time: the machine's, or one that a test gives."""
+"""The time of the machine, or a time set by a test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """A given time, for tests: microseconds since the epoch, moved by ``advance`` alone."""
+    """A time for tests: microseconds since the epoch, changed only by ``advance``."""
 
     def __init__(self, start_ms: int = 1_800_000_000_000) -> None:
         self._micros = start_ms * 1000
@@ -15,7 +15,7 @@ class Clock:
         return self._micros
 
     def advance(self, *, seconds: float = 0, ms: float = 0) -> None:
-        """Go on by so much, to the microsecond; negative: a clock that was set back."""
+        """Move on by a duration, to the microsecond. A negative one stands for a clock that was set back."""
         self._micros += round(seconds * 1_000_000) + round(ms * 1000)
 
 

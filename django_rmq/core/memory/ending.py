@@ -1,4 +1,4 @@
-"""Phase two: how deliveries end. ``broker.Broker`` says what is asked and answered."""
+"""The second phase: how deliveries end. ``core.calls.ending`` documents arguments and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a delivery that did not succeed: waiting or resting again, dead, or given up for a newer send."""
+"""The end of a delivery that did not succeed: waiting or resting again, dead, or dropped for a newer send."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _EXPIRES = re.compile(rb"(\d+) ")
 
 
 class Copy(NamedTuple):
-    """A copy of a message that was taken out of its place, and what is known of it."""
+    """A copy of a message that was taken out of its place, and what is known about it."""
 
     member: bytes
     origin: float
-    """The score it had before it first failed."""
+    """The score before its first failure."""
     failure: FailureRecord | None
-    """Its last failure before this end."""
+    """The last failure before this end."""
     kept: bytes | None
-    """The body that it had in its place."""
+    """The body stored in its place."""
 
     @classmethod
     def of(cls, slot: Slot, member: bytes, score: float, kept: bytes | None) -> Copy:
@@ -42,7 +42,7 @@ def backoff_ms(slot: Slot, failures: int, index: int) -> int:
 
 
 def note_failure(slot: Slot, copy: Copy, kind: str, error: bytes) -> None:
-    """Note how often the member has failed, and how it did last."""
+    """Record how often the member has failed, and its last failure."""
     known = copy.failure
     times, first_ms = (known.times + 1, known.first_ms) if known else (1, slot.now_ms)
     head = f"{kind} {times} {first_ms} {slot.now_ms} {score_text(copy.origin)}\n"
@@ -50,7 +50,7 @@ def note_failure(slot: Slot, copy: Copy, kind: str, error: bytes) -> None:
 
 
 def land(slot: Slot, member: bytes) -> bytes | None:
-    """Let what a delivery was handed out with go where the message goes, unless a newer body is there; return it."""
+    """Move the body of a delivery to where the message goes, unless a newer body is there; return it."""
     delivered = slot.prepare_body.pop(member, None)
     if delivered is not None:
         slot.body.setdefault(member, delivered)
@@ -58,7 +58,7 @@ def land(slot: Slot, member: bytes) -> bytes | None:
 
 
 def forget(slot: Slot, member: bytes) -> None:
-    """Delete body and diagnosis of a member, unless it lives on; one that runs or is claimed has its own body."""
+    """Delete body and diagnosis of a member, unless it is still live. A member in flight or claimed has its own body."""
     if not slot.waits(member):
         slot.body.pop(member, None)
         if not slot.runs(member):
@@ -66,13 +66,13 @@ def forget(slot: Slot, member: bytes) -> None:
 
 
 def supersede_resting(slot: Slot, member: bytes) -> None:
-    """Give up the resting retry of a member that a stranger's ZADD has sent again."""
+    """Drop the resting retry of a member that a foreign ZADD has sent again."""
     if slot.retry.pop(member, None) is not None:
         slot.count("dropped")
 
 
 def give_back(slot: Slot, member: bytes, score: float) -> float | None:
-    """Return to Store what nothing was spent of; return when it can be taken again, or None.
+    """Return messages to Store without using a retry; return when they can be taken again, or None.
 
     A newer copy stays; on range_merge topics with the earlier time, as if both had been sent.
     """
@@ -87,7 +87,7 @@ def give_back(slot: Slot, member: bytes, score: float) -> float | None:
 
 
 def die(slot: Slot, copy: Copy, reason: str, error: bytes, failed: int) -> None:
-    """Put a copy into Dead, with all a person wants to see. ``failed``: 1 where this end is one more failure."""
+    """Put a copy into Dead with its record. ``failed``: 1 if this end is one more failure."""
     member, known, kept = copy.member, copy.failure, copy.kept
     if member in slot.dead:
         slot.count("dead_merged")
@@ -105,7 +105,7 @@ def die(slot: Slot, copy: Copy, reason: str, error: bytes, failed: int) -> None:
 def go_on(
     slot: Slot, copy: Copy, left: int, what: str, error: bytes, delay_ms: int | None, index: int
 ) -> float | None:
-    """Give up for a newer copy what failed, or bring it to Dead, or make it a retry.
+    """Drop a failed message for a newer copy, move it to Dead, or make it a retry.
 
     Returns when the member can be taken again (ms), or None. ``delay_ms`` None: the topic's back-off.
     """
@@ -129,7 +129,7 @@ def go_on(
 def end_failed(
     slot: Slot, member: bytes, left: int, what: str, error: bytes, delay_ms: int | None, index: int
 ) -> float | None:
-    """End a delivery: removed, buried, dead, dropped for a newer send, waiting or resting again; as ``go_on``."""
+    """End a failed delivery: removed, buried, dead, dropped for a newer send, waiting or resting again; see ``go_on``."""
     record = InFlight.parse(slot.inflight.pop(member, None))
     slot.prepare.pop(member, None)
     copy = Copy.of(slot, member, record.score, land(slot, member))
@@ -154,7 +154,7 @@ def end_failed(
 
 
 def end_marked(slot: Slot, member: bytes, index: int) -> bool:
-    """End a delivery as a person has marked it, whatever its holder says; return whether it was marked."""
+    """End a delivery as a person has marked it, whatever its holder reports; return whether it was marked."""
     if not slot.flight(member).mark:
         return False
     end_failed(slot, member, 0, "failed", b"", None, index)
@@ -162,13 +162,13 @@ def end_marked(slot: Slot, member: bytes, index: int) -> bool:
 
 
 def has_lapsed(slot: Slot, envelope: bytes | None) -> bool:
-    """Whether the message may no longer be delivered."""
+    """Return whether the message has expired."""
     match = _EXPIRES.match(envelope or b"")
     return match is not None and 0 < int(match[1]) < slot.now_ms
 
 
 def bury_lapsed(slot: Slot, member: bytes, score: float) -> None:
-    """Bring a message to Dead that may no longer be delivered."""
+    """Move an expired message to Dead."""
     del slot.store[member]
     supersede_resting(slot, member)
     die(slot, Copy.of(slot, member, score, slot.body.get(member)), "lapsed", b"", 0)

@@ -1,4 +1,4 @@
-"""What a topic did, by the minute and for good."""
+"""The history of a topic: by the minute, and permanent counters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sample(memory: Memory, topic: Topic, slots: Sequence[int]) -> Sample:
 
 @contextmanager
 def _opened(memory: Memory, topic: Topic) -> Iterator[tuple[Hash, Hash]]:
-    """Open the minutes of a topic, and what is not yet in one."""
+    """Open the minutes of a topic, and the counters that are not yet in one."""
     keys = history_keys(memory.prefix, topic.name)
     with memory.hash(keys.minutes) as minutes, memory.hash(keys.pending) as pending:
         yield minutes, pending

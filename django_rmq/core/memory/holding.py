@@ -1,4 +1,4 @@
-"""What a claim holds, and how it goes back: the rules that several transitions of claims share."""
+"""The contents of a claim, and how they go back: the rules shared by several transitions of claims."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from django_rmq.core.memory.slot import Slot
 from django_rmq.core.memory.waking import earliest
 
 TOMBSTONE_MS = 30 * 86_400_000
-"""How long it is remembered of a consumer how its newest claim ended."""
+"""How long a slot remembers how a consumer's newest claim ended, in ms."""
 
 CONSUMERS = 1_000
-"""Spark consumers that one slot remembers at most."""
+"""The maximum number of Spark consumers that one slot remembers."""
 
 UPKEEP = 400
-"""Deliveries that one prepare times out, and rested messages that it returns, at most; so too of a claim that was lost."""
+"""The maximum number of deliveries that one prepare times out, and of rested messages that it returns; also
+of messages of a lost claim."""
 
 _CLAIM = re.compile(rb"(\d+) ([a-z]+) (\d+)")
 
@@ -28,21 +29,21 @@ def newest_claim(slot: Slot, consumer: str) -> tuple[int, str]:
 
 
 def note_claim(slot: Slot, consumer: str, number: int, state: str) -> None:
-    """Note the state of a claim, which is the consumer's newest."""
+    """Record the state of a claim, which is the consumer's newest."""
     slot.claims[consumer.encode()] = f"{number} {state} {slot.now_ms}".encode()
 
 
 def close_claim(slot: Slot, consumer: str) -> int:
-    """End the claim if it holds nothing any more; return how many are left."""
+    """End the claim if it no longer holds anything; return how many messages are left."""
     if not slot.claim:
         slot.claimants.pop(consumer.encode(), None)
     return len(slot.claim)
 
 
 def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
-    """Give back up to ``limit`` messages; return when one can be taken again.
+    """Return up to ``limit`` messages of a claim to the slot; return when one can be taken again.
 
-    ``spent``: as after a time-out, and at most 400; else as if never claimed.
+    ``spent``: as after a time-out, and at most 400. Otherwise as if never claimed.
     """
     dues: list[float | None] = []
     for index, (member, score) in enumerate(slot.claim.rows()[: min(limit, UPKEEP) if spent else limit]):
@@ -60,7 +61,7 @@ def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
 
 
 def forget_claimed(slot: Slot, limit: int) -> None:
-    """Forget up to ``limit`` acknowledged messages, or all where nothing needs tidying up."""
+    """Forget up to ``limit`` acknowledged messages, or all if nothing needs tidying up."""
     gone = list(slot.claim) if not slot.failures else [member for member, _ in slot.claim.rows()[:limit]]
     for member in gone:
         del slot.claim[member]
@@ -71,7 +72,7 @@ def forget_claimed(slot: Slot, limit: int) -> None:
 
 
 def expire_claim(slot: Slot, limit: int) -> tuple[int, float | None]:
-    """Go on with a claim whose lease has ended: lost, unless it was acknowledged before."""
+    """Process a claim whose lease has ended: it is lost, unless it was acknowledged before."""
     over = [name for name, ends in slot.claimants.rows()[:1] if ends <= slot.now_ms]
     if limit < 1 or not over:
         return 0, None
@@ -88,7 +89,7 @@ def expire_claim(slot: Slot, limit: int) -> tuple[int, float | None]:
 
 
 def make_room_for(slot: Slot, consumer: str) -> bool:
-    """Forget what ended thirty days ago, where ``consumer`` is new; return whether there is room for it."""
+    """If ``consumer`` is new, forget what ended thirty days ago; return whether there is room for it."""
     if consumer.encode() in slot.claims:
         return True
     for other, record in list(slot.claims.items()):

@@ -1,4 +1,4 @@
-"""The keys, as Redis would hold them, and what every transition needs beside them."""
+"""The keys as Redis would hold them, with the clock, channels and lock that every transition needs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _Kind = TypeVar("_Kind", SortedSet, Hash)
 class Memory:
     """The keyspace, the clock, the channels, and the lock that makes every transition atomic.
 
-    ``clock`` returns microseconds since the epoch; by default the time of this machine. ``keyspace``
-    may be read and written by tests, as a Redis would be by a stranger.
+    ``clock`` returns microseconds since the epoch; by default the time of this machine. Tests may read and
+    write ``keyspace``, as a foreign program would read and write Redis.
     """
 
     def __init__(self, prefix: str = "", clock: Callable[[], int] | None = None) -> None:
@@ -55,7 +55,7 @@ class Memory:
         return self._clock() // 1000
 
     def get(self, key: bytes, kind: type[_Kind]) -> _Kind:
-        """Return what is at ``key``; an empty one, which is not kept yet, where nothing is."""
+        """Return the value at ``key``; if there is none, an empty one that is not stored yet."""
         found = self.keyspace.get(key)
         if found is None:
             return kind()
@@ -64,7 +64,7 @@ class Memory:
         return found
 
     def keep(self, key: bytes, value: SortedSet | Hash) -> None:
-        """Let ``value`` be at ``key``; Redis keeps nothing that is empty."""
+        """Store ``value`` at ``key``. Like Redis, an empty value is not kept."""
         if value:
             self.keyspace[key] = value
         else:

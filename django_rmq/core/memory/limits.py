@@ -1,4 +1,4 @@
-"""MAX_RATE and MAX_IN_FLIGHT of a topic, and buckets that anybody spends of."""
+"""MAX_RATE and MAX_IN_FLIGHT of a topic, and buckets from which any caller spends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def allow(
 
 
 def _tokens(limits: Hash, rate: float | None, tokens: int, now_us: int) -> tuple[int, int]:
-    """Take up to ``tokens`` from the bucket; return how many, and µs until there is another."""
+    """Take up to ``tokens`` from the bucket; return how many, and the time in µs until the next one."""
     if not rate:
         return tokens, 0
     each = 1_000_000 / rate
@@ -49,7 +49,10 @@ def _tokens(limits: Hash, rate: float | None, tokens: int, now_us: int) -> tuple
 
 
 def _empty_since(bucket: Hash, now_us: int, full_us: float) -> float:
-    """Return when a bucket was empty that fills in ``full_us``; from a time to come it is full: the clock was set back."""
+    """Return when a bucket that fills in ``full_us`` was last empty.
+
+    A time in the future (a clock set back) means full.
+    """
     empty = float(bucket.get(b"empty", b"inf"))
     if empty > now_us + full_us:
         empty = now_us - full_us
@@ -57,7 +60,7 @@ def _empty_since(bucket: Hash, now_us: int, full_us: float) -> float:
 
 
 def _others(limits: Hash, ours: bytes, now_ms: int) -> tuple[int, bool, list[tuple[int, bytes]]]:
-    """Return what other workers hold, whether one waits, and who wants how much; forget those whose lease is over."""
+    """Return what other workers hold, whether one waits, and how much each wants; forget those whose lease is over."""
     total, waiting, crew = 0, False, []
     for name, value in list(limits.items()):
         match = _PERMITS.fullmatch(value)
@@ -75,7 +78,7 @@ def _others(limits: Hash, ours: bytes, now_ms: int) -> tuple[int, bool, list[tup
 
 
 def _fair_share(limit: int, crew: list[tuple[int, bytes]], us: tuple[int, bytes], now_s: int) -> int:
-    """Return our part: who wants less than an even share gets it all, and the others share the rest."""
+    """Return this worker's share: a worker that wants less than an even share gets it all, the others share the rest."""
     left, crew = limit, sorted(crew)
     for at, (wants, _) in enumerate(crew):
         equals = crew[at:]
@@ -83,7 +86,7 @@ def _fair_share(limit: int, crew: list[tuple[int, bytes]], us: tuple[int, bytes]
         if wants > share:
             if us[0] <= share:
                 break
-            # What cannot be divided goes round, for two seconds each.
+            # The indivisible remainder rotates, two seconds for each worker.
             rank = sum(name < us[1] for _, name in equals)
             turn = now_s // 2 * 40503 % 65536 // 256
             return share + ((rank + turn) % len(equals) < left - share * len(equals))

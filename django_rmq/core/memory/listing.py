@@ -1,4 +1,4 @@
-"""One state of a slot, page by page; nothing is changed."""
+"""Lists one state of a slot, page by page; changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATES = {
     "dead": ("dead", "deaths", "body"),
     "claim": ("claim", "failures", "claim_body"),
 }
-"""The keys of a state: its members, what is recorded of them, their bodies."""
+"""The keys of a state: its members, their records, their bodies."""
 
 _RECORD = re.compile(rb"[^\s]+ \d+ \d+ \d+ [^\s]+[^\n]*\n")
 _DEATH_HEAD = re.compile(rb"[^\s]+ \d+ \d+ \d+ [^\s]+ (\d+) [01]\n")
@@ -34,7 +34,7 @@ _Rule = Callable[Concatenate[Slot, str, _P], _T]
 
 
 class Stretch(TypedDict, total=False):
-    """Which entries of a state are listed: all, if nothing is said."""
+    """The range of entries of a state to list. Default: all."""
 
     after: Cursor | None
     descending: bool
@@ -43,7 +43,7 @@ class Stretch(TypedDict, total=False):
 
 
 def on_state(keys: int) -> Callable[[_Rule[_P, _T]], Transition[Concatenate[str, _P], _T]]:
-    """Make a rule a transition of the memory, as ``slot.on``: it opens the first ``keys`` of the state that is named."""
+    """Turn a rule into a transition, like ``slot.on``, that opens the first ``keys`` of the requested state."""
 
     def transition(rule: _Rule[_P, _T]) -> Transition[Concatenate[str, _P], _T]:
         @wraps(rule)
@@ -106,7 +106,7 @@ def entries(
     min_score: float = -math.inf,
     max_score: float = math.inf,
 ) -> list[Entry]:
-    """Return all entries of a state behind ``after`` with scores in bounds, in order."""
+    """Return all entries of a state after ``after`` with scores in bounds, in order."""
     members, records, bodies = STATES[state]
     details, kept = slot.records(records), slot.records(bodies)
     return [
@@ -117,7 +117,7 @@ def entries(
 
 
 def is_of_class(entry: Entry, name: bytes) -> bool:
-    """Whether the last error of an entry is of a class, named whole or by its last part."""
+    """Return whether the last error of an entry has a class, given as its whole name or its last part."""
     match = _RECORD.match(entry.record or b"")
     if not match:
         return False
@@ -129,7 +129,7 @@ def is_of_class(entry: Entry, name: bytes) -> bool:
 
 
 def size_of(entry: Entry) -> int:
-    """Return how much of an answer the entry takes."""
+    """Return the size of the entry in an answer."""
     return len(entry.member) + len(entry.envelope or b"") + len(entry.record or b"")
 
 

@@ -1,4 +1,4 @@
-"""What a slot holds, as a whole and of single members; nothing is changed."""
+"""Reads the contents of a slot, as a whole and of single members; changes nothing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def heads(memory: Memory, topic: Topic, slots: Sequence[int], *, upkeep: bool = 
 
 
 def _head(memory: Memory, topic: Topic, keys: SlotKeys, upkeep: bool) -> int | None:
-    """Return when a slot can next be taken from; 0 of one with a key of the wrong type: its prepare will name it."""
+    """Return when a slot can next be taken from.
+
+    0 for a slot with a key of the wrong type, because its prepare names the key.
+    """
     named = (keys.store, keys.retry, keys.prepare, keys.claimants)
     found = [memory.keyspace.get(key) for key in named]
     control = memory.keyspace.get(keys.control)

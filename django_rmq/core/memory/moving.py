@@ -1,4 +1,4 @@
-"""Re-slotting, as far as one slot goes: ``topics.reslotting`` says in which order."""
+"""Re-slotting of a single slot; ``topics.reslotting`` defines the order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused
 
 MOVED = 250
-"""Messages that one hand-over of a re-slotting takes from slot to slot, at most."""
+"""The maximum number of messages that one hand-over of a re-slotting takes from slot to slot."""
 
 
 def is_shut_by(slot: Slot, reslot: int) -> bool:
-    """Whether the slot is shut, and by this very re-slotting."""
+    """Return whether the slot is shut by this re-slotting."""
     return int(slot.control.get(b"reslot", 0)) == reslot and b"moving" in slot.control
 
 
@@ -121,7 +121,7 @@ def staged_rows(slot: Slot) -> list[Row]:
 
 
 def rows_of(slot: Slot, members: Sequence[tuple[str, bytes]], max_bytes: int) -> list[Row]:
-    """Return what there is of ``members``, as it leaves; one whatever its size."""
+    """Return the rows of ``members`` that are there, as they leave; at least one, whatever its size."""
     rows: list[Row] = []
     size = 0
     for state, member in dict.fromkeys(members):
@@ -136,7 +136,7 @@ def rows_of(slot: Slot, members: Sequence[tuple[str, bytes]], max_bytes: int) ->
 
 
 def take_out(slot: Slot, state: str, member: bytes) -> None:
-    """Take out of its place what leaves."""
+    """Remove the leaving messages from their place."""
     del slot.members(state)[member]
     if state == "dead":
         slot.deaths.pop(member, None)
@@ -165,7 +165,7 @@ def move_in(slot: Slot, reslot: int, source: int, ticket: int, rows: Sequence[Ro
 
 
 def take_in_dead(slot: Slot, row: Row) -> None:
-    """Take in what is dead; of two that are, the one that died last stays."""
+    """Take in dead messages; of two copies, the one that died last stays."""
     score, died = float(row.score), slot.dead.get(row.member)
     if died is not None:
         slot.count("dead_merged")
@@ -177,11 +177,11 @@ def take_in_dead(slot: Slot, row: Row) -> None:
 
 
 def take_in(slot: Slot, row: Row) -> None:
-    """Take in what waits or rests; what was sent here since stays, but for an earlier time that it is merged with."""
+    """Take in waiting or resting messages. A message sent here since stays, and merges with an earlier time."""
     member, score, waiting = row.member, float(row.score), slot.store.get(row.member)
     fresh = row.state == "store" and not is_retry(slot, score)
     if waiting is not None and not is_retry(slot, waiting):
-        # It is merged with what it would have met, which keeps its time on range_merge topics only.
+        # It merges with the message that it would have met, which keeps its time only on range_merge topics.
         slot.count("dropped")
         if fresh and slot.topic.type is TopicType.RANGE_MERGE:
             slot.store[member] = score

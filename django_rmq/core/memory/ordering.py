@@ -1,4 +1,4 @@
-"""In which order messages are taken, and which of them are free to be."""
+"""The order in which messages are taken, and which of them are free."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Cursor = tuple[str, bytes]
 
 
 class Candidates(NamedTuple):
-    """What a prepare may take."""
+    """The messages that a prepare may take."""
 
     free: list[Entry]
-    """In the order in which it is taken."""
+    """The free entries, in the order in which they are taken."""
     complete: bool
-    """Whether that is all there is."""
+    """Whether there are no others."""
     last: Entry | None
-    """The last entry seen, busy ones included."""
+    """The last entry seen, including busy ones."""
 
 
 def is_behind(member: bytes, score: float, after: Cursor | None, descending: bool) -> bool:
@@ -33,13 +33,13 @@ def is_behind(member: bytes, score: float, after: Cursor | None, descending: boo
 
 
 def due_entries(slot: Slot) -> list[Entry]:
-    """Return what waits in the order in which it is taken; of times those that have come."""
+    """Return the due entries in the order in which they are taken; on time topics, those whose time has come."""
     rows = slot.store.rows(descending=slot.topic.is_priority)
     return rows if slot.topic.is_priority else [row for row in rows if row[1] <= slot.now_ms]
 
 
 def retries_apart(slot: Slot, after: Cursor | None) -> tuple[list[Entry], list[Entry]]:
-    """Return what is due behind ``after``; from the head of a time topic on, the retries apart from the fresh ones."""
+    """Return what is due after ``after``. From the head of a time topic on, retries are separate from fresh messages."""
     priority = slot.topic.is_priority
     waiting = [row for row in slot.store.rows(descending=priority) if is_behind(*row, after, priority)]
     if priority:
@@ -49,7 +49,7 @@ def retries_apart(slot: Slot, after: Cursor | None) -> tuple[list[Entry], list[E
 
 
 def candidates(slot: Slot, limit: int, receipt: int, after: Cursor | None) -> Candidates:
-    """Return what prepare may take. What runs already is left out: its newer copy waits for its end."""
+    """Return what prepare may take. Members in flight are left out: their newer copy waits until they end."""
     waiting, resting = retries_apart(slot, after)
     for scan in (limit, limit + look_further(slot)):
         rows, late = waiting[:scan], resting[:scan]
@@ -72,8 +72,8 @@ def candidates(slot: Slot, limit: int, receipt: int, after: Cursor | None) -> Ca
 
 
 def share_of_retries(limit: int, receipt: int, rested: int, fresh: int) -> int:
-    """Return how many retries a prepare takes: at most half of it while fresh messages are due.
+    """Return how many retries a prepare takes: at most half of the limit while fresh messages are due.
 
-    Of an odd limit the odd one alternates.
+    If the limit is odd, the extra one alternates.
     """
     return min(rested, max(limit // 2 + limit % 2 * (receipt % 2), limit - fresh))

@@ -1,4 +1,4 @@
-"""What people and programs do to messages: again, to Dead, away, at another time."""
+"""The operations of people and programs on messages: replay, bury, remove, reschedule."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def replay(slot: Slot, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
 
 
 def is_outlived(slot: Slot, member: bytes, envelope: bytes, death: Death | None) -> bool:
-    """Whether a newer copy goes on in the place of a dead one that is replayed.
+    """Return whether a newer copy replaces a dead one that is replayed.
 
-    What runs has a newer body than the dead copy, and keeps it unless a person has marked its end.
+    A message in flight has a newer body than the dead copy, and keeps it unless a person has marked its end.
     """
     if slot.waits(member):
         return True
@@ -65,14 +65,14 @@ def score_again(slot: Slot, death: Death | None) -> int:
 
 
 def mark(slot: Slot, member: bytes, end: str, word: str) -> str:
-    """Mark a delivery for its end, which only its holder or the time-out brings; return what was found."""
+    """Mark a delivery for its end, which only its holder or the time-out brings; return the state in which it was found."""
     waits = word in ("waiting", "retry")
     if member in slot.prepare:
         record = slot.flight(member)
         outlived = "outlived" if waits and end == "buried" else record.outlived
         slot.inflight[member] = record._replace(mark=end, outlived=outlived).encode()
     elif member not in slot.claim:
-        # Where Spark has claimed it, nothing can be marked: it goes on.
+        # A message that Spark has claimed cannot be marked, and goes on.
         return word
     return "in_flight_and_waiting" if waits else "in_flight"
 
@@ -85,8 +85,8 @@ def bury(slot: Slot, members: Sequence[bytes], why: str = "") -> list[str]:
         word = "dead" if member in slot.dead else "not_found"
         if slot.waits(member):
             word = "waiting" if member in slot.store else "retry"
-            # What Spark holds cannot be marked. With a body of its own the newer copy stays: it would be dead
-            # before the older one ends.
+            # A message that Spark holds cannot be marked. If the newer copy has its own body, it stays:
+            # otherwise it would be dead before the older one ends.
             if not (member in slot.claim and member in slot.body):
                 bury_waiting(slot, member, cut_error(why))
         words.append(mark(slot, member, "buried", word))
@@ -95,7 +95,7 @@ def bury(slot: Slot, members: Sequence[bytes], why: str = "") -> list[str]:
 
 
 def bury_waiting(slot: Slot, member: bytes, why: bytes) -> None:
-    """Bring to Dead what waits or rests."""
+    """Move a waiting or resting message to Dead."""
     score = slot.store.pop(member, None)
     if score is None:
         del slot.retry[member]
@@ -174,7 +174,7 @@ def reschedule(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> l
 
 
 def rest_until(slot: Slot, member: bytes, score: int) -> None:
-    """Let what waits as a retry rest until then, so that its score still carries its budget."""
+    """Let a message that waits as a retry rest until then, so that its score still carries its retries."""
     waiting, resting = slot.store.pop(member, None), slot.retry.get(member)
     if waiting is not None and resting is not None:
         slot.count("dropped")

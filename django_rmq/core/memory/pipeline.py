@@ -1,4 +1,4 @@
-"""Several transitions at once, as a pipeline of Redis takes them."""
+"""Several transitions in one call, like a pipeline of Redis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Pipeline:
-    """Collects calls; ``execute`` gives them to ``run``, in order."""
+    """Collects calls; ``execute`` passes them to ``run``, in order."""
 
     def __init__(self, run: Callable[[Call[Any]], Any]) -> None:
         self._run = run
@@ -32,7 +32,7 @@ class Pipeline:
         self._wanted = wanted
 
     def keep_order(self) -> None:
-        """Do nothing: the order is kept in any case."""
+        """Report afterwards that everything requested was reached: memory is no less durable than that."""
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -1,4 +1,4 @@
-"""How a score carries the budget: q deliveries are left to what waits as a retry of q."""
+"""How a score carries the remaining retries: a message that waits as a retry of q has q deliveries left."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from django_rmq.core.words.bounds import MAX_PRIORITY, MAX_RETRIES_LIMIT
 from django_rmq.core.words.failures import FailureRecord
 
 LARGEST_WITH_RETRIES = (1 << 43) - 1
-"""The largest score that ten bits of retries fit below in a double. At 2^43 they would be rounded."""
+"""The largest score with room for ten bits of retries below it in a double. From 2^43 on they would be rounded."""
 
 
 def floor_priority(slot: Slot) -> int:
-    """At most this, a priority score reads as a retry."""
+    """Return the priority score up to which a score is read as a retry."""
     return max(16, slot.max_retries)
 
 
 def is_retry(slot: Slot, score: float) -> bool:
-    """Whether the message waits as a retry."""
+    """Return whether the message waits as a retry."""
     if not slot.topic.is_priority:
         return score <= 999
     return score <= floor_priority(slot) or (math.isfinite(score) and score % 1 != 0)
 
 
 def is_fresh(slot: Slot, score: float) -> bool:
-    """Whether a send may give this score."""
+    """Return whether a send may use this score."""
     if is_retry(slot, score) or not math.isfinite(score) or score % 1 != 0:
         return False
     return score <= (MAX_PRIORITY if slot.topic.is_priority else 1e14)
 
 
 def fraction(score: float) -> float:
-    """Return the retries that a score has behind its point, not yet bounded."""
+    """Return the retries in the fraction of a score, before they are limited."""
     return floor(score % 1 * 1024 + 0.5)
 
 
 def budget(slot: Slot, score: float) -> int:
-    """Return the retries left to a delivery that is taken with this score."""
+    """Return the retries left for a delivery that is taken with this score."""
     if not is_retry(slot, score):
         return slot.max_retries
     q = floor(score)
@@ -48,7 +48,7 @@ def budget(slot: Slot, score: float) -> int:
 
 
 def retry_score(slot: Slot, q: float, first: float) -> float:
-    """Return the Store score of a retry of ``q``; ``first``: the score before the first failure."""
+    """Return the Store score of a retry of ``q``. ``first``: the score before the first failure."""
     q = bounded(q, 1, MAX_RETRIES_LIMIT)
     topic = slot.topic
     if topic.is_priority and topic.retry_priority == "original" and first > floor_priority(slot):
@@ -57,7 +57,7 @@ def retry_score(slot: Slot, q: float, first: float) -> float:
 
 
 def first_score(slot: Slot, score: float, failure: FailureRecord | None) -> float:
-    """Return the score a message had before it first failed, as far as it is known."""
+    """Return the score of a message before its first failure, if known."""
     if not is_retry(slot, score):
         return score
     if slot.topic.is_priority and score > floor_priority(slot):

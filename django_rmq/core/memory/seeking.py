@@ -12,7 +12,7 @@ from django_rmq.exceptions import ServerRefused
 
 
 class Grown:
-    """An area that ``seek`` looks at, from its place on."""
+    """An area that ``seek`` searches, from its place on."""
 
     def __init__(self, asked: Area, scores: SortedSet) -> None:
         self.asked, self.looked = asked, asked.looked
@@ -23,12 +23,12 @@ class Grown:
 
     @property
     def is_left(self) -> bool:
-        """Whether there is something in it that was not looked at."""
+        """Return whether part of it was not searched."""
         place, looked, count = self._place, self.looked, len(self._members)
         return count > 0 and (place - looked >= 0 or place + looked < count)
 
     def grow(self, step: int) -> list[bytes]:
-        """Look so much farther in both directions, and return what is there."""
+        """Search farther in both directions by ``step``, and return what is there."""
         place, near, far = self._place, self.looked, self.looked + step
         self.looked = far
         below = self._members[max(0, place - far + 1) : max(0, place - max(near, 1) + 1)]

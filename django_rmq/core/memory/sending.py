@@ -1,4 +1,4 @@
-"""Sending: what a message meets in its slot, and what becomes of both."""
+"""Sending: how a message and the copies of it that its slot holds affect each other."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def ensure(
 def place(
     slot: Slot, members: Sequence[bytes], scores: Sequence[float], envelopes: Sequence[bytes], met: str
 ) -> list[Sent]:
-    """Put members into Store, each after the other; ``met``: what to do about a copy that waits fresh.
+    """Put members into Store, one after the other. ``met``: what to do about a copy that waits fresh.
 
-    merged: it keeps its score. replaced: it gets the new score. present: nothing is sent, nor
-    where the member rests or runs. A copy that waits or rests as a retry is superseded otherwise.
+    merged: it keeps its score. replaced: it gets the new score. present: nothing is sent; the same applies if
+    the member rests or is in flight. A copy that waits or rests as a retry is superseded otherwise.
     """
     sent: list[Sent] = []
     room = math.inf
@@ -86,7 +86,7 @@ def place(
 
 
 def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: bool) -> str:
-    """Return what becomes of a member; ``before``: what became of it earlier in the same send."""
+    """Return the status of a member. ``before``: its status earlier in the same send."""
     waiting = slot.store.get(member)
     if before == "refused":
         return "refused"
@@ -100,7 +100,7 @@ def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: b
 
 
 def give_up_retries(slot: Slot, member: bytes, word: str) -> None:
-    """Count the copies that a send supersedes, and take out the one that rests."""
+    """Count the copies that a send supersedes, and remove the one that rests."""
     if word == "superseded":
         slot.count("stored")
         if member in slot.store:

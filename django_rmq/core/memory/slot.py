@@ -1,7 +1,7 @@
-"""One slot while a transition works on it: its keys, the instant, and what will be counted.
+"""One slot during a transition: its keys, the current time, and the counters to raise.
 
-A transition is a function of a ``Slot`` and its own arguments. ``on`` names the keys that it opens, as the header
-of the Lua file of the same name declares them.
+A transition is a function of a ``Slot`` and its own arguments. ``on`` names the keys that it opens, like the
+header of the Lua file of the same name.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _T = TypeVar("_T")
 
 
 class InFlight(NamedTuple):
-    """What ``inflight_{K}`` says of a delivery: whose it is, where it came from, what a person wants."""
+    """The record in ``inflight_{K}`` of a delivery: its receipt, its original score, and a person's mark."""
 
     receipt: int
     score: float
     mark: str = ""
     outlived: str = ""
-    """``outlived``, where a newer copy of it was buried."""
+    """``outlived``, if a newer copy of it was buried."""
 
     @classmethod
     def parse(cls, raw: bytes | None) -> InFlight:
@@ -53,7 +53,7 @@ class InFlight(NamedTuple):
 
 
 class Slot:
-    """The keys of one slot, as far as the transition names them, and small looks at them."""
+    """The keys of one slot that the transition names, and small functions that read them."""
 
     store: SortedSet
     prepare: SortedSet
@@ -82,29 +82,29 @@ class Slot:
         self.now_ms = micros // 1000
         self.counts: Counter[str] = Counter()
         self._memory = memory
-        # Of a transition that does not name it, nothing it touches is claimed.
+        # A transition that does not name it touches no claimed message.
         self.claim = SortedSet()
         self.claimants = SortedSet()
 
     @property
     def max_retries(self) -> int:
-        """The slot's own, once it has one: never a worker's."""
+        """The slot's own setting if it has one, otherwise the caller's."""
         return int(self.control.get(b"max_retries", self.topic.max_retries))
 
     @property
     def timeout(self) -> int:
-        """Seconds; the slot's own, once it has one."""
+        """The time-out in seconds: the slot's own setting if it has one, otherwise the caller's."""
         return int(self.control.get(b"timeout", self.topic.timeout))
 
     @property
     def moved_to(self) -> int | None:
-        """The slot count that the slot was given, where the caller has another."""
+        """The slot count that the slot was given, if the caller has another."""
         slots = self.control.get(b"slots")
         return None if slots is None or int(slots) == self.topic.slots else int(slots)
 
     @property
     def room(self) -> int:
-        """The gate is open while Prepare holds fewer than this."""
+        """The gate is open while Prepare holds fewer messages than this."""
         return 1 if self.topic.serial else self.topic.max_prepared
 
     def members(self, state: str) -> SortedSet:
@@ -120,23 +120,23 @@ class Slot:
         return found
 
     def runs(self, member: bytes) -> bool:
-        """Whether the member is in flight, or claimed by Spark."""
+        """Return whether the member is in flight, or claimed by Spark."""
         return member in self.prepare or member in self.claim
 
     def waits(self, member: bytes) -> bool:
-        """Whether a copy of the member waits in Store, or rests as a retry."""
+        """Return whether a copy of the member waits in Store, or rests as a retry."""
         return member in self.store or member in self.retry
 
     def flight(self, member: bytes) -> InFlight:
-        """Return what is noted of a delivery."""
+        """Return the record of a delivery."""
         return InFlight.parse(self.inflight.get(member))
 
     def holds(self, receipt: int, member: bytes) -> bool:
-        """Whether the delivery of ``member`` is still the one with this receipt."""
+        """Return whether the delivery of ``member`` still has this receipt."""
         return self.is_receipt(receipt, member) and member in self.prepare
 
     def is_receipt(self, receipt: int, member: bytes) -> bool:
-        """Whether ``receipt`` is the one that is noted of ``member``."""
+        """Return whether ``receipt`` is the recorded one of ``member``."""
         return self.inflight.get(member, b"").startswith(b"%d " % receipt)
 
     def failure_of(self, member: bytes) -> FailureRecord | None:
@@ -145,17 +145,17 @@ class Slot:
         return None if raw is None else FailureRecord.parse(raw)
 
     def count(self, name: str, by: int = 1) -> None:
-        """Add to a counter of the slot's ledger, once the transition is through."""
+        """Add to a counter of the slot's ledger, at the end of the transition."""
         self.counts[name] += by
 
     def configure(self) -> None:
-        """Write the definition of the caller's topic."""
+        """Store the definition of the caller's topic."""
         self.control[b"slots"] = b"%d" % self.topic.slots
         self.control[b"timeout"] = b"%d" % self.topic.timeout
         self.control[b"max_retries"] = b"%d" % self.topic.max_retries
 
     def publish(self, told: int | None = None) -> None:
-        """Wake those who listen to the topic; ``told``: what they hear instead of the slot."""
+        """Publish on the topic's wake-up channel. ``told``: the value to publish instead of the slot."""
         channel = wake_channel(self._memory.prefix, self.topic.name)
         self._memory.channels.publish(channel, (self.topic.name, self.index if told is None else told))
 
@@ -166,7 +166,7 @@ Transition = Callable[Concatenate[Memory, Topic, int, _P], _T]
 
 @contextmanager
 def opened(memory: Memory, topic: Topic, index: int, names: Sequence[str]) -> Iterator[Slot]:
-    """Open the named keys of a slot. A transition is atomic: nobody sees half of one."""
+    """Open the named keys of a slot. A transition is atomic: half of one is never visible."""
     with memory.lock:
         slot = Slot(memory, topic, index)
         for name in names:
@@ -182,7 +182,7 @@ def opened(memory: Memory, topic: Topic, index: int, names: Sequence[str]) -> It
 
 
 def on(*names: str) -> Callable[[_Rule[_P, _T]], Transition[_P, _T]]:
-    """Make a rule of one slot a transition of the memory, which opens the named keys for it."""
+    """Turn a rule of one slot into a transition of the memory, for which it opens the named keys."""
 
     def transition(rule: _Rule[_P, _T]) -> Transition[_P, _T]:
         @wraps(rule)
@@ -190,7 +190,7 @@ def on(*names: str) -> Callable[[_Rule[_P, _T]], Transition[_P, _T]]:
             with opened(memory, topic, slot, names) as s:
                 return rule(s, *args, **kwargs)
 
-        # Topic and slot may be named too, which no type says together with ``_P``.
+        # Topic and slot may also be passed by name, which no type can express together with ``_P``.
         return cast("Transition[_P, _T]", run)
 
     return transition

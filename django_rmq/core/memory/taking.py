@@ -1,4 +1,4 @@
-"""Phase one: who owns a slot, and what it takes."""
+"""The first phase: who owns a slot, and what a prepare takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from django_rmq.exceptions import ServerRefused, WrongType
 
 
 def next_epoch(slot: Slot) -> int:
-    """Begin to own the slot."""
+    """Acquire the slot: raise its epoch."""
     epoch = int(slot.control.get(b"epoch", 0)) + 1
     slot.control[b"epoch"] = b"%d" % epoch
     return epoch
@@ -44,7 +44,7 @@ def acquire_all(memory: Memory, topic: Topic, slots: Sequence[int]) -> list[Acqu
 
 
 def _acquire_one(memory: Memory, topic: Topic, index: int) -> Acquired:
-    """Begin to own a slot, and fall asleep at once if it holds nothing."""
+    """Acquire a slot, and fall asleep at once if it is empty."""
     keys = slot_keys(memory.prefix, topic.name, index)
     with suppress(WrongType, ValueError), opened(memory, topic, index, ["control"]) as slot:
         epoch = next_epoch(slot)
@@ -77,14 +77,14 @@ def held(slot: Slot, owner: str, offset: int = 0, limit: int = 1000) -> list[Hel
 
 
 class Chosen(NamedTuple):
-    """What of the candidates is handed out."""
+    """The candidates that are handed out."""
 
     taken: list[Delivery]
     lapsed: list[Entry]
     refused: bool
-    """The first one has to be alone, and is not."""
+    """Whether the first one has to be alone, and is not."""
     cut: bool
-    """Some that are free were left for the next."""
+    """Whether some free messages were left for the next prepare."""
 
 
 @on(*ENDING, *CLAIMING)
@@ -123,7 +123,7 @@ def prepare(
 
 
 def idle(slot: Slot, word: str, sleep: int | None, *, at_once: bool) -> Prepared:
-    """Leave the caller idle: until its due instant it hears of nothing but a wake-up."""
+    """Record that the caller sleeps: until its due time only a wake-up reaches it."""
     if sleep is not None:
         sleep_until(slot, sleep)
     note_undrained(slot)
@@ -131,12 +131,12 @@ def idle(slot: Slot, word: str, sleep: int | None, *, at_once: bool) -> Prepared
 
 
 def at_the_gate(slot: Slot, owner: str) -> str:
-    """Return open, or why nothing is handed out: busy or paused."""
+    """Return open, or the reason why nothing is handed out: busy or paused."""
     serial, in_flight = slot.topic.serial, len(slot.prepare)
     shut = in_flight >= slot.room
     if serial:
         shut = slot.control.get(b"owner") != owner.encode() and bool(in_flight or slot.claimants)
-    # While a re-slotting moves messages, nothing is handed out by anybody.
+    # While a re-slotting moves messages, nothing is handed out.
     if shut or b"moving" in slot.control:
         return "busy"
     if b"paused" in slot.control:
@@ -147,12 +147,12 @@ def at_the_gate(slot: Slot, owner: str) -> str:
 
 
 def is_suspicious(slot: Slot, member: bytes) -> bool:
-    """Whether its last end was a time-out: then it is handed out alone, for it may kill its process."""
+    """Return whether its last delivery timed out. It is then handed out alone, because it may kill its process."""
     return slot.failures.get(member, b"").startswith(b"timed_out ")
 
 
 def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:
-    """Choose: the bytes, a suspicious one alone, what has lapsed to Dead."""
+    """Apply the size limit, hand out a suspect alone, and find the expired messages for Dead."""
     taken: list[Delivery] = []
     lapsed: list[Entry] = []
     size = 0
@@ -173,14 +173,14 @@ def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:
 
 
 def hand_out(slot: Slot, owner: str, receipt: int, taken: Sequence[Delivery]) -> None:
-    """Bring to Prepare what was chosen."""
+    """Move the chosen messages to Prepare."""
     for member, score, left, _ in taken:
         del slot.store[member]
         supersede_resting(slot, member)
         slot.prepare[member] = float(slot.now_s * 1000 + left)
         slot.inflight[member] = InFlight(receipt, score).encode()
         if member in slot.body:
-            # A delivery has its body for itself: a newer one may come while it runs.
+            # A delivery has its own copy of the body, because a newer one may arrive while it runs.
             slot.prepare_body[member] = slot.body.pop(member)
     slot.control[b"owner"] = owner.encode()
     slot.control[b"deliveries"] = b"%d" % receipt
@@ -189,7 +189,7 @@ def hand_out(slot: Slot, owner: str, receipt: int, taken: Sequence[Delivery]) ->
 
 
 def empty_handed(slot: Slot, found: Candidates, chosen: Chosen, is_behind: bool) -> Prepared:
-    """Say why nothing was taken though the gate is open, and when to ask again."""
+    """Return why nothing was taken although the gate is open, and when to ask again."""
     if chosen.refused:
         return idle(slot, "busy", GATE, at_once=is_behind)
     if chosen.lapsed:

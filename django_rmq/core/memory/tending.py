@@ -1,4 +1,4 @@
-"""What is done to a slot as a whole: stopped, set up, repaired, forgotten."""
+"""Operations on a whole slot: pause, configure, repair, forget."""
 
 from __future__ import annotations
 

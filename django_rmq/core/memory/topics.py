@@ -1,4 +1,4 @@
-"""What is registered of topics."""
+"""The registered definitions of topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What time brings: deliveries that time out, messages that have rested."""
+"""The upkeep of a slot: deliveries that time out, and messages whose back-off is over."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from django_rmq.core.words.bounds import BATCH, MAX_RETRIES_LIMIT
 
 
 class Upkeep(NamedTuple):
-    """What was done before a prepare or a claim."""
+    """The upkeep done before a prepare or a claim."""
 
     expired: int
     due: float | None
-    """When something of it can be taken again."""
+    """When a message that it returned can be taken again."""
     is_behind: bool
-    """There may be more to do."""
+    """Whether there may be more to do."""
 
 
 def keep_up(slot: Slot, limit: int) -> Upkeep:
-    """Do as much upkeep as messages are asked for, and 400 at most."""
-    # What people and sweepers have to know of the topic.
+    """Do upkeep for as many messages as are requested, and for 400 at most."""
+    # Callers that do not know the topic's settings read them here.
     slot.control[b"slots"] = b"%d" % slot.topic.slots
     slot.control[b"timeout"] = b"%d" % slot.timeout
     slot.control[b"max_retries"] = b"%d" % slot.max_retries
@@ -39,7 +39,7 @@ def expire_due(slot: Slot, limit: int) -> tuple[int, float | None]:
     """End up to ``limit`` deliveries that timed out; return how many, and when one can be taken again."""
     ahead = (slot.now_s + slot.timeout + 1) * 1000
     for member, score in [row for row in slot.prepare.rows() if row[1] >= ahead][:limit]:
-        # The clock was set back since: the time-out starts again.
+        # The clock was set back since, so the time-out starts again.
         slot.prepare[member] = float(slot.now_s * 1000 + bounded(score % 1000, 0, slot.max_retries))
     late = [row for row in slot.prepare.rows() if row[1] < (slot.now_s - slot.timeout) * 1000][:limit]
     dues: list[float | None] = []

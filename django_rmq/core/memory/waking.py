@@ -1,4 +1,4 @@
-"""Sleeping and waking: who has nothing to take hears of nothing but a wake-up."""
+"""Sleeping and waking: a consumer that finds nothing sleeps until its due time or a wake-up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_rmq.core.words.bounds import GATE, NEVER
 
 
 def next_due(slot: Slot, *, at_once: bool) -> int | None:
-    """Return the earliest instant (ms) at which asking again can help; None: no such instant."""
+    """Return the earliest time (ms) at which asking again can help. None: there is none."""
     dues: list[float] = [slot.now_ms] if at_once else []
     if not slot.topic.is_priority:
         dues += sorted(math.ceil(min(s, NEVER)) for s in slot.store.values() if s > slot.now_ms)[:1]
@@ -23,12 +23,12 @@ def next_due(slot: Slot, *, at_once: bool) -> int | None:
 
 
 def sleep_until(slot: Slot, due: int) -> None:
-    """Note until when the caller hears of nothing but a wake-up."""
+    """Record until when only a wake-up reaches the caller."""
     slot.control[b"sleeping_until"] = b"%d" % due
 
 
 def wake(slot: Slot, due: float | None) -> None:
-    """Wake who sleeps past ``due``, once: the next to fall asleep writes ``sleeping_until`` again."""
+    """Wake a caller that sleeps past ``due``, once: the next one to fall asleep writes ``sleeping_until`` again."""
     sleeping_until = slot.control.get(b"sleeping_until")
     if sleeping_until is not None and due is not None and due < int(sleeping_until):
         del slot.control[b"sleeping_until"]
@@ -36,18 +36,18 @@ def wake(slot: Slot, due: float | None) -> None:
 
 
 def wake_at_gate(slot: Slot, due: float | None, *, ended: bool) -> None:
-    """Wake for ``due``; at once where a delivery has ended and somebody waits at a gate that is open now."""
+    """Wake for ``due``, or at once if a delivery has ended and a caller waits at a gate that is now open."""
     waits = slot.control.get(b"sleeping_until") == b"%d" % GATE
     wake(slot, 0 if ended and waits and len(slot.prepare) < slot.room else due)
 
 
 def earliest(dues: list[float | None]) -> float | None:
-    """Return the earliest of the instants that there are."""
+    """Return the earliest of the given times."""
     return min((due for due in dues if due is not None), default=None)
 
 
 def note_undrained(slot: Slot) -> None:
-    """Note since when Store of a priority topic has not been empty: priorities hold no time."""
+    """Record since when Store of a priority topic has not been empty, because priorities contain no time."""
     if not slot.topic.is_priority:
         return
     if slot.store:

@@ -1,4 +1,4 @@
-"""Workers, and what is assigned to them."""
+"""Workers and their assignment."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from django_rmq.core.words.workers import Beat, Roster, Session
 
 
 class Workers(NamedTuple):
-    """What is known of workers and assignment, at one instant."""
+    """The state of workers and assignment at one instant."""
 
     memory: Memory
     micros: int
     sessions: SortedSet
     """Worker -> ms when its session ends."""
     records: Hash
-    """Worker -> its token, and what it says of itself."""
+    """Worker -> its token and its record."""
     assignment: Hash
 
     @property
@@ -27,7 +27,7 @@ class Workers(NamedTuple):
         return self.micros // 1000
 
     def is_ours(self, worker: bytes, token: str) -> bool:
-        """Whether the record of ``worker`` begins with this token."""
+        """Return whether the record of ``worker`` begins with this token."""
         return self.records.get(worker, b"").startswith(token.encode()) and worker in self.records
 
     def text(self, field: bytes) -> str:
@@ -35,7 +35,7 @@ class Workers(NamedTuple):
         return self.assignment.get(field, b"").decode()
 
     def change(self, field: bytes) -> str:
-        """Give ``field`` a version that it never had, not even before all was wiped, and tell everybody."""
+        """Give ``field`` a version that it never had, not even before everything was wiped, and publish it."""
         try:
             version = max(self.micros, int(self.assignment.get(field, b"0")) + 1)
         except ValueError:
@@ -104,9 +104,9 @@ def beat(
 
 
 def _end_sessions(found: Workers, name: bytes, session_ms: int) -> bool:
-    """End what is over, but for the session of ``name``; return whether there was any.
+    """End the sessions that are over, except for that of ``name``; return whether there were any.
 
-    A session that ends in more than an hour starts again: the clock was set back since.
+    A session that would end in more than an hour starts again, because the clock was set back.
     """
     rows, now_ms = found.sessions.rows(), found.now_ms
     over = [other for other, end in rows if end <= now_ms][:100]

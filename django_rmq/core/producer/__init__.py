@@ -1,1 +1,1 @@
-"""From a body to its slot, and there in as few round trips as possible."""
+"""Sending: from a body to its slot, in as few round trips as possible."""

@@ -1,4 +1,4 @@
-"""Many bodies of one topic with the same options: nothing is made for a single message unless somebody looks."""
+"""Bulk sends: many bodies of one topic with the same options. No object per message is made unless it is read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 Follow = Callable[[Sequence[Outgoing]], tuple[list[SendResult], dict[int, RmqError]]]
-"""Sends what slots refused to where its topic was re-slotted to."""
+"""Sends messages that slots refused to the slots to which their topic was re-slotted."""
 
 
 class BulkTrip(NamedTuple):
-    """What one round trip of a bulk send carries."""
+    """The content of one round trip of a bulk send."""
 
     topic: Topic
-    """With the slot count by which it was placed."""
+    """The topic, with the slot count by which the messages were placed."""
     groups: list[tuple[int, list[bytes]]]
     """The slot and the members of each call."""
     slots: list[int]
@@ -37,7 +37,7 @@ class BulkTrip(NamedTuple):
 
 
 class Bulk:
-    """A plan of round trips that adds its ``results`` as they come, and keeps the last ``error``."""
+    """A plan of round trips that collects its ``results`` as they arrive, and keeps the last ``error``."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Bulk:
             present = self._places.present(self._topic)
             mask = present.slots - 1
             members = self._members[start : start + ROUND_TRIP]
-            # keys.slot_of, without a call for each message: a slot count is a power of two.
+            # The same as keys.slot_of without a call for each message; a slot count is a power of two.
             crcs = [crc32(basis) for basis in self._bases[start : start + ROUND_TRIP]]
             slots = [crc & mask for crc in crcs]
             groups: defaultdict[int, list[bytes]] = defaultdict(list)
@@ -87,7 +87,7 @@ class Bulk:
                 yield sending.send_replace(trip.topic, slot, [self._score] * len(members), members)
 
     def land(self, trip: BulkTrip, replies: Sequence[Any], _: object) -> None:
-        """Add what became of the messages; send again what slots refused that were given another slot count."""
+        """Add the results; send again the messages that slots refused because their slot count changed."""
         found: defaultdict[int, list[Sent]] = defaultdict(list)
         moved = False
         for (slot, _members), reply in zip(trip.groups, replies, strict=True):
@@ -104,11 +104,11 @@ class Bulk:
             self._results.add(trip.slots, trip.members, found)
 
     def lose(self, trip: BulkTrip, error: RmqError) -> None:
-        """Note that whether these arrived is not known."""
+        """Record that it is unknown whether these messages arrived."""
         self.error = error
 
     def _send_again(self, trip: BulkTrip, found: Mapping[int, list[Sent]]) -> None:
-        """Send what slots refused; add what became of all of the trip."""
+        """Send refused messages again; add the results of the whole trip."""
         answers = {slot: iter(sent) for slot, sent in found.items()}
         made: list[SendResult] = []
         refused: list[int] = []
@@ -137,7 +137,7 @@ def _members(topic: Topic, bodies: Sequence[Any], first: int) -> Sequence[bytes]
 def _each(
     read: Callable[[Topic, Any], bytes], topic: Topic, bodies: Sequence[Any], first: int
 ) -> list[bytes]:
-    """Read each body; an error names the index of the bad one, counted from ``first``."""
+    """Encode each body; an error names the index of the bad one, counted from ``first``."""
     found: list[bytes] = []
     try:
         found.extend(read(topic, body) for body in bodies)

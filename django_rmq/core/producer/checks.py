@@ -1,4 +1,4 @@
-"""What may be asked of a send: each value is returned as it is used from here on, or refused with ``InvalidMessage``."""
+"""Checks of the options of a send. Each returns the value in its final form, or raises ``InvalidMessage``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import InvalidMessage
 
 MAX_HEADER_BYTES = 8_192
-"""The most that all headers of a message may take, as JSON."""
+"""The maximum size of all headers of a message, as JSON, in bytes."""
 
 MAX_REPLICAS = 100
-"""The most replicas that a send may ask to confirm."""
+"""The maximum number of replicas that a send may ask to confirm."""
 
 
 def _milliseconds(name: str, value: object) -> int:
-    """Return a duration in ms given as a timedelta or an integral number of ms."""
+    """Return a duration in ms, given as a timedelta or an integer number of ms."""
     if isinstance(value, timedelta):
         return round(value / timedelta(milliseconds=1))
     if not is_number(value) or value != int(value):
@@ -87,7 +87,7 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
 
 
 def check_durability(replicas: object, fsync: object) -> Durability:
-    """Return what is asked of a send beyond being stored, or raise ``InvalidMessage``."""
+    """Return the durability that a send requests beyond being stored, or raise ``InvalidMessage``."""
     if type(replicas) is int and not replicas and fsync is False:
         return STORED
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
@@ -112,7 +112,7 @@ def check_score(
     time_range: int | timedelta | None,
     fixed_time: datetime | int | None,
 ) -> int:
-    """Return the score that the options of a message say, which must be those of its topic's type."""
+    """Return the score given by the options of a message, which must be those of its topic's type."""
     if topic.type is TopicType.RANGE_MERGE:
         if priority is not None or fixed_time is not None:
             raise _misplaced(topic, "time_range", priority=priority, fixed_time=fixed_time)
@@ -142,7 +142,7 @@ def _misplaced(topic: Topic, wanted: str, **given: object) -> InvalidMessage:
 
 
 def check_key(key: object) -> bytes:
-    """Return a key as the member that Redis holds; None: a key of its own."""
+    """Return a key as the member that Redis holds. None: a generated key."""
     if key is None:
         return uuid4().hex.encode()
     if not isinstance(key, str) or not key:
@@ -157,7 +157,7 @@ def check_key(key: object) -> bytes:
 
 
 def check_headers(headers: object) -> dict[str, str] | None:
-    """Return headers as they are stored; None: there are none."""
+    """Return headers in their stored form. None: there are none."""
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
@@ -176,8 +176,8 @@ def check_headers(headers: object) -> dict[str, str] | None:
 
 
 def check_stored_basis(basis: bytes) -> str:
-    """Return a slot basis as the envelope of a keyed message holds it."""
-    # It is kept beside the body, so that the slot can be found again when the slot count changes.
+    """Return a slot basis in the form in which the envelope of a keyed message holds it."""
+    # It is stored beside the body, so that the slot can be found again when the slot count changes.
     if len(basis) > MAX_KEY_BYTES:
         raise InvalidMessage(f"slot_basis has {len(basis)} bytes, more than {MAX_KEY_BYTES}")
     try:

@@ -1,4 +1,4 @@
-"""From a body and its options to a message that is ready for its slot, also while its topic is re-slotted."""
+"""From a body and its options to a message that is ready for its slot, also while its topic is being re-slotted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from django_rmq.exceptions import InvalidMessage
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message as its sender gives it: in ``send_messages``, options given here win over the shared ones."""
+    """A message as its sender gives it. In ``send_messages``, options given here override the shared ones."""
 
     body: Any
     key: str | None = None
@@ -38,12 +38,12 @@ class Send:
     expires: datetime | int | None = None
 
     def options(self) -> dict[str, Any]:
-        """Return what was given beside the body."""
+        """Return the options given beside the body."""
         return {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
 
 
 OPTIONS = dict.fromkeys(one.name for one in fields(Send) if one.name != "body")
-"""The names of what may be said of a message beside its body, in order."""
+"""The names of the options of a message, in order."""
 
 
 class Outgoing(NamedTuple):
@@ -53,21 +53,21 @@ class Outgoing(NamedTuple):
     slot: int
     member: bytes
     score: int
-    """range_merge: ms to wait; priority: the priority; fixed_time: the due time in ms."""
+    """range_merge: ms to wait. priority: the priority. fixed_time: the due time in ms."""
     envelope: bytes | None = None
     act: Literal["send", "ensure", "remove"] = "send"
-    """``ensure``: leave the message alone where it already waits, rests or runs. ``remove``: take it back."""
+    """``ensure``: do nothing if the message already waits, rests or is in flight. ``remove``: take it back."""
     crc: int | None = None
-    """Of its slot basis: with another slot count it has another slot. None: nobody knows it."""
+    """CRC of the slot basis, from which the slot follows for any slot count. None: unknown."""
 
     def placed(self, topic: Topic) -> Outgoing:
-        """Return the message as ``topic`` places it, which may have another slot count."""
+        """Return the message as ``topic`` places it; the topic may have another slot count."""
         crc = self.slot if self.crc is None else self.crc
         return self._replace(topic=topic, slot=crc & (topic.slots - 1))
 
 
 def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
-    """Return what lets a message that was given up be taken at once, or with the priority that it had (``scored``)."""
+    """Return the score that makes a replayed message due at once, or restores its priority (``scored``)."""
     if topic.type is TopicType.RANGE_MERGE:
         return 0
     if topic.type is TopicType.FIXED_TIME:
@@ -78,14 +78,14 @@ def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
 
 @lru_cache(1024)
 def _with_slots(topic: Topic, slots: int) -> Topic:
-    """Return the same object each time: what goes over the wire is remembered by it."""
+    """Return the same object each time, because what goes over the wire is cached per object."""
     return replace(topic, slots=slots)
 
 
 class Places:
-    """Where messages are placed: by the slot count of their topic, or by those that a re-slotting has told of.
+    """Decides where messages are placed: by the slot count of their topic, or by the counts learned from a re-slotting.
 
-    ``counts``: of topics that were re-slotted, the slot counts in the order to be tried.
+    ``counts``: for topics that were re-slotted, the slot counts in the order in which to try them.
     """
 
     def __init__(self, counts: dict[str, tuple[int, ...]]) -> None:
@@ -94,13 +94,13 @@ class Places:
     def outgoing(
         self, topic: Topic, basis: bytes | None, member: bytes, score: int, envelope: bytes | None = None
     ) -> Outgoing:
-        """Return a message in the slot of its basis; None: of its member."""
+        """Return a message in the slot of its basis. None: in the slot of its member."""
         present = self.present(topic)
         crc = crc32(member if basis is None else basis)
         return Outgoing(present, crc & (present.slots - 1), member, score, envelope, "send", crc)
 
     def present(self, topic: Topic, attempt: int = 0) -> Topic:
-        """Return ``topic`` with the slot count to be tried: the first, or the next one where a slot refused that."""
+        """Return ``topic`` with the slot count to try: the first, or the next one if a slot refused it."""
         counts = self._counts.get(topic.name)
         if counts is None:
             return topic
@@ -108,12 +108,15 @@ class Places:
         return topic if slots == topic.slots else _with_slots(topic, slots)
 
     def slots(self, out: Outgoing) -> list[int]:
-        """Return the slots that may hold a message: two, the old one first, while its topic is re-slotted."""
+        """Return the slots that may hold a message.
+
+        While its topic is being re-slotted there are two, the old one first.
+        """
         counts = self._counts.get(out.topic.name, (out.topic.slots,))
         return [out.placed(replace(out.topic, slots=slots)).slot for slots in counts]
 
     def renewed(self, messages: Sequence[Outgoing]) -> list[Outgoing]:
-        """Return messages as they are placed first by what is known now: they may have been built long ago."""
+        """Return messages with their current first placement; they may have been built long ago."""
         if not self._counts:
             return list(messages)
         present = [self.present(out.topic) for out in messages]
@@ -125,15 +128,18 @@ class Places:
     def moved(
         self, messages: Sequence[Outgoing], definitions: Mapping[str, dict[str, Any]]
     ) -> list[Outgoing] | None:
-        """Return messages that a slot refused as they are placed by ``definitions``; None: those do not tell."""
+        """Return messages that a slot refused as ``definitions`` place them.
+
+        None: the definitions do not explain the refusal.
+        """
         present: dict[tuple[str, int], Topic] = {}
         for name, slots in {(out.topic.name, out.topic.slots) for out in messages}:
             if "slots" not in definitions.get(name, {}):
                 return None
             counts = self._counts[name] = slot_counts(definitions[name])
             if counts == (slots,):
-                return None  # the definition says what the slot refuses
-            # What refuses the old count has been given the new one.
+                return None  # the definition gives the count that the slot refuses
+            # A slot that refuses the old count has been given the new one.
             attempt = counts.index(slots) + 1 if slots in counts else 0
             topic = next(out.topic for out in messages if out.topic.name == name)
             present[name, slots] = self.present(topic, attempt)
@@ -164,7 +170,7 @@ def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]
 
 
 def member_of(topic: Topic, body: object, key: object) -> bytes:
-    """Return the member of a message that is there already: of ``body``, or of ``key`` on a keyed topic."""
+    """Return the member of an existing message: of ``body``, or of ``key`` on a keyed topic."""
     if topic.keyed:
         if key is None:
             raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': give key=")
@@ -175,7 +181,7 @@ def member_of(topic: Topic, body: object, key: object) -> bytes:
 
 
 def basis_of(topic: Topic, body: object, slot_basis: object) -> bytes | None:
-    """Return what chooses the slot of a message; None: its member does."""
+    """Return the slot basis of a message. None: its member decides."""
     if slot_basis is not None:
         if topic.slot_basis is not None:
             raise InvalidMessage(
@@ -187,7 +193,7 @@ def basis_of(topic: Topic, body: object, slot_basis: object) -> bytes | None:
 
 
 def basis_of_field(topic: Topic, body: object) -> bytes:
-    """Return what chooses the slot of a message by the SLOT_BASIS of its topic."""
+    """Return the slot basis of a message that the SLOT_BASIS of its topic gives."""
     name = topic.slot_basis
     if not isinstance(body, Mapping) or name not in body:
         raise InvalidMessage(

@@ -1,6 +1,6 @@
-"""The producer: messages of any topics go to their slots, and follow topics that are re-slotted.
+"""The producer: sends messages of any topics to their slots, and follows topics that are being re-slotted.
 
-Django, transactions and settings are none of its business (``project/sending`` has those).
+Django, transactions and settings are handled in ``project/sending``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage, RmqError, SlotMoved
 
 REDIRECTS = 6
-"""How often a send follows a topic that is re-slotted, at most: each time there is a definition to be read."""
+"""How often a send follows a topic that is being re-slotted, at most. Each time it reads the definition."""
 
 Outcomes = tuple[list[SendResult], dict[int, RmqError]]
 """A result for each message, and by index the errors of those that have no outcome."""
@@ -28,9 +28,10 @@ Outcomes = tuple[list[SendResult], dict[int, RmqError]]
 class Producer:
     """Validates messages and sends them to their slots.
 
-    Safe to share between threads: it keeps nothing but which topics have messages with a slot basis of
-    their own, which the first ``send`` after the first such message notes in Redis, and the slot counts of topics
-    that were re-slotted (``counts``, which several producers may share: topic -> counts in the order to be tried).
+    Safe to share between threads. It keeps two things: which topics have messages with an explicit slot basis
+    (the first ``send`` after such a message records this in Redis), and the slot counts of topics that were
+    re-slotted (``counts``: topic -> counts in the order in which to try them; several producers may share
+    it).
     """
 
     def __init__(self, broker: Broker, counts: dict[str, tuple[int, ...]] | None = None) -> None:
@@ -40,11 +41,11 @@ class Producer:
         self._noted: set[str] = set()
 
     def build(self, topic: Topic, body: object, **options: Any) -> Outgoing:
-        """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``; asks no server.
+        """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``; contacts no server.
 
-        ``options`` are those of ``Send``. ``slot_basis`` chooses the slot instead of the topic's SLOT_BASIS field,
-        the key or the body: equal bodies with different bases do not merge. ``headers`` and ``expires`` need a
-        keyed topic.
+        ``options`` are those of ``Send``. ``slot_basis`` chooses the slot instead of the topic's SLOT_BASIS
+        field, the key or the body; equal bodies with different bases do not merge. ``headers`` and
+        ``expires`` need a keyed topic.
         """
         if options and not options.keys() <= OPTIONS.keys():
             raise TypeError(f"a message has no option {', '.join(options.keys() - OPTIONS.keys())}")
@@ -77,22 +78,26 @@ class Producer:
         key: str | None = None,
         slot_basis: object = None,
     ) -> Outgoing:
-        """Return a message with the slot and the member that ``address`` tells, and this score and envelope."""
+        """Return a message with the slot and the member from ``address``, and this score and envelope."""
         member = member_of(topic, body, key)
         return self._places.outgoing(topic, basis_of(topic, body, slot_basis), member, score, envelope)
 
     def slots(self, out: Outgoing) -> list[int]:
-        """Return the slots that may hold a message: two, the old one first, while its topic is re-slotted."""
+        """Return the slots that may hold a message.
+
+        While its topic is being re-slotted there are two, the old one first.
+        """
         return self._places.slots(out)
 
     def send(
         self, messages: Sequence[Outgoing], *, ensure: bool = False, wanted: Durability = STORED
     ) -> list[SendResult]:
-        """Send validated messages, of any topics, in as few round trips as there are thousands.
+        """Send validated messages of any topics, in about one round trip per thousand.
 
-        Returns a result for each, in order. What a lost connection left unknown raises
-        ``ServerTrouble``: whatever was sent merges when it is sent again while it still waits. What is
-        ``wanted`` beyond being stored is waited for; the results say what was reached, and nothing is raised for it.
+        Returns a result for each, in order. Raises ``ServerTrouble`` if a lost connection leaves the outcome
+        unknown; a message that is sent again merges with the first one while that is still waiting.
+        ``wanted`` requests durability beyond being stored: the call waits for it, and the results say what
+        was reached, without an error.
         """
         if ensure:
             messages = [out._replace(act="ensure") for out in messages]
@@ -104,13 +109,13 @@ class Producer:
     def attempt(
         self, messages: Sequence[Outgoing], wanted: Durability = STORED, *, removes: bool = False
     ) -> Outcomes:
-        """Send as ``send`` does, but return errors: by index, for the messages that have no outcome.
+        """Send like ``send``, but return errors: by index, for the messages that have no outcome.
 
         The results of those have the status ``failed``; whether a message whose reply was lost arrived is
-        not known. A message whose topic is re-slotted follows it.
+        unknown. A message whose topic is being re-slotted follows it.
 
-        ``removes``: some of ``messages`` are to be removed. What is done to one message is then done in order, and
-        the status of a removal says what it found.
+        ``removes``: some of ``messages`` are to be removed. The operations on one message then run in order,
+        and the status of a removal says in which state the message was found.
         """
         latest = self._places.renewed(messages)
         attempt = self._attempt_removing if removes else self._attempt
@@ -142,11 +147,11 @@ class Producer:
         fixed_time: datetime | int | None = None,
         results: SendResults | None = None,
     ) -> SendResults:
-        """Send many bodies of an unkeyed topic with the same options: the fast way to send in bulk.
+        """Send many bodies of an unkeyed topic with the same options; the fast way to send in bulk.
 
-        All are validated before anything is written: ``InvalidMessage`` names the index of a bad one. The
-        results are made when they are looked at; given some of earlier calls, they are added to those, and
-        indexes go on. Errors as in ``send``.
+        All bodies are validated before anything is written: ``InvalidMessage`` names the index of a bad one.
+        A result object is made when it is first read. ``results`` of earlier calls are extended, and the
+        indexes continue. Errors as in ``send``.
         """
         if topic.keyed:
             raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': its messages are sent with send")
@@ -159,7 +164,7 @@ class Producer:
         return results
 
     def _moved(self, messages: Sequence[Outgoing]) -> list[Outgoing] | None:
-        """Return messages that a slot refused as they are placed by now; None: nobody can tell."""
+        """Return messages that a slot refused with their current placement. None: it is unknown."""
         try:
             definitions = self.broker.definitions()
         except RmqError:
@@ -167,7 +172,7 @@ class Producer:
         return self._places.moved(messages, definitions)
 
     def _attempt_removing(self, messages: Sequence[Outgoing], wanted: Durability) -> Outcomes:
-        """Attempt as ``_attempt`` does, in order, and remove from every slot that may hold the message."""
+        """Attempt like ``_attempt``, in order, and remove from every slot that may hold the message."""
         placed: list[Outgoing] = []
         owners: list[int] = []
         for index, out in enumerate(messages):
@@ -221,7 +226,7 @@ class Producer:
 
 
 def _with_removals(messages: Sequence[Outgoing], moved: Iterable[int]) -> list[int]:
-    """Return the indexes of sends that a slot refused, and of the removals that have to come after them."""
+    """Return the indexes of sends that a slot refused, and of the removals that must come after them."""
     refused, late, again = set(moved), set(), []
     for index, out in enumerate(messages):
         if index in refused:

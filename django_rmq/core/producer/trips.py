@@ -1,4 +1,4 @@
-"""Round trips of sends: Redis works on one while the next one is packed."""
+"""Round trips of sends: Redis executes one while the next one is packed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import RmqError
 
 ROUND_TRIP = 6_000
-"""Messages per round trip of a bulk send."""
+"""The number of messages per round trip of a bulk send."""
 
 Trip = TypeVar("Trip")
 
 
 class Plan(Protocol[Trip]):
-    """What is sent in round trips, and where their answers go."""
+    """A series of round trips and the destination of their answers."""
 
     def trips(self) -> Iterator[Trip]:
-        """Yield what each round trip carries."""
+        """Yield the content of each round trip."""
 
     def calls(self, trip: Trip) -> Iterable[Call[Any]]:
         """Return the calls of a round trip."""
@@ -35,18 +35,18 @@ class Plan(Protocol[Trip]):
     def land(
         self, trip: Trip, replies: Sequence[Any], confirmed: tuple[int | None, bool | None] | None
     ) -> None:
-        """Take the answer of each call, which may be an error, and what was confirmed of them all."""
+        """Take the answer of each call, which may be an error, and the confirmed durability of all of them."""
 
     def lose(self, trip: Trip, error: RmqError) -> None:
-        """Note that no answer came."""
+        """Record that no answer came."""
 
 
 def fly(
     broker: Broker, plan: Plan[Trip], wanted: Durability = STORED, *, in_order: bool = False
 ) -> RmqError | None:
-    """Send all trips of ``plan``; return the error that kept some from leaving, if there was one.
+    """Send all trips of ``plan``; return the error that prevented some from being sent, or None.
 
-    Two trips may overtake each other, but not ``in_order``.
+    Two trips may overtake each other, unless ``in_order``.
     """
     in_flight: deque[tuple[Pipeline, Trip]] = deque()
     try:
@@ -79,7 +79,7 @@ def _land(plan: Plan[Trip], pipeline: Pipeline, trip: Trip) -> None:
 
 
 class Mixed:
-    """Messages of any topics, each with a result of its own. What one call takes is a list of indexes."""
+    """Messages of any topics, each with its own result. The content of one call is a list of indexes."""
 
     def __init__(self, messages: Sequence[Outgoing], wanted: Durability) -> None:
         self._messages = messages
@@ -87,9 +87,9 @@ class Mixed:
         self.errors: dict[int, RmqError] = {}
 
     def trips(self) -> Iterator[list[list[int]]]:
-        """Yield, per round trip, groups of indexes that one script takes: same slot, range and manner.
+        """Yield, per round trip, groups of indexes that one script takes: same slot, range and kind.
 
-        Within a slot they keep their order: which of two sends of a member was first decides its time.
+        Within a slot they keep their order, because the first of two sends of a member decides its time.
         """
         for start in range(0, len(self._messages), ROUND_TRIP):
             groups: list[list[int]] = []
@@ -127,12 +127,12 @@ class Mixed:
                     self.results[i].replicas, self.results[i].fsynced = confirmed
 
     def lose(self, trip: list[list[int]], error: RmqError) -> None:
-        """Note that whether these arrived is not known."""
+        """Record that it is unknown whether these messages arrived."""
         for indexes in trip:
             self.errors.update(dict.fromkeys(indexes, error))
 
     def give_up(self, trouble: RmqError | None) -> None:
-        """Let what has no outcome have failed: because of ``trouble``, where nothing else is known."""
+        """Mark everything without an outcome as failed, with ``trouble`` as the reason if no other is known."""
         for i, result in enumerate(self.results):
             if result.status == "pending":
                 result.status = "failed"
@@ -141,7 +141,7 @@ class Mixed:
 
 
 def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
-    """Return the call that sends or removes ``batch``, which has one topic, slot and manner."""
+    """Return the call that sends or removes ``batch``, whose messages share topic, slot and kind."""
     topic, slot, _, score, _, act, _ = batch[0]
     _, _, members, scores, envelopes, _, _ = zip(*batch, strict=True)
     if act == "remove":
@@ -155,7 +155,7 @@ def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
 
 
 def complete(result: SendResult, answer: str | Sent) -> None:
-    """Take over what a transition answers about a message: a status and a score, or a word about a removal."""
+    """Set a result from a transition's answer: a status and a score, or a word about a removal."""
     if isinstance(answer, str):
         result.status = answer
     else:

@@ -1,7 +1,7 @@
-"""The door to a Redis server: a broker runs one call at once, or collects many in a pipeline.
+"""The broker of a Redis server: it runs one call at once, or collects several in a pipeline.
 
-Neither repeats a call by itself: whether that is safe is for the caller to know. The exception is NOSCRIPT, which says
-that nothing ran.
+Neither repeats a call by itself, because only the caller knows whether that is safe. The exception is
+NOSCRIPT, which means that nothing ran.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class RedisBroker:
         return self.exchange.run(call)
 
     def pipeline(self) -> Pipeline:
-        """Return a pipeline: it collects calls, and ``execute`` runs all in one round trip."""
+        """Return a pipeline, which collects calls; ``execute`` runs all of them in one round trip."""
         return Pipeline(self.exchange)
 
     def load_scripts(self) -> None:
-        """Give the server every script once, so that no pipeline meets a missing one."""
+        """Load every script into the server, so that no pipeline finds one missing."""
         self.exchange.load_scripts()
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class RedisBroker:
     def definitions(self) -> Definitions:
         """Return the registered definition of every topic.
 
-        Raises ``WrongType`` where there is something else in the place of all of them.
+        Raises ``WrongType`` if the key of the definitions holds another type.
         """
         key = topics_key(self.prefix)
         try:
@@ -83,9 +83,9 @@ class RedisBroker:
         return Definitions(key, pairs)
 
     def define(self, topic: Topic, *, replace: bool = False) -> dict[str, Any]:
-        """Register ``topic`` unless it is registered already; return what is registered then.
+        """Register ``topic`` unless it is registered already; return the definition that is registered afterwards.
 
-        ``replace`` keeps what is noted of the topic's re-slottings.
+        ``replace`` overwrites the definition but keeps what it records about re-slottings.
         """
         return self.redefine(
             topic.name,
@@ -93,9 +93,10 @@ class RedisBroker:
         )
 
     def redefine(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-        """Replace a definition by what ``change`` makes of it (nothing is known: of an empty one); return that.
+        """Replace a definition by the result of ``change``, and return it; an unregistered topic has an empty definition.
 
-        Nobody else changes it between: then ``change`` is asked again. Raises ``WrongType`` where there is something else.
+        The change is atomic: if somebody else changes the definition meanwhile, ``change`` is called again.
+        Raises ``WrongType`` if the key holds another type.
         """
         key = topics_key(self.prefix)
         while True:
@@ -112,7 +113,7 @@ class RedisBroker:
                 return wanted
 
     def undefine(self, topic: Topic) -> None:
-        """Forget the definition of a topic, what it counted and its history."""
+        """Delete the definition of a topic, its counters and its history."""
         others = (
             *history_keys(self.prefix, topic.name),
             times_key(self.prefix, topic.name),
@@ -124,11 +125,11 @@ class RedisBroker:
         self._ask("HDEL", topics_key(self.prefix), topic.name)
 
     def note_slot_basis(self, topic: Topic) -> None:
-        """Note that ``topic`` has messages whose slot nobody can compute again from what is stored."""
+        """Record that ``topic`` has messages whose slot cannot be computed from what is stored."""
         self._ask("HSET", explicit_basis_key(self.prefix), topic.name, 1)
 
     def has_slot_bases(self, topic: Topic) -> bool:
-        """Return whether ``note_slot_basis`` was ever told of ``topic``."""
+        """Return whether ``note_slot_basis`` was ever called for ``topic``."""
         return bool(self._ask("HEXISTS", explicit_basis_key(self.prefix), topic.name))
 
     # --- the server
@@ -145,11 +146,14 @@ class RedisBroker:
         return int(seconds) * 1000 + int(micros) // 1000
 
     def servers(self) -> list[Server]:
-        """Return what the server says of itself; on a cluster, each primary. Raises ``ServerRefused`` without INFO."""
+        """Return what the server reports about itself; on a cluster, what each primary reports.
+
+        Raises ``ServerRefused`` if INFO is not permitted.
+        """
         return servers.servers(self._on_all)
 
     def refused(self, topics: Iterable[Topic]) -> list[str]:
-        """Return what the server refuses us of what we need, by trying all of it in ways that change nothing."""
+        """Return which of the required commands the server refuses. Each is tried in a way that changes nothing."""
         chosen = list(topics)
         attempts: list[Callable[[], Any]] = [partial(self.run, workers.roster())]
         attempts += [partial(self.run, looking.audit(topic, 0)) for topic in chosen]
@@ -164,7 +168,7 @@ class RedisBroker:
             raise translate(error) from error
 
     def _on_all(self, *command: Any) -> dict[str, Any]:
-        """Return the plain answer of each server, or its ``RedisError``, by a name for people."""
+        """Return the plain answer of each server, or its ``RedisError``, by a readable name."""
         (reply,) = self._each([command])
         return {"Redis": reply}
 
@@ -183,13 +187,13 @@ class RedisBroker:
         return Wakeups(self._ear(), {workers_channel(self.prefix): ""})
 
     def publish_events(self, payload: bytes) -> int:
-        """Publish what happened to messages; return how many subscribers heard it (on a cluster: of one node)."""
+        """Publish events; return how many subscribers received them (on a cluster: those of one node)."""
         return int(self._ask("PUBLISH", events_channel(self.prefix), payload))
 
     def events(self) -> Events:
-        """Subscribe to what is published of messages."""
+        """Subscribe to the events of messages."""
         return Events(self._ear(), {events_channel(self.prefix): ""})
 
     def _ear(self) -> Any:
-        """Return the client that hears what is published."""
+        """Return the client used for subscriptions."""
         return self.client

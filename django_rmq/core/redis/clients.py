@@ -1,4 +1,7 @@
-"""Clients of redis-py as all of the package has them: no retries, for a repeated script is a decision; replies as bytes."""
+"""Creates redis-py clients with the options of this package: no retries, because repeating a script needs a decision.
+
+Replies are bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from django_rmq.core.redis.pool import Pool, RenewingPool
 
 
 def own_options() -> dict[str, Any]:
-    """Return what every connection of ours has, whatever was given."""
+    """Return the options of every connection of this package, whatever was given."""
     return {
         "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),
@@ -27,22 +30,22 @@ def own_options() -> dict[str, Any]:
 
 
 def timeouts(seconds: float, connect: float | None = None) -> dict[str, Any]:
-    """Return the options by which a connection waits ``seconds`` for Redis, and for ``connect`` to be made."""
+    """Return the options for waiting ``seconds`` for Redis, and ``connect`` seconds for a connection."""
     return {"socket_timeout": seconds, "socket_connect_timeout": seconds if connect is None else connect}
 
 
 def build_client(
     url: str, given: Mapping[str, Any], ours: Mapping[str, Any], kind: type[RenewingPool] | None = None
 ) -> redis.Redis:
-    """Return a client of the server at ``url`` with the options ``given``; ``ours`` win over all others.
+    """Return a client of the server at ``url`` with the options ``given``; ``ours`` take precedence over all others.
 
-    Raises what redis-py does about options that make no connection. Connects nothing.
+    Raises the errors of redis-py about invalid options. Connects to nothing.
     """
     if kind is None:
-        # Credentials that change are renewed as redis-py's own pool takes a connection back.
+        # Credentials that change are renewed when redis-py's own pool takes a connection back.
         kind = RenewingPool if "credential_provider" in given else Pool
     pool = kind.from_url(url, **given)
-    # Not passed above: what the URL says would win over it.
+    # These are not passed above, because the URL would take precedence over them.
     pool.connection_kwargs.update(ours)
     return redis.Redis(connection_pool=checked(pool))
 
@@ -54,7 +57,7 @@ def build_client_behind_sentinels(
     given: Mapping[str, Any],
     ours: Mapping[str, Any],
 ) -> redis.Redis:
-    """Return a client of the primary that ``sentinels`` know for the service that ``url`` names."""
+    """Return a client of the primary that ``sentinels`` report for the service that ``url`` names."""
     from_url = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
     service, database = str(from_url.pop("host")), from_url.get("db", given.get("db", 0))
     sentinel = Sentinel(  # type: ignore[no-untyped-call]
@@ -66,6 +69,6 @@ def build_client_behind_sentinels(
 
 
 def checked(pool: redis.ConnectionPool) -> redis.ConnectionPool:
-    """Return ``pool``, whose options make a connection; else raise what redis-py does. Connects nothing."""
+    """Return ``pool`` if its options make a connection; otherwise raise redis-py's error. Connects to nothing."""
     pool.connection_class(**pool.connection_kwargs)
     return pool

@@ -1,4 +1,4 @@
-"""How durable the writes of a connection are by now: the commands that wait for it, and their answers."""
+"""How durable the writes of a connection are: the commands that wait for it, and their answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django_rmq.core.words.results import Confirmed, Durability
 
 
 def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, ...]]:
-    """Return the commands that wait, at the end of a connection's writes, until these are as safe as wanted."""
-    # Each has to end well within the time that the socket may be silent.
+    """Return the commands that wait, at the end of a connection's writes, until these are as durable as wanted."""
+    # Each has to end well within the socket time-out.
     ms = int((connection.socket_timeout or 1.0) * 400)
     commands: list[tuple[Any, ...]] = []
     if wanted.replicas:
@@ -22,7 +22,7 @@ def durability_commands(wanted: Durability, connection: Any) -> list[tuple[Any, 
 
 
 def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
-    """Read the answers of ``durability_commands``. What the server cannot or may not say is not known."""
+    """Read the answers of ``durability_commands``. What the server cannot or may not report is unknown."""
     replicas: int | None = None
     fsynced: bool | None = None
     if wanted.replicas:
@@ -39,7 +39,7 @@ def read_confirmed(wanted: Durability, connection: Any) -> Confirmed:
 
 
 def _syncs_always(connection: Any) -> bool:
-    """Whether every answer of this server, which knows no WAITAOF (7.2), comes after what it confirms is on disk."""
+    """Return whether a server without WAITAOF (before 7.2) answers only after its writes are on disk."""
     found = []
     for name in ("appendonly", "appendfsync"):
         connection.send_command("CONFIG", "GET", name)

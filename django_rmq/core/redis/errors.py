@@ -1,4 +1,4 @@
-"""From the driver's errors to ours."""
+"""Translates the driver's errors into those of this package."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from django_rmq.core.calls.call import Call, Command
 from django_rmq.exceptions import RmqError, ServerFull, ServerRefused, ServerUnavailable, WrongType
 
 _WRAPPED = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
-"""How Redis 6 shows the code of an error that a command met inside a script."""
+"""How Redis 6 shows the code of an error that a command got inside a script."""
 
 _UNAVAILABLE = ("READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
 _UNAVAILABLE_ERRORS = (
     redis.exceptions.ReadOnlyError,
-    redis.exceptions.ClusterDownError,  # MASTERDOWN as well
+    redis.exceptions.ClusterDownError,  # includes MASTERDOWN
     redis.exceptions.TryAgainError,
-    NoScriptError,  # it was loaded a moment ago: the server has just lost it
+    NoScriptError,  # it was loaded just before, so the server has just lost it
 )
 
 
 def translate(error: RedisError) -> RmqError:
-    """Return our own error for one of the driver's.
+    """Return the package's error for one of the driver's.
 
-    The driver takes the code off some answers and keeps a class instead; Redis 6 wraps it where a script met it.
+    The driver removes the code from some answers and uses a class instead; Redis 6 wraps the code if a script
+    got the error.
     """
     text = str(error)
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
@@ -51,9 +52,9 @@ def translate(error: RedisError) -> RmqError:
 
 
 def named(key: bytes, error: RmqError) -> RmqError:
-    """Return ``error``; where a plain command met something that is not ours, with the name of the key.
+    """Return ``error``; if a plain command found a foreign value, with the name of the key.
 
-    Scripts name it themselves.
+    Scripts name the key themselves.
     """
     if not isinstance(error, WrongType):
         return error
@@ -63,5 +64,5 @@ def named(key: bytes, error: RmqError) -> RmqError:
 
 
 def explain(call: Call[Any], prefix: str, error: RmqError) -> RmqError:
-    """Return the error of a call with the key that it is about, as far as there is one."""
+    """Return the error of a call, with the key that it is about if there is one."""
     return named(call.keys(prefix)[0], error) if isinstance(call, Command) else error

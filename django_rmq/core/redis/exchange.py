@@ -1,4 +1,4 @@
-"""One server's commands and replies: what a broker and its pipelines have in common."""
+"""Commands and replies of one server: what a broker and its pipelines have in common."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class Exchange:
-    """Sends commands to a server over the connections of ``client`` and knows whether it has the scripts.
+    """Sends commands to a server over the connections of ``client``, and records whether it has the scripts.
 
-    No call is repeated, except after NOSCRIPT, which says that nothing ran.
+    No call is repeated, except after NOSCRIPT, which means that nothing ran.
     """
 
     def __init__(self, client: Any, prefix: str, clock: wire.Clock | None) -> None:
@@ -34,7 +34,7 @@ class Exchange:
         return wire.command(call, self.prefix, self.clock)
 
     def load_scripts(self) -> None:
-        """Give the server every script once, in one round trip, so that no pipeline meets a missing one."""
+        """Load every script into the server, in one round trip, so that no pipeline finds one missing."""
         if self._has_scripts:
             return
         for reply in self.each(wire.loading()):
@@ -43,11 +43,11 @@ class Exchange:
         self._has_scripts = True
 
     def scripts_are_lost(self) -> None:
-        """Note that the server has not every script: the next pipeline loads them all again."""
+        """Record that the server lacks some script: the next pipeline loads all of them again."""
         self._has_scripts = False
 
     def run(self, call: Call[T]) -> T:
-        """Run a call and return what its reply means."""
+        """Run a call and return the meaning of its reply."""
         is_framed = call.varying and self.clock is None
         packed = self.frames.written(call) if is_framed else wire.packed(self.command(call))
         try:
@@ -67,7 +67,7 @@ class Exchange:
             raise translate(error) from error
 
     def ask(self, packed: bytes) -> Any:
-        """Run one command as the driver does for a client that does not retry, without its bookkeeping of half the time."""
+        """Run one command like the driver does without retries, but without its bookkeeping, which takes half the time."""
         pool = self.client.connection_pool
         connection = pool.get_connection()
         try:

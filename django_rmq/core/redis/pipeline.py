@@ -20,8 +20,9 @@ T = TypeVar("T")
 class Pipeline:
     """Collects calls; ``execute`` runs them and returns results, errors in their places.
 
-    ``send`` and ``receive`` are the halves of ``execute``: between them Redis works, and so can we.
-    A connection that fails fails every call of the pipeline, for nobody knows what ran.
+    ``send`` and ``receive`` are the halves of ``execute``: between them, Redis and the caller work at the
+    same time. A failed connection fails every call of the pipeline, because it is not known which of them
+    ran.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -33,7 +34,7 @@ class Pipeline:
         self._wanted: Durability | None = None
         self._in_order = False
         self.confirmed: Confirmed | None = None
-        """After ``receive``: what ``confirm`` has come to."""
+        """What ``confirm`` has reached; available after ``receive``."""
 
     def add(self, call: Call[T]) -> Answer[T]:
         """Collect a call; return what will hold its answer once the pipeline has run."""
@@ -43,11 +44,14 @@ class Pipeline:
         return answer
 
     def confirm(self, wanted: Durability) -> None:
-        """Wait, behind what is collected, until it is as safe as ``wanted``, or for two fifths of the socket time-out each."""
+        """Wait, after the collected calls, until they are as durable as ``wanted``.
+
+        Waits at most two fifths of the socket time-out for each kind of confirmation.
+        """
         self._wanted = wanted
 
     def keep_order(self) -> None:
-        """Run again whatever stands behind a call that has to be repeated; all calls must be of a kind that may run twice."""
+        """Run everything after a call again if that call has to be repeated. All calls must be safe to run twice."""
         self._in_order = True
 
     def __len__(self) -> int:
@@ -58,7 +62,7 @@ class Pipeline:
         return self.send().receive() if self._calls else []
 
     def send(self) -> Self:
-        """Send what was collected. Raises ``ServerTrouble``; then nothing more is to be received."""
+        """Send what was collected. Raises ``ServerTrouble``; ``receive`` must not be called then."""
         exchange = self._exchange
         exchange.load_scripts()
         connection = None
@@ -98,7 +102,7 @@ class Pipeline:
         return self._told(answers, [self._result(*both) for both in zip(calls, replies, strict=True)])
 
     def _taken(self) -> tuple[list[Call[Any]], list[Answer[Any]]]:
-        """Return what was collected, and begin to collect again."""
+        """Return what was collected, and start collecting again."""
         taken = self._calls, self._answers
         self._calls, self._answers = [], []
         return taken
@@ -111,9 +115,9 @@ class Pipeline:
             return error
 
     def _repeat_behind(self, calls: list[Call[Any]], replies: list[Any]) -> None:
-        """Let what only reads run again behind a call that has to: it was collected behind it. In order: everything."""
+        """Repeat the reads that follow a call that has to be repeated, or everything that follows it if in order."""
         if self.confirmed is not None:
-            # These run behind what was waited for.
+            # These run after the confirmation.
             self.confirmed = Confirmed(None, False if self.confirmed.fsynced is not None else None)
         first = next(i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError))
         for i in range(first + 1, len(calls)):
@@ -139,7 +143,7 @@ class Pipeline:
 
     @staticmethod
     def _told(answers: list[Answer[Any]], results: list[Any]) -> list[Any]:
-        """Return the results, when each answer knows its own."""
+        """Return the results, and set the answer of each call."""
         for answer, result in zip(answers, results, strict=True):
             answer.become(result)
         return results

@@ -1,4 +1,4 @@
-"""Connections at hand: redis-py's pool without most of what it does around each call."""
+"""Pools of connections that avoid most of what redis-py does around each call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import redis
 
 
 class RenewingPool(redis.ConnectionPool):
-    """redis-py's own pool, whose text says where it leads and nothing of the options of its connections."""
+    """redis-py's own pool, whose text shows the address but not the options of its connections."""
 
     def __repr__(self) -> str:
         options = self.connection_kwargs
@@ -20,9 +20,10 @@ class RenewingPool(redis.ConnectionPool):
 class Pool(RenewingPool):
     """A pool whose connections rest here after use and are handed out again as they are, the last one first.
 
-    redis-py counts them as in use (in its own metrics too) until ``disconnect``, and makes new ones only where none rests:
-    ``max_connections`` holds. One that was closed or has something to read goes back to redis-py, which connects it again.
-    Not for connections that a server behind Sentinels or a token replaces while they rest: those need redis-py's own pools.
+    redis-py counts them as in use (in its own metrics too) until ``disconnect``, and makes a new one only if
+    none rests, so ``max_connections`` applies. A connection that was closed or has something to read goes
+    back to redis-py, which connects it again. This pool is not for connections that a server behind Sentinels
+    or a token replaces while they rest: those need redis-py's own pools.
     """
 
     _resting: list[Any]
@@ -33,7 +34,7 @@ class Pool(RenewingPool):
         super().reset()
 
     def get_connection(self, *_: Any, **__: Any) -> Any:
-        """Return a connection that is ready to send. Raises ``redis.ConnectionError`` where there is none to be had."""
+        """Return a connection that is ready to send. Raises ``redis.ConnectionError`` if none can be made."""
         try:
             connection = self._resting.pop()
         except IndexError:
@@ -56,7 +57,7 @@ class Pool(RenewingPool):
             self._resting.append(connection)
 
     def disconnect(self, inuse_connections: bool = True) -> None:
-        """Close all connections, or those that rest."""
+        """Close all connections, or only those that rest."""
         while self._resting:
             super().release(self._resting.pop())
         super().disconnect(inuse_connections)

@@ -1,4 +1,4 @@
-"""What a server refuses us of what we need, tried in ways that change nothing."""
+"""Finds the required commands that a server refuses, by trying each in a way that changes nothing."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ _HARMLESS: tuple[tuple[Any, ...], ...] = (
     ("ZRANK", "member"),
     ("ZREVRANK", "member"),
 )
-"""Every command of the scripts on a key, so that together they leave nothing behind."""
+"""Every command of the scripts on a key, in an order that leaves nothing behind."""
 
 
 def _tries(prefix: str, topics: Iterable[Topic]) -> list[tuple[Any, ...]]:
-    """Return commands that need every right there is, and change nothing."""
+    """Return commands that need every permission, and change nothing."""
     scratch, nobody = f"{prefix}rmq:rights".encode(), uuid4().hex.encode()
     tries: list[tuple[Any, ...]] = [(command[0], scratch, *command[1:]) for command in _HARMLESS]
     tries += [("ZRANGESTORE", scratch, scratch, 0, 0), ("RENAME", scratch, scratch)]
     for topic in topics:
         for name, key in zip(SlotKeys._fields, slot_keys(prefix, topic.name, 0), strict=True):
             tries.append(("ZREM" if name in _ZSETS else "HDEL", key, nobody))
-        # Slot -1 is nobody's.
+        # Slot -1 belongs to no worker.
         tries.append(("PUBLISH", wake_channel(prefix, topic.name), b"-1"))
     return tries
 
@@ -64,9 +64,10 @@ def refused(
     each: Callable[[Sequence[tuple[Any, ...]]], list[Any]],
     attempts: Iterable[Callable[[], Any]],
 ) -> list[str]:
-    """Return what the server refuses us.
+    """Return the commands that the server refuses.
 
-    ``each`` runs commands and returns the plain answers, errors in their places; ``attempts`` are calls that raise.
+    ``each`` runs commands and returns the plain answers, errors in their places; ``attempts`` are calls that
+    raise.
     """
     tries = _tries(prefix, topics)
     found = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""What Redis servers say of themselves."""
+"""What Redis servers report about themselves."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _info(raw: bytes) -> dict[str, str]:
 
 
 def servers(on_all: Callable[..., dict[str, Any]]) -> list[Server]:
-    """Return what each server says of itself. Raises ``ServerRefused`` without INFO.
+    """Return what each server reports about itself. Raises ``ServerRefused`` if INFO is not permitted.
 
-    ``on_all`` runs a command on each and returns the plain answers, or a ``RedisError``, by names for people.
+    ``on_all`` runs a command on each and returns the plain answers, or a ``RedisError``, by readable names.
     """
     answers = on_all("INFO")
     told = {name: raw for name, raw in answers.items() if not isinstance(raw, RedisError)}

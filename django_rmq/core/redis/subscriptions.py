@@ -1,4 +1,4 @@
-"""What is published and heard: wake-ups and events."""
+"""Subscriptions to wake-ups and events."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from django_rmq.core.redis.errors import translate
 
 
 class _Subscription:
-    """Channels that are listened to."""
+    """A subscription to channels."""
 
     def __init__(self, client: Any, channels: dict[bytes, str]) -> None:
         self._topics = channels
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)
         try:
             self._pubsub.subscribe(*channels)
-            # SUBSCRIBE is answered once per channel: only then nothing is missed any more.
+            # SUBSCRIBE is answered once per channel; only after all answers is nothing missed.
             for _ in channels:
                 self._pubsub.parse_response(block=True)
         except RedisError as error:
@@ -40,7 +40,7 @@ class Wakeups(_Subscription):
     """A subscription to wake-ups: which slots can be taken from earlier than was announced."""
 
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
-        """Return the (topic, slot) pairs woken, waiting at most ``timeout`` seconds for the first.
+        """Return the (topic, slot) pairs woken; wait at most ``timeout`` seconds for the first.
 
         ``-1 - slot``: the slot was paused.
         """
@@ -56,10 +56,10 @@ class Wakeups(_Subscription):
 
 
 class Events(_Subscription):
-    """A subscription to what happens to messages."""
+    """A subscription to the events of messages."""
 
     def get(self, timeout: float = 0.0) -> list[bytes]:
-        """Return what was published (up to 100 at a time), waiting at most ``timeout`` seconds for the first."""
+        """Return what was published (up to 100 at a time); wait at most ``timeout`` seconds for the first."""
         found: list[bytes] = []
         try:
             while len(found) < 100 and (

@@ -1,4 +1,4 @@
-"""Commands as they go over the wire: everything that knows how Redis wants its bytes."""
+"""Encodes commands for the wire: everything that knows the byte format of Redis."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from django_rmq.core.words.topics import Topic
 Text = TypeVar("Text")
 
 Clock = Callable[[], int]
-"""Returns microseconds since the epoch. Given by tests only: scripts ask Redis' own clock."""
+"""Returns microseconds since the epoch. Only tests pass one: scripts otherwise use the clock of Redis."""
 
 FRAMES = 16_384
-"""Slots for which a broker remembers how one message is sent there."""
+"""The number of slots for which a broker remembers how one message is sent there."""
 
 AT_ONCE = 65_536
-"""Bytes of a pipeline that are worth a call of the operating system."""
+"""The number of bytes of a pipeline that justify a system call."""
 
 
 def command(call: Call[Any], prefix: str, clock: Clock | None) -> tuple[Any, ...]:
-    """Return the command that runs a call. Without a clock the script asks Redis'."""
+    """Return the command that runs a call. Without a clock the script uses that of Redis."""
     keys, arguments = call.keys(prefix), call.arguments(prefix)
     if isinstance(call, Command):
         return (call.script, *keys, *arguments)
@@ -35,29 +35,29 @@ def command(call: Call[Any], prefix: str, clock: Clock | None) -> tuple[Any, ...
 
 
 def loading() -> list[tuple[str, bytes]]:
-    """Return the commands that give a server every script."""
+    """Return the commands that load every script into a server."""
     return [("SCRIPT LOAD", scripts.load(name).text) for name in scripts.all_names()]
 
 
 def packed(command: tuple[Any, ...]) -> bytes:
-    """Return a command (bytes, text and numbers) as it goes over the wire.
+    """Return a command (bytes, text and numbers) encoded for the wire.
 
-    As redis-py does it, which first looks whether an argument is none of these: half of its time.
+    Like redis-py, but without the check whether an argument is none of these, which takes half of its time.
     """
     found: bytes = pack_command(command)
     return found
 
 
 def parts_of_argument(length: Text, text: Text, literal: Callable[[bytes], Text]) -> tuple[Text, ...]:
-    """Return what, joined, is one argument of a command: for those who join columns of texts.
+    """Return parts that, joined, are one argument of a command; for callers that join columns of texts.
 
-    ``length``: that of the text, in digits; ``literal`` makes a part out of bytes.
+    ``length``: the length of the text, in digits; ``literal`` makes a part out of bytes.
     """
     return literal(b"$"), length, literal(b"\r\n"), text, literal(b"\r\n")
 
 
 def _argument(argument: Any) -> bytes:
-    """Return one argument of a command as it goes over the wire."""
+    """Return one argument of a command, encoded for the wire."""
     if type(argument) is int:
         argument = b"%d" % argument
     elif not isinstance(argument, bytes):
@@ -66,12 +66,12 @@ def _argument(argument: Any) -> bytes:
 
 
 def has_packed(call: Call[Any]) -> bool:
-    """Return whether a call has arguments that are written already."""
+    """Return whether a call has arguments that are encoded already."""
     return bool(call.own) and isinstance(call.own[-1], Packed)
 
 
 def chunks(commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Return commands as they go over the wire, in pieces that are each worth a call of the operating system."""
+    """Return commands encoded for the wire, in pieces that each justify a system call."""
     if any(isinstance(argument, Packed) for command in commands for argument in command[-2:-1]):
         return [b"".join(piece for command in commands for piece in _pieces(command))]
     return list(_gathered(map(packed, commands)))
@@ -87,7 +87,7 @@ def _pieces(command: tuple[Any, ...]) -> list[Any]:
 
 
 def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small pieces, so that each is worth a call of the operating system."""
+    """Join small pieces, so that each justifies a system call."""
     together: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -101,23 +101,23 @@ def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Frames:
-    """Writes calls that differ in their last arguments alone: what stands before these is written once for all of them.
+    """Writes calls that differ only in their last arguments: what precedes these is encoded once for all of them.
 
-    One message is sent in half the time that way.
+    It halves the time to send one message.
     """
 
     _NO_CLOCK = _argument(b"")
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        # Each entry holds its topic, so that nothing else gets that topic's id.
+        # Each entry holds its topic, so that no other topic gets its id.
         self._known: dict[tuple[Any, ...], tuple[Topic, bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
     def written(self, call: Call[Any]) -> bytes:
-        """Return the command of a call whose last arguments vary, as it goes over the wire; it asks Redis' clock."""
+        """Return the encoded command of a call whose last arguments vary; the script uses the clock of Redis."""
         place = call.place
         assert isinstance(place, AtSlot)
         topic, slot = place
@@ -126,7 +126,8 @@ class Frames:
         known = self._known.get(key)
         if known is None:
             if topic.slots > FRAMES:
-                # Of more slots than are remembered most would be forgotten before they are used again.
+                # With more slots than are remembered, most entries would be dropped before they are used
+                # again.
                 return packed(command(call, self._prefix, None))
             known = self._remember(key, topic, call)
         return b"".join((known[1], *map(_argument, own[varying:]), self._NO_CLOCK))

@@ -2,11 +2,11 @@
 
 A file whose name begins with an underscore is a fragment; every other file is a script named like its ``Broker``
 method. Those in ``slot/`` are the transitions of a slot, loaded as ``"commit"``. The others are loaded as
-``"workers/beat"``: those in ``workers/`` are about workers and what is assigned to them, those in ``topics/`` about
-definitions, those in ``limits/`` about what may be done how often, those in ``answers/`` about requests that are done
-once, those in ``history/`` about what is kept of the past.
+``"workers/beat"``: those in ``workers/`` are about workers and their assignment, those in ``topics/`` about
+definitions, those in ``limits/`` about rates and permits, those in ``answers/`` about requests that must run only
+once, those in ``history/`` about the history of topics.
 
-A script's header declares its keys and arguments (`header`). In its code, a comment on a line of its own stands for
+A script's header declares its keys and arguments (`header`). In its code, these comments, each on a separate line, stand for
 
 ``-- include: _name``
     the text of that fragment. A fragment includes no other. It says ``-- needs: store kind [claim]``: the script has
@@ -50,7 +50,7 @@ _TRAILING_COMMENT = re.compile(r" +-- .*$")
 
 
 class Script(NamedTuple):
-    """A script's name, text and SHA-1, as EVALSHA wants it."""
+    """A script's name, text and SHA-1, as EVALSHA needs it."""
 
     name: str
     text: bytes
@@ -100,7 +100,7 @@ def _fragment(fragment: str, script: str, bound: set[str]) -> list[str]:
 
 
 def _check(keys: tuple[Key, ...]) -> list[str]:
-    """Return the code that looks at the types of ``keys``."""
+    """Return the code that checks the types of ``keys``."""
     looks = []
     for wanted in ("ZSET", "HASH"):
         of_type = [key.name for key in keys if key.type == wanted]
@@ -111,7 +111,7 @@ def _check(keys: tuple[Key, ...]) -> list[str]:
 
 @cache
 def load(name: str) -> Script:
-    """Return the script ``name`` as Redis gets it."""
+    """Return the script ``name`` as it is sent to Redis."""
     declared = declaration(name)
     lines = [declared.bindings()]
     for line in _split(name)[1]:

@@ -37,7 +37,7 @@ class Key(NamedTuple):
     type: str
     """``ZSET`` or ``HASH``."""
     by_state: bool = False
-    """The caller chooses it by the state that it asks for."""
+    """Whether the caller chooses it by the state that it requests."""
 
 
 class Argument(NamedTuple):
@@ -54,13 +54,13 @@ class Declaration(NamedTuple):
     script: str
     keys: tuple[Key, ...]
     many_slots: bool
-    """The keys repeat for each of many slots."""
+    """Whether the keys repeat for each of many slots."""
     arguments: tuple[Argument, ...]
-    """Without the variable ones and without ``now``, which every script has as its last argument."""
+    """The arguments without the variable ones and without ``now``, which is the last argument of every script."""
     rest: str
-    """What the variable arguments behind ``arguments`` are called; empty: there are none."""
+    """The name of the variable arguments after ``arguments``. Empty: there are none."""
     reads: bool
-    """It changes nothing."""
+    """Whether the script changes nothing."""
 
     def bindings(self) -> str:
         """Return the Lua statements that bind keys and arguments to their names."""

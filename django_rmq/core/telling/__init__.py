@@ -1,1 +1,1 @@
-"""What happened, for those who watch: events and history."""
+"""Reports about the past and the present: events and history."""

@@ -1,18 +1,19 @@
-"""Events: what happens to messages, published by every process for whoever watches, as Redis Pub/Sub has it: now or never.
+"""Events: what happens to messages, published by every process with Redis Pub/Sub. Events are not stored.
 
-A process notes what it did; a thread gathers that for a moment and publishes it as a few large payloads. Each is lines
-of JSON, one event a line:
+A process records what it did; a thread collects that for a moment and publishes it as a few large payloads.
+Each payload is lines of JSON, one event per line:
 
     {"event": "failed", "at": 1790000000000, "topic": "orders", "count": 1, "ids": ["3.eyJvcmRlciI6OX0"],
      "errors": ["ValueError: no such order"], "host": "web1", "pid": 4711}
 
-``event``: sent, merged, send_failed, started, committed, failed, dead, replayed or dropped. ``at``: ms since the epoch
-by the clock of the process that tells. ``ids`` are those of up to 100 messages, as the process names them: plain ids
-hold what is stored, so everyone who may listen may read bodies. ``count``: how many
-messages; of what a person did there are no ids, but ``outcomes`` and ``actor``. ``dropped``: so many messages' events of
-this process are missing, since it had more to tell than it may.
+``event``: sent, merged, send_failed, started, committed, failed, dead, replayed or dropped. ``at``: ms since
+the epoch by the clock of the reporting process. ``ids`` are those of up to 100 messages, as the process names
+them: plain ids contain what is stored, so every subscriber may read bodies. ``count``: the number of
+messages. Events about a person's action have no ids, but ``outcomes`` and ``actor``. ``dropped``: the events
+of ``count`` messages of this process are missing, because they exceeded the limit.
 
-It costs a process one command per 0.1 s and 64 KB, and holds no message up: what cannot be published is dropped.
+The cost for a process is one command per 0.1 s and 64 KB. Messages are never delayed: what cannot be
+published is dropped.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from django_rmq.exceptions import RmqError
 logger = safe_logger("django_rmq.events")
 
 GATHER_SECONDS = 0.1
-"""How long events are gathered before they are published."""
+"""Seconds for which events are collected before they are published."""
 
 IDS = 100
-"""Messages of one event at most."""
+"""The maximum number of messages in one event."""
 
 WAITING = 20_000
-"""Messages whose events may wait to be published."""
+"""The maximum number of messages whose events may wait to be published."""
 
 PAYLOAD_BYTES = 65_536
 
@@ -55,10 +56,10 @@ class _Noted(NamedTuple):
 
 
 class EventStream:
-    """Publishes what this process notes. It belongs to one process: make another one after a fork."""
+    """Publishes what this process records. It belongs to one process: make another one after a fork."""
 
     def __init__(self, broker: Broker, name: Callable[[str, int, bytes], str]) -> None:
-        """Publish through ``broker``; ``name``: from topic, slot and member to the id that is told."""
+        """Publish through ``broker``. ``name`` makes the published id from topic, slot and member."""
         self._broker = broker
         self._name = name
         self._pid = os.getpid()
@@ -75,7 +76,7 @@ class EventStream:
         atexit.register(self.close)
 
     def note(self, event: str, topic: str, messages: Sequence[tuple[int, bytes]] = (), **more: Any) -> None:
-        """Note what happened to ``messages`` (slot, member) of ``topic``; ``more`` is told as it is.
+        """Record an event of ``messages`` (slot, member) of ``topic``; ``more`` is published unchanged.
 
         A list in ``more`` has an item for each message.
         """
@@ -95,7 +96,7 @@ class EventStream:
             self._changed.notify()
 
     def flush(self, seconds: float = 2.0) -> None:
-        """Publish at once what was noted, and wait for it for so many seconds."""
+        """Publish at once what was recorded, and wait for it for at most this many seconds."""
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
@@ -103,7 +104,7 @@ class EventStream:
             self._is_urgent = False
 
     def close(self, seconds: float = 2.0) -> None:
-        """Publish what is left, within so many seconds, and end."""
+        """Publish what is left, within this many seconds, and end."""
         atexit.unregister(self.close)
         if self._pid != os.getpid():
             return
@@ -165,7 +166,7 @@ def _line(event: dict[str, Any]) -> bytes:
 
 
 def _payloads(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """Join lines to payloads of ``PAYLOAD_BYTES``, or of one line that is longer."""
+    """Join lines to payloads of ``PAYLOAD_BYTES``, or of a single line that is longer."""
     part: list[bytes] = []
     size = 0
     for line in lines:
@@ -179,7 +180,7 @@ def _payloads(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def read(payload: bytes) -> list[dict[str, Any]]:
-    """Return the events of one payload; what is none is left out."""
+    """Return the events of one payload; lines that are not events are left out."""
     found = []
     for line in payload.split(b"\n"):
         try:

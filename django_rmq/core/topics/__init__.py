@@ -1,1 +1,1 @@
-"""What concerns a topic as a whole: its definition, its slot count, what Redis must keep of it."""
+"""Operations on whole topics: the definition, the slot count, and what Redis must store for them."""

@@ -1,7 +1,7 @@
-"""What Redis has registered of a topic, against what the settings declare; and changing it as far as that is safe.
+"""Compares the registered definition of a topic with the settings, and changes it as far as that is safe.
 
 A definition decides how a message is treated once it is in Redis, so all processes must have the same.
-Nothing here knows Django; ``connections`` asks once per process, ``rmqtopics`` when a person does.
+Nothing here knows Django; ``connections`` calls it once per process, ``rmqtopics`` when a person runs it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from django_rmq.exceptions import TopicMismatch
 logger = logging.getLogger("django_rmq")
 
 NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS")
-"""What waiting messages could not follow: they were encoded, ordered or placed by the old value."""
+"""Settings that waiting messages could not follow: they were encoded, ordered or placed by the old value."""
 
 NEEDS_NO_WORKER = (*NEEDS_EMPTY, "SERIAL")
-"""What workers that run could not follow: they go on with the old value until they are started again."""
+"""Settings that running workers could not follow: they use the old value until they are restarted."""
 
 
 class Difference(NamedTuple):
-    """One thing about a topic in which the settings and Redis disagree."""
+    """One setting of a topic that differs between the settings and Redis."""
 
     setting: str
     """The key in ``RMQ["TOPICS"][name]``. BACKOFF: [first, longest] rest in ms."""
     declared: Any
-    """What the settings say."""
+    """The value in the settings."""
     registered: Any
-    """What Redis holds; None: nothing."""
+    """The value in Redis. None: there is none."""
 
 
 def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
-    """Return in what ``topic`` differs from its ``registered`` definition."""
+    """Return how ``topic`` differs from its ``registered`` definition."""
     declared = topic.definition()
     return [
         Difference(name.upper(), declared.get(name), registered.get(name))
@@ -48,12 +48,12 @@ def differences(topic: Topic, registered: dict[str, Any]) -> list[Difference]:
 
 
 def register_topics(broker: Broker, topics: Iterable[Topic]) -> dict[str, dict[str, Any]]:
-    """Register the topics that Redis does not know yet; return what is registered of each.
+    """Register the topics that Redis does not know yet; return the registered definition of each.
 
-    Settings that still say the slot count from before a re-slotting are warned of: the registered one counts,
-    and while a re-slotting goes on both are good. Raises ``TopicMismatch`` with every difference, both values
-    each, if otherwise another definition of one is registered there, and ``WrongType`` where one cannot be read. What was
-    registered until then stays.
+    Settings with the slot count from before a re-slotting cause a warning: the registered one applies, and
+    during a re-slotting both are valid. Raises ``TopicMismatch`` with every other difference and both of its
+    values, and ``WrongType`` if a definition cannot be read. Topics that were registered before the error
+    stay registered.
     """
     known = broker.definitions()
     found, agreed = {}, {}
@@ -80,7 +80,7 @@ def register_topics(broker: Broker, topics: Iterable[Topic]) -> dict[str, dict[s
 
 
 def as_registered(topic: Topic, registered: dict[str, Any]) -> Topic:
-    """Return ``topic`` with all slots that may hold messages of it as it is registered, whatever the settings say."""
+    """Return ``topic`` with all slots that may hold its messages, as registered, whatever the settings say."""
     return replace(topic, slots=max(slot_counts(registered))) if registered else topic
 
 
@@ -92,9 +92,9 @@ def _sentence(name: str, different: list[Difference]) -> str:
 def obstacles(
     broker: Broker, topic: Topic, different: list[Difference], serving: Sequence[str] = ()
 ) -> list[str]:
-    """Return why ``apply`` may not make Redis' definition that of ``topic``, a sentence each; empty: it may.
+    """Return why ``apply`` may not make Redis' definition that of ``topic``, a sentence each. Empty: it may.
 
-    ``serving`` names the workers that run and serve the topic.
+    ``serving`` names the running workers that serve the topic.
     """
     found = []
     changed = {difference.setting: difference for difference in different}
@@ -104,7 +104,7 @@ def obstacles(
             f"the topic is being re-slotted to {slot_counts(registered)[1]} slots: let `manage.py rmqreslot` finish"
         ]
     if "SLOTS" in changed:
-        # Nobody can say of the other slots' messages what holds for these: the rest has to wait.
+        # It is unknown what applies to the messages in the other slots, so the rest has to wait.
         if topic.slots in former_slot_counts(registered):
             return [f"SLOTS: the topic was re-slotted; write SLOTS {registered['slots']} into the settings"]
         return [f"SLOTS: `manage.py rmqreslot {topic.name} {topic.slots}` changes the slots of a topic"]
@@ -112,7 +112,7 @@ def obstacles(
     if needs_empty and (held := messages_held(broker, topic)):
         found.append(f"{', '.join(needs_empty)}: the topic must be empty, and it holds {held} messages")
     unfollowed = [name for name in changed if name in NEEDS_NO_WORKER]
-    # A worker extends what it holds about three times in the time-out that it knows.
+    # A worker extends its messages about three times within the time-out that it knows.
     if "TIMEOUT" in changed and topic.timeout < (changed["TIMEOUT"].registered or 0):
         unfollowed.append("TIMEOUT (lowered)")
     if unfollowed and serving:
@@ -133,7 +133,7 @@ def obstacles(
 
 
 def messages_held(broker: Broker, topic: Topic) -> int:
-    """Return how many messages all slots of ``topic`` hold, the dead as well."""
+    """Return how many messages all slots of ``topic`` hold, including the dead."""
     counts = walk(broker, (looking.count(topic, slot) for slot in range(topic.slots)))
     return sum(one.held for one in counts)
 
@@ -141,8 +141,8 @@ def messages_held(broker: Broker, topic: Topic) -> int:
 def apply(broker: Broker, topic: Topic) -> None:
     """Make ``topic`` the registered definition, and give each slot its time-out and retries.
 
-    Ask ``obstacles`` first. Senders and consumers with other settings raise ``TopicMismatch`` when they
-    start next; stop them before.
+    Call ``obstacles`` first. Senders and consumers with other settings raise ``TopicMismatch`` when they
+    start the next time; stop them before.
     """
     for _ in walk(broker, (people.configure(topic, slot) for slot in range(topic.slots))):
         pass

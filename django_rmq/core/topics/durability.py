@@ -1,6 +1,7 @@
-"""What of a Redis may lose messages or stand in the way: found by asking it, before workers start.
+"""Checks a Redis server for settings that may lose messages, and for missing permissions, before workers start.
 
-Knows no settings. ``strict``: also what is safe enough for most, and what the server does not let us see.
+It knows no settings. ``strict`` also reports what is durable enough for most uses, and what the server does
+not reveal.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ServerRefused
 
 OLDEST = (6, 2)
-"""The first version of Redis that has all that the scripts use."""
+"""The oldest supported version of Redis, which has everything the scripts use."""
 
 TOLD = 5
-"""Refused commands that are named at most."""
+"""The maximum number of refused commands that are named."""
 
 
 COMMANDS = (
@@ -28,27 +29,28 @@ COMMANDS = (
     *("auth", "client|setname", "config|get", "evalsha", "hello", "info", "ping", "publish"),
     *("script|load", "select", "subscribe", "unsubscribe"),
 )
-"""All that RMQ asks of a server, in its scripts and beside them. ``replicas=`` needs ``wait`` too, ``fsync=`` ``waitaof``."""
+"""All commands that RMQ needs, in its scripts and beside them. ``replicas=`` also needs ``wait``, ``fsync=``
+``waitaof``."""
 
 CLUSTER_COMMANDS = ("asking", "cluster|slots")
-"""What a Redis Cluster is asked besides."""
+"""Additional commands for a Redis Cluster."""
 
 
 def places(prefix: str) -> list[str]:
-    """Return the rules for the keys and channels of one project. No other prefix may begin with its own."""
+    """Return the rules for the keys and channels of one project. No other project's prefix may begin with its prefix."""
     plain = re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
     return [f"~{plain}*", f"~*_{{{plain}*", f"&{plain}*"]
 
 
 def rights(prefix: str, *, is_cluster: bool = False) -> list[str]:
-    """Return the rules of an ACL that allow what RMQ needs, and no more."""
+    """Return the rules of an ACL that allow only what RMQ needs."""
     commands = (*COMMANDS, *CLUSTER_COMMANDS) if is_cluster else COMMANDS
-    # Redis 6.2 takes no channel pattern behind the &* that it begins with.
+    # Redis 6.2 accepts no channel pattern after the &* with which it begins.
     return ["resetkeys", "resetchannels", *places(prefix), "-@all", *(f"+{name}" for name in commands)]
 
 
 class Flaw(NamedTuple):
-    """Something about a server that had better be otherwise."""
+    """A problem of a server."""
 
     name: str
     """eviction, persistence, version, or rights."""
@@ -57,9 +59,9 @@ class Flaw(NamedTuple):
 
 
 def flaws(broker: Broker, topics: Iterable[Topic], *, strict: bool = False) -> list[Flaw]:
-    """Ask the server (of a cluster: each primary) and return what is wrong with it.
+    """Check the server (of a cluster: each primary) and return its problems.
 
-    Changes nothing. Raises ``ServerTrouble`` where it does not answer.
+    Changes nothing. Raises ``ServerTrouble`` if it does not answer.
     """
     found: list[Flaw] = []
     try:
@@ -81,7 +83,7 @@ def flaws(broker: Broker, topics: Iterable[Topic], *, strict: bool = False) -> l
 
 def _eviction(server: Server) -> list[Flaw]:
     policy = server.config.get("maxmemory-policy") or server.info.get("maxmemory_policy", "")
-    # What evicts only keys with a time to live spares ours, which have none.
+    # A policy that evicts only keys with a time to live spares RMQ's keys, which have none.
     if not policy.startswith("allkeys"):
         return []
     evicted = int(server.info.get("evicted_keys", "0"))

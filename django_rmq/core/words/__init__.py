@@ -1,1 +1,1 @@
-"""What the queue speaks of: topics, messages, answers, key names, bounds."""
+"""The values that all other packages use: topics, messages, answers, key names, bounds."""

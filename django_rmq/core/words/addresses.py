@@ -1,6 +1,6 @@
-"""Redis URLs: what of one may be printed, and how a login is told apart from the address.
+"""Redis URLs: which parts may be printed, and how the login is separated from the address.
 
-A URL is taken apart, never searched for what looks like a password: what is printed is put together from the parts
+A URL is parsed, never searched for text that looks like a password. Printed text is built only from the parts
 that cannot be secret.
 """
 
@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 SCHEMES = ("redis", "rediss", "unix")
 
 LOGIN = ("username", "password")
-"""Options of a connection that say who connects, in the order in which a URL names them."""
+"""Connection options that identify the user, in the order in which a URL names them."""
 
 _TYPED = frozenset(
     {
@@ -39,16 +39,16 @@ _NEXT_URL = re.compile(rf"\s*[,;]\s*(?=(?:{'|'.join(SCHEMES)})://)")
 
 
 class UnreadableAddress(ValueError):
-    """A URL whose parts cannot be told apart; its text says nothing of them."""
+    """A URL whose parts cannot be separated. The error's text contains none of the URL."""
 
 
 def parse(url: str) -> SplitResult:
-    """Return the parts of a URL. Raises ``UnreadableAddress`` where a login could be mistaken for something else."""
+    """Return the parts of a URL. Raises ``UnreadableAddress`` if a login could be mistaken for something else."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        # The error quotes what it could not read.
+        # The original error quotes the text that it could not read.
         raise UnreadableAddress("the URL cannot be read") from None
     # A slash, a question mark or a number sign in a password ends the part of the URL that holds the login.
     behind = [parts.path, parts.fragment]
@@ -61,7 +61,7 @@ def parse(url: str) -> SplitResult:
 
 
 def database(parts: SplitResult) -> str | None:
-    """Return the database that a URL names by its query or its path; None: it names none."""
+    """Return the database that a URL names in its query or its path. None: it names none."""
     named = dict(reversed(parse_qsl(parts.query))).get("db")
     if named:
         return named
@@ -69,9 +69,10 @@ def database(parts: SplitResult) -> str | None:
 
 
 def shown(url: str) -> str:
-    """Return what may be printed of a URL: its scheme, host, port and database.
+    """Return the printable parts of a URL: its scheme, host, port and database.
 
-    Of a URL that cannot be read, or whose scheme is not one of Redis, nothing else than the scheme is known to be harmless.
+    If the URL cannot be read, or its scheme does not belong to Redis, only the scheme is known to be
+    harmless.
     """
     scheme = url.partition("://")[0].strip().lower()
     if scheme not in SCHEMES:
@@ -94,12 +95,12 @@ def shown(url: str) -> str:
 
 
 def several(text: str) -> list[str]:
-    """Return the URLs of a list that is separated by commas or semicolons. A password may hold either."""
+    """Return the URLs of a list separated by commas or semicolons. A password may contain either."""
     return [url for url in _NEXT_URL.split(text.strip()) if url]
 
 
 class Address(NamedTuple):
-    """A URL without a login, and what was in it besides."""
+    """A URL without its login, and the options that were taken out of it."""
 
     url: str
     options: dict[str, str]
@@ -107,9 +108,10 @@ class Address(NamedTuple):
 
 
 def without_login(url: str) -> Address:
-    """Return the URL with host, port, database, numbers and flags; and apart what may be secret.
+    """Return the URL with host, port, database, numbers and flags, and separately everything that may be secret.
 
-    As redis-py reads it, the login before the host wins over the one in the query. Raises ``UnreadableAddress``.
+    As in redis-py, the login before the host takes precedence over the one in the query. Raises
+    ``UnreadableAddress``.
     """
     parts = parse(url)
     query = dict(reversed(parse_qsl(parts.query)))
@@ -124,9 +126,9 @@ def without_login(url: str) -> Address:
 
 
 def unusable(where: str, names: Iterable[str], error: Exception) -> str:
-    """Return a sentence about options of a connection that redis-py refuses: of the options only names.
+    """Return a sentence about connection options that redis-py refuses; it contains only their names.
 
-    The text of ``error`` may hold their values.
+    The text of ``error`` may contain their values.
     """
     text = str(error)
     blamed = sorted(name for name in names if f"'{name}'" in text)

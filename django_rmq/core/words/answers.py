@@ -1,4 +1,4 @@
-"""What scripts answer."""
+"""The answers of scripts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class Sent(NamedTuple):
-    """What became of one message in its slot."""
+    """The result of one message in its slot."""
 
     status: str
     """stored, merged, replaced, superseded, present, or refused (the slot is full)."""
     score: float
-    """The Store score it waits with: due time in ms, or priority. NaN where refused or in flight."""
+    """The Store score with which it waits: due time in ms, or priority. NaN if refused or in flight."""
 
 
 class Delivery(NamedTuple):
@@ -23,54 +23,55 @@ class Delivery(NamedTuple):
     """The Store score it had: due ms, priority, or a retry score."""
     retries_left: int
     envelope: bytes | None = None
-    """Keyed topics: the stored envelope; None: the member is its own body."""
+    """Keyed topics: the stored envelope. None: the member is the body."""
 
 
 class Prepared(NamedTuple):
     """The answer of prepare."""
 
     status: str
-    """ok, empty, busy, fenced, paused, moved, or more (only busy members seen: go on at ``cursor``)."""
+    """ok, empty, busy, fenced, paused, moved, or more (only busy members seen: continue at ``cursor``)."""
     next_due: int | None = None
-    """When to ask again, in ms; None: nothing is waiting."""
+    """When to ask again, in ms. None: nothing is waiting."""
     receipt: int = 0
     deliveries: Sequence[Delivery] = ()
     cursor: tuple[str, bytes] | None = None
-    """Where to go on after ``more``: (score, member)."""
+    """Where to continue after ``more``: (score, member)."""
     slots: int | None = None
-    """After ``moved``: the slot count that the slot has by now."""
+    """After ``moved``: the current slot count of the slot."""
     is_suspect: bool = False
-    """It is one message, and its last end was a time-out: it may be what killed its process."""
+    """Whether it is a single message whose last delivery timed out; it may have killed its process."""
 
 
 class Acquired(NamedTuple):
     """The answer of acquire_all for one slot."""
 
     epoch: int | None
-    """None: its control key is of a foreign type, and nobody owns it."""
+    """The new epoch. None: the control key has a foreign type, and the slot has no owner."""
     is_asleep: bool
-    """Nothing waits there, and senders know to wake who owns it."""
+    """Whether nothing waits there; senders then wake the owner."""
 
 
 class Held(NamedTuple):
-    """The answer of held: one thing in Prepare and the receipt it was handed out with."""
+    """One entry of the answer of held: a message in Prepare and the receipt of its delivery."""
 
     delivery: Delivery
     receipt: int
     marked: bool
-    """A person has removed or buried it; whatever ends the delivery ends it for good."""
+    """Whether a person has removed or buried it; the message is gone when the delivery ends, whatever the outcome."""
 
 
 class Claimed(NamedTuple):
     """The answer of claim."""
 
     status: str
-    """ok, busy, paused, stale (the number is no longer open), unfinished (an earlier claim is not over), moved or full."""
+    """ok, busy, paused, stale (the number is no longer open), unfinished (an earlier claim is not over),
+    moved or full."""
     taken: int = 0
     size: int = 0
-    """What the claim holds in all."""
+    """How many messages the claim holds in all."""
     more: bool = False
-    """Something may be left that can be taken."""
+    """Whether more messages may be available."""
 
 
 class ClaimRead(NamedTuple):
@@ -79,12 +80,12 @@ class ClaimRead(NamedTuple):
     state: str
     """open, sealed, acked, lost, returned or none."""
     number: int
-    """The consumer's newest claim; 0: there was none."""
+    """The number of the consumer's newest claim. 0: there was none."""
     size: int
     rows: Sequence[bytes] = ()
-    """member, score, member, score, ... as Redis tells them."""
+    """member, score, member, score, ... as Redis writes them."""
     envelopes: Sequence[bytes | None] = ()
-    """Empty: each member is its own body."""
+    """The envelope of each row. Empty: each member is its own body."""
 
 
 class Entry(NamedTuple):
@@ -94,49 +95,49 @@ class Entry(NamedTuple):
     score: float
     envelope: bytes | None = None
     record: bytes | None = None
-    """prepare: the in-flight record; dead: the death; store and retry: the last failure."""
+    """For prepare: the in-flight record. For dead: the death. For store and retry: the last failure."""
 
 
 class Page(NamedTuple):
-    """Some entries and where to go on; ``cursor`` None: the end was reached."""
+    """Some entries and the cursor at which to continue. ``cursor`` None: the end was reached."""
 
     entries: Sequence[Entry]
     cursor: tuple[str, bytes] | None
 
 
 class Area(NamedTuple):
-    """Where ``seek`` looks in a state of a slot: from one place on, in both directions."""
+    """Where ``seek`` searches in a state of a slot: from one place on, in both directions."""
 
     state: str
     score: float | None = None
-    """Only among entries of this score; None: all of them."""
+    """Search only entries with this score. None: all of them."""
     rank: int = 1 << 53
-    """The place among these; without one, from the last on."""
+    """The rank among these at which to begin. Default: the last."""
     looked: int = 0
-    """How far from the place was looked before."""
+    """The distance from the place that was already searched."""
 
 
 class Sought(NamedTuple):
-    """What ``seek`` has found."""
+    """The answer of ``seek``."""
 
     members: list[bytes | None]
     """One for each digest; None: it was not found."""
     left: list[Area | None]
-    """Each area as it is to be asked for to go on; None: nothing of it is left."""
+    """Each area as it must be passed to continue. None: nothing of it is left."""
 
 
 class Row(NamedTuple):
-    """One message on its way from slot to slot."""
+    """One message on its way from one slot to another."""
 
     state: str
     """store, retry or dead."""
     member: bytes
     score: str
-    """As the slot had it: no digit is lost."""
+    """The score as the slot had it, with all digits."""
     failure: bytes = b""
-    """The last failure of a live message; empty: none."""
+    """The last failure of a live message. Empty: none."""
     rest: bytes = b""
-    """The envelope of a live message, or the death of a dead one; empty: none."""
+    """The envelope of a live message, or the death of a dead one. Empty: none."""
 
 
 class Handover(NamedTuple):
@@ -146,36 +147,36 @@ class Handover(NamedTuple):
     """moved, staged (an earlier one has to arrive first), nothing, busy (something is in flight), or stale."""
     ticket: int = 0
     target: int = 0
-    """The slot that the rows go to."""
+    """The slot to which the rows go."""
     rows: Sequence[Row] = ()
 
 
 class Survey(NamedTuple):
-    """How far a re-slotting is with one slot."""
+    """How far a re-slotting has progressed in one slot."""
 
     slots: int | None
-    """The slot count that its callers must have; None: any, nobody was here yet."""
+    """The slot count that callers must have. None: any; the slot was never re-slotted."""
     reslot: int
-    """The number of the last re-slotting that was here; 0: none."""
+    """The number of the last re-slotting that reached the slot. 0: none."""
     is_shut: bool
     is_paused: bool
     deliveries: int
     """The highest receipt."""
     in_flight: int
     claims: int
-    """Spark consumers that hold something of it."""
+    """The number of Spark consumers that hold messages of the slot."""
     rescheduled: int
     revived: int
     ticket: int
-    """Of what has left and is not known to have arrived; 0: nothing."""
+    """The ticket of the messages that have left and are not known to have arrived. 0: none."""
 
 
 class Counts(NamedTuple):
-    """How many messages a slot holds, by state."""
+    """The number of messages in a slot, by state."""
 
     store: int
     due: int
-    """Of ``store``: takeable now."""
+    """How many of ``store`` can be taken now."""
     prepare: int
     retry: int
     dead: int
@@ -183,19 +184,19 @@ class Counts(NamedTuple):
     oldest_due_ms: int | None
     """Time topics: the earliest due time in Store that has passed."""
     owner: str = ""
-    """Who took from the slot last."""
+    """The last consumer that took from the slot."""
     paused: bool = False
     undrained_since_ms: int | None = None
-    """Priority topics: since when Store has not been empty; None: it is, or only strangers have sent."""
+    """Priority topics: since when Store has not been empty. None: it is empty, or only foreign programs have sent."""
 
     @property
     def held(self) -> int:
-        """All messages, the dead as well."""
+        """The number of all messages, including the dead."""
         return self.store + self.prepare + self.retry + self.dead + self.claimed
 
 
 class Looked(NamedTuple):
-    """All that a slot knows of one member; None: nothing of that kind."""
+    """Everything that a slot knows about one member. None: nothing of that kind."""
 
     store: float | None
     prepare: float | None
@@ -208,17 +209,17 @@ class Looked(NamedTuple):
     envelope: bytes | None = None
     claimed_envelope: bytes | None = None
     delivered_envelope: bytes | None = None
-    """Of the copy in flight."""
+    """The envelope of the copy in flight."""
 
 
 RECORDS = ("inflight", "deaths", "failures", "body", "claim_body", "prepare_body")
-"""The hashes of a slot that say something of its messages."""
+"""The hashes of a slot that hold records about its messages."""
 
 
 class Loose(NamedTuple):
-    """Records that belong to no message, of those that were looked at."""
+    """The records, among those examined, that belong to no message."""
 
     cursor: str
-    """Where to go on; "0": all were looked at."""
+    """Where to continue. "0": all were examined."""
     scanned: int
     members: Sequence[bytes]

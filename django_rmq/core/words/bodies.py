@@ -21,20 +21,20 @@ def _json_default(value: object) -> str:
         return str(value)
     if isinstance(value, timedelta):
         return f"P{value.days}DT{value.seconds}.{value.microseconds:06d}S"
-    if type(value).__module__ == "django.utils.functional":  # a lazy translation: text when asked
+    if type(value).__module__ == "django.utils.functional":  # a lazy translation: evaluated when it is read
         return str(value)
     raise InvalidMessage(f"body holds {value!r} of type {type(value).__name__}, which JSON cannot carry")
 
 
 def _json_encoder() -> Callable[[object], str]:
-    """Return ``json``'s encoder of our form, made once: a ``JSONEncoder`` makes it again for each body."""
+    """Return the configured ``json`` encoder, made once; a ``JSONEncoder`` makes it again for each body."""
     encoder = json.JSONEncoder(
         sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_json_default
     )
     make = json.encoder.c_make_encoder  # type: ignore[attr-defined]
     if make is None:
         return encoder.encode
-    # No look for cycles: whoever walks one ends with RecursionError.
+    # Cycles are not looked for: encoding one ends with RecursionError.
     escaped = json.encoder.encode_basestring
     chunks: Callable[[object, int], tuple[str, ...]] = make(
         None, encoder.default, escaped, None, ":", ",", True, False, False
@@ -83,7 +83,7 @@ def encode_json(body: object) -> bytes:
 
 
 def encode_body(topic: Topic, body: object) -> bytes:
-    """Return ``body`` as the bytes ``topic`` stores, or raise ``InvalidMessage``/``MessageTooLarge``."""
+    """Return ``body`` as the bytes that ``topic`` stores, or raise ``InvalidMessage``/``MessageTooLarge``."""
     if topic.body == "json":
         raw = encode_json(body)
     elif topic.body == "text":
@@ -112,9 +112,10 @@ _scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once
 
 
 def decode_body(topic: Topic, raw: bytes) -> Any:
-    """Return the body a listener sees; raises ``ValueError`` for bytes that are not what BODY says."""
+    """Return the body that a listener gets. Raises ``ValueError`` for bytes that do not match BODY."""
     if topic.body == "json":
-        # Our own encoder leaves no space around a body: one scan reads it, without json.loads' preparations.
+        # Bodies written by encode_json have no space around them: one scan reads them, without json.loads'
+        # preparations.
         text = raw.decode()
         try:
             body, end = _scan_json(text, 0)

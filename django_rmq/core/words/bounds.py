@@ -1,7 +1,7 @@
-"""Bounds of the numbers that come from outside, and the check that something is a usable number at all.
+"""Bounds of the numbers that come from outside, and the checks that a value is a usable number.
 
-A value that passes ``is_number`` can be compared, rounded, divided and printed without an ``OverflowError``. ``shown``
-puts any value into an error, including integers that Python refuses to print.
+A value that passes ``is_number`` can be compared, rounded, divided and printed without an ``OverflowError``.
+``shown`` formats any value for an error, including integers that Python refuses to print.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeGuard
 
 LARGEST = 1 << 53
-"""The largest number that is taken anywhere: a double, and so Lua and JSON, holds every integer up to it."""
+"""The largest number accepted anywhere. A double, and therefore Lua and JSON, holds every integer up to it."""
 
 MAX_DURATION_MS = 31_622_400_000
 """The longest ``time_range``, ``BACKOFF`` and delay of a rollback: 366 days."""
@@ -20,24 +20,24 @@ MAX_INSTANT_MS = 4_102_444_800_000
 """The latest instant of a message: 2100-01-01."""
 
 MAX_AGE = 3_200_000_000
-"""The largest age in seconds that messages are selected by: about a hundred years."""
+"""The maximum age in seconds by which messages are selected: about a hundred years."""
 
 LONGEST_DELAY_MS = 1 << 42
-"""The longest delay that a listener gets, 139 years: a longer one is cut to it."""
+"""The maximum delay that a listener can request, 139 years; a longer one is shortened to it."""
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether ``value`` is an int or a float (no bool), neither NaN nor beyond ``LARGEST``."""
+    """Return whether ``value`` is an int or a float (not a bool), not NaN and not beyond ``LARGEST``."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Return whether ``value`` is an int (no bool) that is not beyond ``LARGEST``."""
+    """Return whether ``value`` is an int (not a bool) that is not beyond ``LARGEST``."""
     return isinstance(value, int) and is_number(value)
 
 
 def shown(value: object) -> str:
-    """Return ``value`` as an error shows it, in at most 80 characters."""
+    """Return ``value`` for use in an error, in at most 80 characters."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of about {value.bit_length() * 30103 // 100_000} digits"
     try:
@@ -48,9 +48,9 @@ def shown(value: object) -> str:
 
 
 def delay_ms(seconds: Any) -> int:
-    """Return a listener's delay (seconds or a timedelta) in ms: from 0 to ``LONGEST_DELAY_MS``, whatever it says.
+    """Return a listener's delay (seconds or a timedelta) in ms, limited to the range from 0 to ``LONGEST_DELAY_MS``.
 
-    Raises ``TypeError`` for what is no number, and ``ValueError`` for NaN.
+    Raises ``TypeError`` for a value that is not a number, and ``ValueError`` for NaN.
     """
     if isinstance(seconds, timedelta):
         seconds = seconds.total_seconds()
@@ -73,27 +73,27 @@ __all__ = [
 ]
 
 MAX_PRIORITY = 1 << 43
-"""The largest priority: with ten bits for retries below it, a double still holds it exactly."""
+"""The maximum priority: with ten bits for retries below it, a double still holds it exactly."""
 
 MAX_RETRIES_LIMIT = 999
-"""The largest MAX_RETRIES: the Prepare score keeps it in three decimal digits."""
+"""The maximum MAX_RETRIES: the Prepare score keeps it in three decimal digits."""
 
 MAX_KEY_BYTES = 512
-"""The largest key of a keyed message, in bytes of UTF-8."""
+"""The maximum size of the key of a keyed message, in bytes of UTF-8."""
 
 MAX_ERROR_BYTES = 1024
-"""What is kept of an error's text per message, in bytes of UTF-8."""
+"""The maximum size of the error text stored per message, in bytes of UTF-8."""
 
 BATCH = 1_000
-"""The most messages one script takes: it bounds what blocks Redis, and unpack takes 7,000 values."""
+"""The maximum number of messages per script: it limits how long Redis is blocked, and unpack takes 7,000 values."""
 
 CLAIM_STEP = 2_500
 
 CLAIM_STEP_BYTES = 16_777_216
-"""What one script of a claim moves at most, by Redis itself; a whole Store that changes its name is not moved."""
+"""The maximum number of bytes that one script of a claim moves inside Redis. Renaming a whole Store moves none."""
 
 NEVER = (1 << 53) - 1
-"""A time in ms that does not come: the caller sleeps until it is woken."""
+"""A time in ms that never comes: the caller sleeps until it is woken."""
 
 GATE = 1 << 53
 """``sleeping_until`` of a caller that was answered busy: it waits for the gate to open."""

@@ -1,4 +1,4 @@
-"""What log lines, spans and texts of objects may say of messages. The Django app puts here what its settings say."""
+"""What log lines, spans and texts of objects may reveal about messages. The Django app sets this from the settings."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 
 class Rules(NamedTuple):
-    """Without Django, messages are named by their slot alone and nothing is hidden."""
+    """The rules in force. Without Django, messages are named by their slot alone and nothing is hidden."""
 
     name: Callable[[str, int, bytes], str] = lambda topic, slot, member: f"{slot}~"
-    """From topic, slot and member to an id that holds nothing of the message."""
+    """Makes an id from topic, slot and member that reveals nothing of the message."""
     hides: Callable[[str], bool] = lambda topic: False
-    """Whether nothing may be told of what the messages of a topic hold, nor of errors, which quote it."""
+    """Whether the contents of a topic's messages are hidden, and with them errors, which quote the contents."""
 
 
 rules = Rules()
 
 
 def name(topic: str, slot: int, member: bytes) -> str:
-    """Return an id that holds nothing of the message. Never raises: it is asked for while a failure is settled."""
+    """Return an id that reveals nothing of the message. Never raises, because it is called while a failure is handled."""
     try:
         return rules.name(topic, slot, member)
     except Exception:  # noqa: BLE001 - settings without a secret key, say
@@ -27,7 +27,7 @@ def name(topic: str, slot: int, member: bytes) -> str:
 
 
 def hides(topic: str) -> bool:
-    """Return whether nothing may be told of what the messages of ``topic`` hold, nor of errors, which quote it."""
+    """Return whether the contents of the messages of ``topic`` are hidden, and with them errors, which quote the contents."""
     return rules.hides(topic)
 
 

@@ -1,4 +1,4 @@
-"""Envelopes: the body of a keyed message and what travels with it; and the basis of its slot."""
+"""Envelopes, which hold the body of a keyed message with its headers and expiry, and the basis of its slot."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from django_rmq.exceptions import InvalidMessage
 
 
 class Envelope(NamedTuple):
-    """What ``body_{K}`` holds of a keyed message."""
+    """The content of ``body_{K}`` for one keyed message."""
 
     body: bytes
     expires_ms: int = 0
-    """Not delivered after this instant (ms); 0: never lapses."""
+    """Not delivered after this instant (ms). 0: never expires."""
     slot_basis: str | None = None
     headers: dict[str, str] | None = None
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """Return ``expires_ms SP meta-JSON LF body``; scripts read no more than the leading number."""
+    """Return ``expires_ms SP meta-JSON LF body``. Scripts read only the leading number."""
     meta: dict[str, Any] = {}
     if envelope.slot_basis is not None:
         meta["basis"] = envelope.slot_basis
@@ -32,7 +32,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(raw: bytes) -> Envelope:
-    """Return the parts of ``raw``; whatever is not an envelope is a body, so that nothing is lost."""
+    """Return the parts of ``raw``. A value that is not an envelope is treated as a body, so that nothing is lost."""
     head, newline, body = raw.partition(b"\n")
     expires, space, meta_text = head.partition(b" ")
     if not (newline and space and expires.isdigit()):
@@ -47,8 +47,8 @@ def decode_envelope(raw: bytes) -> Envelope:
 def basis_bytes(value: object) -> bytes:
     """Return the bytes of a slot basis: text as UTF-8, bytes as they are, anything else as canonical JSON.
 
-    What JSON carries as text (a UUID, a date) counts as that text: the slot found from the value and the
-    slot found later from the stored body are the same.
+    A value that JSON carries as text (a UUID, a date) counts as that text. So the slot computed from the
+    value equals the slot computed later from the stored body.
     """
     if isinstance(value, bytes):
         return value
@@ -62,7 +62,7 @@ def basis_bytes(value: object) -> bytes:
 
 
 def stored_basis(topic: Topic, member: bytes, envelope: bytes | None) -> bytes | None:
-    """Return the slot basis of a stored message; None: it has none that could be found again."""
+    """Return the slot basis of a stored message. None: it has none, or none that can be computed again."""
     if topic.keyed:
         basis = None if envelope is None else decode_envelope(envelope).slot_basis
         return member if basis is None else basis.encode()

@@ -1,4 +1,4 @@
-"""What is kept of a message that failed or died."""
+"""The records stored about messages that failed or died."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _ERROR_CLASS = re.compile(r"[^\S\n]*([A-Za-z_][\w.<>]{0,199})[^\S\n]*:", re.ASCI
 
 
 def error_class(error: str) -> str:
-    """Return the class of an error from its text, ``package.Error: what happened``; empty: it names none.
+    """Return the class from an error text of the form ``package.Error: what happened``. Empty: the text names none.
 
-    A single word without a colon is what somebody said, not a class.
+    A single word without a colon is a person's remark, not a class.
     """
     found = _ERROR_CLASS.match(error)
     return found[1] if found else ""
 
 
 def cut_error(text: str, limit: int = MAX_ERROR_BYTES) -> bytes:
-    """Return at most ``limit`` bytes of ``text``, never half a character."""
+    """Return at most ``limit`` bytes of ``text``, without splitting a character."""
     raw = text.encode("utf-8", "backslashreplace")
     return raw if len(raw) <= limit else raw[:limit].decode("utf-8", "ignore").encode()
 
@@ -32,13 +32,13 @@ class Failure(NamedTuple):
     kind: str = "failed"
     """failed, undecodable, timed_out (its process died), or rejected (Dead at once)."""
     delay_ms: int | None = None
-    """Rest before the next delivery; None: the topic's exponential back-off."""
+    """The rest before the next delivery, in ms. None: the topic's exponential back-off."""
     error: str = ""
-    """At most ``MAX_ERROR_BYTES`` are kept."""
+    """The error's text, of which at most ``MAX_ERROR_BYTES`` are stored."""
 
 
 class FailureRecord(NamedTuple):
-    """The diagnosis kept of a live message that failed."""
+    """The diagnosis stored for a live message that failed."""
 
     kind: str
     times: int
@@ -55,7 +55,7 @@ class FailureRecord(NamedTuple):
 
 
 class Death(NamedTuple):
-    """What is kept of a dead message."""
+    """The record stored for a dead message."""
 
     reason: str
     """failed, timed_out, undecodable, rejected, buried or lapsed."""
@@ -63,7 +63,7 @@ class Death(NamedTuple):
     first_ms: int
     last_ms: int
     score: str
-    """The score it was first prepared with, as far as it is known."""
+    """The score with which it was first prepared, if known."""
     error: bytes
     envelope: bytes | None
 

@@ -11,7 +11,7 @@ key                  type    member -> score, or field -> value
 ``inflight_{K}``     hash    member -> "receipt original_score [mark [outlived]]"
 ``retry_{K}``        zset    member -> ms when back-off ends + retries / 1024
 ``dead_{K}``         zset    member -> ms of death
-``deaths_{K}``       hash    member -> what a person wants to know of the death
+``deaths_{K}``       hash    member -> the record of the death
 ``failures_{K}``     hash    live members that failed: kind, times, score, last error
 ``body_{K}``         hash    keyed topics: member that waits or rests -> envelope (body and what travels with it)
 ``prepare_body_{K}`` hash    keyed topics: member in flight -> envelope that it was handed out with
@@ -27,16 +27,16 @@ key                  type    member -> score, or field -> value
                              target, rows, and each row's parts
 ``arrived_{K}``      hash    slot -> the last ticket whose rows came from there
 ``P rmq:topics``     hash    topic -> its definition as JSON
-``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=`` of its own
+``...:explicit_basis``  hash topic -> 1, once a message was sent with a ``slot_basis=``
 ``P rmq:wake:T``     channel a slot index, when something of topic T can be taken earlier;
                              -1 - index, when the slot is paused
 ``sessions_{W}``     zset    worker -> ms when its session ends; ``W = P + "rmq:workers"``
-``workers_{W}``      hash    worker -> its token, and what it says of itself as JSON
+``workers_{W}``      hash    worker -> its token, and its record as JSON
 ``assignment_{W}``   hash    members: version of the membership; plan: who owns what, as JSON;
                              number: the plan's own; basis: the membership that it was made for
 ``W``                channel a version or number, when membership or assignment changed
-``minutes_{H}``      hash    minute since the epoch -> what was sampled then; ``H = P + "rmq:history:T"``
-``pending_{H}``      hash    claimed: the minute that somebody samples; first: the oldest that is kept;
+``minutes_{H}``      hash    minute since the epoch -> the sample; ``H = P + "rmq:history:T"``
+``pending_{H}``      hash    claimed: the minute being sampled; first: the oldest that is kept;
                              late0 … late23: deliveries since the last record, by lateness
 ``times_{H}``        hash    late0 … late23, late: deliveries by lateness and the sum in ms; took0 … took23, took:
                              calls of the listener by how long they took and the sum in µs; all for good
@@ -163,7 +163,7 @@ def workers_channel(prefix: str) -> bytes:
 
 
 def events_channel(prefix: str) -> bytes:
-    """Return the channel on which senders and workers tell what happens to messages."""
+    """Return the channel on which senders and workers publish events."""
     return f"{prefix}rmq:events".encode()
 
 

@@ -1,4 +1,4 @@
-"""The ledger of a slot, and the equations by which it balances."""
+"""The ledger of a slot, and the equations that it must satisfy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All counters of one slot and the depths read in the same instant."""
+    """All counters of one slot and the depths read at the same instant."""
 
     counters: dict[str, int]
     store: int
@@ -22,7 +22,7 @@ class Ledger:
 
     @property
     def live_drift(self) -> int:
-        """Messages here minus messages accounted for; above 0: foreign ZADDs, below 0: loss."""
+        """The number of messages present minus the number accounted for. Above 0: foreign ZADDs. Below 0: loss."""
         came = self["stored"] + self["foreign"] + self["revived"] + self["moved_in"]
         went = sum(
             self[name]

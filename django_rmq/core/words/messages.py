@@ -1,4 +1,4 @@
-"""A message as its listener sees it."""
+"""A message as its listener gets it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _UNREAD = object()
 class Message:
     """What a listener gets: one delivery. The body is decoded when it is first read.
 
-    In a batch, ``retry`` and ``reject`` decide the fate of one message; without them it shares the
-    fate of the batch.
+    In a batch, ``retry`` and ``reject`` set the outcome of a single message; otherwise it shares the outcome
+    of the batch.
     """
 
     __slots__ = ("_body", "_envelope", "_extend", "delivery", "outcome", "receipt", "slot", "topic")
@@ -43,10 +43,10 @@ class Message:
         self.topic = topic
         self.slot = slot
         self.receipt = receipt
-        """Rises with every delivery of a slot: a fencing token for what the listener writes to."""
+        """The number of the delivery. It rises with every delivery of a slot, so it can serve as a fencing token."""
         self.delivery = delivery
         self.outcome: Failure | None = None
-        """What ``retry`` or ``reject`` decided; None: success."""
+        """What ``retry`` or ``reject`` decided. None: success."""
         self._extend = extend
         self._body: Any = _UNREAD
         self._envelope: Envelope | None = None
@@ -61,12 +61,12 @@ class Message:
 
     @property
     def name(self) -> str:
-        """An id for log lines: it holds nothing of the message, and leads to it in the admin."""
+        """An id for log lines. It reveals nothing of the message, and finds it in the admin."""
         return discretion.name(self.topic.name, self.slot, self.delivery.member)
 
     @property
     def envelope(self) -> Envelope:
-        """The body and what travels with it (unkeyed messages: the body alone)."""
+        """The body with its headers and expiry (unkeyed messages: the body alone)."""
         if self._envelope is None:
             raw = self.delivery.envelope
             self._envelope = Envelope(self.delivery.member) if raw is None else decode_envelope(raw)
@@ -80,7 +80,7 @@ class Message:
 
     @property
     def body(self) -> Any:
-        """The decoded body. Raises ``ValueError`` for bytes that are not what the topic's BODY says."""
+        """The decoded body. Raises ``ValueError`` for bytes that do not match the topic's BODY."""
         if self._body is _UNREAD:
             self._body = decode_body(self.topic, self.raw)
         return self._body
@@ -92,7 +92,7 @@ class Message:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the sender gave along (keyed topics only)."""
+        """The headers that the sender gave (keyed topics only)."""
         return self.envelope.headers or {}
 
     @property
@@ -102,11 +102,11 @@ class Message:
 
     @property
     def score(self) -> float:
-        """The Store score it was taken with: due ms, priority, or a retry score."""
+        """The Store score with which it was taken: due ms, priority, or a retry score."""
         return self.delivery.score
 
     def extend(self) -> bool:
-        """Start the time-out again. False: the delivery has ended, and another consumer may have the message."""
+        """Restart the time-out. False: the delivery has ended, and another consumer may have the message."""
         return self._extend is None or self._extend(self)
 
     def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:

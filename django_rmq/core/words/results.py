@@ -1,4 +1,4 @@
-"""What became of a send."""
+"""The results of sends."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from django_rmq.core.words.messages import message_id
 
 
 class Durability(NamedTuple):
-    """What is asked of a send beyond being stored."""
+    """The durability requested of a send beyond being stored."""
 
     replicas: int = 0
-    """How many replicas shall confirm that they have it."""
+    """How many replicas must confirm that they have it."""
     fsync: bool = False
-    """Whether it shall be on the primary's disk."""
+    """Whether it must be on the primary's disk."""
 
 
 STORED = Durability()
-"""Nothing beyond being stored."""
+"""No durability beyond being stored."""
 
 
 class Confirmed(NamedTuple):
-    """What has been reached of a ``Durability``; None where it was not asked for, or is not known."""
+    """What has been reached of a ``Durability``. None: not requested, or unknown."""
 
     replicas: int | None = None
     fsynced: bool | None = None
 
     def least(self, other: Confirmed) -> Confirmed:
-        """Return what holds for both."""
+        """Return the lower values of the two."""
         replicas = (
             None if self.replicas is None or other.replicas is None else min(self.replicas, other.replicas)
         )
@@ -80,9 +80,9 @@ class SendResult:
 
 
 class SendResults(Sequence[SendResult]):
-    """What became of a bulk send, in the order of its messages.
+    """The results of a bulk send, in the order of its messages.
 
-    A result is made when it is first looked at: a million messages that were all stored cost nothing.
+    A result object is made when it is first read, so a million messages that were all stored cost nothing.
     """
 
     def __init__(self, topic: str) -> None:
@@ -91,15 +91,15 @@ class SendResults(Sequence[SendResult]):
         self._trips: list[tuple[Sequence[int], Sequence[bytes], Mapping[int, Sequence[Sent]]]] = []
 
     def add(self, slots: Sequence[int], members: Sequence[bytes], sent: Mapping[int, Sequence[Sent]]) -> None:
-        """Add one round trip: the slot of each member, and what each slot answered in that order."""
+        """Add one round trip: the slot of each member, and the answers of each slot in that order."""
         self._trips.append((slots, members, sent))
 
     def extend(self, results: Iterable[SendResult]) -> None:
-        """Add results that are made already."""
+        """Add results that already exist."""
         self._make().extend(results)
 
     def counts(self) -> Counter[str]:
-        """Return how many messages have which status."""
+        """Return the number of messages of each status."""
         found = Counter(result.status for result in self._made)
         for _, _, sent in self._trips:
             for answers in sent.values():

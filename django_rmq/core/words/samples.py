@@ -1,4 +1,4 @@
-"""What history keeps: samples of a topic, and how late and how long its deliveries were."""
+"""The data of the history: samples of a topic, and the lateness and duration of its deliveries."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import NamedTuple
 
 
 class Sample(NamedTuple):
-    """What some slots of a topic hold and have counted, in sums."""
+    """Sums of the depths and counters of some slots of a topic."""
 
     slots: int
-    """Of those asked for: could be read."""
+    """How many of the requested slots could be read."""
     store: int
     due: int
-    """Of ``store``: takeable now."""
+    """How many of ``store`` can be taken now."""
     prepare: int
     retry: int
     dead: int
     oldest_due_ms: int | None
     """Time topics: the earliest due time in Store that has passed."""
     counters: dict[str, int]
-    """Those of ``SAMPLED``."""
+    """The counters in ``SAMPLED``."""
     undrained_since_ms: int | None = None
-    """Priority topics: since when the Store has not been empty that was so for the longest."""
+    """Priority topics: the earliest time since which a Store has not been empty."""
 
     def plus(self, other: Sample) -> Sample:
         """Return the sums of both."""
@@ -45,24 +45,24 @@ SAMPLED = (
     "sent", "merged", "replaced", "prepared", "committed", "acked", "failed", "expired", "rejected", "died", "lapsed",
     "claimed", "claim_returned", "released", "stale", "fenced", "revived", "replay_merged",
 )  # fmt: skip
-"""The counters of the ledger that the history and the metrics are made of."""
+"""The counters of the ledger that the history and the metrics use."""
 
 
 LATENESS_BUCKETS = 24
-"""How many classes of lateness, and of time in listeners, are counted."""
+"""The number of classes in which lateness, and time in listeners, are counted."""
 
 
 class Times(NamedTuple):
-    """Durations, counted by the classes of ``history.EDGES_MS``; never reset."""
+    """Durations, counted by the classes of ``history.EDGES_MS``. Never reset."""
 
     late: tuple[int, ...]
     """How late messages were handed out."""
     late_ms: int
-    """Their sum."""
+    """The sum of the lateness, in ms."""
     took: tuple[int, ...]
     """How long calls of the listener took."""
     took_us: int
-    """Their sum, in microseconds."""
+    """The sum of the durations, in microseconds."""
 
     @classmethod
     def of(cls, counted: Mapping[str, int]) -> Times:

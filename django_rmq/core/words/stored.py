@@ -1,6 +1,6 @@
-"""What is read of hashes in Redis that anybody may have written to: definitions of topics, and counters.
+"""Reading hashes in Redis to which any program may have written: definitions of topics, and counters.
 
-What cannot be read concerns its own topic or figure alone, and the error names the key.
+An unreadable value affects only its own topic or figure, and the error names the key.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from django_rmq.core.words.keys import check_slots
 from django_rmq.exceptions import ConfigurationError, WrongType
 
 LARGEST = (1 << 63) - 1
-"""What Redis counts to."""
+"""The largest value of a Redis counter."""
 
 
 class Definitions(dict[str, dict[str, Any]]):
     """The registered definition of every topic, as far as it can be read.
 
-    ``key`` is the hash in Redis, ``fields`` what it holds.
+    ``key`` is the hash in Redis, ``fields`` its content.
     """
 
     def __init__(self, key: bytes, fields: Iterable[tuple[bytes, bytes]]) -> None:
         super().__init__()
         self._key = key
         self.unreadable: set[str] = set()
-        """Topics whose definition cannot be read. Nobody writes over it."""
+        """Topics whose definition cannot be read. Their definitions are never overwritten."""
         for raw_name, text in fields:
             name = raw_name.decode(errors="backslashreplace")
             try:
@@ -35,18 +35,18 @@ class Definitions(dict[str, dict[str, Any]]):
                 self.unreadable.add(name)
 
     def of(self, name: str) -> dict[str, Any] | None:
-        """Return the definition of a topic; None: none is registered. Raises ``WrongType`` where it cannot be read."""
+        """Return the definition of a topic. None: none is registered. Raises ``WrongType`` if it cannot be read."""
         if name in self.unreadable:
             raise unreadable(self._key, name)
         return self.get(name)
 
     def problem(self, name: str) -> str:
-        """Return why the definition of a topic cannot be read; empty: it can, or there is none."""
+        """Return why the definition of a topic cannot be read. Empty: it can be read, or there is none."""
         return str(unreadable(self._key, name)) if name in self.unreadable else ""
 
 
 def unreadable(key: bytes, name: str) -> WrongType:
-    """Return the error of a definition that cannot be read, in the hash ``key``."""
+    """Return the error for an unreadable definition in the hash ``key``."""
     return WrongType(
         f"the definition of topic {name} cannot be read: field {name!r} of the hash {key.decode()!r} in Redis is none. "
         "Correct the field, or delete it: then the next process registers what its settings say"
@@ -54,7 +54,7 @@ def unreadable(key: bytes, name: str) -> WrongType:
 
 
 def definition(key: bytes, name: str, text: bytes) -> dict[str, Any]:
-    """Return the definition of one topic; an empty one where nothing is registered. Raises ``WrongType``."""
+    """Return the definition of one topic, or an empty one if none is registered. Raises ``WrongType``."""
     try:
         return parse(text) if text else {}
     except ValueError:
@@ -62,7 +62,7 @@ def definition(key: bytes, name: str, text: bytes) -> dict[str, Any]:
 
 
 def parse(text: bytes) -> dict[str, Any]:
-    """Return a definition. Raises ``ValueError`` for what is none, as far as slots are found by it."""
+    """Return a definition. Raises ``ValueError`` if the parts by which slots are found are not valid."""
     try:
         found = json.loads(text)
         noted = found.get("reslot", {})
@@ -79,7 +79,7 @@ def parse(text: bytes) -> dict[str, Any]:
 
 
 def counters(key: bytes, fields: Iterable[tuple[bytes, bytes | None]]) -> dict[str, int]:
-    """Return fields of the hash ``key`` as whole numbers; what is missing is 0. Raises ``WrongType``."""
+    """Return fields of the hash ``key`` as whole numbers; a missing field is 0. Raises ``WrongType``."""
     found = {}
     for raw_name, value in fields:
         name = raw_name.decode(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""What a topic is: its kind, its slots, how its messages are told apart and retried."""
+"""Topics: their type, their slots, and how their messages are identified and retried."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TopicType(StrEnum):
     """How a topic's Store is ordered (article, section "three kinds of messages")."""
 
     RANGE_MERGE = "range_merge"
-    """Due ``time_range`` after the first send; sends until then merge and keep that time."""
+    """Due ``time_range`` after the first send. Sends until then merge and keep that time."""
     PRIORITY = "priority"
     """Highest priority first; the last send's priority counts."""
     FIXED_TIME = "fixed_time"
@@ -24,9 +24,9 @@ class TopicType(StrEnum):
 class BackOff:
     """How long a failed message rests: ``base_ms`` doubling to ``cap_ms``, jittered by up to half.
 
-    Equal base and cap mean that constant time without jitter; 0 means at once, as in the article.
-    ``function`` (failures so far, from 1 → seconds) takes precedence after a listener's failure;
-    time-outs always use the numbers.
+    Equal base and cap mean that constant time without jitter; 0 means no rest, as in the article.
+    ``function`` (failures so far, from 1 → seconds) takes precedence after a listener's failure; time-outs
+    always use the numbers.
     """
 
     base_ms: int = 1_000
@@ -36,19 +36,20 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic as its settings declare it. Every value has been validated by whoever built it."""
+    """One topic as its settings declare it. Every value is validated before the object is built."""
 
     name: str
     type: TopicType
     slots: int = 16
     time_range_ms: int | None = None
-    """range_merge: how long a message waits unless the send says otherwise."""
+    """range_merge: how long a message waits unless the send gives another time."""
     body: str = "json"
-    """How bodies become bytes: json, text or bytes."""
+    """How bodies are encoded: json, text or bytes."""
     identity: str = "body"
     """What makes two messages the same: body or key."""
     slot_basis: str | None = None
-    """The body's field whose value chooses the slot, so that equal values are consumed serially."""
+    """The field of the body whose value chooses the slot, so that messages with equal values are consumed
+    serially."""
     serial: bool = True
     """Whether at most one consumer at a time takes from a slot."""
     timeout: int = 30
@@ -71,7 +72,7 @@ class Topic:
     dead_retention: float | None = None
     """Seconds after which Dead is trimmed; None keeps it."""
     listener: bool = True
-    """False: consumed by REST or Spark only."""
+    """Whether workers consume the topic. False: only REST or Spark does."""
 
     @property
     def is_priority(self) -> bool:
@@ -83,16 +84,19 @@ class Topic:
 
     @property
     def min_priority(self) -> int:
-        """The smallest priority a send may use: below it a score reads as a retry."""
+        """The smallest priority that a send may use: a score below it is read as a retry."""
         return max(16, self.max_retries) + 1
 
     @property
     def slot_backlog(self) -> int:
-        """How many waiting messages one slot may hold; 0 means no limit. No script crosses slots."""
+        """The maximum number of messages waiting in one slot.
+
+        0: no limit. It is per slot because no script crosses slots.
+        """
         return math.ceil(self.max_backlog / self.slots) if self.max_backlog else 0
 
     def definition(self) -> dict[str, Any]:
-        """Return what is registered in Redis: all that decides a message's treatment once it is there."""
+        """Return the definition registered in Redis: everything that decides how a message is treated once it is there."""
         return {
             "slots": self.slots,
             "type": self.type.value,
@@ -109,7 +113,10 @@ class Topic:
 
     @classmethod
     def registered(cls, name: str, definition: Mapping[str, Any], slots: int) -> Topic:
-        """Return a topic as its ``definition`` in Redis says, and with so many slots. Raises ``ValueError`` for none."""
+        """Return a topic built from its ``definition`` in Redis, with ``slots`` slots.
+
+        Raises ``ValueError`` if it is invalid.
+        """
         try:
             base_ms, cap_ms = definition["backoff"]
             return cls(
@@ -131,21 +138,21 @@ class Topic:
 
 
 def slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return by which slot counts the messages of a registered topic are placed, in the order to be tried.
+    """Return the slot counts by which the messages of a registered topic are placed, in the order in which to try them.
 
-    While a topic is re-slotted there are two: a slot that refuses the old one has been given the new one,
-    and whatever slot the new one leads to takes it.
+    While a topic is being re-slotted there are two: a slot that refuses the old one has been given the new
+    one, and every slot found by the new one accepts it.
     """
     coming = definition.get("reslot", {}).get("to")
     return (definition["slots"],) if coming is None else (definition["slots"], coming)
 
 
 def former_slot_counts(definition: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the slot counts that a registered topic had before."""
+    """Return the earlier slot counts of a registered topic."""
     return tuple(definition.get("reslot", {}).get("former", ()))
 
 
 def redefined(topic: Topic, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the definition of ``topic`` with what is ``known`` of its re-slottings."""
+    """Return the definition of ``topic`` with what is ``known`` about its re-slottings."""
     noted = {"reslot": known["reslot"]} if "reslot" in known else {}
     return {**topic.definition(), **noted}

@@ -1,4 +1,4 @@
-"""What workers say of themselves, and what each may take."""
+"""Records of workers, and the share of the limits that each may use."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ from typing import NamedTuple
 
 
 class Allowance(NamedTuple):
-    """What one worker may do of what its topic's limits leave."""
+    """The share of its topic's limits that one worker may use."""
 
     tokens: int
-    """Deliveries that may begin; what is not used is given back. As many as asked for where no rate is limited."""
+    """The number of deliveries that may begin; unused ones are given back. Equals the request if no rate is
+    limited."""
     wait_us: int
-    """Fewer than asked for: until there is another."""
+    """If there are fewer than requested: the time in microseconds until the next one."""
     permits: int
-    """While as many messages are in use, nothing more may be taken."""
+    """The number of messages in use at which the worker must not take more."""
     others_wait: bool
-    """Another worker could use more than it has."""
+    """Whether another worker could use more than it has."""
 
 
 class Beat(NamedTuple):
-    """What a worker hears when it renews its session."""
+    """The answer to a worker that renews its session."""
 
     status: str
     """ok, expired, duplicate or full."""
     members: str = ""
     """The version of the membership."""
     number: str = ""
-    """The number of the assignment; empty: there is none."""
+    """The number of the assignment. Empty: there is none."""
     first_end_ms: int = 0
-    """ms until the first session ends, if nobody renews it."""
+    """The time in ms until the first session ends if it is not renewed."""
     basis: str = ""
-    """Only with ``plan``: the version of the membership that it was made for."""
+    """The version of the membership for which the plan was made; only with ``plan``."""
     plan: bytes | None = None
-    """None: the one that the worker knows."""
+    """The plan. None: the worker has the current one."""
     workers: dict[str, bytes] | None = None
-    """Worker -> record. None: those that the worker knows."""
+    """Worker -> record. None: the worker has the current ones."""
     rival: bytes = b""
-    """duplicate: the record of the worker that has this id."""
+    """For duplicate: the record of the worker that has this id."""
 
 
 class Session(NamedTuple):
@@ -48,7 +49,7 @@ class Session(NamedTuple):
 
 
 class Roster(NamedTuple):
-    """Everything about workers and assignment, read in one instant."""
+    """All workers and the assignment, read atomically."""
 
     now_ms: int
     members: str

@@ -1,1 +1,1 @@
-"""Commands of manage.py: they parse, call and print; what they do is done elsewhere."""
+"""Commands of manage.py: they parse arguments, call operations and print results."""

@@ -15,11 +15,11 @@ from django_rmq.operations.auditing import DRIFTS, Audit, audit, check_is_settle
 from django_rmq.operations.strays import find, overdue
 
 UNDRAINED_SECONDS = 60.0
-"""A slot that has waiting messages for less is not worth a line."""
+"""Seconds below which a slot with waiting messages is not listed."""
 
 
 class Command(RmqCommand):
-    """Read every slot's ledger, and with --adopt book what came from outside."""
+    """Read every slot's ledger; with --adopt, record foreign messages."""
 
     help = (
         "Check that in every slot what came equals what went plus what is there. Reads only, while everything "
@@ -80,7 +80,7 @@ class Command(RmqCommand):
     def _look_further(
         self, operations: Operations, topic: Topic, row: dict[str, Any], options: dict[str, Any]
     ) -> int:
-        """Add to ``row`` what is late and what is stray; return how many strays are left."""
+        """Add overdue messages and strays to ``row``; return how many strays are left."""
         late = overdue(operations.broker, topic)
         row["oldest_due_seconds"] = late.oldest_due_seconds
         row["oldest_due_slot"] = late.oldest_slot

@@ -1,4 +1,4 @@
-"""``manage.py rmqmonitor``: the figures of all topics, live, as a table that stays in its place; or each event, a line each."""
+"""``manage.py rmqmonitor``: live figures of all topics, as a table that is updated in place; or each event on a line."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Command(RmqCommand):
                 try:
                     live.update(_table(*self._look(names)), refresh=True)
                 except ServerTrouble as error:
-                    # Whoever watches wants to see it come back.
+                    # The person who watches wants to see it come back.
                     live.update(Text(shown(str(error)), style="bold red"), refresh=True)
                 count = None if count is None else count - 1
                 if count == 0:
@@ -107,7 +107,7 @@ class Command(RmqCommand):
 
 
 def _event_line(event: dict[str, Any]) -> str:
-    """Return an event as one line for people: when, where, what, how many, of which messages, and why."""
+    """Return an event as one readable line: when, where, what, how many, of which messages, and why."""
     at = datetime.fromtimestamp(event.get("at", 0) / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]
     who = f"{event.get('host', '?')}/{event.get('pid', '?')}"
     ids = [str(one)[:60] for one in event.get("ids", ())]
@@ -136,7 +136,7 @@ def _table(figures: list[TopicFigures], rates: Rates) -> Any:
             name,
             justify="right" if 2 <= i < len(COLUMNS) + 3 else "left",
             no_wrap=True,
-            # On a narrow terminal the type gives way, not the name.
+            # On a narrow terminal the type is shortened, not the name.
             min_width=min(40, max(len(one.topic.name) for one in figures)) if not i and figures else None,
         )
     for one in figures:

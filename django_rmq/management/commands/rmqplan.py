@@ -71,7 +71,7 @@ class Command(RmqCommand):
 
 
 def _size(number: int) -> str:
-    """Return bytes as people read them."""
+    """Return a number of bytes in readable form."""
     for unit, size in _UNITS:
         if number >= size:
             return f"{number / size:,.1f} {unit}"

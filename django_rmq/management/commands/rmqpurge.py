@@ -1,4 +1,4 @@
-"""``manage.py rmqpurge``: delete what waits, rests or is dead in a topic."""
+"""``manage.py rmqpurge``: delete waiting, resting or dead messages of a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py rmqresume``: go on with paused topics."""
+"""``manage.py rmqresume``: resume paused topics."""
 
 from __future__ import annotations
 

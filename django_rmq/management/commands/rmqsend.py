@@ -21,7 +21,7 @@ from django_rmq.exceptions import CallerError, InvalidMessage
 from django_rmq.management import RmqCommand, at_least, duration, outcomes_text, shown
 
 CHUNK = 5_000
-"""Lines that are sent together."""
+"""The number of lines that are sent together."""
 
 PER_LINE = ("body", "key", "priority", "time_range", "fixed_time", "slot_basis", "headers", "expires")
 
@@ -186,7 +186,7 @@ def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> Any:
 
 
 def _with_line(error: str, numbered: list[tuple[int, bytes]]) -> str:
-    """Say the line of the input instead of the index in the chunk."""
+    """Replace the index in the chunk by the line of the input."""
     if not error.startswith("item "):
         return error
     index, _, rest = error.removeprefix("item ").partition(":")

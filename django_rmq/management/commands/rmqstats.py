@@ -1,4 +1,4 @@
-"""``manage.py rmqstats``: depths of all topics, and with --interval what comes and goes."""
+"""``manage.py rmqstats``: depths of all topics, and with --interval their rates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Command(RmqCommand):
 
 
 def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:
-    """Return the figures of a topic as JSON takes them."""
+    """Return the figures of a topic for JSON."""
     return {
         "topic": one.topic.name,
         "type": one.topic.type.value,
@@ -90,7 +90,7 @@ COLUMNS = ("topic", "type", "store", "due", "prepare", "retry", "dead", "oldest"
 
 
 def cells_of(one: TopicFigures) -> tuple[str, ...]:
-    """Return the figures of a topic as a table shows them, in the order of ``COLUMNS``."""
+    """Return the figures of a topic as cells of a table, in the order of ``COLUMNS``."""
     return (
         one.topic.name,
         one.topic.type.value,
@@ -106,7 +106,7 @@ def cells_of(one: TopicFigures) -> tuple[str, ...]:
 
 
 def remarks_of(one: TopicFigures) -> str:
-    """Return what else is to be said of a topic."""
+    """Return additional remarks about a topic."""
     found = []
     if one.is_paused:
         found.append("paused")
@@ -124,7 +124,7 @@ def remarks_of(one: TopicFigures) -> str:
 
 
 def lines_of(figures: list[TopicFigures], rates: dict[str, dict[str, float]]) -> list[str]:
-    """Return a table of topics, with rates where there are any."""
+    """Return a table of topics, with rates if there are any."""
     head = (*COLUMNS, *(("sent/s", "done/s", "failed/s") if rates else ()), "")
     rows = [head]
     for one in figures:

@@ -1,4 +1,4 @@
-"""``manage.py rmqtopics``: what the settings declare of each topic, what Redis has registered, applying it, retiring it."""
+"""``manage.py rmqtopics``: compare topics of the settings with those in Redis, apply changes, retire topics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_rmq.operations import Stranded, defining
 from django_rmq.operations.defining import Defined
 
 LOOK_SECONDS = 0.5
-"""Between two looks at a topic that workers still empty."""
+"""Seconds between two checks of a topic that workers are still emptying."""
 
 
 class Command(RmqCommand):
@@ -108,7 +108,7 @@ class Command(RmqCommand):
                 )
 
     def _waited_for(self, name: str, until: float, *, is_drained: bool) -> Stranded:
-        """Return what a topic holds, as soon as nothing is in flight (``is_drained``: nothing at all) or the time is up."""
+        """Return the contents of a topic as soon as nothing is in flight (``is_drained``: nothing at all) or the time is up."""
         operations = self.operations()
         while True:
             found = operations.find_stranded(name)

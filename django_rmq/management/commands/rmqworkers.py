@@ -1,4 +1,4 @@
-"""``manage.py rmqworkers``: which workers live, and what is assigned to them."""
+"""``manage.py rmqworkers``: the live workers and their assignments."""
 
 from __future__ import annotations
 

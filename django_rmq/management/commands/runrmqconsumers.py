@@ -28,7 +28,7 @@ from django_rmq.project.listening.worker import Options, WorkerProcess
 from django_rmq.project.settings import get_config, is_debug
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(threadName)s %(message)s"
-"""The form of our log lines where the project's LOGGING has none for them."""
+"""The format of RMQ's log lines if the project's LOGGING has none for them."""
 
 _LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
 
@@ -37,7 +37,7 @@ ENVIRONMENT = "RMQ_CONSUMER_"
 
 
 def _from_environment(parser: ArgumentParser, action: Action) -> None:
-    """Let an environment variable give the default of a flag, and say so in its help."""
+    """Take the default of a flag from an environment variable, and name the variable in its help."""
     name = f"{ENVIRONMENT}{action.dest.upper()}"
     action.help = f"{action.help} [{name}]"
     given = os.environ.get(name)
@@ -96,7 +96,7 @@ class Command(RmqCommand):
 
     @staticmethod
     def _add_watching(add: Callable[..., None]) -> None:
-        """Add how processes are watched, and what is done instead of running them."""
+        """Add the options for watching processes, and the alternatives to running them."""
         add(
             "--heartbeat-file",
             metavar="PATH",
@@ -147,7 +147,7 @@ class Command(RmqCommand):
     def _run_processes(
         self, topics: list[Topic], how: Options, processes: int, options: dict[str, Any]
     ) -> tuple[int, int]:
-        """Be the parent of the workers; return how it ended, and how many deliveries were settled."""
+        """Run as the parent of the workers; return the exit code, and how many deliveries were settled."""
         config = get_config().consumer
         reloads = _given(options["reload"], is_debug()) and getattr(self, "_called_from_command_line", False)
         supervisor = forking.supervise(
@@ -168,7 +168,7 @@ class Command(RmqCommand):
         return code, supervisor.processed
 
     def _run_here(self, topics: list[Topic], how: Options, verbosity: int) -> tuple[int, int]:
-        """Be the one worker: a broker in memory is known to no other process."""
+        """Run as the only worker, because no other process can use a broker in memory."""
         worker = WorkerProcess(topics, how)
         asked: list[int] = []
 
@@ -201,7 +201,7 @@ def _given(option: Any, default: Any) -> Any:
 
 
 def _log_to_stderr(verbosity: int) -> None:
-    """Show our log lines if the project's LOGGING does not handle them; change nothing of the project's."""
+    """Show RMQ's log lines if the project's LOGGING does not handle them; change nothing of the project's."""
     ours = logging.getLogger("django_rmq")
     if not ours.hasHandlers():
         handler = logging.StreamHandler()

@@ -35,7 +35,7 @@ _DJANGOS = frozenset(
         "stderr",
     ]
 )
-"""What every command has; the rest is the pipeline's."""
+"""The options of every command; the other options belong to the pipeline."""
 
 
 class Command(RmqCommand):
@@ -47,7 +47,7 @@ class Command(RmqCommand):
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Return a parser with one of its own for each pipeline, which argparse cannot mix with others."""
+        """Return a parser with a subparser for each pipeline, because argparse cannot mix their options."""
         return BaseCommand.create_parser(self, prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -111,7 +111,7 @@ class Command(RmqCommand):
 
 
 def _told(error: BaseException) -> CommandError:
-    """Return an error of Spark's as one line, with the exit code of what was raised in the task or the query."""
+    """Return an error of Spark as one line, with the exit code of the error raised in the task or the query."""
     name, sentence = describe(error)
     kind = getattr(sys.modules["django_rmq.exceptions"], name, None) if name else None
     returncode = 1

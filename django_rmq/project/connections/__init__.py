@@ -1,4 +1,4 @@
-"""This process's way to Redis: brokers and producers, what it agrees with Redis on, and coordinators."""
+"""The connections of this process to Redis: brokers, producers and coordinators, and the check of topic definitions."""
 
 from django_rmq.project.connections.agreement import agree, forget, is_agreed, present, unreadable
 from django_rmq.project.connections.brokers import (

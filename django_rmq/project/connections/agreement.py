@@ -1,4 +1,4 @@
-"""What this process and Redis agree on: the definitions of topics, and by which slot counts their messages are placed."""
+"""Checks that this process and Redis agree on the definitions of topics and on the slot counts of their messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from django_rmq.exceptions import ServerTrouble, WrongType
 from django_rmq.project.connections.brokers import current, get_broker
 
 LOOK_SECONDS = 5.0
-"""Between two looks for topics that were re-slotted."""
+"""Seconds between two checks for topics that were re-slotted."""
 
 
 def agree(topic: Topic) -> None:
-    """Make sure, once per process, that Redis has the same definition of ``topic`` (or none yet).
+    """Check, once per process, that Redis has the same definition of ``topic`` (or none yet).
 
-    Raises ``TopicMismatch``, or ``ServerTrouble`` if nobody can tell now.
+    Raises ``TopicMismatch``, or ``ServerTrouble`` if Redis is unavailable.
     """
     built = current()
     if topic.name not in built.agreed:
@@ -29,9 +29,10 @@ def agree(topic: Topic) -> None:
 
 
 def present(topic: Topic, broker: Broker | None = None) -> Topic:
-    """Return ``topic`` with all slots that may hold messages of it by now, whatever the settings say.
+    """Return ``topic`` with all slots that may currently hold its messages, whatever the settings say.
 
-    Redis is asked every few seconds (where a ``broker`` is given, that one, each time); while it is away nothing is news.
+    It asks Redis every few seconds (each time if a ``broker`` is given); while Redis is unavailable, nothing
+    changes.
     """
     if broker is not None:
         return as_registered(topic, broker.definitions().get(topic.name, {}))
@@ -53,12 +54,12 @@ def present(topic: Topic, broker: Broker | None = None) -> Topic:
 
 
 def unreadable(topic: Topic) -> str:
-    """Return why the registered definition of ``topic`` could not be read at the last look; empty: it could."""
+    """Return why the registered definition of ``topic`` could not be read at the last check. Empty: it could."""
     return current().unreadable.get(topic.name, "")
 
 
 def is_agreed(topic: Topic) -> bool:
-    """Return whether ``agree`` would ask nobody."""
+    """Return whether ``agree`` would need no request."""
     return topic.name in current().agreed
 
 

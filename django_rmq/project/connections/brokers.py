@@ -1,4 +1,4 @@
-"""Brokers and producers as the settings say, for this process and its purposes.
+"""Brokers and producers as configured in the settings, for each process and purpose.
 
 Each process and each purpose has its own connections; after a fork nothing is shared with the parent.
 """
@@ -31,34 +31,36 @@ if TYPE_CHECKING:
 Purpose = Literal["web", "worker", "coordinator"]
 
 SOCKET_TIMEOUTS = {"web": 1.0, "worker": 5.0, "coordinator": 1.0}
-"""Seconds that a purpose waits for Redis: a page must come, a worker would rather wait, and a session is short."""
+"""Seconds for which a purpose waits for Redis. A page must come soon, a worker can wait longer, and a session
+is short."""
 
 PATIENCE = {"web": 1.0, "worker": 0.05, "coordinator": 0.5}
-"""Seconds for which a purpose repeats what no node of a cluster has run: a worker has other slots to look after."""
+"""Seconds for which a purpose repeats a call that no node of a cluster has run. A worker has other slots to serve."""
 
 
 @dataclass(slots=True)
 class Built:
-    """What was built from one configuration in one process."""
+    """Objects built from one configuration in one process."""
 
     config: Config
     pid: int
     replacement: Broker | None
     test: object | None = None
-    """With a broker in memory: the test case that runs."""
+    """The running test case; used with a broker in memory."""
     brokers: dict[str, Broker] = field(default_factory=dict)
     producers: dict[str, Producer] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
     """Topics whose registered definition has been compared with the settings."""
     next_look: float = 0.0
-    """When to look for re-slotted topics again (monotonic)."""
+    """When to check for re-slotted topics again (monotonic)."""
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Topics whose registered definition could not be read at the last look, and why."""
+    """Topics whose registered definition could not be read at the last check, and the reason."""
     slot_counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of topics that were re-slotted: by which counts their messages are placed, whatever the settings say."""
+    """For topics that were re-slotted: the slot counts by which their messages are placed, whatever the
+    settings say."""
     events: EventStream | None = None
     survey: tuple[float, Survey] | None = None
-    """What ZooKeeper said last, and until when (monotonic) that will do."""
+    """The last answer of ZooKeeper, and until when (monotonic) it is used."""
 
 
 _built: Built | None = None
@@ -67,7 +69,7 @@ _replacement: Broker | None = None
 
 
 def current() -> Built:
-    """Return what was built from the present settings by this very process, or start again."""
+    """Return the objects built from the current settings by this process, or start over."""
     global _built  # noqa: PLW0603 - one per process
     config, built, pid = get_config(), _built, os.getpid()
     test = running_test() if config.broker == "memory" and _replacement is None else None
@@ -83,14 +85,14 @@ def current() -> Built:
 
 
 def get_broker(purpose: Purpose = "web") -> Broker:
-    """Return this process's broker for ``purpose``. Nothing is connected before its first call.
+    """Return this process's broker for ``purpose``. It connects to nothing before its first call.
 
-    With ``BROKER`` "memory" there is one broker for all purposes, which lives as long as the settings do, or as the
-    test that is running.
+    With ``BROKER`` "memory" there is one broker for all purposes, which exists as long as the settings, or
+    the running test.
     """
     built = current()
     if built.config.broker == "memory":
-        purpose = "web"  # one memory, whoever asks
+        purpose = "web"  # one memory for all purposes
     broker = built.brokers.get(purpose)
     if broker is None:
         broker = built.brokers.setdefault(purpose, _build(built.config, purpose))
@@ -107,7 +109,7 @@ def get_producer(purpose: Purpose = "web") -> Producer:
 
 
 def events() -> EventStream | None:
-    """Return this process's stream of events; None where EVENTS is off."""
+    """Return this process's stream of events. None: EVENTS is off."""
     if not get_config().events:
         return None
     built = current()
@@ -118,7 +120,7 @@ def events() -> EventStream | None:
 
 
 def _told_id(topic: str, slot: int, member: bytes) -> str:
-    """Return the id that events tell: one that holds the message only where people may see it as it is."""
+    """Return the id published in events. It contains the message only if people may see the message as it is."""
     is_redacted = get_config().admin.formatter_of(topic) is not None
     if is_redacted or len(member) > LONGEST_PLAIN:
         return sealed_id(topic, slot, member)
@@ -126,7 +128,7 @@ def _told_id(topic: str, slot: int, member: bytes) -> str:
 
 
 def close() -> None:
-    """Close this process's connections; whoever asks again gets new ones. To be called before a fork."""
+    """Close this process's connections; the next use opens new ones. Call this before a fork."""
     global _built
     built, _built = _built, None
     if built is not None and built.events is not None:
@@ -137,20 +139,20 @@ def close() -> None:
 
 
 def begin_test() -> None:
-    """Forget what the settings' broker in memory holds, if there is one: a test begins with nothing."""
+    """Clear the settings' broker in memory, if there is one, so that a test begins with nothing."""
     global _built  # noqa: PLW0603 - one per process
     if _built is not None and _built.config.broker == "memory":
         _built = None
 
 
 def in_memory() -> bool:
-    """Return whether the broker lives in this process alone, so that no other process could use it."""
+    """Return whether the broker exists only in this process, so that no other process can use it."""
     return not isinstance(get_broker(), RedisBroker)
 
 
 @contextmanager
 def replaced_broker(broker: Broker) -> Iterator[None]:
-    """For tests: let every purpose use ``broker`` (such as an ``InMemoryBroker``), whatever the settings say."""
+    """For tests: make every purpose use ``broker`` (for example an ``InMemoryBroker``), whatever the settings say."""
     global _replacement  # noqa: PLW0603 - one per process
     before, _replacement = _replacement, broker
     try:
@@ -174,9 +176,9 @@ def _build(config: Config, purpose: str) -> Broker:
 
 
 def server_flaws(topics: Iterable[Topic]) -> list[Flaw]:
-    """Return what of Redis may lose messages or stand in our way, by the measure of DURABILITY.
+    """Return the problems of the Redis server that DURABILITY does not accept.
 
-    Raises ``ServerTrouble`` where it does not answer.
+    Raises ``ServerTrouble`` if it does not answer.
     """
     if in_memory():
         return []

@@ -1,4 +1,4 @@
-"""Clients of the server that the settings name."""
+"""Clients of the server configured in the settings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from django_rmq.project.settings import RedisServer
 
 @sensitive_variables()
 def build_cluster(server: RedisServer, socket_timeout: float, patience: float) -> Cluster:
-    """Return a client of a Redis Cluster, which repeats for ``patience`` seconds what no node has run."""
-    # A node that is gone must not keep the others waiting.
+    """Return a client of a Redis Cluster, which repeats for ``patience`` seconds a call that no node has run."""
+    # A node that is down must not delay the others.
     ours = {**clients.own_options(), **clients.timeouts(socket_timeout, min(socket_timeout, 1.0))}
     options: dict[str, Any] = {}
     try:

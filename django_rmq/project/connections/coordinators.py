@@ -1,4 +1,4 @@
-"""Coordinators as the settings say, and whether workers could come together with them."""
+"""Coordinators as configured in the settings, and the check that workers could use them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from django_rmq.core.coordination.zookeeper import Ensemble, Survey
 
 SURVEY_SECONDS = 2.0
-"""How old an answer of ZooKeeper may be that people look at."""
+"""Maximum age in seconds of an answer of ZooKeeper that is shown to people."""
 
 MakeCoordinator = Callable[[Worker, Callable[[Slots], None], Callable[[Slots], None], str], Coordinator]
-"""From a worker, its ``own`` and ``disown``, and a token that only its own process and its parent know."""
+"""Makes a coordinator from a worker, its ``own`` and ``disown``, and a token known only to its process and
+its parent."""
 
 
 def coordinator_maker() -> MakeCoordinator:
-    """Return what makes the coordinator that the settings name, once per process and after the last fork.
+    """Return a function that makes the configured coordinator, once per process and after the last fork.
 
-    Raises ``ConfigurationError`` where there is none.
+    Raises ``ConfigurationError`` if there is none.
     """
     chosen = get_config().coordinator
     if in_memory():
@@ -67,7 +68,7 @@ def _through_zookeeper(
 
 
 def build_ensemble(config: Config) -> Ensemble:
-    """Return what the settings say of ZooKeeper, for those who connect to it."""
+    """Return the addresses and credentials of ZooKeeper from the settings."""
     from django_rmq.core.coordination.zookeeper import Ensemble
 
     given = config.zookeeper
@@ -84,10 +85,10 @@ def build_ensemble(config: Config) -> Ensemble:
 
 
 def check_coordinator() -> None:
-    """Make sure that workers could come together.
+    """Check that workers could use the coordinator.
 
-    Raises ``ConfigurationError`` where the coordinator cannot be made, or ZooKeeper holds something else at ROOT, and
-    ``ServerTrouble`` where ZooKeeper does not answer or refuses us.
+    Raises ``ConfigurationError`` if the coordinator cannot be made, or ROOT in ZooKeeper belongs to another
+    application, and ``ServerTrouble`` if ZooKeeper does not answer or refuses the login.
     """
     coordinator_maker()
     if _coordinator() == "zookeeper":
@@ -97,7 +98,7 @@ def check_coordinator() -> None:
 
 
 def end_session(worker: str, token: str) -> None:
-    """Let others take over at once what a dead worker owned. Raises ``ServerTrouble``."""
+    """End a dead worker's session, so that others take over its slots at once. Raises ``ServerTrouble``."""
     if _coordinator() == "redis":
         get_broker("coordinator").run(workers.leave(worker, token))
     elif _coordinator() == "zookeeper":
@@ -107,9 +108,9 @@ def end_session(worker: str, token: str) -> None:
 
 
 def survey_zookeeper() -> Survey | None:
-    """Return who comes together in ZooKeeper and who owns what; None where Redis' roster tells. Raises ``ServerTrouble``.
+    """Return the workers and the assignment from ZooKeeper. None: Redis' roster has them. Raises ``ServerTrouble``.
 
-    The answer may be ``SURVEY_SECONDS`` old: it takes a session, and pages are looked at again and again.
+    The answer may be ``SURVEY_SECONDS`` old, because it needs a session, and pages are loaded often.
     """
     if _coordinator() != "zookeeper":
         return None
@@ -123,5 +124,5 @@ def survey_zookeeper() -> Survey | None:
 
 
 def _coordinator() -> str:
-    """Return which coordinator is in use: with a broker in memory there is none to ask."""
+    """Return the name of the coordinator in use. With a broker in memory there is none to ask."""
     return "" if in_memory() else get_config().coordinator

@@ -25,22 +25,22 @@ from django_rmq.project.settings import get_config
 logger = safe_logger("django_rmq.consumer")
 
 START_SECONDS = 0.5
-"""How long a new process waits for a server that does not answer before it asks again."""
+"""Seconds for which a new process waits before it asks an unavailable server again."""
 
 
 def before_fork() -> None:
-    """Close what no two processes may share."""
+    """Close what processes must not share."""
     databases.close_all()
     connections.close()
 
 
 def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: int) -> int:
-    """Be a child of the supervisor: work until SIGTERM, or until the parent is gone; return the exit code."""
+    """Run as a child of the supervisor until SIGTERM, or until the parent is gone; return the exit code."""
     asked: list[int] = []
     working: list[WorkerProcess] = []
 
     def ask(number: int, frame: object) -> None:
-        # Asked twice is asked once: a group's signal comes from the system and from the parent.
+        # A repeated signal counts once: both the system and the parent may send it to the process group.
         asked.append(number)
         if working:
             working[0].stop()
@@ -68,7 +68,7 @@ def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: i
 def _begun(
     topics: Iterable[Topic], options: Options, notes: Notes, parent: int, asked: list[int]
 ) -> WorkerProcess | None:
-    """Return a worker as soon as Redis (or the coordinator) answers; None: it was told to end before that."""
+    """Return a worker as soon as Redis (or the coordinator) answers. None: it was told to end before that."""
     complain = Complaints(logger)
     while not asked and os.getppid() == parent:
         try:
@@ -81,7 +81,7 @@ def _begun(
 
 
 def _settle_for(topics: list[Topic], notes: Notes) -> int:
-    """Settle what a dead process had in hand; return how many messages were given back."""
+    """Settle the messages that a dead process had in hand; return how many were given back."""
     try:
         broker = connections.get_broker("coordinator")
         served = [connections.present(topic) for topic in topics]

@@ -1,7 +1,7 @@
-"""Which function listens to which topic; found in the ``listeners`` modules of the installed apps.
+"""The registry of listeners, which are found in the ``listeners`` modules of the installed apps.
 
-Registering is all that happens here: consuming is the consumer's business, whether the topic is declared
-is for ``checks`` and ``runrmqconsumers`` to say.
+This module only registers. Consuming is done by the consumer; ``checks`` and ``runrmqconsumers`` report a
+topic that is not declared.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class DuplicateListener(ConfigurationError):
-    """Two functions want the same topic."""
+    """Two functions listen to the same topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What is called with the messages of one topic."""
+    """The function that is called with the messages of one topic."""
 
     topic: str
     function: Callable[[Any], Any]
-    """Takes one message, or a list of them where ``batch_size`` is given. Never a coroutine function."""
+    """Takes one message, or a list of them if ``batch_size`` is given. Never a coroutine function."""
     batch_size: int | None
     location: str
-    """``module:line`` of the function as it was written."""
+    """``module:line`` of the function in its source."""
     name: str
-    """``module.qualname``: the same function after a reload."""
+    """``module.qualname``, by which the same function is recognised after a reload."""
 
 
 class FailedModule(NamedTuple):
-    """A module of listeners that could not be imported, and why."""
+    """A module of listeners that could not be imported, and the error."""
 
     module: str
     error: Exception
@@ -71,7 +71,7 @@ _LIBRARIES = (
 
 
 def is_library(path: str) -> bool:
-    """Return whether a frame's file is Python's own, an installed package's or ours: not the project's."""
+    """Return whether a frame's file belongs to Python, an installed package or RMQ, rather than to the project."""
     return path.startswith(("<", *_LIBRARIES))
 
 
@@ -79,13 +79,13 @@ _listeners: dict[str, Listener] = {}
 
 
 def listener(topic: str, *, batch_size: int | None = None) -> Callable[[Function], Function]:
-    """Let the decorated function listen to ``topic``; it is returned as it is.
+    """Register the decorated function as the listener of ``topic``, and return it unchanged.
 
-    It gets one ``Message``; with ``batch_size`` a list of up to that many. Returning commits, ``False`` or an
-    exception rolls back. ``async def`` is run to its end in a loop of its own. Raises
-    ``ConfigurationError`` for what cannot listen and for a second listener of a topic.
+    It gets one ``Message``; with ``batch_size`` a list of up to that many. Returning commits; ``False`` or an
+    exception rolls back. An ``async def`` runs to its end in an event loop of its own. Raises
+    ``ConfigurationError`` for an object that cannot listen and for a second listener of a topic.
     """
-    name: object = topic  # what a decorator is given may be anything, such as the function itself
+    name: object = topic  # the argument of a decorator may be anything, such as the function itself
     if not isinstance(name, str) or not name:
         raise ConfigurationError(
             f'@listener needs the name of a topic, as in @listener("orders"), got {name!r}'
@@ -104,7 +104,7 @@ def listener(topic: str, *, batch_size: int | None = None) -> Callable[[Function
 
 
 def add(topic: str, function: Callable[..., Any], batch_size: int | None = None) -> Listener:
-    """Register ``function`` as ``@listener`` does, and return what was registered."""
+    """Register ``function`` like ``@listener``, and return the registered object."""
     if not callable(function):
         raise ConfigurationError(f'@listener("{topic}") needs a function, got {function!r}')
     written = inspect.unwrap(function)
@@ -125,11 +125,11 @@ def add(topic: str, function: Callable[..., Any], batch_size: int | None = None)
             f'listener {name} of topic "{topic}" ({location}) cannot be called with {wanted}: {error}'
         ) from None
     except ValueError:
-        pass  # some functions written in C tell nothing of their arguments
+        pass  # some functions written in C do not expose their arguments
     runs_later = any(iscoroutinefunction(inner) for inner in (function, written, called))
     found = Listener(topic, async_to_sync(function) if runs_later else function, batch_size, location, name)
     other = _listeners.get(topic)
-    # After a reload the same function comes again.
+    # After a reload the same function is registered again.
     if other is not None and other.name != found.name:
         raise DuplicateListener(
             f'topic "{topic}" has two listeners: {other.name} ({other.location}) and {name} ({location})'
@@ -161,15 +161,16 @@ def discover() -> list[FailedModule]:
 
 
 def autodiscover() -> None:
-    """Import the listeners of every installed app; raise the first error there is."""
+    """Import the listeners of every installed app; raise the first error, if any."""
     for _, error in discover():
         raise error
 
 
 @contextmanager
 def isolated(*, empty: bool = True) -> Iterator[None]:
-    """For tests: begin with no listeners (or with those there are) and restore them afterwards."""
-    # A module is imported once: were it first imported in isolation, its listeners would be lost for good.
+    """For tests: begin with no listeners (or with the current ones) and restore them afterwards."""
+    # A module is imported only once: if it were first imported in isolation, its listeners would be lost
+    # permanently.
     if apps.ready:
         with suppress(ConfigurationError):
             discover()
@@ -194,5 +195,5 @@ def _location_of(function: Any) -> str:
 
 
 def _call_method(function: Any) -> Any:
-    """Return what runs when an object that is no function is called."""
+    """Return the function that runs when an object that is not a function is called."""
     return inspect.unwrap(type(function).__call__)

@@ -1,7 +1,7 @@
-"""``--reload``: noticing that code has changed, trying it out, and starting again with it.
+"""``--reload``: detects changed code, tries it out, and restarts with it.
 
-Code that cannot be loaded replaces nothing: the worker goes on with what it has, says what is wrong and where, and waits
-for the next change.
+Code that cannot be loaded replaces nothing: the worker goes on with the old code, logs the error and its
+place, and waits for the next change.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from django_rmq.project.listening.registry import is_library
 logger = logging.getLogger("django_rmq.consumer")
 
 TRIAL_SECONDS = 60.0
-"""How long the new code may take to load."""
+"""Maximum seconds for loading the new code."""
 
 AGAIN_SECONDS = 10.0
-"""Code that could not be loaded is tried again so often without a change, too: a module may have been missing."""
+"""Seconds after which code that could not be loaded is tried again without a change, because a module may
+have been missing."""
 
 _FRAME = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 
 
 class SourceWatch:
-    """Says, when called, whether loaded Python files have changed and the command can start with them."""
+    """Returns, when called, whether loaded Python files have changed and the command can start with them."""
 
     def __init__(self) -> None:
         self._seen = self._look()
@@ -69,7 +70,7 @@ class SourceWatch:
 
 
 def try_out() -> str:
-    """Load the code of now in a process of its own; return what is wrong with it and where, or an empty text."""
+    """Load the current code in a separate process; return its error and place, or an empty text."""
     command = [*autoreload.get_child_arguments(), "--dry-run"]
     try:
         tried = subprocess.run(
@@ -83,7 +84,7 @@ def try_out() -> str:
 
 
 def _reason(output: str) -> str:
-    """Return the error that ends ``output``, with the innermost place in its traceback that is not a library's."""
+    """Return the error at the end of ``output``, with the innermost place in its traceback that is not in a library."""
     lines = [line for line in output.splitlines() if line.strip()]
     text = lines[-1].strip() if lines else ""
     own = [match for match in _FRAME.finditer(output) if not is_library(match["path"])]
@@ -91,7 +92,7 @@ def _reason(output: str) -> str:
 
 
 def start_again() -> NoReturn:
-    """Replace this process by one that runs the same command on the code of now."""
+    """Replace this process by one that runs the same command with the current code."""
     arguments = autoreload.get_child_arguments()
     os.execv(arguments[0], arguments)  # noqa: S606 - the very command that runs
 

@@ -1,4 +1,4 @@
-"""Starting: which topics a worker serves, and whether workers could start, before any process is forked."""
+"""Starting: chooses the topics of a worker, and checks before any fork whether workers could start."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = safe_logger("django_rmq.consumer")
 
 
 def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> list[Topic]:
-    """Return the topics to serve: those named, or all that have a listener, less the excluded ones.
+    """Return the topics to serve: those named, or all that have a listener, without the excluded ones.
 
-    Imports the listeners. Raises ``ConfigurationError`` for listeners that cannot be imported and for a
-    named topic without one, and ``UnknownTopic`` for a name that is not declared.
+    Imports the listeners. Raises ``ConfigurationError`` for listeners that cannot be imported and for a named
+    topic without one, and ``UnknownTopic`` for a name that is not declared.
     """
     config = get_config()
     failed = registry.discover()
@@ -52,13 +52,13 @@ def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> lis
 
 
 def check_start(topics: Iterable[Topic]) -> list[Topic]:
-    """Make sure, before any process is forked, that workers could start; return the topics that they can consume.
+    """Check, before any process is forked, that workers could start; return the topics that they can consume.
 
     A topic whose registered definition cannot be read is left out, with an error in the log.
 
-    Raises ``ConfigurationError`` where workers could not come together or a strict DURABILITY is not met,
-    ``TopicMismatch`` where Redis knows another definition, and ``ServerTrouble`` where it (or ZooKeeper) does
-    not answer.
+    Raises ``ConfigurationError`` if workers could not use the coordinator or a strict DURABILITY is not met,
+    ``TopicMismatch`` if Redis has another definition, and ``ServerTrouble`` if Redis or ZooKeeper does not
+    answer.
     """
     chosen = list(topics)
     connections.check_coordinator()
@@ -82,7 +82,7 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
 
 
 def _look_at_server(topics: list[Topic]) -> None:
-    """Warn of what may lose messages; refuse it where DURABILITY is strict."""
+    """Warn about settings of the server that may lose messages; raise an error if DURABILITY is strict."""
     found = connections.server_flaws(topics)
     if found and get_config().durability == "strict":
         reasons = " ".join(f"{flaw.message} {flaw.hint}" for flaw in found)
@@ -92,7 +92,7 @@ def _look_at_server(topics: list[Topic]) -> None:
 
 
 def ready_line(topics: Iterable[Topic], threads: int, processes: int = 1) -> str:
-    """Return one line that says what is being consumed."""
+    """Return one line that names what is consumed."""
     parts = ", ".join(f"{topic.name} ({topic.slots} slots)" for topic in topics)
     several = f" in each of {processes} processes" if processes > 1 else ""
     return f"Consuming {parts} with {threads} threads{several}"

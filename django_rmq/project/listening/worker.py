@@ -1,4 +1,4 @@
-"""The worker of one process: a dispatcher with Django's hooks, made from the settings, and what it does beside."""
+"""The worker of one process: a dispatcher with Django's hooks, made from the settings, and its periodic checks."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from django_rmq.project.watching import announcing
 logger = safe_logger("django_rmq.consumer")
 
 LEAVE_SECONDS = 2.0
-"""How long leaving the other workers may take; past that their session with us runs out."""
+"""Maximum seconds for leaving the other workers; after that the session ends by itself."""
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the parent process, at the memory in use and at the coordinator."""
+"""Seconds between two checks of the parent process, the memory in use and the coordinator."""
 
 UNSETTLED_SECONDS = 10.0
-"""A worker that does not know its slots for so long is not ready."""
+"""Seconds without knowing its slots after which a worker is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a worker process consumes. Times in seconds; None: the settings', or never."""
+    """The options of a worker process. Times in seconds; None: the setting, or never."""
 
     threads: int | None = None
     burst: bool = False
@@ -59,10 +59,10 @@ class Options:
 
 
 class WorkerProcess:
-    """One worker in this process: a dispatcher, and the coordinator that says which slots are its own.
+    """One worker in this process: a dispatcher, and the coordinator that decides which slots it owns.
 
-    Make it after the last fork. ``parent`` is the process without which it shall not go on. ``notes`` is
-    memory that it shares with it.
+    Make it after the last fork. Without the process ``parent`` it ends. ``notes`` is memory that it shares
+    with the parent.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class WorkerProcess:
         config = get_config()
         self._config = config
         self._topics = list(topics)
-        """As the settings have them."""
+        """The topics as in the settings."""
         self._moved = True
-        """Some topic may have other slots than the others were told."""
+        """Whether some topic may have other slots than this worker has published."""
         self._served: list[Topic] = []
-        """As the others were told."""
+        """The topics as this worker has published them."""
         self._load_slots()
         self._notes = notes
         self._parent = parent
@@ -163,7 +163,7 @@ class WorkerProcess:
     def run(self) -> int:
         """Join, work until told to stop or done, leave; return 0, 1 (something had to be left behind) or ``RECYCLE``."""
         self._beat()
-        # What is loaded by now stays: the collector need not look at it again between messages.
+        # Everything loaded by now stays, so the garbage collector need not examine it again between messages.
         gc.collect()
         gc.freeze()
         self.coordinator.start()
@@ -196,10 +196,10 @@ class WorkerProcess:
         self._next_look = 0.0
 
     def _load_slots(self) -> bool:
-        """Look which slots the topics have by now, and return whether that has changed."""
+        """Read the current slots of the topics, and return whether they have changed."""
         registered = connections.get_broker("worker").definitions()
         served = [as_registered(topic, registered.get(topic.name, {})) for topic in self._topics]
-        # While a topic is re-slotted nobody says when that is over.
+        # The end of a re-slotting is not announced.
         self._moved = any(
             len(slot_counts(registered[topic.name])) > 1 for topic in self._topics if topic.name in registered
         )
@@ -207,7 +207,7 @@ class WorkerProcess:
         return changed
 
     def _follow(self) -> None:
-        """Tell the others which slots we serve, where topics were re-slotted."""
+        """Publish which slots this worker serves, if topics were re-slotted."""
         try:
             if self._load_slots():
                 self.coordinator.announce(topics=self._served)
@@ -216,7 +216,7 @@ class WorkerProcess:
             self._moved = True
 
     def _leave(self) -> None:
-        """Let others take our slots while we settle what is in hand."""
+        """Let other workers take the slots while this one settles what is in hand."""
         if self._leaving is None:
             self._leaving = threading.Thread(
                 target=self.coordinator.stop, args=(LEAVE_SECONDS,), name="rmq-leaving", daemon=True
@@ -224,7 +224,7 @@ class WorkerProcess:
             self._leaving.start()
 
     def _slots_to_look_after(self, topic: Topic) -> Sequence[range]:
-        """Return the slots that no other worker looks after: our own, or our share of those that nobody owns."""
+        """Return the slots that only this worker looks after: its own, or its share of those without an owner."""
         me = self.dispatcher.owner
         if topic.serial and topic.name in self.dispatcher.topics:
             return self.coordinator.owned().get(topic.name, ())
@@ -238,7 +238,7 @@ class WorkerProcess:
         )
 
     def _may_sample(self, topic: Topic) -> bool:
-        """Return whether we own slot 0; of topics without owners anybody may try."""
+        """Return whether this worker owns slot 0; of topics without owners, any worker may sample."""
         if not (topic.serial and topic.name in self.dispatcher.topics):
             return True
         return any(0 in run for run in self.coordinator.owned().get(topic.name, ()))
@@ -249,10 +249,11 @@ class WorkerProcess:
         if is_look and self.coordinator.wait_settled(0.0):
             self._settled_at = now
         if self._notes is not None and not self.dispatcher.lookout.is_whole:
-            # The watchdog counts from here as well.
+            # The watchdog also counts from here.
             self._notes.unready()
         elif self._notes is not None:
-            # Slots move whenever a worker comes or goes; only who stays without them is not ready.
+            # Slots move whenever a worker joins or leaves; only a worker that stays without them is not
+            # ready.
             self._notes.beat(self.dispatcher.processed, now - self._settled_at < UNSETTLED_SECONDS)
         if not is_look:
             return
@@ -275,7 +276,7 @@ class WorkerProcess:
 
 
 def memory_mib() -> float:
-    """Return the resident memory of this process; where the system does not tell, the most it ever had."""
+    """Return the resident memory of this process in MiB; if the system does not report it, its maximum so far."""
     try:
         pages = int(Path("/proc/self/statm").read_bytes().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1_048_576

@@ -1,4 +1,4 @@
-"""`send_message` and its kin, in step with database transactions."""
+"""`send_message` and related functions, in step with database transactions."""
 
 from django_rmq.core.producer.placing import Send
 from django_rmq.project.sending.dispatching import observers

@@ -1,8 +1,8 @@
-"""What waits for the commit of a database: the sends and removals of a transaction, in one pipeline and in order.
+"""Sends and removals that wait for the commit of a database: those of a transaction run in one pipeline, in order.
 
-Each call registers one ``transaction.on_commit`` callback, and that callback alone keeps what the call sends. Django
-forgets the callbacks of a transaction or savepoint that is rolled back, and with them goes everything that waited:
-no body stays in memory, and the results say ``discarded`` from then on (see ``results``).
+Each call registers one ``transaction.on_commit`` callback, and only that callback holds the call's messages.
+Django drops the callbacks of a transaction or savepoint that is rolled back, and with them everything that
+waited: no body stays in memory, and from then on the results say ``discarded`` (see ``results``).
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ class Call:
     """The messages of one call that waits for a commit; ``flush`` is its callback."""
 
     producer: Producer | None
-    """None: the messages go nowhere."""
+    """The producer. None: the messages are not sent."""
     topic: Topic
     messages: Sequence[Outgoing]
     wanted: Durability
     connection: Any
     number: int
     others: MutableMapping[int, Call]
-    """All calls of the connection that wait, in order, this one among them until it is flushed."""
+    """All waiting calls of the connection, in order, including this one until it is flushed."""
     results: Sequence[DeferredResult | RemoveResult] = ()
 
     def flush(self) -> None:
-        """Send, unless an earlier callback has done so; the first of a commit takes along all that come after it."""
+        """Send, unless an earlier callback has done so; the first callback of a commit sends everything that follows it."""
         if self.others.pop(self.number, None) is None:
             return
         together = [self]
-        # In an atomic block this is no commit: a test runs some of the callbacks, and only it knows which.
+        # In an atomic block this is no commit: a test runs some of the callbacks, and only the test knows
+        # which.
         if not self.connection.in_atomic_block:
             later = [number for number in self.others if number > self.number]
             together += [call for number in later if (call := self.others.pop(number, None)) is not None]
@@ -65,7 +66,7 @@ class Call:
 
 
 _waiting: WeakKeyDictionary[Any, WeakValueDictionary[int, Call]] = WeakKeyDictionary()
-"""Per connection the calls that wait, in order. Only Django keeps them, as the callbacks that it has to run."""
+"""For each connection the waiting calls, in order. Only Django holds them, as the callbacks that it has to run."""
 
 _numbers = count()
 
@@ -73,9 +74,9 @@ _numbers = count()
 def defer(
     producer: Producer | None, topic: Topic, messages: Sequence[Outgoing], wanted: Durability, connection: Any
 ) -> list[DeferredResult]:
-    """Let ``messages`` go to Redis when ``connection`` commits; return their results, which are completed then.
+    """Send ``messages`` to Redis when ``connection`` commits; return their results, which are completed then.
 
-    Without a producer they go nowhere, and the results say what they would of an empty queue.
+    Without a producer nothing is sent, and the results are those of an empty queue.
     """
     call = _register(producer, topic, messages, wanted, connection)
     here = ref(call)
@@ -84,7 +85,7 @@ def defer(
 
 
 def defer_removal(producer: Producer | None, topic: Topic, out: Outgoing, connection: Any) -> RemoveResult:
-    """Let ``out`` be removed when ``connection`` commits, in order with what is sent; see ``defer``."""
+    """Remove ``out`` when ``connection`` commits, in order with what is sent; see ``defer``."""
     call = _register(producer, topic, [out], STORED, connection)
     result = RemoveResult("pending", topic.name, out.member, ref(call))
     call.results = [result]
@@ -98,7 +99,7 @@ def _register(
         try:
             connections.agree(topic)
         except ServerTrouble:
-            pass  # Redis has until the commit to come back
+            pass  # Redis may be available again at the commit
     others = _waiting.setdefault(connection, WeakValueDictionary())
     call = Call(producer, topic, messages, wanted, connection, next(_numbers), others)
     transaction.on_commit(call.flush, using=connection.alias, robust=True)
@@ -107,7 +108,7 @@ def _register(
 
 
 def _flush(together: Sequence[Call]) -> None:
-    """Do what waited for a commit, in one go; whatever fails is reported, never raised."""
+    """Send what waited for a commit, in one step; errors are reported, never raised."""
     sendable = [call for call in together if _is_sendable(call)]
     if not sendable:
         return
@@ -123,7 +124,7 @@ def _flush(together: Sequence[Call]) -> None:
 
 
 def _is_sendable(call: Call) -> bool:
-    """Return whether Redis is to be asked; if not, complete the results of ``call``."""
+    """Return whether to send to Redis; if not, complete the results of ``call``."""
     if call.producer is None:
         for out, result in zip(call.messages, call.results, strict=True):
             result.complete(went_nowhere(out, call.wanted))
@@ -158,7 +159,7 @@ def _tell(calls: Sequence[Call], outcomes: Sequence[SendResult], errors: dict[in
 
 
 def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:
-    """Return what became of a message that was sent to nobody, or of its removal."""
+    """Return the result of a message that was not sent anywhere, or of its removal."""
     status = "not_found" if out.act == "remove" else "stored"
     reached = wanted.replicas or None, wanted.fsync or None
     return SendResult(out.topic.name, out.slot, out.member, status, math.nan, *reached, wanted)

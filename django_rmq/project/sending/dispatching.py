@@ -1,4 +1,4 @@
-"""The way that every message takes from its call: at once, or with the commit; and who watches it."""
+"""The path of every message from its call: to Redis at once, or at the commit; and the observers of sends."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from django_rmq.project.watching import announcing
 
 
 class Observer(Protocol):
-    """Sees what is sent, for tests; ``delivers`` False: nothing goes further."""
+    """Sees what is sent, for tests. If ``delivers`` is False, nothing is sent."""
 
     delivers: bool
 
     def see(self, outgoing: Outgoing, body: Any, options: Mapping[str, Any], result: SendResult) -> None:
-        """Take note of a validated message; ``result`` is completed later if it waits for a commit."""
+        """Record a validated message; ``result`` is completed later if it waits for a commit."""
 
 
 observers: list[Observer] = []
-"""For ``testing``: who sees every send of this process, from any thread."""
+"""For ``testing``: the observers of every send of this process, from any thread."""
 
 
 def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
-    """Return the database connection whose commit is to be waited for; None: send at once."""
+    """Return the database connection whose commit to wait for. None: send at once."""
     if on_commit is None:
         on_commit = get_config().on_commit
     if not on_commit:
@@ -40,7 +40,7 @@ def commit_to_wait_for(on_commit: bool | None, using: str | None) -> Any:
     connection = transaction.get_connection(using)
     if connection.in_atomic_block:
         return connection
-    # With autocommit off by hand Django knows of no commit: its own error says so.
+    # With autocommit switched off by hand Django has no commit hook, and raises its own error.
     return connection if connection.connection is not None and not connection.autocommit else None
 
 
@@ -52,7 +52,7 @@ def dispatch(
     wanted: Durability,
     connection: Any,
 ) -> list[SendResult]:
-    """Send validated messages of ``topic``, or let them wait for the commit of ``connection``.
+    """Send validated messages of ``topic``, or defer them to the commit of ``connection``.
 
     ``seen``: what observers are shown of each, its body and its options.
     """

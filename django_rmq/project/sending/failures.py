@@ -1,4 +1,4 @@
-"""What was not sent or not removed: why, and who is told of it after a commit."""
+"""Messages that were not sent or not removed: the reason, and the reports after a commit."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ logger = logging.getLogger("django_rmq.sending")
 _repeated = Complaints(logger)
 
 failed_sends: Counter[str] = Counter()
-"""Per topic, how many messages of this process were lost because Redis was unavailable when a commit sent them.
+"""For each topic, how many messages of this process were lost because Redis was unavailable when a commit
+sent them.
 
-The ledger in Redis cannot know of them. Read it, do not write it.
+The ledger in Redis cannot count them. Read it, do not write it.
 """
 _counting = threading.Lock()
 
 
 def report(topic: str, results: Sequence[DeferredResult | RemoveResult], error: RmqError) -> None:
-    """Say everywhere that a commit did not do what ``results`` waited for: in them, in the log and by signal."""
+    """Report that a commit did not do what ``results`` waited for: in the results, in the log and by signal."""
     for result in results:
         if result.status != "refused":
             result.status = "failed"
@@ -64,7 +65,7 @@ def _log(done: str, error: RmqError, *, extra: dict[str, Any]) -> None:
 
 
 def too_full(topic: Topic, result: SendResult) -> TopicFull:
-    """Return the error that says why the slot of ``result`` has refused its message."""
+    """Return the error for a slot that was too full for the message of ``result``."""
     return TopicFull(
         f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of "
         f"MAX_BACKLOG = {topic.max_backlog}"
@@ -72,7 +73,7 @@ def too_full(topic: Topic, result: SendResult) -> TopicFull:
 
 
 def explained(topic: Topic, error: RmqError) -> RmqError:
-    """Return ``error``; where the topic was re-slotted, with both counts and what to do."""
+    """Return ``error``; if the topic was re-slotted, with both counts and what to do."""
     if not isinstance(error, SlotMoved):
         return error
     connections.forget(topic)

@@ -1,8 +1,8 @@
-"""Sending from Django: the one way that every message takes, be it from a view, the admin, REST or a command.
+"""Sending from Django: the single path of every message, whether from a view, the admin, REST or a command.
 
 A message is validated at the call. Inside a database transaction it then waits for the commit (unless
-``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False), and so does what is removed; ``commit`` has the rest.
-Outside, it goes at once.
+``on_commit=False``, or ``RMQ["ON_COMMIT"]`` is False), and so does a removal; ``commit`` has the rest.
+Outside a transaction it is sent at once.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def send_message(
     on_commit: bool | None = None,
     using: str | None = None,
 ) -> SendResult:
-    """Send ``body`` to ``topic`` and return what became of it, or ``pending`` inside a transaction.
+    """Send ``body`` to ``topic`` and return its result, which is ``pending`` inside a transaction.
 
     ``time_range`` in ms or as timedelta, ``fixed_time`` and ``expires`` as aware datetimes or ms since the
     epoch. ``key``, ``headers`` and ``expires`` need IDENTITY "key". ``slot_basis`` chooses the slot: messages
-    of equal basis are consumed one after the other. ``using`` names the database whose commit is waited for.
-    ``replicas``: wait until this many replicas of Redis have it; ``fsync``: until it is on the primary's disk. Each
-    waits for two fifths of the socket time-out at most (0.4 s in a web process) and raises nothing: ``replicas``,
-    ``fsynced`` and ``durable`` of the result say what was reached.
+    of equal basis are consumed one after the other. ``using`` names the database whose commit to wait for.
+    ``replicas``: wait until this many replicas of Redis have it; ``fsync``: until it is on the primary's
+    disk. Each waits for two fifths of the socket time-out at most (0.4 s in a web process) and raises
+    nothing: ``replicas``, ``fsynced`` and ``durable`` of the result say what was reached.
 
-    Raises ``InvalidMessage`` or ``UnknownTopic`` for what cannot be sent, always at the call. What is sent
-    at once also raises ``TopicFull``, ``SlotMoved`` and ``ServerTrouble``; what fails after a commit is
-    logged and raised as the signal ``send_failed``, and its result says ``failed``.
+    Raises ``InvalidMessage`` or ``UnknownTopic`` for a message that cannot be sent, always at the call. A
+    message sent at once also raises ``TopicFull``, ``SlotMoved`` and ``ServerTrouble``. A failure after a
+    commit is logged and sent as the signal ``send_failed``, and the result says ``failed``.
     """
     options = _given(locals())
     return _send_one(topic, body, options, False, check_durability(replicas, fsync), on_commit, using)
@@ -77,7 +77,7 @@ def ensure_message(
     on_commit: bool | None = None,
     using: str | None = None,
 ) -> SendResult:
-    """Send as ``send_message`` does, unless the message already waits, rests or runs (``present``)."""
+    """Send like ``send_message``, unless the message already waits, rests or is in flight (``present``)."""
     options = _given(locals())
     return _send_one(topic, body, options, True, check_durability(replicas, fsync), on_commit, using)
 
@@ -97,12 +97,12 @@ def send_messages(
     on_commit: bool | None = None,
     using: str | None = None,
 ) -> SendResults:
-    """Send many messages to one topic and return what became of each, in order.
+    """Send many messages to one topic and return the result of each, in order.
 
-    ``bodies`` are bodies, or ``Send(body, priority=…)`` where one has options of its own. A list or tuple is
-    validated whole before anything is written. Any other iterable is consumed in chunks of some thousands,
-    each validated before it is written (inside a transaction: all of it, at the call). ``InvalidMessage``
-    names the index of the item that cannot be sent.
+    ``bodies`` are bodies, or ``Send(body, priority=…)`` for a message with options of its own. A list or
+    tuple is validated as a whole before anything is written. Any other iterable is consumed in chunks of some
+    thousands, each validated before it is written (inside a transaction: all of it, at the call).
+    ``InvalidMessage`` names the index of the item that cannot be sent.
 
     A full slot raises nothing here: the results of its messages say ``refused``.
     """
@@ -127,9 +127,10 @@ def send_messages(
 
 
 def send_outgoing(outgoing: Outgoing, body: Any) -> SendResult:
-    """Send a message that was validated and placed already, at once; ``body`` is what observers are shown.
+    """Send at once a message that was already validated and placed; ``body`` is what observers are shown.
 
-    For operations, which know a slot and a score that no option could say. Raises as ``send_message`` does.
+    For operations, which use a slot and a score that no option can express. Raises the errors of
+    ``send_message``.
     """
     topic = outgoing.topic
     (result,) = dispatch(connections.get_producer(), topic, [outgoing], [(body, {})], STORED, None)
@@ -147,18 +148,19 @@ def remove_message(
     on_commit: bool | None = None,
     using: str | None = None,
 ) -> RemoveResult:
-    """Take a message back: it is named by its body, or by its ``key`` where the topic is keyed.
+    """Take a message back. It is named by its body, or by its ``key`` on a keyed topic.
 
-    Returns a word that says where the message was. ``waiting`` and ``retry``: it is removed. ``in_flight``: it ends with the
-    delivery that runs, and is not tried again. ``in_flight_and_waiting``: both. ``not_found``. A dead message stays.
+    Returns a word for the state in which the message was. ``waiting`` and ``retry``: it is removed.
+    ``in_flight``: it ends with the current delivery, and is not tried again. ``in_flight_and_waiting``: both.
+    ``not_found``: there was none; a dead message stays.
 
-    Inside a transaction it returns ``pending``, and the message is removed at the commit, in order with what the
-    transaction sends; the ``status`` of the result then says where it was. ``on_commit`` and ``using`` are
-    those of ``send_message``.
+    Inside a transaction it returns ``pending``, and the message is removed at the commit, in order with what
+    the transaction sends; the ``status`` of the result then says where it was. ``on_commit`` and ``using``
+    are those of ``send_message``.
 
-    Raises ``InvalidMessage`` or ``UnknownTopic`` always at the call. What is removed at once also raises
-    ``ServerTrouble``; what fails after a commit is logged and raised as the signal ``remove_failed``, and the result's
-    ``status`` is ``failed``.
+    Raises ``InvalidMessage`` or ``UnknownTopic``, always at the call. A removal that is done at once also
+    raises ``ServerTrouble``. A failure after a commit is logged and sent as the signal ``remove_failed``, and
+    the result's ``status`` is ``failed``.
     """
     declared = get_config().topic(topic)
     producer = connections.get_producer()
@@ -177,22 +179,22 @@ def remove_message(
 
 
 async def asend_message(topic: str, body: Any, **options: Any) -> SendResult:
-    """Send as ``send_message`` does, from a coroutine, in the thread that has its database connections."""
+    """Send like ``send_message``, from a coroutine, in the thread that has its database connections."""
     return await sync_to_async(send_message)(topic, body, **options)
 
 
 async def asend_messages(topic: str, bodies: Iterable[Any], **options: Any) -> SendResults:
-    """Send as ``send_messages`` does, from a coroutine."""
+    """Send like ``send_messages``, from a coroutine."""
     return await sync_to_async(send_messages)(topic, bodies, **options)
 
 
 async def aensure_message(topic: str, body: Any, **options: Any) -> SendResult:
-    """Send as ``ensure_message`` does, from a coroutine."""
+    """Send like ``ensure_message``, from a coroutine."""
     return await sync_to_async(ensure_message)(topic, body, **options)
 
 
 async def aremove_message(topic: str, body: Any = None, **options: Any) -> RemoveResult:
-    """Remove as ``remove_message`` does, from a coroutine."""
+    """Remove like ``remove_message``, from a coroutine."""
     return await sync_to_async(remove_message)(topic, body, **options)
 
 
@@ -200,7 +202,7 @@ async def aremove_message(topic: str, body: Any = None, **options: Any) -> Remov
 
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a message among the ``parameters`` of a call, as ``locals`` has them: all that were given."""
+    """Return the options of a message that were given among the ``parameters`` of a call, as ``locals`` returns them."""
     return {name: value for name in OPTIONS if (value := parameters.get(name)) is not None}
 
 
@@ -245,7 +247,7 @@ class _Bulk:
         )
 
     def send(self, chunk: Sequence[Any], span: tracing.Sending) -> None:
-        """Send bodies and ``Send``s, at once or with the commit; add what became of them to ``results``."""
+        """Send bodies and ``Send``s, at once or at the commit; add their results to ``results``."""
         if self._is_plain and not observers and Send not in set(map(type, chunk)):
             self._send_plain(chunk)
             return

@@ -1,9 +1,10 @@
-"""Results of what waits for a commit: their ``status`` is up to date whenever it is asked for.
+"""Results of calls that wait for a commit; their ``status`` is current whenever it is read.
 
-How a rollback is known: each result knows its call by a weak reference, and Django alone holds the call, as the callback
-that was given to ``transaction.on_commit``. Django drops the callbacks of a transaction or savepoint at the rollback, and
-the reference is dead from then on. No public fact of a connection says as much: ``in_atomic_block`` and ``savepoint_ids``
-read alike after a savepoint that was kept and one that was rolled back, and there is no callback of a rollback.
+How a rollback is detected: each result holds a weak reference to its call, and only Django holds the call, as
+the callback given to ``transaction.on_commit``. Django drops the callbacks of a transaction or savepoint at
+the rollback, and the reference is dead from then on. A connection has no public attribute for this:
+``in_atomic_block`` and ``savepoint_ids`` are the same after a savepoint that was kept and one that was rolled
+back, and there is no callback for a rollback.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class DeferredResult(SendResult):
         return _status_by_now(self, name, self._call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy in another process learns nothing more.
+        # A copy in another process is not updated.
         told = (self.topic, self.slot, self.member, self.status, self.score, self.replicas, self.fsynced)
         return SendResult, (*told, self.wanted)
 
     def complete(self, outcome: SendResult) -> None:
-        """Take over what became of the message at the commit."""
+        """Set the outcome of the message at the commit."""
         self.status = outcome.status
         self.slot, self.score = outcome.slot, outcome.score
         self.replicas = outcome.replicas if self.wanted.replicas else None
@@ -47,18 +48,19 @@ class DeferredResult(SendResult):
 
 
 class RemoveResult(str):
-    """What ``remove_message`` returns: a word, with a ``status`` that is brought up to date at the commit.
+    """The result of ``remove_message``: a word, with a ``status`` that is updated at the commit.
 
     ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: where the message was.
-    In a transaction the word is ``pending``, and ``status`` is that until the commit; after it one of the above, or
-    ``failed`` (the server was unavailable). After a rollback ``status`` is ``discarded``: nothing was removed.
+    In a transaction the word is ``pending``, and so is ``status`` until the commit; after it one of the
+    above, or ``failed`` (the server was unavailable). After a rollback ``status`` is ``discarded``: nothing
+    was removed.
     """
 
     __slots__ = ("_call", "member", "status", "topic")
 
     topic: str
     member: bytes
-    """What Redis holds: the encoded body, or the key."""
+    """The member in Redis: the encoded body, or the key."""
     status: str
     _call: ref[Any] | None
 
@@ -74,16 +76,16 @@ class RemoveResult(str):
         return _status_by_now(self, name, self._call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As above.
+        # As in DeferredResult.
         return RemoveResult, (self.status, self.topic, self.member)
 
     def complete(self, outcome: SendResult) -> None:
-        """Take over what the message was found as at the commit."""
+        """Set the state in which the message was found at the commit."""
         self.status = outcome.status
 
 
 def _status_by_now(result: object, name: str, call: ref[Any] | None) -> str:
-    """Return the status of a result that has none yet: it is set as soon as it cannot change any more."""
+    """Return the status of a result that is not yet final; it is set as soon as it cannot change any more."""
     if name != "status":
         raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}")
     return "discarded" if call is None or call() is None else "pending"

@@ -1,4 +1,4 @@
-"""`RMQ` in Django's settings, read and checked."""
+"""Reads and checks `RMQ` in Django's settings."""
 
 from django_rmq.project.settings.config import Config
 from django_rmq.project.settings.problems import Problem

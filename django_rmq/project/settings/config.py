@@ -1,4 +1,7 @@
-"""All settings of the package as frozen, validated values. A key is a field in capitals, and the field says how it is read."""
+"""All settings of the package as frozen, validated values.
+
+A key is a field in capitals, and the field defines its parser.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Consumer:
     watchdog: float | None = setting(values.optional(values.seconds(1.0)), 300.0)
     max_messages: int | None = setting(values.optional(values.whole(1)), None)
     max_memory: int | None = setting(values.optional(values.whole(1)), None)
-    """MiB."""
+    """In MiB."""
     max_idle_time: float | None = setting(values.optional(values.seconds()), None)
     heartbeat_file: str | None = setting(values.optional(values.text), None)
     health_address: str | None = setting(values.optional(values.address), None)
@@ -47,7 +50,7 @@ class Admin:
     page_size: int = setting(values.whole(1, 1000), 50)
 
     def formatter_of(self, topic: str) -> str | None:
-        """Return the path of the function that redacts a topic's bodies; None: they are shown as they are."""
+        """Return the path of the function that redacts a topic's bodies. None: they are shown as they are."""
         return self.formatter.get(topic) if isinstance(self.formatter, Mapping) else self.formatter
 
 
@@ -56,7 +59,7 @@ class Api:
     """``RMQ["API"]``."""
 
     permission: str | None = setting(values.optional(values.dotted_path), None)
-    """Dotted path of a REST framework permission class; None: our own, which denies by default."""
+    """Dotted path of a REST framework permission class. None: the package's own, which denies by default."""
     send_rate: str | None = setting(values.optional(values.send_rate), "600/min")
     send_bytes: str | None = setting(values.optional(values.byte_rate), "16MB/min")
     idempotent_rate: str | None = setting(values.optional(values.send_rate), "50000/day")
@@ -66,23 +69,23 @@ class Api:
 
     @property
     def rate(self) -> tuple[int, float] | None:
-        """SEND_RATE as so many messages in so many seconds; None: no limit."""
+        """SEND_RATE as a number of messages in a number of seconds. None: no limit."""
         return values.count_and_seconds(self.send_rate)
 
     @property
     def byte_rate(self) -> tuple[int, float] | None:
-        """SEND_BYTES as so many bytes in so many seconds; None: no limit."""
+        """SEND_BYTES as a number of bytes in a number of seconds. None: no limit."""
         return values.count_and_seconds(self.send_bytes)
 
     @property
     def once_rate(self) -> tuple[int, float] | None:
-        """IDEMPOTENT_RATE as so many messages in so many seconds; None: no limit."""
+        """IDEMPOTENT_RATE as a number of messages in a number of seconds. None: no limit."""
         return values.count_and_seconds(self.idempotent_rate)
 
     def waiting(self, has_threads: bool) -> tuple[int, int]:
         """Return how many requests may wait in one process at a time, and how many of one user.
 
-        ``has_threads``: whether the process answers other requests meanwhile; it decides where nothing is set.
+        ``has_threads``: whether the process answers other requests meanwhile; it decides if nothing is set.
         """
         most = (2 if has_threads else 0) if self.long_polls is None else self.long_polls
         each = -(-most // 2) if self.long_polls_per_user is None else self.long_polls_per_user
@@ -94,7 +97,7 @@ class Metrics:
     """``RMQ["METRICS"]``."""
 
     token: str | None = setting(values.optional(values.token), None, is_secret=True)
-    """Who shows it sees the metrics without logging in."""
+    """A client that sends it may read the metrics without logging in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,12 @@ class Config:
     topics: Mapping[str, Topic]
     broker: str = setting(values.one_of("redis", "memory"), "redis")
     redis: RedisServer | None = None
-    """None with BROKER "memory" only."""
+    """None only with BROKER "memory"."""
     key_prefix: str = setting(values.prefix, "")
     coordinator: str = "redis"
     """``redis``, ``zookeeper``, or a dotted path."""
     testing: bool = setting(values.boolean, False)
-    """Whether this is a test run: BROKER is "memory" then, and REDIS is not read."""
+    """Whether this is a test run; BROKER is then "memory", and REDIS is not read."""
     zookeeper: ZooKeeper | None = None
     on_commit: bool = setting(values.boolean, True)
     autodiscover: str | None = setting(values.optional(values.module_name), "listeners")

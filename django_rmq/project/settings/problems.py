@@ -1,4 +1,4 @@
-"""What is wrong in the settings: all of it is gathered, one sentence each."""
+"""The problems in the settings: all are collected, one sentence each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django_rmq.project.settings.values import Wanted
 from django_rmq.project.settings.wording import did_you_mean, kind, quoting, shown
 
 _SECRET = ("ACL", "AUTH", "HOSTS", "TLS", "TOKEN")
-"""Keys whose values are not shown: credentials, and what credentials are written into by mistake."""
+"""Keys whose values are not shown: credentials, and settings into which credentials are written by mistake."""
 
 
 class Problem(NamedTuple):
-    """Something wrong in the settings, as a sentence with the value seen and the value wanted."""
+    """A problem in the settings, as a sentence with the value found and the value required."""
 
     id: str
     message: str
@@ -22,14 +22,14 @@ class Problem(NamedTuple):
 
 
 class Problems(list[Problem]):
-    """What is wrong so far; its methods read parts of the settings, and go on whatever is wrong."""
+    """Collects problems. Its methods read parts of the settings, and go on after a problem."""
 
     def report(self, problem_id: str, message: str, hint: str = "") -> None:
         """Add a problem."""
         self.append(Problem(f"rmq.{problem_id}", message, hint))
 
     def section(self, place: str, given: object, keys: Iterable[str]) -> dict[str, Any]:
-        """Return ``given`` without unknown keys; report them, and whatever is no dict."""
+        """Return ``given`` without unknown keys; report those, and a value that is not a dict."""
         if not isinstance(given, Mapping):
             self.report("E001", f"{place} is {kind(given)}: it must be a dict.")
             return {}

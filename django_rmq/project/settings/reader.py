@@ -1,7 +1,7 @@
 """The only reader of settings: ``settings.RMQ`` (and the CACHES alias it names) as a frozen, validated ``Config``.
 
-All problems are found at once; ``checks`` turns them into system checks, ``get_config`` into one error.
-Nothing is read at import, nothing is connected here. Every key is described in ``docs/reference/settings.md``.
+All problems are found at once; ``checks`` reports them as system checks, ``get_config`` as one error. Nothing
+is read at import, and nothing is connected here. ``docs/reference/settings.md`` describes every key.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _config: Config | None = None
 
 
 def read_settings() -> tuple[Config | None, list[Problem]]:
-    """Read the settings: the configuration, or None and all that is wrong."""
+    """Read the settings: the configuration, or None and all problems."""
     problems = Problems()
     return _read(problems), problems
 
 
 def _read(problems: Problems) -> Config | None:
-    """Return the configuration, or None if anything is wrong."""
+    """Return the configuration, or None if there is any problem."""
     given = getattr(settings, "RMQ", None)
     if given is None:
         problems.report(
@@ -83,7 +83,7 @@ def _check_formatters(problems: Problems, values: Mapping[str, Any]) -> None:
 
 
 def get_config() -> Config:
-    """Return the configuration, read once. Raises ``ConfigurationError`` with all that is wrong."""
+    """Return the configuration, read once. Raises ``ConfigurationError`` with all problems."""
     global _config  # noqa: PLW0603 - one per process, like the settings it comes from
     config = _config
     if config is None:

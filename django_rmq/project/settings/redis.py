@@ -1,4 +1,4 @@
-"""`RMQ["REDIS"]`: where Redis is, and that no cache lies on the same database."""
+"""`RMQ["REDIS"]`: the address of Redis, and the check that no cache uses the same database."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _QUOTING = "Write @ : / ? # and % in a user name or password as %40 %3A %2F %3F 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RedisServer:
-    """Where Redis is and how one logs in there. Its text is the address alone."""
+    """The address of Redis and the login. Its text is the address alone."""
 
     url: str
     cluster: tuple[str, ...] = ()
-    """Given: the URLs of some nodes of a Redis Cluster, ``url`` among them."""
+    """If given: the URLs of some nodes of a Redis Cluster, including ``url``."""
     username: str | None = None
     password: str | None = None
     pool: Mapping[str, Any] = field(default_factory=dict)
     """CONNECTION_POOL_KWARGS of the alias."""
     sentinels: tuple[tuple[str, int], ...] = ()
-    """Given: ``url`` names the service, and these know its primary."""
+    """If given: ``url`` names the service, and these know its primary."""
     sentinel_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
 
 
 def _not_of_django(problems: Problems, place: str, alias: str) -> None:
-    """Report an alias that Django itself puts things into."""
+    """Report an alias that Django itself uses for storage."""
     if alias in (uses := _aliases_of_django()):
         problems.report(
             "E011",
@@ -142,7 +142,7 @@ def _not_of_django(problems: Problems, place: str, alias: str) -> None:
 
 
 def _options(problems: Problems, place: str, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a dict of options, or report what stands in its place."""
+    """Return a dict of options, or report a value that is not one."""
     found = given.get(key) or {}
     if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
         return found
@@ -151,7 +151,7 @@ def _options(problems: Problems, place: str, given: Mapping[str, Any], key: str)
 
 
 def _sentinels(problems: Problems, place: str, given: Any) -> tuple[tuple[str, int], ...]:
-    """Return where the sentinels are, or report what stands in their place."""
+    """Return the addresses of the sentinels, or report a value that has none."""
     try:
         return tuple((str(host), int(port)) for host, port in given)
     except (TypeError, ValueError):
@@ -160,7 +160,7 @@ def _sentinels(problems: Problems, place: str, given: Any) -> tuple[tuple[str, i
 
 
 def _url(problems: Problems, place: str, url: str) -> SplitResult | None:
-    """Return the parts of a Redis URL, or report what is wrong with it."""
+    """Return the parts of a Redis URL, or report a problem with it."""
     wanted = "it must be redis://host:6379/1, rediss://host:6379/1 or unix:///path?db=1"
     place = f"{place} is {addresses.shown(url)}"
     try:
@@ -182,7 +182,7 @@ def _url(problems: Problems, place: str, url: str) -> SplitResult | None:
 
 
 def _alone(problems: Problems, place: str, url: str, own_alias: str | None) -> None:
-    """Report caches on the same database: clearing one is FLUSHDB, and takes the queues with it."""
+    """Report caches on the same database: clearing one is FLUSHDB, which deletes the queues too."""
     own = _same_database(url, getattr(settings, "CACHES", {}).get(own_alias, {}))
     for alias, other in _redis_caches():
         if alias != own_alias and own in other:
@@ -218,7 +218,7 @@ def _same_database(url: str, cache: Mapping[str, Any]) -> str:
 
 
 def _aliases_of_django() -> dict[str, str]:
-    """Return the aliases that Django itself puts things into, and what it uses them for."""
+    """Return the aliases in which Django itself stores data, and their uses."""
     return {
         settings.SESSION_CACHE_ALIAS: "the cache of sessions (SESSION_CACHE_ALIAS)",
         settings.CACHE_MIDDLEWARE_ALIAS: "the cache of whole pages (CACHE_MIDDLEWARE_ALIAS)",
@@ -228,7 +228,7 @@ def _aliases_of_django() -> dict[str, str]:
 
 
 def _redis_caches() -> Iterator[tuple[str, list[str]]]:
-    """Yield every alias that lies in Redis, with the databases of its locations."""
+    """Yield every alias that uses Redis, with the databases of its locations."""
     for alias, cache in getattr(settings, "CACHES", {}).items():
         location = cache.get("LOCATION", "")
         urls = location if isinstance(location, (list, tuple)) else re.split("[,;]", str(location))

@@ -100,11 +100,11 @@ TOPIC_KEYS: Keys = {
     "DEAD_RETENTION": ("dead_retention", optional(seconds(1.0))),
     "LISTENER": ("listener", boolean),
 }
-"""Settings key -> (field of ``Topic``, how its value is read)."""
+"""Settings key -> (field of ``Topic``, parser of its value)."""
 
 
 def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Topic]:
-    """Return the topics that are declared without fault."""
+    """Return the declared topics that have no problem."""
     defaults_place = 'RMQ["TOPIC_DEFAULTS"]'
     defaults = problems.values(defaults_place, root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
     declared = root.get("TOPICS", {})
@@ -136,7 +136,7 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
         return None
     kind = values["type"] = TopicType(values["type"])
 
-    # What does not fit the type is an error where the topic says it, and of no meaning in the defaults.
+    # A setting that does not fit the type is an error in the topic itself, and ignored in the defaults.
     for key, only in (("TIME_RANGE", TopicType.RANGE_MERGE), ("RETRY_PRIORITY", TopicType.PRIORITY)):
         name_of_field = TOPIC_KEYS[key][0]
         if kind is not only:

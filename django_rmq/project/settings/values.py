@@ -1,4 +1,4 @@
-"""Values of the settings: each function returns the value wanted, or raises ``Wanted`` with what it must be."""
+"""Values of the settings: each function returns the parsed value, or raises ``Wanted`` with the required form."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from django_rmq.core.words.keys import check_prefix
 from django_rmq.exceptions import ConfigurationError
 
 MAX_TIMEOUT = 604_800
-"""The longest TIMEOUT: a week, in seconds."""
+"""The maximum TIMEOUT in seconds: a week."""
 
 
 class Wanted(Exception):
-    """Carries what a value must be, and the id of the problem that it is otherwise."""
+    """Carries the required form of a value, and the id of the problem."""
 
     def __init__(self, what: str, problem_id: str = "E003") -> None:
         super().__init__(what)
@@ -33,7 +33,7 @@ def boolean(value: object) -> bool:
 
 
 def whole(low: int, high: int | None = None) -> Callable[[object], int]:
-    """Return what reads a whole number."""
+    """Return a parser of a whole number."""
     wanted = (
         f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
     )
@@ -47,7 +47,7 @@ def whole(low: int, high: int | None = None) -> Callable[[object], int]:
 
 
 def number(value: object) -> float:
-    """Return a number; a timedelta in seconds."""
+    """Return a number; a timedelta as seconds."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if not is_number(value):
@@ -56,7 +56,7 @@ def number(value: object) -> float:
 
 
 def seconds(low: float = 0.0) -> Callable[[object], float]:
-    """Return what reads seconds, above 0 or from ``low``."""
+    """Return a parser of seconds, above 0 or from ``low``."""
 
     def parse(value: object) -> float:
         try:
@@ -85,7 +85,7 @@ def whole_seconds(value: object) -> int:
 
 
 def optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
-    """Return what lets None pass beside that which ``parse`` reads."""
+    """Return a parser that also accepts None."""
 
     def parse_optional(value: object) -> Any:
         if value is None:
@@ -99,7 +99,7 @@ def optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
 
 
 def one_of(*choices: str) -> Callable[[object], str]:
-    """Return what reads one of ``choices``."""
+    """Return a parser of one of ``choices``."""
     shown = [repr(choice) for choice in choices]
     wanted = " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
@@ -119,7 +119,7 @@ def text(value: object) -> str:
 
 
 def matching(pattern: str, wanted: str) -> Callable[[object], str]:
-    """Return what reads text of this form."""
+    """Return a parser of text of this form."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
@@ -152,7 +152,7 @@ byte_rate = matching(
 
 
 def tracing(value: object) -> bool:
-    """Return True where spans can be made."""
+    """Return True if spans can be made."""
     wanted = boolean(value)
     if wanted and not _has_opentelemetry():
         raise Wanted("False where opentelemetry-api (the extra otel) is not installed")
@@ -189,7 +189,7 @@ _PERIODS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 def count_and_seconds(rate: str | None) -> tuple[int, float] | None:
-    """Return a rate that ``send_rate`` or ``byte_rate`` has let through as so many in so many seconds."""
+    """Return a rate that ``send_rate`` or ``byte_rate`` has accepted, as a number and its seconds."""
     if rate is None:
         return None
     count, _, period = rate.partition("/")

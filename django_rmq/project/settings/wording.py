@@ -1,4 +1,4 @@
-"""How values and names of the settings are shown in problems: never with a password."""
+"""How values and names of the settings are shown in problems, without passwords."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _HARMLESS = (bool, int, float, timedelta, type(None))
 
 
 def kind(value: object) -> str:
-    """Return what a value is, where it is not shown itself."""
+    """Return the kind of a value that is not shown itself."""
     return f"a {type(value).__name__}"
 
 
 def shown(value: object) -> str:
-    """Return a value that cannot be used as it may be printed: a URL without its login, other objects by their type."""
+    """Return the printable form of a value that cannot be used: a URL without its login, other objects by their type."""
     text = _plain(value)
     return f"{text[:77]}..." if len(text) > 80 else text
 
@@ -35,7 +35,7 @@ def _plain(value: object, depth: int = 0) -> str:
 
 
 def quoting(error: Exception, value: object) -> str:
-    """Return the text of an error that may quote ``value``, with the value as it may be printed."""
+    """Return the text of an error that may quote ``value``, with the value in its printable form."""
     text = str(error)
     return text.replace(repr(value), _plain(value)) if isinstance(value, str) else text
 
@@ -47,7 +47,7 @@ def shown_error(error: BaseException) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return how a sentence about an unknown ``name`` ends: with the nearest known name, if one is near."""
+    """Return the end of a sentence about an unknown ``name``: the nearest known name, if one is near."""
     choices = {str(choice).lower(): str(choice) for choice in known}
     near = get_close_matches(str(name).lower(), choices, 1, 0.6)
     return f"; did you mean {choices[near[0]]!r}?" if near else "."

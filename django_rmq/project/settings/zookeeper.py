@@ -1,4 +1,4 @@
-"""`RMQ["ZOOKEEPER"]` and `RMQ["COORDINATOR"]`: who shares the slots out among the workers."""
+"""`RMQ["ZOOKEEPER"]` and `RMQ["COORDINATOR"]`: the coordinator that shares the slots out among the workers."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class ZooKeeper:
     auth: tuple[tuple[str, str], ...] = setting(_auth, (), is_secret=True)
     """(scheme, credential) pairs."""
     acl: str = setting(one_of("open", "creator"), "open")
-    """``open``, or ``creator``: only who logged in with the same AUTH (the default where there is one)."""
+    """``open``, or ``creator``: only clients that logged in with the same AUTH (the default if AUTH is set)."""
     tls: Mapping[str, Any] | None = setting(optional(_tls), None, is_secret=True)
-    """CA, CERT, KEY, KEY_PASSWORD, VERIFY; None: plain."""
+    """CA, CERT, KEY, KEY_PASSWORD, VERIFY. None: no TLS."""
     when_away: str = setting(one_of("continue", "stop"), "continue")
-    """What workers do with their slots while ZooKeeper is away: ``continue``, or ``stop``."""
+    """What workers do with their slots while ZooKeeper is unavailable: ``continue``, or ``stop``."""
 
 
 def read_zookeeper(problems: Problems, root: Mapping[str, Any]) -> ZooKeeper | None:
-    """Return how ZooKeeper is reached; None: it is not used, or what is said of it is wrong."""
+    """Return the settings of ZooKeeper. None: it is not used, or they have a problem."""
     if root.get("ZOOKEEPER") is None:
         return None
     before = len(problems)
@@ -88,7 +88,7 @@ def read_zookeeper(problems: Problems, root: Mapping[str, Any]) -> ZooKeeper | N
 
 
 def read_coordinator(problems: Problems, root: Mapping[str, Any]) -> str:
-    """Return which coordinator is chosen: ``redis``, ``zookeeper``, or a dotted path."""
+    """Return the chosen coordinator: ``redis``, ``zookeeper``, or a dotted path."""
     has_zookeeper = root.get("ZOOKEEPER") is not None
     chosen = root.get("COORDINATOR")
     if chosen is None:

@@ -1,1 +1,1 @@
-"""Signals, events and traces of what the process does."""
+"""Signals, events and traces of this process."""

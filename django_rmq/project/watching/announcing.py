@@ -1,7 +1,9 @@
-"""Announcing: what happens to messages, told to Django's signals and to the event stream. Where nobody listens it costs nothing.
+"""Announcing: passes what happens to messages to Django's signals and the event stream.
 
-What a worker's thread begins is told in that thread; what Redis has confirmed is told in a thread of its own, so that
-no receiver holds the worker up. Whoever announces never fails by it.
+Without receivers it costs nothing.
+
+The start of a listener's call is announced in its thread; what Redis has confirmed is announced in a separate
+thread, so that no receiver delays the worker. Announcing never raises.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ logger = safe_logger("django_rmq.events")
 _complaints = Complaints(logger)
 
 WAITING = 20_000
-"""Messages whose end may wait to be told in a worker; what more ends meanwhile is not told."""
+"""The maximum number of ended messages that wait to be announced in a worker; further ones are not announced."""
 
 
 def _is_heard(signal: Signal) -> bool:
-    # Django takes a lock to find out who is still there, also where nobody ever was.
+    # Django takes a lock to find its live receivers, even if there never were any.
     return bool(signal.receivers) and signal.has_listeners(Topic)
 
 
@@ -45,7 +47,7 @@ def _send(signal: Signal, **what: Any) -> None:
     try:
         signal.send_robust(sender=Topic, **what)
     except BaseException:
-        # SystemExit of a receiver would be taken for the listener's own.
+        # SystemExit of a receiver would be mistaken for the listener's own.
         if _complaints.admit(signal) is not None:
             logger.exception("A receiver of a signal failed")
 
@@ -62,12 +64,12 @@ def _stream() -> EventStream | None:
 
 
 def are_sends_watched() -> bool:
-    """Return whether anybody wants to know what was sent."""
+    """Return whether sends have a receiver."""
     return _is_heard(signals.message_sent) or _is_heard(signals.message_merged) or _stream() is not None
 
 
 def sent(topic: str, results: Sequence[SendResult]) -> None:
-    """Tell what became of sends that Redis has answered."""
+    """Announce the results of sends that Redis has answered."""
     if not are_sends_watched():
         return
     arrived = [result for result in results if result.ok]
@@ -82,13 +84,13 @@ def sent(topic: str, results: Sequence[SendResult]) -> None:
 
 
 def send_failed(topic: str, results: Sequence[SendResult], error: Exception) -> None:
-    """Tell of sends that a commit could not bring to Redis."""
+    """Announce sends that failed at a commit."""
     _send(signals.send_failed, topic=topic, results=results, error=error)
     _note("send_failed", topic, results)
 
 
 def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
-    """Tell of removals that a commit could not bring to Redis."""
+    """Announce removals that failed at a commit."""
     _send(signals.remove_failed, topic=topic, results=results, error=error)
 
 
@@ -96,7 +98,7 @@ def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
 
 
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what a worker calls in the place of ``function``, a listener of ``topic``: it tells and traces what begins."""
+    """Return what a worker calls in place of ``function``, a listener of ``topic``: it announces and traces each start."""
     if not _is_heard(signals.message_started) and _stream() is None:
         return tracing.around(topic, function)
 
@@ -106,12 +108,12 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
         _note("started", topic.name, messages)
         return function(argument)
 
-    # Receivers see the span that they are in.
+    # Receivers can read the current span.
     return tracing.around(topic, announced)
 
 
 def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
-    """Tell of deliveries of one topic whose end Redis has confirmed."""
+    """Announce deliveries of one topic whose end Redis has confirmed."""
     if committed:
         topic = committed[0].topic.name
         _send(signals.message_committed, topic=topic, messages=committed)
@@ -135,7 +137,7 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
 
 
 class Reporter:
-    """A worker's ``Watcher``: tells what has ended, from a thread of its own, until ``stop``."""
+    """A worker's ``Watcher``: announces what has ended, from a separate thread, until ``stop``."""
 
     def __init__(self) -> None:
         self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]]]] = deque()
@@ -147,7 +149,7 @@ class Reporter:
         self._thread: threading.Thread | None = None
 
     def wants(self) -> bool:
-        """Return whether anybody wants to know what ends."""
+        """Return whether ends of deliveries have a receiver."""
         return (
             _is_heard(signals.message_committed)
             or _is_heard(signals.message_failed)
@@ -156,7 +158,7 @@ class Reporter:
         )
 
     def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
-        """Let it be told soon; if too much waits already, never."""
+        """Queue ended deliveries for announcement; drop them if too many are waiting."""
         weight = len(committed) + len(failed)
         with self._changed:
             if self._waiting and self._waiting + weight > WAITING:
@@ -171,7 +173,7 @@ class Reporter:
             self._changed.notify()
 
     def stop(self, seconds: float) -> None:
-        """Tell what is left, within so many seconds, and end."""
+        """Announce what is left, within this many seconds, and end."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify()
@@ -207,11 +209,11 @@ class Reporter:
             self._left_out = 0
 
 
-# --- persons
+# --- people
 
 
 def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
-    """Tell that somebody has replayed dead messages."""
+    """Announce that somebody has replayed dead messages."""
     _send(signals.message_replayed, topic=topic, outcomes=dict(outcomes), actor=actor)
     _note("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
 

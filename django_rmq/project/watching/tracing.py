@@ -1,13 +1,13 @@
-"""Tracing by OpenTelemetry (extra ``otel``), where ``RMQ["TRACING"]`` is on: what spans are called and what they carry.
+"""Tracing by OpenTelemetry (extra ``otel``), if ``RMQ["TRACING"]`` is on: the names and attributes of spans.
 
-A send is a span ``send <topic>``, a call of a listener a span ``process <topic>``. On topics with IDENTITY "key" the
-sender's context travels in the message's headers, as the propagators of the process write it (``traceparent``), and the
-call is linked to it: linked, not its child, for a message may be merged, wait for days, and be tried again. A topic whose
-body is the identity carries nothing but bodies, so nothing of a trace could travel without keeping equal messages from
-merging: its spans have no links.
+A send is a span ``send <topic>``, a call of a listener a span ``process <topic>``. On topics with IDENTITY
+"key" the sender's context travels in the message's headers, as written by the propagators of the process
+(``traceparent``), and the call is linked to it. It is linked rather than a child, because a message may be
+merged, wait for days, and be tried again. A topic whose body is the identity carries only bodies, and a trace
+in them would keep equal messages from merging, so its spans have no links.
 
-Only the API is used: without an SDK that the project sets up, every span is none. The attributes are those of the semantic
-conventions for messaging as of 1.38 (they are still in development); they are written here and nowhere else.
+Only the API is used: without an SDK set up by the project, spans do nothing. The attributes are those of the
+semantic conventions for messaging as of 1.38 (still in development); they are written only here.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ OPERATION_TYPE = "messaging.operation.type"
 COUNT = "messaging.batch.message_count"
 MESSAGE_ID = "messaging.message.id"
 OUTCOME = "rmq.outcome"
-"""Of a send: what became of it, such as stored or merged."""
+"""Attribute of a send: its outcome, such as stored or merged."""
 RETRIES_LEFT = "rmq.retries_left"
 FAILED = "rmq.failed"
-"""Of a batch: how many messages the listener decided to fail."""
+"""Attribute of a batch: how many messages the listener failed."""
 
 MOST_LINKS = 128
-"""What an SDK keeps of a span unless told otherwise."""
+"""The number of links that an SDK keeps for a span by default."""
 
 
 def is_on() -> bool:
-    """Return whether the settings ask for spans."""
+    """Return whether spans are switched on in the settings."""
     return get_config().tracing
 
 
@@ -64,14 +64,14 @@ def _tracer() -> Tracer:
 
 
 class Sending:
-    """One call that sends, as no span."""
+    """One call that sends, without a span."""
 
     def options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a message, with the headers by which its processing is linked to this call."""
+        """Return the options of a message, with the headers that link its processing to this call."""
         return options
 
     def note(self, results: Sequence[SendResult]) -> None:
-        """Note what became of the messages."""
+        """Record the outcomes of the messages."""
 
 
 class _TracedSending(Sending):
@@ -86,7 +86,7 @@ class _TracedSending(Sending):
 
     def options(self, options: dict[str, Any]) -> dict[str, Any]:
         given = options.get("headers") or {}
-        # What is no mapping is for the producer to complain of.
+        # The producer reports headers that are not a mapping.
         if not self._carrier or not isinstance(given, Mapping):
             return options
         headers = {**self._carrier, **given}
@@ -104,7 +104,7 @@ class _TracedSending(Sending):
             self._span.set_attribute(OUTCOME, result.status)
             self._span.set_attribute(SLOT, str(result.slot))
             if self._topic.keyed:
-                # An id of another topic holds its body.
+                # An id of another topic contains its body.
                 self._span.set_attribute(MESSAGE_ID, _named(self._topic, result.slot, result.member))
         else:
             self._span.set_attribute(COUNT, len(results))
@@ -114,7 +114,7 @@ _UNTRACED = nullcontext(Sending())
 
 
 def sending(topic: Topic) -> AbstractContextManager[Sending]:
-    """Return the span of a call that sends to ``topic``; the write of what waits for a commit comes after it."""
+    """Return the span of a call that sends to ``topic``; messages that wait for a commit are written after it."""
     return _traced_sending(topic) if is_on() else _UNTRACED
 
 
@@ -137,7 +137,7 @@ def _traced_sending(topic: Topic) -> Iterator[Sending]:
 
 
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what a worker calls in the place of ``function``, a listener of ``topic``: a span around each call."""
+    """Return what a worker calls in place of ``function``, a listener of ``topic``: it makes a span around each call."""
     if not is_on():
         return function
     from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -171,7 +171,7 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def _named(topic: Topic, slot: int, member: bytes) -> str:
-    """Return how a span names a message of a keyed topic: by its key, where that may be told."""
+    """Return how a span names a message of a keyed topic: by its key, if that may be revealed."""
     if discretion.hides(topic.name):
         return discretion.name(topic.name, slot, member)
     return member.decode("utf-8", "replace")
@@ -195,7 +195,7 @@ def _attributes(topic: Topic, messages: list[Message], is_batch: bool) -> dict[s
 
 
 def _links(messages: list[Message]) -> list[Link]:
-    """Return links to those who sent ``messages``; headers that are none of a tracer's lead nowhere."""
+    """Return links to the senders of ``messages``; headers that no tracer wrote give no link."""
     if not messages[0].topic.keyed:
         return []
     from opentelemetry import context, propagate, trace

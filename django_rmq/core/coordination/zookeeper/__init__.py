@@ -1,19 +1,19 @@
-"""Workers come together in ZooKeeper: each is an ephemeral node there, and one of them assigns the slots.
+"""The ZooKeeper coordinator: each worker is an ephemeral node, and one of the workers assigns the slots.
 
     ROOT                 whose path this is: {"rmq": 1, "key_prefix": …}
-    ROOT/workers         its children are the workers; its own data is written when one says something new of itself
+    ROOT/workers         its children are the workers; its own data is written when a worker changes its record
     ROOT/workers/<id>    ephemeral: token and record of a worker
     ROOT/topics/<name>   the definition of a topic, as it is registered
     ROOT/assignment      the membership that the assignment was made for, a line feed, the assignment compressed
 
-A worker looks at three stats about every third of a session: its own node, the workers, the assignment. They say whether
-anything changed, whatever became of watches; watches only make it faster. All watch the assignment, the
-first worker (by id) watches the workers, and each other one the worker before it: a death wakes two, not all. The
-first one assigns, and writes on condition that the assignment is still what it read; if it does not, the next one does
-after a session, and so on.
+A worker reads three stats about every third of a session: its own node, the workers, the assignment. They
+show whether anything changed, even if watches were lost; watches only make it faster. All workers watch the
+assignment, the first worker (by id) watches the workers, and each other one the worker before it: a death
+wakes two, not all. The first one assigns, and writes on condition that the assignment is still the one it
+read. If it does not write it, the next one does after a session, and so on.
 
-The only package that imports kazoo. A client is made by the process that uses it, and is never mended: whoever
-loses a session makes a new client. What kazoo calls sets flags only.
+This is the only package that imports kazoo. A client is made by the process that uses it, and is never
+repaired: a worker that loses its session makes a new client. Callbacks from kazoo only set flags.
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ def _visit(ensemble: Ensemble, seconds: float) -> Iterator[Session]:
 
 
 def check(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> None:
-    """Make sure that workers could join; writes nothing.
+    """Check that workers could join; writes nothing.
 
-    Raises ``ServerUnavailable`` where nobody answers, ``ServerRefused`` for wrong credentials, and
-    ``ConfigurationError`` where ``root`` is somebody else's.
+    Raises ``ServerUnavailable`` if no server answers, ``ServerRefused`` for wrong credentials, and
+    ``ConfigurationError`` if ``root`` belongs to another application.
     """
     with _visit(ensemble, seconds) as session:
         tree.check(session)
 
 
 def end_session(ensemble: Ensemble, worker: str, token: str, seconds: float = 2.0) -> None:
-    """Let others take over at once what a dead worker owned. Raises ``ServerTrouble``."""
+    """End a dead worker's session, so that others take over its slots at once. Raises ``ServerTrouble``."""
     with _visit(ensemble, seconds) as session:
         tree.leave(session, worker, token)
 
 
 class Survey(NamedTuple):
-    """The workers there are, by id, and what is assigned to them."""
+    """The existing workers, by id, and the assignment."""
 
     members: list[Member]
     plan: Plan
 
     @property
     def holdings(self) -> list[Holding]:
-        """Who owns what since when, by topic and slot."""
+        """The owners and since when they own, by topic and slot."""
         return tree.holdings(self.plan)
 
     @property
     def flaw(self) -> str:
-        """Why this cannot be the assignment of these workers; empty: it can."""
+        """Why this cannot be the assignment of these workers. Empty: it can."""
         return self.plan.flaw({member.worker.id: member.worker for member in self.members})
 
 
 def survey(ensemble: Ensemble, seconds: float = CONNECT_SECONDS) -> Survey:
-    """Return who is there and who owns what; needs no worker of its own. Raises ``ServerTrouble``."""
+    """Return the workers and the assignment; needs no worker of its own. Raises ``ServerTrouble``."""
     with _visit(ensemble, seconds) as session:
         return Survey(tree.members(session), tree.plan(session))
 

@@ -1,4 +1,4 @@
-"""A worker that meets the others in ZooKeeper: see the package's docstring."""
+"""A coordinator that uses ZooKeeper; see the package's docstring."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTroub
 logger = safe_logger("django_rmq.coordination")
 
 LONGEST_BEAT = 5.0
-"""Between two looks, however long the session is."""
+"""The maximum number of seconds between two checks, however long the session is."""
 
 RETRY_SECONDS = 0.5
-"""Between two attempts to join."""
+"""Seconds between two attempts to join."""
 
 REJOIN_SECONDS = 1.5
-"""Who has lost its session may not be the only one: for so long it lets the others come back before it assigns."""
+"""Seconds before a worker that has lost its session assigns, so that others can come back."""
 
 MAX_NODE = 700_000
-"""Bytes of one node. ZooKeeper's own limit is 1 MB for a whole request."""
+"""The maximum size of one node in bytes. ZooKeeper's own limit is 1 MB for a whole request."""
 
 NO_LIMIT = 1e9
-"""Seconds: a session that no clock ends."""
+"""Seconds that stand for a session without an end."""
 
 
 class ZooKeeperCoordinator(SharedCoordinator):
     """See ``Coordinator``. Make it in the process that uses it.
 
-    ``registered`` returns the registered definition of every topic; while it raises ``ServerTrouble`` those published in
-    ZooKeeper count. With ``is_strict`` a worker gives up its serial slots as soon as the connection is lost, and when it has not
-    heard of ZooKeeper for a session; without, it keeps them until ZooKeeper says that its session is over.
+    While ``registered`` (all registered definitions) raises ``ServerTrouble``, those published in ZooKeeper
+    apply. With ``is_strict`` serial slots are given up when the connection is lost, and after a session
+    without an answer; otherwise only when ZooKeeper reports the session's end.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class ZooKeeperCoordinator(SharedCoordinator):
         self._pid = 0
         self._ids: list[str] = []
         self._met = 0
-        """On which of the session's connections the others were learned and are watched."""
+        """The number of the session's connection on which the other workers were read and are watched."""
         self._crew_of = ""
-        """The membership of which ``_crew`` was read."""
+        """The membership for which ``_crew`` was read."""
         self._seen = (0, 0)
-        """Which node, and which state of it, the assignment was read from."""
+        """The node, and its state, from which the assignment was read."""
         self._version = -1
-        """Of the assignment's node when it was read: a write is on condition that it is the same."""
+        """The version of the assignment's node when it was read; a write requires that it is unchanged."""
         self._rejoined_at = float("-inf")
 
     def start(self) -> None:
-        """Join; the first slots come soon after. Raises ``ConfigurationError`` where our path is somebody else's too."""
+        """Join; the first slots follow soon after. Raises ``ConfigurationError`` if the path belongs to others."""
         self._pid = os.getpid()
         self._join()
         logger.info("Joined as worker %s", self.worker.id, extra={"rmq_event": "joined"})
@@ -103,7 +103,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
     def stop(self, timeout: float = 2.0) -> None:
         """Disown everything and leave."""
         if self._pid != os.getpid():
-            return  # never started, or inherited by a fork: the session is not ours to end
+            return  # never started, or inherited by a fork: this process must not end the session
         super().stop(timeout)
 
     def _is_in_session(self) -> bool:
@@ -111,18 +111,18 @@ class ZooKeeperCoordinator(SharedCoordinator):
         return session is not None and session.is_connected and super()._is_in_session()
 
     def members(self) -> list[Member]:
-        """Ask ZooKeeper for all workers. How much of a session is left it does not tell: the whole is said."""
+        """Ask ZooKeeper for all workers. The time left of a session is unknown: its whole length is returned."""
         return tree.members(self._connected())
 
     def describe(self) -> list[Holding]:
-        """Ask ZooKeeper who owns what since when, by the clock of whoever assigned it."""
+        """Ask ZooKeeper for the owners and since when they own, by the clock of the assigning worker."""
         return tree.holdings(tree.plan(self._connected()))
 
     def _try_turn(self) -> float:
         try:
             return self._turn()
         except (ServerRefused, ConfigurationError) as error:
-            # What a person has to put right is tried again now and then: it may have been.
+            # The attempt is repeated even after an error that a person has to correct.
             self._give_up()
             self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
             return self.session_seconds
@@ -144,7 +144,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             logger.info("Left", extra={"rmq_event": "left"})
 
     def _turn(self) -> float:
-        """Look once, do what follows from it, and return after how many seconds to look again."""
+        """Check once, process the result, and return after how many seconds to check again."""
         session = self._session
         if session is not None and session.is_lost:
             logger.warning("The ZooKeeper session is over; joining again", extra={"rmq_event": "expired"})
@@ -155,8 +155,8 @@ class ZooKeeperCoordinator(SharedCoordinator):
             self._rejoined_at = uptime()
         if not session.is_connected:
             if uptime() > self._sent + self.session_seconds:
-                # By now no server is sure to know the session. One whose data is older than what the old client has
-                # seen would never let that one in again, so another has to ask.
+                # The session may be unknown to all servers. A server with older data than the old client has
+                # seen never accepts that client again, so a new client has to ask.
                 self._drop()
             raise ServerUnavailable(f"the connection to ZooKeeper at {self.ensemble.hosts} was lost")
         if self._announced is not self.worker:
@@ -173,7 +173,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         return max(0.0, min(next_look, self._next_audit) - uptime())
 
     def _join(self) -> Session:
-        """Make a client and our node. Raises ``ServerTrouble`` or ``ConfigurationError``, and leaves nothing behind then."""
+        """Make a client and its node. Raises ``ServerTrouble``, ``ConfigurationError``; closes the client then."""
         session = Session(self.ensemble, self._poked.set)
         worker = self._announced
         try:
@@ -190,14 +190,14 @@ class ZooKeeperCoordinator(SharedCoordinator):
         return session
 
     def _say(self, session: Session) -> None:
-        """Tell the others what we are by now."""
+        """Publish this worker's current record."""
         with self._changed:
             worker = self._announced
         if own_node.change(session, worker, self._token):
             self.worker = worker
 
     def _look(self, session: Session) -> bool:
-        """Take note of what changed; return whether we are still a worker of this session."""
+        """Process what changed; return whether this worker still belongs to the session."""
         client, path = session.client, self.ensemble.path
         connections = session.connections
         is_first = bool(self._ids) and self._ids[0] == self.worker.id
@@ -216,7 +216,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         return True
 
     def _meet(self, session: Session) -> None:
-        """Learn who the others are, and note when they changed."""
+        """Read the other workers, and record when they changed."""
         self._ids, members = own_node.meet(session, self.worker.id)
         if members != self._members:
             self._changed_at = uptime()
@@ -242,19 +242,19 @@ class ZooKeeperCoordinator(SharedCoordinator):
         return self._sent + (self.session_seconds if self._is_strict else NO_LIMIT)
 
     def _be_alone(self) -> None:
-        """ZooKeeper does not answer: nobody knows who owns what."""
+        """Handle that ZooKeeper does not answer: the owners are unknown."""
         if self._is_strict:
             self._lose()
         with self._changed:
             self._is_current = False
 
     def _give_up(self) -> None:
-        """Lose the session and all that came of it."""
+        """Drop the session and everything that depends on it."""
         self._drop()
         self._lose()
 
     def _drop(self) -> None:
-        """Let go of the client, and of nothing else."""
+        """Close the client, and keep everything else."""
         session, self._session = self._session, None
         if session is not None:
             session.close(0.0)
@@ -279,7 +279,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         plan = before.renewed(assignment, now)
         data = tree.pack(self._members, plan)
         if len(data) > MAX_NODE:
-            # What it forgets first is since when, then who had what before.
+            # The times are dropped first, then the previous owners.
             plan = Plan({}).renewed(assign(topics, crew, {}), now)
             data = tree.pack(self._members, plan)
         if len(data) > MAX_NODE:

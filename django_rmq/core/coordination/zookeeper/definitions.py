@@ -1,4 +1,4 @@
-"""The definitions of topics, as they are registered in Redis, published for when Redis is away."""
+"""The registered definitions of topics, published in ZooKeeper for the time when Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Definition = Mapping[str, Any]
 
 
 class Definitions:
-    """What topics are. ``registered`` asks Redis; while it raises, what was published counts."""
+    """The definitions of topics. ``registered`` asks Redis; while it raises, the published ones apply."""
 
     def __init__(
         self, registered: Callable[[], Mapping[str, Definition]], complain: Callable[..., None]
     ) -> None:
         self._registered, self._complain = registered, complain
         self._published: dict[str, bytes] | None = None
-        """Of the session; None: not read yet."""
+        """The published definitions of the session. None: not read yet."""
 
     def forget(self) -> None:
-        """Begin a session: what is published has to be read again."""
+        """Begin a new session, in which the published definitions have to be read again."""
         self._published = None
 
     def known(self, session: Session, crew: Iterable[Worker]) -> Mapping[str, Definition]:
-        """Return what topics are, and publish it; while nobody can tell, what was published."""
+        """Return the definitions, and publish them; while Redis is unavailable, return the published ones."""
         if self._published is None:
             (names,) = session.ask(session.client.get_children_async(session.ensemble.path("topics")))
             self._published = dict(tree.texts(session, "topics", names))
@@ -60,7 +60,7 @@ def _wanted(registered: Mapping[str, Definition], crew: Iterable[Worker]) -> dic
 def _publish(
     session: Session, published: Mapping[str, bytes], wanted: dict[str, bytes]
 ) -> dict[str, bytes] | None:
-    """Publish what differs; return what is there then, or None if somebody else was first."""
+    """Publish what differs; return what is there then, or None if another worker was first."""
     client = session.client
     for name in sorted({*wanted, *published}):
         path, text = session.ensemble.path("topics", name), wanted.get(name)

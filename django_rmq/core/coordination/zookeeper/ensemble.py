@@ -1,4 +1,4 @@
-"""Where ZooKeeper is, and what is ours there."""
+"""The addresses and credentials of ZooKeeper, and the paths that belong to this application."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """Where ZooKeeper is, and what is ours there."""
+    """The addresses and credentials of ZooKeeper, and the paths that belong to this application."""
 
     hosts: str
     """``host:port,host:port``"""
@@ -20,17 +20,17 @@ class Ensemble:
     auth: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """(scheme, credential) pairs."""
     is_closed: bool = False
-    """Whether nodes are for those who log in as their creator did, instead of for everybody."""
+    """Whether only clients with the creator's login may use the nodes, instead of everyone."""
     tls: Mapping[str, Any] | None = field(default=None, repr=False)
-    """CA, CERT, KEY, KEY_PASSWORD, VERIFY; None: plain."""
+    """CA, CERT, KEY, KEY_PASSWORD, VERIFY. None: no TLS."""
     key_prefix: str = ""
-    """Whose queues these are: workers of another prefix in Redis are not of the same crew."""
+    """The prefix of the keys in Redis. Workers with another prefix do not belong to the same crew."""
 
     def path(self, *parts: str) -> str:
-        """Return the path of a node of ours."""
+        """Return the path of one of this application's nodes."""
         return "/".join((self.root, *parts))
 
     @property
     def acl(self) -> list[Any]:
-        """Who may do what with nodes of ours."""
+        """The permissions of this application's nodes."""
         return list(CREATOR_ALL_ACL if self.is_closed else OPEN_ACL_UNSAFE)

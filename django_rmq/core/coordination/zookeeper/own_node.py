@@ -1,4 +1,4 @@
-"""The ephemeral node by which the others know of a worker."""
+"""The ephemeral node by which other workers know a worker."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from django_rmq.exceptions import ConfigurationError, ServerUnavailable
 
 
 def create(session: Session, worker: Worker, token: str) -> None:
-    """Make the node, in the place of an earlier session's, and note the session's number.
+    """Create the node, in place of an earlier session's, and store the session's number.
 
-    Raises ``ConfigurationError`` where another worker has this id, ``ServerUnavailable`` where the node is just going.
+    Raises ``ConfigurationError`` if another worker has this id, ``ServerUnavailable`` if the node is just
+    being deleted.
     """
     path = session.ensemble.path("workers", worker.id)
     record = write_record(token, worker).encode()
@@ -30,7 +31,7 @@ def create(session: Session, worker: Worker, token: str) -> None:
 
 
 def _take_over(session: Session, path: str, record: bytes, token: str) -> None:
-    """Replace a node with our id if it is that of an earlier session of ours."""
+    """Replace a node with this id if it belongs to an earlier session of this worker."""
     try:
         ((found, stat),) = session.ask(session.client.get_async(path))
         found = found or b""
@@ -51,7 +52,7 @@ def _take_over(session: Session, path: str, record: bytes, token: str) -> None:
 
 
 def change(session: Session, worker: Worker, token: str) -> bool:
-    """Write the worker's record again, and a mark at the node that the others look at; return whether it was done."""
+    """Write the worker's record again, and a mark at the node that the others watch; return whether that succeeded."""
     transaction = session.client.transaction()
     transaction.set_data(session.ensemble.path("workers", worker.id), write_record(token, worker).encode())
     transaction.set_data(session.ensemble.path("workers"), b"")
@@ -60,7 +61,7 @@ def change(session: Session, worker: Worker, token: str) -> bool:
 
 
 def meet(session: Session, worker: str) -> tuple[list[str], str]:
-    """Return the ids of all workers and the version of that; watch the one before ``worker``, or all if there is none."""
+    """Return the ids of all workers and their version; watch the worker before ``worker``, or all if there is none."""
     client, folder = session.client, session.ensemble.path("workers")
     while True:
         ((ids, stat),) = session.ask(client.get_children_async(folder, include_data=True))
@@ -78,5 +79,5 @@ def meet(session: Session, worker: str) -> tuple[list[str], str]:
 
 
 def version_of(workers: Any) -> str:
-    """Return what is another for every other membership: which node, its last new or lost child, its last mark."""
+    """Return a version that differs for every membership: the node, its last new or lost child, its last mark."""
     return f"{workers.czxid:x}.{workers.pzxid:x}.{workers.mzxid:x}"

@@ -1,4 +1,4 @@
-"""A session with ZooKeeper: its client, its end, and answers in time."""
+"""A session with ZooKeeper: its client, its end, and answers with a time limit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from django_rmq.exceptions import ServerRefused, ServerUnavailable
 logger = safe_logger("django_rmq.coordination")
 
 CONNECT_SECONDS = 5.0
-"""How long a new client may take."""
+"""Maximum seconds for a new client to connect."""
 
 REFUSED_SECONDS = 1.5
-"""How long it tries where no server listens."""
+"""Maximum seconds for which it tries if no server listens."""
 
 _GONE = (
     kazoo.AuthFailedError,
@@ -33,11 +33,11 @@ _GONE = (
     kazoo.SessionExpiredError,
     kazoo.SessionMovedError,
 )
-"""What kazoo raises for a request when its connection or session is no more."""
+"""The errors that kazoo raises for a request when its connection or session is gone."""
 
 
 class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """Takes what kazoo logs down to DEBUG, without credentials, and keeps its last warning: why nobody answers."""
+    """Logs kazoo's lines at the level DEBUG, without credentials, and keeps its last warning, which explains a failure."""
 
     last = ""
 
@@ -54,7 +54,7 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
 
 
 class Session:
-    """One ZooKeeper session, from its client to its end. ``poke`` is called when something is to be looked at."""
+    """One ZooKeeper session, from its client to its end. ``poke`` is called when there is something to check."""
 
     def __init__(self, ensemble: Ensemble, poke: Callable[[], None] = lambda: None) -> None:
         tls = ensemble.tls or {}
@@ -63,9 +63,9 @@ class Session:
         self.is_lost = False
         self.is_connected = False
         self.connections = 0
-        """How many it has had: with each new one kazoo forgets its watches."""
+        """The number of connections so far. On each new one kazoo forgets its watches."""
         self.number = 0
-        """Of the session, as its ephemeral nodes show it."""
+        """The session's number, as its ephemeral nodes show it."""
         self._is_refused = False
         self._poke = poke
         self._changed = threading.Condition()
@@ -88,7 +88,7 @@ class Session:
         self.client.add_listener(self._listen)
 
     def open(self, seconds: float = CONNECT_SECONDS) -> None:
-        """Connect. Raises ``ServerUnavailable``, having closed what there was."""
+        """Connect. If it raises ``ServerUnavailable``, everything is closed."""
         try:
             self.client.start_async()
             with self._changed:
@@ -106,14 +106,14 @@ class Session:
             raise ServerUnavailable(f"ZooKeeper at {self.ensemble.hosts} does not answer{reason}")
 
     def close(self, seconds: float) -> None:
-        """End the session, so that its nodes go at once; wait for that for so many seconds at most."""
+        """End the session, so that its nodes are deleted at once; wait for that for at most this many seconds."""
         self.client.remove_listener(self._listen)
         closing = threading.Thread(target=self._close, name="rmq-zookeeper-closing", daemon=True)
         closing.start()
         closing.join(seconds)
 
     def ask(self, *questions: Any, seconds: float = CONNECT_SECONDS) -> list[Any]:
-        """Return the answers to requests that are under way. Raises ``ServerTrouble``, or kazoo's answer."""
+        """Return the answers to pending requests. Raises ``ServerTrouble``, or kazoo's answer."""
         end = time.monotonic() + seconds
         try:
             return [question.get(timeout=max(0.0, end - time.monotonic())) for question in questions]
@@ -137,7 +137,7 @@ class Session:
         return f"schemes: {', '.join(sorted({scheme for scheme, _ in self.ensemble.auth})) or 'none given'}"
 
     def watch(self, event: WatchedEvent) -> None:
-        """Be told by kazoo that something changed."""
+        """Handle kazoo's notification that something changed."""
         self._poke()
 
     def _listen(self, state: str) -> None:

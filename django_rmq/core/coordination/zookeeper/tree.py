@@ -1,4 +1,4 @@
-"""What is at our path: whose it is, the workers, the assignment."""
+"""The nodes at the application's path: its owner, the workers, the assignment."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from django_rmq.exceptions import ConfigurationError, ServerRefused
 logger = safe_logger("django_rmq.coordination")
 
 MAX_TEXT = 1 << 26
-"""Bytes of an assignment when it is no longer compressed: what is larger was not written by us."""
+"""The maximum size in bytes of an uncompressed assignment. RMQ writes no larger one."""
 
 
 def check(session: Session) -> bool:
-    """Return whether our path is there. Raises ``ConfigurationError`` where it is somebody else's."""
+    """Return whether the path exists. Raises ``ConfigurationError`` if it belongs to another application."""
     ensemble = session.ensemble
     try:
         ((data, _), children) = session.ask(
@@ -30,7 +30,7 @@ def check(session: Session) -> bool:
         )
     except kazoo.NoNodeError:
         return False
-    data = data or b""  # None: made with no data at all
+    data = data or b""  # None: created without data
     if not data and set(children) <= {"workers", "topics", "assignment"}:
         return False
     try:
@@ -52,14 +52,14 @@ def check(session: Session) -> bool:
 
 
 def prepare(session: Session) -> None:
-    """Make our path where it is not there. Raises ``ConfigurationError`` where it is somebody else's."""
+    """Create the path if it does not exist. Raises ``ConfigurationError`` if it belongs to another application."""
     ensemble, client = session.ensemble, session.client
     if not check(session):
         marker = json.dumps({"rmq": 1, "key_prefix": ensemble.key_prefix}).encode()
         try:
             session.ask(client.create_async(ensemble.root, marker, acl=ensemble.acl, makepath=True))
         except kazoo.NodeExistsError:
-            # Made empty by a person who gave it permissions, or by another worker at this moment.
+            # Created empty by a person who set permissions, or by another worker at this moment.
             if not check(session):
                 session.ask(client.set_async(ensemble.root, marker))
     for name in ("workers", "topics", "assignment"):
@@ -85,7 +85,7 @@ def members(session: Session) -> list[Member]:
 
 
 def ids(session: Session) -> list[str]:
-    """Return the ids of all workers; none where nothing is at our path."""
+    """Return the ids of all workers; none if the path does not exist."""
     try:
         return sorted(session.ask(session.client.get_children_async(session.ensemble.path("workers")))[0])
     except kazoo.NoNodeError:
@@ -93,12 +93,12 @@ def ids(session: Session) -> list[str]:
 
 
 def records(session: Session, workers: Iterable[str]) -> dict[str, bytes]:
-    """Return what those of the workers say that are still there."""
+    """Return the records of those of the workers that still exist."""
     return dict(texts(session, "workers", workers))
 
 
 def texts(session: Session, folder: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the data of those of the nodes that are still there; of those that we may not read, nothing."""
+    """Yield the data of those of the nodes that still exist; empty data for nodes that may not be read."""
     wanted = list(names)
     for start in range(0, len(wanted), 500):
         part = wanted[start : start + 500]
@@ -114,7 +114,7 @@ def texts(session: Session, folder: str, names: Iterable[str]) -> Iterator[tuple
 
 
 def plan(session: Session) -> Plan:
-    """Return the assignment; an empty one where there is none that can be read."""
+    """Return the assignment; an empty one if there is none that can be read."""
     try:
         ((data, _),) = session.ask(session.client.get_async(session.ensemble.path("assignment")))
         return unpack(data)[1]
@@ -123,7 +123,7 @@ def plan(session: Session) -> Plan:
 
 
 def leave(session: Session, worker: str, token: str) -> None:
-    """Delete the node of a worker that is no more, so that others need not wait for its session."""
+    """Delete the node of a dead worker, so that others need not wait for the end of its session."""
     path = session.ensemble.path("workers", worker)
     try:
         ((record, stat),) = session.ask(session.client.get_async(path))
@@ -139,7 +139,7 @@ def pack(members: str, plan: Plan) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[str, Plan]:
-    """Read what ``pack`` wrote. Raises ``ValueError`` for anything else."""
+    """Read the output of ``pack``. Raises ``ValueError`` for anything else."""
     members, _, packed = data.partition(b"\n")
     try:
         unpacking = zlib.decompressobj()
@@ -152,5 +152,5 @@ def unpack(data: bytes) -> tuple[str, Plan]:
 
 
 def holdings(plan: Plan) -> list[Holding]:
-    """Return what a plan says, by topic and slot."""
+    """Return the content of a plan, by topic and slot."""
     return [Holding(name, *span) for name, spans in sorted(plan.topics.items()) for span in spans]

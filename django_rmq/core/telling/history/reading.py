@@ -1,4 +1,4 @@
-"""How history is read: minutes, totals, and the youngest record."""
+"""Reading the history: minutes, totals, and the latest record."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
 
 LONGEST_GAP_MINUTES = 5
-"""A rate over a longer gap says nothing of any minute in it."""
+"""The longest gap in minutes over which a rate is computed; over a longer one it says nothing about any minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happened per minute."""
+    """Rates of events, per minute."""
 
     sent: float
     merged: float
-    """Of ``sent``: met a waiting copy (merged or replaced)."""
+    """The part of ``sent`` that met a waiting copy (merged or replaced)."""
     handed_out: float
     committed: float
     failed: float
@@ -38,15 +38,15 @@ class Rates:
 
     @property
     def merge_ratio(self) -> float | None:
-        """The part of what was sent that met a waiting copy; None: nothing was sent."""
+        """The fraction of sent messages that met a waiting copy. None: nothing was sent."""
         return self.merged / self.sent if self.sent else None
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How long after their due time messages were handed out: how many, by class of ``EDGES_MS``.
+    """How long after their due time messages were handed out: their number, by class of ``EDGES_MS``.
 
-    Counted are fresh messages of topics with due times, when a worker of this package takes them.
+    It counts fresh messages of topics with due times, taken by a worker of this package.
     """
 
     counts: tuple[int, ...]
@@ -56,7 +56,7 @@ class Lateness:
         return sum(self.counts)
 
     def percentile(self, part: float) -> float:
-        """Return the lateness in ms that this part (0 … 1) of the messages did not exceed, interpolated in its class."""
+        """Return the lateness in ms that this fraction (0 … 1) of the messages did not exceed, interpolated in its class."""
         wanted = part * self.messages
         for bucket, reached in enumerate(accumulate(self.counts)):
             if reached >= wanted and self.counts[bucket]:
@@ -68,30 +68,30 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """One minute of a topic, or several in one. What nobody sampled is None."""
+    """One minute of a topic, or several combined. What was not sampled is None."""
 
     at_ms: int
-    """When it begins."""
+    """When it begins, in ms since the epoch."""
     sampled_ms: int | None = None
     depth: Depth | None = None
     """At ``sampled_ms``."""
     rates: Rates | None = None
-    """From the record before to this one."""
+    """The rates from the previous record to this one."""
     lateness: Lateness | None = None
-    """The same; None also where nothing was handed out late or in time."""
+    """The lateness from the previous record to this one. None also if nothing was handed out."""
     is_scaled: bool = False
-    """Not all slots were read."""
+    """Whether not all slots were read."""
 
 
 def read(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> list[Minute]:
-    """Return the last ``hours`` of ``topic``, oldest first, each ``step`` minutes in one; gaps are there, and empty.
+    """Return the last ``hours`` of ``topic``, oldest first, ``step`` minutes per item; gaps are included, and empty.
 
-    The present minute is the last one. Of several minutes in one, depths are the last sampled, rates the average,
-    lateness the sum.
+    The present minute is the last one. If several minutes are combined, depths are the last sampled, rates
+    the average, lateness the sum.
     """
     now = broker.now_ms() // 60_000
     count = max(1, round(hours * 60 / step)) * step
-    # Steps begin at the same instants whenever one asks.
+    # Steps begin at the same times, whenever they are requested.
     first = (now // step + 1) * step - count
     begin = first - LONGEST_GAP_MINUTES
     calls = (
@@ -102,7 +102,7 @@ def read(broker: Broker, topic: Topic, hours: float = 48, *, step: int = 1) -> l
 
 
 def read_last(broker: Broker, topics: Mapping[Topic, int]) -> dict[Topic, list[Minute] | RmqError]:
-    """Return the last so many minutes of each topic, up to an hour, in two round trips; or why they cannot be read."""
+    """Return the last minutes of each topic (up to an hour), in two round trips; or the error that prevents reading them."""
     now = broker.now_ms() // 60_000
     calls = [
         history.minutes(topic, now + 1 - count - LONGEST_GAP_MINUTES, now) for topic, count in topics.items()
@@ -117,7 +117,7 @@ T = TypeVar("T")
 
 
 def _answers(broker: Broker, calls: Iterable[Call[T]]) -> list[T | RmqError]:
-    """Run calls; return their answers, and errors of single topics in their places. Raises ``ServerTrouble``."""
+    """Run calls; return their answers, with errors of single topics in their places. Raises ``ServerTrouble``."""
     found = run_all(broker, calls)
     for one in found:
         if isinstance(one, ServerTrouble):
@@ -141,42 +141,45 @@ def _read(records: Sequence[bytes | None], first: int, count: int, now: int, ste
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a topic has counted since its first message."""
+    """The counters of a topic since its first message."""
 
     sent: int
     merged: int
-    """Of ``sent``: met a waiting copy (merged or replaced)."""
+    """The part of ``sent`` that met a waiting copy (merged or replaced)."""
     handed_out: int
     committed: int
     failed: int
     """Failed, timed out or rejected deliveries."""
     died: int
     expired: int | None = None
-    """Of ``failed``: timed out. This and what follows is None in records of earlier versions."""
+    """The part of ``failed`` that timed out. This and the following are None in records of earlier versions."""
     rejected: int | None = None
-    """Of ``failed``: rejected."""
+    """The part of ``failed`` that was rejected."""
     released: int | None = None
     """Given back by a worker that had not begun them."""
     stale: int | None = None
-    """Came too late: told of deliveries that had ended."""
+    """Ends of deliveries that came too late, because the delivery had already ended."""
     fenced: int | None = None
-    """Prepares by a worker that another one had succeeded in the slot."""
+    """Prepares by a worker after another one had acquired the slot."""
     replayed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The youngest record of a topic."""
+    """The latest record of a topic."""
 
     sampled_ms: int
     depth: Depth
     totals: Totals
     is_scaled: bool
-    """Not all slots were read."""
+    """Whether not all slots were read."""
 
 
 def totals(broker: Broker, topics: Sequence[Topic]) -> list[Totals | RmqError]:
-    """Read what all slots of each topic have counted until now, in a script of 1 to 2 ms per 256 of them; or why not."""
+    """Return the current counters of each topic over all its slots, or the error.
+
+    It takes 1 to 2 ms per 256 slots in Redis.
+    """
     calls = [
         history.sample(topic, range(start, min(start + SLOTS_AT_ONCE, topic.slots)))
         for topic in topics
@@ -197,12 +200,12 @@ def totals(broker: Broker, topics: Sequence[Topic]) -> list[Totals | RmqError]:
 
 
 def times(broker: Broker, topics: Sequence[Topic]) -> list[Times | RmqError]:
-    """Return all durations that were ever counted of each topic; or why they cannot be read."""
+    """Return all durations ever counted of each topic, or the error that prevents reading them."""
     return _answers(broker, [history.times(topic) for topic in topics])
 
 
 def latest(broker: Broker, topics: Sequence[Topic]) -> list[Latest | RmqError | None]:
-    """Return the youngest record of each topic, of the last ``LONGEST_GAP_MINUTES``; None: there is none."""
+    """Return the latest record of each topic within the last ``LONGEST_GAP_MINUTES``. None: there is none."""
     if not topics:
         return []
     now = broker.now_ms() // 60_000
@@ -257,7 +260,7 @@ def _rates(record: Record, before: Record | None) -> Rates | None:
         return None
     minutes = (record.sampled_ms - before.sampled_ms) / 60_000
     raised = [record.counters[at] - before.counters[at] for at in range(len(COUNTED))]
-    # Less than before: keys were deleted, or the server lost its data.
+    # Less than before means that keys were deleted, or the server lost its data.
     if not 0 < minutes <= LONGEST_GAP_MINUTES + 1 or min(raised) < 0:
         return None
     return Rates(*(number / minutes for number in raised))

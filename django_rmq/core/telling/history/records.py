@@ -1,4 +1,4 @@
-"""What is kept of one minute of a topic."""
+"""The record of one minute of a topic."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from django_rmq.core.words.samples import LATENESS_BUCKETS, Sample
 from django_rmq.core.words.topics import Topic
 
 SLOTS_AT_ONCE = 256
-"""Slots that one script reads."""
+"""The number of slots that one script reads."""
 
 LARGEST = 1 << 53
-"""Numbers of a record: beyond it they could not be told apart when they are divided."""
+"""The largest number in a record; beyond it, division would lose digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +21,16 @@ class Depth:
 
     store: int
     due: int
-    """Of ``store``: could be taken."""
+    """How many of ``store`` could be taken."""
     prepare: int
     claimed: int
-    """Held by Spark consumers."""
+    """How many messages Spark consumers held."""
     retry: int
     dead: int
     oldest_due_ms: int | None
     """Time topics: since when (ms) the most overdue message is due."""
     undrained_since_ms: int | None = None
-    """Priority topics: since when (ms) the slot has not been empty that was so for the longest."""
+    """Priority topics: the earliest time (ms) since which a slot has not been empty."""
 
 
 COUNTED = ("sent", "merged", "handed_out", "committed", "failed", "died")
@@ -39,8 +39,8 @@ ALSO_COUNTED = ("expired", "rejected", "released", "stale", "fenced", "replayed"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is kept of one minute:
-    ``ms slots asked store due prepare claimed retry dead oldest sent … replayed undrained|bucket:n …``.
+    """The record of one minute: ``ms slots asked store due prepare claimed retry dead oldest sent … replayed
+    undrained|bucket:n …``.
 
     Records of earlier versions end with ``died`` or ``replayed``.
     """
@@ -48,10 +48,10 @@ class Record:
     sampled_ms: int
     slots: int
     asked: int
-    """Of how many slots: more than ``slots`` where sums are scaled, or a slot could not be read."""
+    """The number of slots to be read; larger than ``slots`` if sums are scaled, or a slot could not be read."""
     depth: Depth
     counters: tuple[int, ...]
-    """Those of ``COUNTED``, and of ``ALSO_COUNTED`` where they were written down."""
+    """The counters in ``COUNTED``, and those in ``ALSO_COUNTED`` if they were recorded."""
     late: tuple[int, ...] = ()
 
     @classmethod
@@ -88,7 +88,7 @@ class Record:
 
     @classmethod
     def parse(cls, raw: bytes | None) -> Record | None:
-        """Read a record; what is none of ours is a gap."""
+        """Read a record. Anything else is a gap."""
         try:
             head, _, tail = (raw or b"").decode().partition("|")
             numbers = list(map(int, head.split(" ")))
@@ -110,7 +110,7 @@ class Record:
 
 
 def counted(sums: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
-    """Return what Spark consumers hold, and the counters of a record, from sums of the ledger's."""
+    """Return the number held by Spark consumers, and the counters of a record, from sums of the ledger's."""
     return max(0, sums["claimed"] - sums["acked"] - sums["claim_returned"]), (
         sums["sent"],
         sums["merged"] + sums["replaced"],

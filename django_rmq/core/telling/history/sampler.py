@@ -1,4 +1,4 @@
-"""How history is written: once a minute one worker samples a topic."""
+"""Writing the history: once a minute one worker samples a topic."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from django_rmq.core.words.topics import Topic
 logger = safe_logger("django_rmq.history")
 
 SPREAD_SLOTS = 4_096
-"""Of more slots the reading is spread over ``SPREAD_SECONDS``."""
+"""With more slots than this, the reading is spread over ``SPREAD_SECONDS``."""
 
 SPREAD_SECONDS = 45.0
 MOST_SLOTS = 65_536
-"""Of more slots only every second, fourth, … is read."""
+"""With more slots than this, only every second, fourth, … is read."""
 
 
 Steps = Callable[[], Generator[float, None, None]]
-"""A duty of a worker: does a small step and says after how many seconds it wants the next."""
+"""A duty of a worker: does a small step and yields the seconds until the next one."""
 
 
 def sampling(
@@ -33,10 +33,10 @@ def sampling(
     is_ours: Callable[[Topic], bool],
     present: Callable[[Topic], Topic] = lambda topic: topic,
 ) -> list[Steps]:
-    """Return a duty for each topic: once a minute, sample it, if nobody else does. None with ``hours`` 0.
+    """Return a duty for each topic that samples it once a minute, unless another worker does. None with ``hours`` 0.
 
-    ``is_ours`` says who should rather not even try; that only one does is for Redis to see to. ``present`` returns a
-    topic with the slots that it has by now.
+    ``is_ours`` returns whether this worker should try; Redis ensures that only one samples. ``present``
+    returns a topic with its current slots.
     """
     return [_Sampling(broker, topic, hours * 60, is_ours, present) for topic in topics] if hours else []
 
@@ -57,7 +57,7 @@ class _Sampling:
         self._keep = keep
         self._is_ours = is_ours
         self._present = present
-        # Topics are not sampled all at the same instant.
+        # Topics are not all sampled at the same moment.
         self._offset_ms = crc32(topic.name.encode()) % 5_000
 
     def __call__(self) -> Generator[float, None, None]:

@@ -1,4 +1,4 @@
-"""How late messages are handed out and how long listeners take: counted in classes by every worker."""
+"""The lateness of messages and the duration of listeners, counted in classes by every worker."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EDGES_MS = (
 """The classes of lateness: up to 1 ms, up to 2 ms, …, up to a day, more."""
 
 FLUSH_SECONDS = 5.0
-"""How long lateness is counted before it goes to Redis."""
+"""Seconds for which lateness is counted before it is sent to Redis."""
 
 
 @dataclass(slots=True)
 class _Counted:
-    """What was counted of one topic since the last flush."""
+    """The counts of one topic since the last flush."""
 
     late: list[int] = field(default_factory=lambda: [0] * LATENESS_BUCKETS)
     late_ms: float = 0.0
@@ -40,9 +40,9 @@ class _Counted:
 
 
 class TimesCount:
-    """Counts how late messages are handed out and how long listeners take, and gives the counts to Redis every few seconds.
+    """Counts how late messages are handed out and how long listeners take, and sends the counts to Redis every few seconds.
 
-    A process that is killed takes a few seconds of them along.
+    If a process is killed, a few seconds of its counts are lost.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -52,7 +52,7 @@ class TimesCount:
         self._complain = Complaints(logger)
 
     def note(self, topic: Topic, deliveries: Sequence[Delivery], now_ms: float) -> None:
-        """Note messages that were just handed out. Priorities and retries tell no due time."""
+        """Count messages that were just handed out. Priorities and retries have no due time."""
         if topic.is_priority:
             return
         late = sorted(now_ms - delivery.score for delivery in deliveries if delivery.score > 999)
@@ -62,7 +62,7 @@ class TimesCount:
             counted.late_ms += sum(one for one in late if one > 0)
 
     def note_calls(self, topic: Topic, seconds: Sequence[float]) -> None:
-        """Note how long calls of the listener took."""
+        """Count the durations of calls of the listener."""
         took = sorted(one * 1000 for one in seconds)
         with self._lock:
             counted = self._counted[topic]
@@ -70,7 +70,7 @@ class TimesCount:
             counted.took_ms += sum(took)
 
     def flushing(self) -> Generator[float, None, None]:
-        """A duty: give what was counted to Redis, also in the end."""
+        """A duty that sends the counts to Redis, also at the end."""
         try:
             while True:
                 yield FLUSH_SECONDS
@@ -92,14 +92,14 @@ class TimesCount:
 
 
 def _add(counts: list[int], found: Sequence[float]) -> None:
-    """Add how many of ``found`` (in order) are in each class."""
+    """Add the number of ``found`` (in order) in each class."""
     for bucket, number in enumerate(_by_class(found)):
         if number:
             counts[bucket] += number
 
 
 def _by_class(late: Sequence[float]) -> Iterator[int]:
-    """Return how many of ``late`` (in order) are in each class."""
+    """Return the number of ``late`` (in order) in each class."""
     before = 0
     for edge in EDGES_MS:
         upto = bisect_left(late, edge + 1e-6, before)

@@ -1,8 +1,8 @@
-"""Changing the slot count of a topic while it is in use: what goes where, and in which order.
+"""Changes the slot count of a topic while it is in use: what moves where, and in which order.
 
-The reasons are in ``docs/decisions/0009-reslotting.md``. Every step may be repeated, by the same process or another
-one: what was begun is registered in Redis, and each slot knows which re-slotting was there and what is on its way.
-Knows no Django: families of slots may be moved by several processes at once.
+The reasons are in ``docs/decisions/0009-reslotting.md``. Every step may be repeated, by the same process or
+another one: what was begun is registered in Redis, and each slot records which re-slotting reached it and
+what is on its way. It knows no Django. Several processes may move families of slots at the same time.
 """
 
 from .emptying import Progress

@@ -1,4 +1,4 @@
-"""Emptying a slot: what belongs elsewhere moves out, and arrives, a few messages at a time."""
+"""Emptying a slot: messages that belong elsewhere move out, and arrive, a few at a time."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import LostRace
 
 PAGE = 1_000
-"""Messages looked at in one round trip."""
+"""The number of messages read in one round trip."""
 
 HANDOVER = 250
-"""Messages that go from slot to slot in one step."""
+"""The number of messages that move from slot to slot in one step."""
 
 STATES = ("retry", "store", "dead")
-"""In the order in which messages pass through them by themselves, so that none is missed on its way."""
+"""The states in the order in which messages pass through them by themselves, so that none is missed on its way."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a re-slotting is; changes under way."""
+    """The progress of a re-slotting; it changes while the re-slotting runs."""
 
     families: int
     done: int = 0
     moved: int = 0
-    """Messages that have arrived in another slot, by this process."""
+    """The number of messages that arrived in another slot, moved by this process."""
     strays: int = 0
-    """Messages that stay where they are, for nobody can tell where they belong."""
+    """The number of messages that stay where they are, because their new slot is unknown."""
     waiting: int = 0
-    """Messages in flight that slots wait for, at the last look."""
+    """The number of messages in flight for which slots wait, at the last check."""
 
 
 Report = Callable[[str, Progress], None]
-"""Hears of every step: shut, moved_out, moved_in, settled, reopened, waiting."""
+"""Called for every step: shut, moved_out, moved_in, settled, reopened, waiting."""
 
 
 def check(topic: Topic, answer: str) -> None:
-    """Raise ``LostRace`` if a slot answers that a later re-slotting was there."""
+    """Raise ``LostRace`` if a slot answers that a later re-slotting reached it."""
     if answer == "stale":
         raise LostRace(
             f"topic {topic.name} has been re-slotted by somebody else since: nothing is left to do"
@@ -50,7 +50,7 @@ def check(topic: Topic, answer: str) -> None:
 
 
 class Emptying:
-    """Moves messages of slots that are shut, in which nothing is in flight."""
+    """Moves messages out of shut slots in which nothing is in flight."""
 
     def __init__(self, broker: Broker, reslotting: Reslotting, progress: Progress, report: Report) -> None:
         self._broker = broker
@@ -62,20 +62,20 @@ class Emptying:
         """Source -> the ticket of its last hand-over that is known to have arrived."""
 
     def drain(self, source: int) -> bool:
-        """Move out of a slot what belongs elsewhere; return whether that is all done."""
+        """Move messages that belong elsewhere out of a slot; return whether all of them have moved."""
         while True:
             before = self._broker.run(moving.survey(self._topic, source))
             if before.in_flight or before.claims or not self._settle(source):
                 return False
             strays = sum(self._move_state(source, state) for state in STATES)
             after = self._broker.run(moving.survey(self._topic, source))
-            # What a person sent back to an earlier state meanwhile may have been passed by.
+            # A message that a person meanwhile sent back to an earlier state may have been missed.
             if (before.rescheduled, before.revived) == (after.rescheduled, after.revived):
                 self._progress.strays += strays
                 return self._settle(source)
 
     def _move_state(self, source: int, state: str) -> int:
-        """Move what is in one state; return how many belong nowhere."""
+        """Move the messages of one state; return how many have no known slot."""
         strays = 0
         for page in self._pages(source, state):
             groups: defaultdict[int, list[bytes]] = defaultdict(list)
@@ -112,7 +112,7 @@ class Emptying:
                 members = [each for each in members if each not in gone]
 
     def _settle(self, source: int) -> bool:
-        """Let all that has left arrive, and forget that it was on its way; False: something is in flight."""
+        """Complete all hand-overs that have left, and forget them. False: something is in flight."""
         while (answer := self._move_out(source, source)).ticket:
             self._arrive(source, answer)
         self._report("settled", self._progress)
@@ -135,7 +135,7 @@ class Emptying:
         return answer
 
     def _arrive(self, source: int, handover: Handover) -> None:
-        """Let what left arrive."""
+        """Complete a hand-over in its target."""
         number = self._reslotting.number
         check(
             self._topic,

@@ -1,4 +1,4 @@
-"""Moving families of slots: each is shut, waits for what runs in it, is emptied and opened again."""
+"""Moving families of slots: each is shut, waits for its messages in flight, is emptied and opened again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from django_rmq.core.words.answers import Survey
 from django_rmq.exceptions import LostRace
 
 AT_ONCE = 8
-"""Families that are shut at once: each waits for what runs in it."""
+"""The number of families that are shut at the same time; each waits for its messages in flight."""
 
 LOOK_SECONDS = 0.02
-"""Between two looks at slots in which something is still in flight."""
+"""Seconds between two checks of slots in which something is still in flight."""
 
 
 def move(
@@ -32,8 +32,8 @@ def move(
 ) -> Progress:
     """Move ``families`` (default: all) to where they belong; return when that is done.
 
-    ``report`` hears of every step: shut, moved_out, moved_in, settled, reopened, waiting. Raises ``LostRace``
-    where a later re-slotting was begun, and ``ServerTrouble``: to be called again then.
+    ``report`` is called for every step: shut, moved_out, moved_in, settled, reopened, waiting. Raises
+    ``LostRace`` if a later re-slotting was begun, and ``ServerTrouble``, after which it may be called again.
     """
     chosen = reslotting.families if families is None else list(families)
     mover = _Mover(broker, reslotting, Progress(len(chosen)), report)
@@ -60,7 +60,7 @@ class _Mover:
         self._emptying = Emptying(broker, reslotting, progress, report)
 
     def advance(self, families: Sequence[int]) -> set[int]:
-        """Go on with families that are in hand; return those that are done."""
+        """Continue with families that are in progress; return those that are done."""
         plan, number = self._reslotting, self._reslotting.number
         surveys = self._survey(families)
         moved = {family for family in families if self._is_done(surveys, family)}
@@ -70,7 +70,7 @@ class _Mover:
             if any(surveys[slot].reslot != number for slot in plan.slots(family))
         ]
         if untouched:
-            # A target takes the new count before a source refuses the old one: no send is without a slot.
+            # A target takes the new count before a source refuses the old one, so every send finds a slot.
             self._shut([slot for family in untouched for slot in plan.targets(family)])
             self._shut([slot for family in untouched for slot in plan.sources(family)])
             self._report("shut", self.progress)
@@ -79,8 +79,8 @@ class _Mover:
         overdue: list[int] = []
         for family in families:
             if family in moved or any(surveys[slot].reslot != number for slot in plan.sources(family)):
-                continue  # it is done, or it is not empty yet, as it has to be
-            # Those that are open again have been drained before somebody died.
+                continue  # it is done, or it is not empty yet, as is normal at this point
+            # Slots that are open again were drained before a process died.
             sources = [slot for slot in plan.sources(family) if surveys[slot].is_shut]
             running = sum(surveys[slot].in_flight + surveys[slot].claims for slot in sources)
             self.progress.waiting += running
@@ -88,12 +88,12 @@ class _Mover:
                 overdue += sources
             elif self._is_moved(family, sources, surveys):
                 moved.add(family)
-        # Nobody may be left to time out what runs here.
+        # There may be no consumer left that would time out the messages in flight here.
         list(walk(self._broker, [ending.expire(self._topic, slot) for slot in overdue]))
         return moved
 
     def _is_moved(self, family: int, sources: Sequence[int], surveys: dict[int, Survey]) -> bool:
-        """Move what is in the sources of a family, and open it again; return whether that is done."""
+        """Move the messages in the sources of a family, and open it again; return whether that is done."""
         try:
             if not all(self._emptying.drain(slot) for slot in sources):
                 return False
@@ -111,13 +111,13 @@ class _Mover:
         return dict(zip(slots, walk(self._broker, calls, len(slots)), strict=True))
 
     def _is_done(self, surveys: dict[int, Survey], family: int) -> bool:
-        """Return whether a family was moved: its sources are opened last of all."""
+        """Return whether a family was moved; its sources are opened last."""
         found = [surveys[slot] for slot in self._reslotting.sources(family)]
         return all(one.reslot == self._reslotting.number and not one.is_shut for one in found)
 
     def _shut(self, slots: Sequence[int]) -> None:
         plan = self._reslotting
-        # Asked each time: somebody may begin to send with bases of his own even now.
+        # Asked each time, because a sender may begin to use explicit slot bases even now.
         only_empty = plan.grows and hides_bases(self._broker, self._topic)
         fresh = {slot: slot >= plan.before for slot in slots}
         calls = [
@@ -132,7 +132,8 @@ class _Mover:
     def _reopen(self, family: int, surveys: dict[int, Survey]) -> None:
         plan = self._reslotting
         slots = plan.slots(family)
-        # Read when nothing was in flight any more: a receipt that a listener wrote somewhere stays below those to come.
+        # Read after nothing was in flight any more, so that receipts which listeners stored elsewhere stay
+        # below future ones.
         deliveries = max(surveys[slot].deliveries for slot in slots)
         paused = any(surveys[slot].is_paused for slot in slots)
         for part in (plan.targets(family), plan.sources(family)):

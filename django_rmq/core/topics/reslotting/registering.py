@@ -1,4 +1,4 @@
-"""What is registered of a re-slotting: its plan, how it begins and how it ends."""
+"""The registered state of a re-slotting: its plan, its beginning and its end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from django_rmq.exceptions import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Reslotting:
-    """One change of the slot count of one topic, as it is registered."""
+    """One change of the slot count of one topic, as registered."""
 
     topic: Topic
-    """With the new slot count."""
+    """The topic with the new slot count."""
     before: int
     """The old slot count."""
     number: int
-    """Rises with every re-slotting of the topic."""
+    """The number of the re-slotting; it rises with every re-slotting of the topic."""
 
     @property
     def grows(self) -> bool:
@@ -40,17 +40,17 @@ class Reslotting:
         return range(family, max(self.before, self.topic.slots), len(self.families))
 
     def sources(self, family: int) -> range:
-        """Return the slots that messages have to leave."""
+        """Return the slots that messages leave."""
         return self.slots(family)[:1] if self.grows else self.slots(family)[1:]
 
     def targets(self, family: int) -> range:
-        """Return the slots that messages go to."""
+        """Return the slots to which messages go."""
         return self.slots(family)[1:] if self.grows else self.slots(family)[:1]
 
     def target(self, source: int, state: str, entry: Entry) -> int | None:
-        """Return the slot of a message of slot ``source`` from now on; None: nobody can tell, so it stays.
+        """Return the new slot of a message of slot ``source``. None: unknown, so the message stays.
 
-        With fewer slots the old slot tells: its rest is the new one, whatever the basis was.
+        With fewer slots, the old slot modulo the new count is the new one, whatever the basis was.
         """
         if not self.grows:
             return source % self.topic.slots
@@ -79,7 +79,7 @@ def _registered(topic: Topic, registered: dict[str, Any]) -> Reslotting:
 def obstacle(broker: Broker, topic: Topic, slots: int) -> str:
     """Return why ``topic`` may not be given ``slots`` slots now, or an empty text.
 
-    Raises ``ConfigurationError`` for a number that is no slot count.
+    Raises ``ConfigurationError`` for a number that is not a valid slot count.
     """
     check_slots(slots)
     registered = broker.definitions().of(topic.name)
@@ -105,9 +105,9 @@ def hides_bases(broker: Broker, topic: Topic) -> bool:
 
 
 def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
-    """Register that ``topic`` is given ``slots`` slots, or find it begun; None: it has them already.
+    """Register that ``topic`` is given ``slots`` slots, or find it begun. None: it has them already.
 
-    Raises ``ConfigurationError`` where there is an obstacle.
+    Raises ``ConfigurationError`` if there is an obstacle.
     """
     reason = obstacle(broker, topic, slots)
     if reason:

@@ -35,7 +35,7 @@ def work(message: Message) -> None:
     do = body.get("do")
     if do == "wait":
         wait_for_the_test()
-    elif do == "exit":
+    elif do == "exit" and message.retries_left == message.topic.max_retries:
         sys.exit(1)
     elif do == "abort":
         os.abort()

@@ -113,11 +113,11 @@ class ServerUnavailable(ServerTrouble):
 
 
 class NodeUnavailable(ServerUnavailable):
-    """One node of a Redis Cluster does not answer, or a slot is just moving to another; the rest works on."""
+    """One node of a Redis Cluster does not answer, or a slot is just moving to another node; the others still work."""
 
 
 class ServerFull(ServerTrouble):
-    """The server is out of memory or refuses writes; what drains the queue still works."""
+    """The server is out of memory or refuses writes; operations that empty the queue still work."""
 
 
 class ServerRefused(ServerTrouble):
@@ -127,8 +127,8 @@ class ServerRefused(ServerTrouble):
 class Retry(Exception):
     """Raised by a listener: try this message again after ``delay`` seconds.
 
-    A retry is spent as with any failure. ``delay`` may be a timedelta; None takes the topic's back-off.
-    Raises ``ValueError`` (so the message fails with that) for a delay that is negative or no duration.
+    It uses a retry, like any failure. ``delay`` may be a timedelta; None: the topic's back-off. Raises
+    ``ValueError`` (with which the message then fails) for a delay that is negative or not a duration.
     """
 
     def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:

@@ -32,10 +32,10 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
     """Redis answers, every topic with a listener has workers, and nothing waits too long or dies too often."""
 
     max_age: float | None = None
-    """Seconds that the oldest message of a topic may have been due, or a slot of a priority topic not been empty; None:
-    not looked at."""
+    """Maximum seconds for which the oldest message of a topic may have been due, or a slot of a priority
+    topic not been empty. None: not checked."""
     max_dead: int | None = None
-    """Dead messages of a topic; None: not looked at."""
+    """Maximum number of dead messages of a topic. None: not checked."""
     needs_workers: bool = True
     """Whether every topic with a listener must have a live worker."""
     topics: tuple[str, ...] | None = None

@@ -1,10 +1,10 @@
-"""Fixtures for pytest, found by themselves where the package is installed.
+"""Fixtures for pytest, which pytest finds if the package is installed.
 
 Each test begins with nothing in the broker of ``RMQ["TESTING"]`` and ``RMQ["BROKER"] = "memory"``.
 
-``rmq``           a broker in memory and a clock that stands, for this test
-``rmq_captured``  the list of all that the test sends; none of it goes anywhere, unless ``rmq`` is used too
-``rmq_drain``     runs listeners on what is due in ``rmq``'s broker
+``rmq``           a broker in memory for this test, with a clock that the test advances
+``rmq_captured``  the list of all messages that the test sends; they are delivered only if ``rmq`` is used too
+``rmq_drain``     runs listeners on due messages in ``rmq``'s broker
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""How much a load needs: memory of Redis, slots, worker processes, threads and connections. Arithmetic; asks no server.
+"""What a load needs: memory of Redis, slots, worker processes, threads and connections. It contacts no server.
 
-The memory is that of Redis 7.0 with jemalloc and its default limits for listpacks. A test compares it with a real server.
+The memory is that of Redis 7.0 with jemalloc and its default limits for listpacks. A test compares it with a
+real server.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from django_rmq.operations.redaction import is_redacted
 
 @page(Permission.VIEW, Permission.VIEW_BODIES, Permission.REPLAY, Permission.EDIT)
 def edit_view(pages: Pages, request: HttpRequest, object_id: str, message_id: str) -> HttpResponse:
-    """Ask for another body of a dead message, and replay it with that."""
+    """Show the form for another body of a dead message, and replay the message with it."""
     operations, topic = pages.asked(request, object_id)
     places = pages.places(topic.name)
     leave = f"{places.topic}?{back_of(request.GET.get('back'))}"
@@ -82,7 +82,7 @@ def _editable(copy: Copy) -> str:
 
 @page(Permission.VIEW, Permission.SEND)
 def send_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse:
-    """Ask for a message and send it."""
+    """Show the form for a message, and send it."""
     operations, topic = pages.asked(request, object_id)
     places = pages.places(topic.name)
     form = SendForm(topic, request.POST if request.method == "POST" else None)

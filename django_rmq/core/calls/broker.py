@@ -50,7 +50,7 @@ class Pipeline(Protocol):
     """What ``confirm`` has reached; available after ``receive``."""
 
     def add(self, call: Call[T]) -> Answer[T]:
-        """Collect a call; return what will hold its answer once the pipeline has run."""
+        """Collect a call; return an object that holds its answer after the pipeline has run."""
 
     def confirm(self, wanted: Durability) -> None:
         """Wait, after the collected calls, until they are as durable as ``wanted``.

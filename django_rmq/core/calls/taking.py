@@ -76,7 +76,7 @@ def acquire_all(topic: Topic, slots: Sequence[int]) -> Call[list[Acquired]]:
 
 
 def held(topic: Topic, slot: int, owner: str, offset: int = 0, limit: int = 1000) -> Call[list[Held] | None]:
-    """Return what Prepare holds for ``owner``; None: another owner holds it."""
+    """Return what Prepare holds for ``owner``. None: another owner holds it."""
     return Call("held", AtSlot(topic, slot), (owner, offset, limit), _held, locals())
 
 

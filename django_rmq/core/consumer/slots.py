@@ -80,7 +80,7 @@ class Place:
         """Whether it is left alone because its node does not answer."""
         self.batches = 0
         self.blocked_by: Any = None
-        """A batch whose listener exceeded MAX_RUNTIME and has not returned."""
+        """The batch whose listener exceeded MAX_RUNTIME and has not returned."""
         self.cursor: tuple[str, bytes] | None = None
         """Where prepare continues after members that are in flight."""
 

@@ -168,4 +168,4 @@ class InMemoryBroker(Memory):
         return []
 
     def close(self) -> None:
-        """Do nothing: there is no connection, and the content would be lost."""
+        """Do nothing: there is no connection to close, and the content must stay."""

@@ -22,17 +22,17 @@ class Pipeline:
         self.confirmed: Confirmed | None = None
 
     def add(self, call: Call[T]) -> Answer[T]:
-        """Collect a call; return what will hold its answer once the pipeline has run."""
+        """Collect a call; return an object that holds its answer after the pipeline has run."""
         answer: Answer[T] = Answer()
         self._calls.append((call, answer))
         return answer
 
     def confirm(self, wanted: Durability) -> None:
-        """Say afterwards that all that was wanted is reached: nothing here is less safe than that."""
+        """Report afterwards that everything requested was reached: memory is no less durable than that."""
         self._wanted = wanted
 
     def keep_order(self) -> None:
-        """Report afterwards that everything requested was reached: memory is no less durable than that."""
+        """Do nothing: the order is always kept."""
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -37,7 +37,7 @@ class Pipeline:
         """What ``confirm`` has reached; available after ``receive``."""
 
     def add(self, call: Call[T]) -> Answer[T]:
-        """Collect a call; return what will hold its answer once the pipeline has run."""
+        """Collect a call; return an object that holds its answer after the pipeline has run."""
         answer: Answer[T] = Answer()
         self._calls.append(call)
         self._answers.append(answer)

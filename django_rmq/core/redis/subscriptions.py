@@ -37,7 +37,7 @@ class _Subscription:
 
 
 class Wakeups(_Subscription):
-    """A subscription to wake-ups: which slots can be taken from earlier than was announced."""
+    """A subscription to wake-ups: slots that can be taken from earlier than announced."""
 
     def get(self, timeout: float = 0.0) -> list[tuple[str, int]]:
         """Return the (topic, slot) pairs woken; wait at most ``timeout`` seconds for the first.

@@ -76,7 +76,7 @@ class Declaration(NamedTuple):
 
 
 def parse(script: str, header: list[str]) -> Declaration:
-    """Return what the lines of a ``header``, without their dashes, declare; raise `HeaderError` if they are wrong."""
+    """Return the declaration in the lines of a ``header``, without their dashes; raise `HeaderError` if they are wrong."""
     keys: list[Key] = []
     arguments: list[Argument] = []
     many_slots, rest, now = False, "", False

@@ -39,7 +39,7 @@ key                  type    member -> score, or field -> value
 ``pending_{H}``      hash    claimed: the minute being sampled; first: the oldest that is kept;
                              late0 … late23: deliveries since the last record, by lateness
 ``times_{H}``        hash    late0 … late23, late: deliveries by lateness and the sum in ms; took0 … took23, took:
-                             calls of the listener by how long they took and the sum in µs; all for good
+                             calls of the listener by how long they took and the sum in µs; never reset
 ``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
                              bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
 ``P rmq:events``     channel what happens to messages, where EVENTS is on (see ``events``)
@@ -86,7 +86,7 @@ class SlotKeys(NamedTuple):
 
 
 class WorkerKeys(NamedTuple):
-    """All keys of workers and what is assigned to them, on one node of a Redis Cluster."""
+    """All keys of workers and their assignment, on one node of a Redis Cluster."""
 
     sessions: bytes
     workers: bytes
@@ -153,7 +153,7 @@ def bucket_key(prefix: str, spender: str) -> bytes:
 
 
 def answer_key(prefix: str, request: str) -> bytes:
-    """Return the hash that keeps what came of ``request`` (letters and digits), which is done once."""
+    """Return the hash that keeps the answer to ``request`` (letters and digits), which runs only once."""
     return f"answer_{{{prefix}rmq:answer:{request}}}".encode()
 
 

@@ -1,4 +1,4 @@
-"""``manage.py rmqaudit``: do the ledgers of a live system balance? (``docs/state_machine.md``, the ledger)"""
+"""``manage.py rmqaudit``: check the ledgers of a live system (see ``docs/state_machine.md``, the ledger)."""
 
 from __future__ import annotations
 

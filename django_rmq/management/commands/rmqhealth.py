@@ -1,4 +1,4 @@
-"""``manage.py rmqhealth``: is everything well? For monitoring and for container probes."""
+"""``manage.py rmqhealth``: check the health of the queues, for monitoring and container probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py rmqplan``: what a load needs: memory, slots, processes, threads, connections."""
+"""``manage.py rmqplan``: compute the memory, slots, processes, threads and connections that a load needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py rmqslots``: who owns which slots since when, how deep they are, and how evenly filled."""
+"""``manage.py rmqslots``: the owners of slots, their depths, and how evenly they are filled."""
 
 from __future__ import annotations
 

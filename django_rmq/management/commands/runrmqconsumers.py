@@ -3,7 +3,7 @@
 A parent forks and watches them. Exit codes: 0 clean, 1 forced (the shutdown time-out or a second signal), 2 usage or
 configuration, 3 Redis does not answer at the start, 4 the watchdog ended the last process that worked. The first
 SIGTERM or SIGINT lets running listeners end and gives the rest back; the second leaves at once. SIGHUP replaces all
-processes, SIGUSR1 writes down where every thread is.
+processes, SIGUSR1 writes the stack of every thread to standard error.
 """
 
 from __future__ import annotations

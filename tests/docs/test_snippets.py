@@ -107,8 +107,8 @@ case " {endless} " in
 esac 2>"$0.stderr"
 code=$?
 cat "$0.stderr" >&2
-# What is interrupted while it still starts, on a busy machine, has not failed.
-if grep -q Traceback "$0.stderr" && ! grep -q '^KeyboardInterrupt' "$0.stderr"; then exit 99; fi
+# What is interrupted while it still starts, on a busy machine, has not failed: that is the last it says.
+case "$(grep -c Traceback "$0.stderr") $(tail -n 1 "$0.stderr")" in "0 "*|"1 KeyboardInterrupt") ;; *) exit 99 ;; esac
 case "$code $1" in "1 rmq"*|124\\ *|130\\ *) exit 0 ;; esac
 exit $code
 """

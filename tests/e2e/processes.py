@@ -17,6 +17,32 @@ from tests.workers import eventually
 ROOT = Path(__file__).parents[2]
 
 
+def environment_of(data: Path, url: str, prefix: str, **more: str) -> dict[str, str]:
+    """Return the environment of a process of the tests' project."""
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
+        "REDIS_URL": url,
+        "RMQ_KEY_PREFIX": prefix,
+        "WORKER_DATA": str(data),
+        **more,
+    }
+
+
+def manage(environment: dict[str, str], *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command of manage.py to its end, within a minute."""
+    return subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
 class WorkerProcess:
     """One `runrmqconsumers` with its children, and what they print."""
 
@@ -27,14 +53,7 @@ class WorkerProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-u", "manage.py", "runrmqconsumers", *arguments],
                 cwd=ROOT,
-                env={
-                    **os.environ,
-                    "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
-                    "REDIS_URL": url,
-                    "RMQ_KEY_PREFIX": prefix,
-                    "WORKER_DATA": str(data),
-                    **environment,
-                },
+                env=environment_of(data, url, prefix, **environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,7 +11,7 @@ import pytest
 from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_server import free_port
 from tests.brokers import Broker
-from tests.e2e.processes import ROOT, Happened, Start, named
+from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.workers import eventually, send
 
 ONE_SLOT = Topic("one-slot", TopicType.RANGE_MERGE, slots=1, time_range_ms=1)
@@ -36,20 +33,8 @@ def test_a_process_that_cannot_replace_a_thread_is_not_ready_and_gives_way(
     port = free_port()
 
     def health() -> int:
-        return subprocess.run(
-            [sys.executable, "manage.py", "rmqhealth", "one-slot", "--patience", "0"],
-            check=False,
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
-                "REDIS_URL": redis_url,
-                "RMQ_KEY_PREFIX": prefix,
-                "WORKER_DATA": str(tmp_path),
-                "WORKER_LISTENERS": "threadless",
-            },
-            capture_output=True,
-        ).returncode
+        environment = environment_of(tmp_path, redis_url, prefix, WORKER_LISTENERS="threadless")
+        return manage(environment, "rmqhealth", "one-slot", "--patience", "0").returncode
 
     worker = start(
         "one-slot",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 
 from django_rmq.core.words.topics import Topic, TopicType
 from tests.brokers import Broker
-from tests.e2e.processes import ROOT, Happened, Start, named
+from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.workers import eventually, send, total
 
 GOAL_SECONDS = 1.0
@@ -28,22 +26,7 @@ def run(redis_url: str, prefix: str, tmp_path: Path) -> Callable[..., subprocess
     """Run a command of manage.py as an operator does."""
 
     def run_command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "manage.py", *arguments],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
-                "REDIS_URL": redis_url,
-                "RMQ_KEY_PREFIX": prefix,
-                "WORKER_DATA": str(tmp_path),
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            **options,
-        )
+        return manage(environment_of(tmp_path, redis_url, prefix), *arguments, **options)
 
     return run_command
 

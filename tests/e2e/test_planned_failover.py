@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from django_rmq.core.words.topics import Topic, TopicType
 from tests.brokers import Broker
-from tests.e2e.processes import ROOT, Happened, Start, named
+from tests.e2e.processes import Happened, Start, environment_of, manage, named
 from tests.servers import SentinelGuard, ask, wait_until
 from tests.workers import audit, client_of, eventually, live, send
 
@@ -29,30 +27,15 @@ def test_a_planned_failover_loses_nothing_and_repeats_nothing(
         environment = {"RMQ_TEST_SENTINELS": sentinels}
 
         def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [sys.executable, "manage.py", *arguments],
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    **environment,
-                    "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
-                    "REDIS_URL": guard.primary.url,
-                    "RMQ_KEY_PREFIX": prefix,
-                    "WORKER_DATA": str(tmp_path),
-                },
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+            return manage(environment_of(tmp_path, guard.primary.url, prefix, **environment), *arguments)
 
-        def manage(*arguments: str) -> str:
+        def managed(*arguments: str) -> str:
             done = call(*arguments)
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 
         def in_flight() -> int:
-            found: list[dict[str, Any]] = json.loads(manage("rmqstats", "work", "--json"))
+            found: list[dict[str, Any]] = json.loads(managed("rmqstats", "work", "--json"))
             return int(found[0]["prepare"])
 
         with client_of(guard.primary.url) as client:
@@ -61,7 +44,7 @@ def test_a_planned_failover_loses_nothing_and_repeats_nothing(
             worker.ready()
             send(broker, WORK, named(*range(COUNT), do="send"))
             happened.wait("done", 100)
-            manage("rmqpause", "--all")
+            managed("rmqpause", "--all")
             wait_until(lambda: in_flight() == 0, "nothing in flight")
             before = live(broker, WORK)
             assert 0 < before < COUNT, "the pause came while there was something to do"
@@ -71,10 +54,10 @@ def test_a_planned_failover_loses_nothing_and_repeats_nothing(
             broker = Broker(client, prefix)
             assert live(broker, WORK) == before, "nothing was lost"
             wait_until(lambda: call("rmqhealth", "work").returncode == 0, "all being well", 60)
-            manage("rmqresume", "--all")
+            managed("rmqresume", "--all")
             eventually(lambda: live(broker, WORK) == 0, "an empty queue", 60)
             audit(broker, WORK)
-            assert re.search(r"work: balanced over 4 slots", manage("rmqaudit", "work"))
+            assert re.search(r"work: balanced over 4 slots", managed("rmqaudit", "work"))
         ran = Counter(happened.lines("done"))
         assert len(ran) == COUNT and set(ran.values()) == {1}
         worker.signal()

@@ -17,7 +17,7 @@ from django_rmq.core.words.topics import Topic, TopicType
 from tests.brokers import Broker
 from tests.e2e import ledger
 from tests.e2e.mover import STEPS
-from tests.e2e.processes import ROOT, Start, WorkerProcess, is_gone
+from tests.e2e.processes import ROOT, Start, WorkerProcess, environment_of, is_gone
 from tests.workers import eventually
 
 TOPICS = {
@@ -36,13 +36,7 @@ class Load:
 
     def __init__(self, data: Path, url: str, prefix: str, topic: str) -> None:
         self.data, self.topic = data, topic
-        self.env = {
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
-            "REDIS_URL": url,
-            "RMQ_KEY_PREFIX": prefix,
-            "WORKER_DATA": str(data),
-        }
+        self.env = environment_of(data, url, prefix)
         self.senders: list[subprocess.Popen[bytes]] = []
 
     def start_sender(self, name: str, backlog: int = 0) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from django_rmq.exceptions import ServerTrouble
 from example_project.embedded_server import free_port
 from tests.brokers import Broker
 from tests.e2e.load import LEDGER, Load, timed
-from tests.e2e.processes import ROOT, Start, WorkerProcess
+from tests.e2e.processes import Start, WorkerProcess, environment_of, manage
 from tests.servers import TcpProxy, ZooKeeperEnsemble, ZooKeeperServer
 from tests.workers import eventually, total
 
@@ -356,22 +354,8 @@ def test_what_is_wrong_is_said_at_the_start(crew: Crew, start: Start) -> None:
 
 def test_check_deploy_asks_zookeeper(crew: Crew, redis_url: str, prefix: str, tmp_path: Path) -> None:
     def check(**zookeeper: Any) -> str:
-        done = subprocess.run(
-            [sys.executable, "manage.py", "check", "--deploy", "--tag", "rmq"],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
-                "REDIS_URL": redis_url,
-                "RMQ_KEY_PREFIX": prefix,
-                "WORKER_DATA": str(tmp_path),
-                "RMQ_TEST_ZOOKEEPER": json.dumps(zookeeper),
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        environment = environment_of(tmp_path, redis_url, prefix, RMQ_TEST_ZOOKEEPER=json.dumps(zookeeper))
+        done = manage(environment, "check", "--deploy", "--tag", "rmq")
         return done.stdout + done.stderr
 
     where = {"HOSTS": crew.ensemble.hosts, "ROOT": crew.ensemble.root}

@@ -25,6 +25,7 @@ from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from django_rmq.spark.java import find_java, prepare_environment
 from tests.brokers import Broker
+from tests.e2e.processes import environment_of
 from tests.servers import absent
 from tests.workers import client_of
 
@@ -165,14 +166,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 def start(redis_url: str, prefix: str, java: None, tmp_path: Path) -> Iterator[Start]:
     """Start `manage.py runrmqpipeline` in a process of its own; it writes into the file `log`."""
     started: list[subprocess.Popen[bytes]] = []
-    environment = {
-        **os.environ,
-        "REDIS_URL": redis_url,
-        "RMQ_KEY_PREFIX": prefix,
-        "WORKER_DATA": str(tmp_path),
-        "WORKER_APP": "tests.spark.project",
-        "DJANGO_SETTINGS_MODULE": "tests.e2e.worker_project.settings",
-    }
+    environment = environment_of(tmp_path, redis_url, prefix, WORKER_APP="tests.spark.project")
 
     def begin(*arguments: object) -> subprocess.Popen[bytes]:
         command = [sys.executable, "manage.py", "runrmqpipeline", *map(str, arguments)]

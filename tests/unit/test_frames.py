@@ -63,6 +63,15 @@ def test_a_framed_command_is_the_one_that_would_be_packed(monkeypatch: pytest.Mo
     assert 0 < len(told.frames) <= room
 
 
+def test_what_is_sent_with_and_without_an_envelope_has_a_frame_each() -> None:
+    told, topic = Told(None, "", None), Topic("t", TopicType.PRIORITY, identity="key")
+    for envelopes in ([b"{}"], [], [b"{}"]):
+        told.run(sending.send_replace(topic, 0, [1_000], [b"m"], envelopes))
+        assert int(told.told[1 : told.told.index(b"\r")]) == told.told.count(b"\r\n$"), (
+            "as many arguments as it says"
+        )
+
+
 @pytest.mark.parametrize("kind", TopicType)
 def test_only_what_will_be_used_again_is_remembered(monkeypatch: pytest.MonkeyPatch, kind: TopicType) -> None:
     monkeypatch.setattr(wire, "FRAMES", 8)

@@ -122,7 +122,7 @@ class Frames:
         assert isinstance(place, AtSlot)
         topic, slot = place
         own, varying = call.own, -call.varying
-        key = (id(topic), slot, own[:varying])
+        key = (id(topic), slot, varying, own[:varying])
         known = self._known.get(key)
         if known is None:
             if topic.slots > FRAMES:

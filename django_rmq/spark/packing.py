@@ -6,9 +6,8 @@ a slot refuses because its topic is being re-slotted.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,10 +25,6 @@ from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.patience import Patience
-
-IN_FLIGHT = 2
-"""The number of simultaneous round trips: Redis executes one while the next is written."""
-
 
 class Group(NamedTuple):
     """The rows of one call: of one slot, in their order."""
@@ -85,8 +80,9 @@ class Call(NamedTuple):
 class Bulk:
     """Sends to one unkeyed topic; ``counts`` has the results after ``finish``.
 
-    While Redis is unavailable, everything without an answer is sent again, in order; messages that still wait
-    merge.
+    While Redis is unavailable, everything without an answer is sent again. Of two sends of a member the later
+    one counts: Redis runs one round trip while the next is packed, but two are never under way together,
+    because their connections may overtake each other.
     """
 
     def __init__(self, producer: Producer, topic: Topic, patience: Patience) -> None:
@@ -94,25 +90,36 @@ class Bulk:
         self._producer = producer
         self._topic = replace(topic, body="bytes")
         self._patience = patience
-        self._under_way: deque[tuple[Pipeline | None, Call]] = deque()
-        """Without a pipeline: not sent, or unknown."""
+        self._under_way: tuple[Pipeline | None, Call] | None = None
+        """Without a pipeline: not sent."""
 
     def send(self, members: Sequence[bytes], column: pa.Array, priorities: pa.Array | None) -> None:
         """Send valid rows. ``priorities``: whole numbers, on priority topics."""
         scores = None if priorities is None else priorities.cast(pa.large_string()).cast(pa.large_binary())
         call = Call(list(groups(members, column, scores, self._topic.slots)), members, priorities)
-        pipeline = None
-        if all(sent is not None for sent, _ in self._under_way):
-            with suppress(ServerUnavailable):
-                pipeline = self._pipeline(call).send()
-        self._under_way.append((pipeline, call))
-        while len(self._under_way) >= IN_FLIGHT:
-            self._collect()
+        pipeline = self._pipeline(call)
+        self.finish()
+        try:
+            self._under_way = pipeline.send(), call
+        except ServerUnavailable:
+            self._under_way = None, call
 
     def finish(self) -> None:
-        """Wait for the round trips under way."""
-        while self._under_way:
-            self._collect()
+        """Wait for the round trip under way."""
+        if self._under_way is None:
+            return
+        (pipeline, call), self._under_way = self._under_way, None
+        try:
+            answers = self._answers(pipeline.receive()) if pipeline is not None else None
+        except ServerUnavailable:
+            answers = None
+        if answers is None:
+            answers = self._patience(lambda: self._answers(self._pipeline(call).execute()))
+        for group, found in zip(call.groups, answers, strict=True):
+            if isinstance(found, SlotMoved):
+                self._patience(partial(self._follow, group, call))
+            else:
+                self.counts.update(found)
 
     def _pipeline(self, call: Call) -> Pipeline:
         pipeline = self._producer.broker.pipeline()
@@ -120,42 +127,12 @@ class Bulk:
             pipeline.add(sending.send_packed(self._topic, group.slot, group.packed))
         return pipeline
 
-    def _collect(self) -> None:
-        """Process the oldest answer."""
-        pipeline, call = self._under_way[0]
-        try:
-            answers = self._answers(pipeline.receive()) if pipeline is not None else None
-        except ServerUnavailable:
-            answers = None
-        if answers is None:
-            self._give_up_answers()
-            try:
-                answers = self._patience(lambda: self._answers(self._pipeline(call).execute()))
-            except ServerUnavailable:
-                # The remaining answers are not waited for as long again.
-                self._under_way.clear()
-                raise
-        self._under_way.popleft()
-        for group, found in zip(call.groups, answers, strict=True):
-            if isinstance(found, SlotMoved):
-                self._patience(partial(self._follow, group, call))
-            else:
-                self.counts.update(found)
-
     @staticmethod
     def _answers(found: list[Any]) -> list[Any]:
         for answer in found:
             if isinstance(answer, RmqError) and not isinstance(answer, SlotMoved):
                 raise answer
         return found
-
-    def _give_up_answers(self) -> None:
-        """Drop all round trips under way, because of two sends of a member the later one must run last."""
-        for at, (pipeline, call) in enumerate(self._under_way):
-            if pipeline is not None and at:
-                with suppress(ServerUnavailable):
-                    pipeline.receive()
-            self._under_way[at] = (None, call)
 
     def _follow(self, group: Group, call: Call) -> None:
         options: list[dict[str, Any]] = [{}] * len(group.rows)

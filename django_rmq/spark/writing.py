@@ -144,6 +144,8 @@ class _Sending:
             priorities = batch.column("priority") if self._columns else None
             bulk.send(bodies, pa.array(bodies, pa.binary()), priorities)
             return Counter()
+        # What was sent before must not be overtaken.
+        bulk.finish()
         # Values that are encoded already are sent as bytes.
         raw = replace(topic, body="bytes")
         constant = not self._columns or (self._columns == ["priority"] and _is_constant(batch, "priority"))

@@ -89,6 +89,10 @@ class Load:
                     self._ended.add(line.rpartition(" ")[2])
         return self._ended
 
+    def at_work(self) -> set[int]:
+        """The processes that have begun a message."""
+        return {line.pid for line in read(self.path) if line.word == "start"}
+
     def wait_for(self, count: int, seconds: float = 30) -> None:
         """Return when so many messages have run to their end."""
         eventually(lambda: len(self.ended()) >= count, f"{count} messages ending", seconds)

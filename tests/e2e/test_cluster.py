@@ -241,14 +241,14 @@ def test_what_a_killed_command_owned_is_taken_over_after_its_session(
     first.ready()
     second.ready()
     eventually(lambda: sorted(shares(broker).values()) == [5, 5, 6], "sharing equally", 25)
-    # Nothing is done while they are sent, and so many that they cannot be done between the first of them and the kill.
+    # Nothing is done while they are sent, and so many that no process is through with its part at the kill.
     for slot in range(LEDGER.slots):
         broker.pause(LEDGER, slot)
-    load.send(2000, ms=10)
+    load.send(1200, ms=20)
     for slot in range(LEDGER.slots):
         broker.pause(LEDGER, slot, paused=False)
-    load.wait_for(50)
     dead = first.children
+    eventually(lambda: load.at_work().issuperset(dead), "both of the first command being at work", 30)
     first.kill()
     for pid in dead:
         load.note_death(pid)
@@ -259,7 +259,7 @@ def test_what_a_killed_command_owned_is_taken_over_after_its_session(
     second.signal()
     assert second.wait() == 0
     load.examine()
-    assert 0 < load.charged() < 2000, "what was in hand timed out: nobody was left to give it back"
+    assert 0 < load.charged() < 1200, "what was in hand timed out: nobody was left to give it back"
     assert total(broker, LEDGER, "died") == 0
 
 

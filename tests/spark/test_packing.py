@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,10 @@ from django_rmq.core.words.topics import TopicType
 from django_rmq.spark.packing import Bulk, groups
 from django_rmq.spark.patience import Patience
 from django_rmq.spark.writing import gathered
+from tests.brokers import Broker
+from tests.servers import TcpProxy
 from tests.spark.conftest import Queue
+from tests.workers import client_of
 
 MakeQueue = Callable[..., Queue]
 NONE = Patience(0, "a test")
@@ -71,6 +75,23 @@ def test_a_bulk_merges_and_counts_as_any_other_send(queue: MakeQueue, kind: Topi
             score == 100 + int(member) + (3_000 if int(member) < 2_000 else 0)
             for member, score in found.items()
         )
+
+
+def test_the_later_of_two_sends_counts_though_its_connection_is_the_faster(queue: MakeQueue) -> None:
+    topic = queue(slots=2, body="bytes")
+    members = [b"%d" % n for n in range(100)]
+    with TcpProxy(topic.broker.client.connection_pool.connection_kwargs["port"]) as proxy:
+        broker = Broker(client_of(proxy.url), topic.broker.prefix)
+        broker.load_scripts()
+        bulk = Bulk(Producer(broker), topic.topic, NONE)
+        for delay, priority in ((0.5, 50), (0, 60)):
+            proxy.delay(delay)
+            bulk.send(members, pa.array(members, pa.binary()), pa.array([priority] * 100))
+            time.sleep(0.1)
+        bulk.finish()
+        broker.close()
+    found = {entry.score for page in topic.each("peek", "store") for entry in page.entries}
+    assert found == {60} and bulk.counts == {"stored": 100, "replaced": 100}
 
 
 def test_a_bulk_goes_on_where_the_server_has_lost_its_scripts(queue: MakeQueue) -> None:

@@ -26,6 +26,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerUnavailable, SlotMoved
 from django_rmq.spark.patience import Patience
 
+
 class Group(NamedTuple):
     """The rows of one call: of one slot, in their order."""
 

@@ -154,9 +154,10 @@ class WorkerProcess:
         hours = self._config.history.hours
         return Duties(
             [
+                # The first, because a duty that has not begun does nothing at the end.
+                *([times.flushing] if times else []),
                 *trim_dead(broker, everything, self._slots_to_look_after),
                 *history.sampling(broker, everything, hours, self._may_sample, connections.present),
-                *([times.flushing] if times else []),
             ]
         )
 

@@ -13,6 +13,7 @@ PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_redi
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 REQUIRED := .venv/.required
+SPARK_CLASSES := build/spark.jsa
 
 # Nothing of the caller's environment may choose settings or packages for us, or have Python compile everything each time.
 unexport PYTHONPATH DJANGO_SETTINGS_MODULE PYTHONDONTWRITEBYTECODE
@@ -69,7 +70,7 @@ test-rules: $(INSTALLED)
 test-rooms: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%)
 
-slow: $(INSTALLED) ## the tests with Spark, browsers, and workers of their own (TEST_ARGS=...)
+slow: $(SPARK_CLASSES) ## the tests with Spark, browsers, and workers of their own (TEST_ARGS=...)
 	$(BIN)/python -m pytest -m "slow and not proof" $(TEST_ARGS)
 
 # The long runs: the model checks, the state machines with many more and longer histories, and workers that are killed.
@@ -120,7 +121,10 @@ check-rules: $(INSTALLED)
 check-rooms: $(INSTALLED)
 	$(SHORT) -m "not slow and not proof" tests/integration
 
-check-computes: $(INSTALLED)
+$(SPARK_CLASSES): requirements/dev.txt tests/spark/archive.py | $(INSTALLED)
+	$(BIN)/python -m tests.spark.archive
+
+check-computes: $(SPARK_CLASSES)
 	$(SHORT) -m "not proof" tests/spark tests/docs tests/browser
 
 bench: $(INSTALLED) ## figures, as ratios against the bare limit (BENCH_ARGS=...)

@@ -21,6 +21,7 @@ from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark.java import java_home, spark_jars
 from example_project.embedded_redis import NoRedisServer
 from tests.servers import RedisCluster, RedisServer, ZooKeeperServer, absent, running_servers
+from tests.spark import archive
 
 # A real server and two shared cores: how long one example takes says nothing about the rules.
 settings.register_profile(
@@ -38,11 +39,8 @@ settings.load_profile("slice")
 
 
 def pytest_configure() -> None:
-    """Let the example project's caches be elsewhere than a Redis that REDIS_URL gives to the tests: no queue shares one.
-
-    A Java that lives for seconds starts faster with one compiler and one collector.
-    """
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    """Let the example project's caches be elsewhere than a Redis that REDIS_URL gives to the tests: no queue shares one."""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", archive.options())
     django_settings.CACHES["rmq"]["LOCATION"] = "redis://127.0.0.1:6379/0"
 
 

@@ -495,7 +495,7 @@ def test_the_reason_of_a_burial_has_no_class(log_in: Callable[..., Client], brok
         send(broker, "timed", body)
         act()
     page = text(log_in("view_topic", "view_bodies").get(url("change", "timed"), {"tab": "dead"}))
-    assert "buried by alice: hunter2secret" in page
+    assert "put into Dead by alice: hunter2secret" in page
     page = text(log_in("view_topic").get(url("change", "timed"), {"tab": "dead"}))
     assert "/message/" in page
     assert "hunter2secret" not in page
@@ -657,7 +657,7 @@ def test_the_row_of_an_action_counts_what_its_requests_have_done_so_far(
     done = depth(broker, "ranked", "store")
     assert 0 < done_first < done < 3_000
     (entry,) = LogEntry.objects.all()
-    assert entry.change_message == f"Replay all (dead, not to the end): {done} replayed (admin)"
+    assert entry.change_message == f"Replay all (dead, incomplete): {done} replayed (admin)"
     # A name that the session does not know, or another person's row, is not written to.
     boss.post(url("act", "ranked"), {**carried(first), "confirmed": "yes", "run": "x" * 32})
     entry.refresh_from_db()

@@ -89,7 +89,7 @@ def test_what_one_limit_refuses_is_charged_to_none() -> None:
     with pytest.raises(TooManySends, match="messages"):
         quotas.spend(broker, actor, [messages._replace(wanted=1)])
     quotas.spend(broker, actor, [])
-    with pytest.raises(InvalidRequest, match="1001 bytes at once are more than may be sent in 3600 s, 1000"):
+    with pytest.raises(InvalidRequest, match="1001 bytes in one request exceed the limit of 1000 in 3600 s"):
         quotas.spend(broker, actor, [size._replace(wanted=1_001)])
 
 

@@ -201,7 +201,7 @@ def test_a_second_worker_with_the_same_id_is_refused(any_party: Party) -> None:
     first = any_party.add()
     any_party.wait_until_shared_out()
     with pytest.raises(
-        ConfigurationError, match=rf"{first.id} is there already \(process {os.getpid()} on host\)"
+        ConfigurationError, match=rf"{first.id} is already in use \(process {os.getpid()} on host\)"
     ):
         any_party.add(identity=first.id)
     any_party.all.pop().coordinator.stop()

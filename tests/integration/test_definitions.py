@@ -287,7 +287,7 @@ def test_rmqtopics_does_not_apply_what_running_workers_would_not_follow(
     with shop(renders={**RENDERS, **change}, others={**RENDERS, **change}):
         text = run("rmqtopics", "--apply", returncode=1)
         assert (
-            f"not applied: {setting}: running workers would go on with the old value (process 7 on here): "
+            f"not applied: {setting}: running workers would keep the old value (process 7 on here): "
             "stop them first, or use --force"
         ) in text
         states = {row["topic"]: row["state"] for row in run("rmqtopics", "--json", "--apply", returncode=1)}

@@ -150,7 +150,7 @@ def test_a_value_that_cannot_be_read_is_named(redis_broker: Broker) -> None:
     broker = redis_broker
     broker.client.hset(slot_keys(broker.prefix, TOPIC.name, 3).stats, "sent", "x")
     with pytest.raises(
-        WrongType, match=r"^field 'sent' of the hash 'stats_.*attacked_3}' in Redis is no whole number$"
+        WrongType, match=r"^field 'sent' of the hash 'stats_.*attacked_3}' in Redis is not a whole number$"
     ):
         broker.audit(TOPIC, 3)
     pipeline = broker.pipeline()

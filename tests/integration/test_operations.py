@@ -586,7 +586,7 @@ def test_a_work_that_is_given_up_is_recorded_as_far_as_it_went(
             if progress.done:
                 break
         run.close()
-    assert f"{run.progress.done} replayed" in caplog.text and "not to the end" in caplog.text
+    assert f"{run.progress.done} replayed" in caplog.text and "incomplete" in caplog.text
     assert operations.topic("timed").store == run.progress.done < 100
 
 

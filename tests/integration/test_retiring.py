@@ -116,9 +116,9 @@ def test_an_empty_topic_is_forgotten_with_all_its_keys(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "say whether they are moved or deleted"),
+        ([], "move or delete them"),
         (["--move-to", "renders"], "differ in TYPE"),
-        (["--move-to", "new"], "say what becomes of the dead ones"),
+        (["--move-to", "new"], "move or delete the dead ones"),
         (["--move-to", "nowhere"], "nowhere"),
         (["--delete", "--move-to", "new"], "either moved or deleted"),
     ],

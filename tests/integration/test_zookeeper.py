@@ -246,7 +246,7 @@ def test_a_second_worker_with_the_same_id_is_refused(party: Party) -> None:
     first = party.add()
     party.wait_until_shared_out()
     with pytest.raises(
-        ConfigurationError, match=rf"{first.id} is there already \(process {os.getpid()} on host\)"
+        ConfigurationError, match=rf"{first.id} is already in use \(process {os.getpid()} on host\)"
     ):
         party.add(identity=first.id)
     party.all.pop().coordinator.stop()
@@ -429,7 +429,7 @@ def every_node(client: KazooClient, root: str) -> Iterator[str]:
 
 
 def test_a_login_of_a_kind_that_the_server_does_not_know_is_refused(ensemble: Ensemble) -> None:
-    with pytest.raises(ServerRefused, match="refuses our credentials \\(schemes: palmistry\\)"):
+    with pytest.raises(ServerRefused, match="refuses the credentials \\(schemes: palmistry\\)"):
         check(closed(ensemble, ("palmistry", "a:b")))
 
 
@@ -970,11 +970,11 @@ def test_nobody_hears_kazoo_in_the_log_but_us(party: Party, caplog: pytest.LogCa
     party.wait_until_shared_out()
     assert far.proxy is not None
     far.proxy.cut()
-    eventually(lambda: "ZooKeeper is away" in caplog.text, "the complaint")
+    eventually(lambda: "ZooKeeper is unavailable" in caplog.text, "the complaint")
     threading.Event().wait(1.5)
     far.proxy.mend()
     loud = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
-    assert len([record for record in loud if "ZooKeeper is away" in record.getMessage()]) == 1
+    assert len([record for record in loud if "ZooKeeper is unavailable" in record.getMessage()]) == 1
     assert all(record.name == "django_rmq.coordination" for record in loud)
 
 

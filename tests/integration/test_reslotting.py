@@ -298,7 +298,7 @@ def test_more_slots_are_refused_where_bases_are_hidden_and_fewer_are_not(broker:
     filled.producer.send([build(filled.topic, n, priority=50, slot_basis=f"b{n}") for n in range(40)])
     before = {slot: broker.count(filled.topic, slot).store for slot in range(4)}
     with pytest.raises(
-        ConfigurationError, match=r"slot_basis= .*the new slots of its 40 messages are unknown"
+        ConfigurationError, match=r"slot_basis=.* the new slots of its 40 messages are unknown"
     ):
         reslotting.begin(broker, filled.topic, 8)
     assert broker.definitions()["prices"]["slots"] == 4

@@ -47,12 +47,12 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
         try:
             found = Operations(Actor("health check", "health")).health(limits, self.topics)
         except RmqError as error:
-            raise ServiceUnavailable("it cannot be asked") from error
+            raise ServiceUnavailable("RMQ cannot be checked") from error
         if found.is_well:
             return
         troubles = found.troubles
         logger.warning(
-            "RMQ is not well: %s", "; ".join(f"{one.topic} {one.text}".strip() for one in troubles)
+            "RMQ is unhealthy: %s", "; ".join(f"{one.topic} {one.text}".strip() for one in troubles)
         )
         told = "; ".join(_shown(finding) for finding in troubles)
         kind = ServiceUnavailable if any(one.name in FATAL for one in troubles) else ServiceWarning
@@ -62,7 +62,7 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
 def _shown(finding: Finding) -> str:
     """Return a finding for everyone: replies of a server stay in the log."""
     if not finding.topic:
-        return f"{finding.name} is not well"
+        return f"{finding.name} is unhealthy"
     return f"{finding.topic}: {_SHORT.get(finding.name, finding.text)}"
 
 

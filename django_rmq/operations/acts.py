@@ -51,7 +51,7 @@ def delete(copy: str) -> Act:
 
 def bury(actor: Actor, why: str) -> Act:
     """Return the action that puts messages into Dead. The reason cannot be read as the class of an error."""
-    reason = cut_error(f"buried by {actor.name}{f': {why}' if why else ''}").decode()
+    reason = cut_error(f"put into Dead by {actor.name}{f': {why}' if why else ''}").decode()
     return Act("bury", lambda topic, slot, members: people.bury(topic, slot, members, reason), _BURIED)
 
 

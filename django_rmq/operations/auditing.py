@@ -67,7 +67,7 @@ def check_is_settled(topic: Topic, registered: dict[str, Any]) -> None:
     """Raise ``ConfigurationError`` if a topic is being re-slotted, because its messages are between slots."""
     if registered and len(slot_counts(registered)) > 1:
         raise ConfigurationError(
-            f'topic "{topic.name}" is being re-slotted: look for strays when that has ended'
+            f'topic "{topic.name}" is being re-slotted: look for strays after that has finished'
         )
 
 

@@ -58,7 +58,7 @@ class Copy:
     def body(self) -> Any:
         """Return the decoded body. Raises ``ValueError`` for bytes that do not match the topic's BODY."""
         if self.raw is None:
-            raise ValueError("the body may not be seen")
+            raise ValueError("permission to see the body is missing")
         return decode_body(self.topic, self.raw)
 
     @property

@@ -77,7 +77,7 @@ def unseal(order: Order, cursor: str) -> _Mark:
     """Return what ``seal`` was given. Raises ``InvalidRequest`` for anything else."""
     text = sealing.unseal("cursor", order.context, cursor)
     if text is None:
-        raise InvalidRequest("the cursor is not one of this list: begin with the first page")
+        raise InvalidRequest("the cursor does not belong to this list: start with the first page")
     head, _, rest = text.partition(b"\n")
     block, score, slot, rank, length = head.decode().split(" ")
     digest, member = rest[: int(length)], rest[int(length) :]

@@ -75,7 +75,8 @@ class Deliveries:
         topic = self._topic
         if not topic.serial:
             raise OperationRefused(
-                f"topic {topic.name} is not SERIAL: nobody knows who holds what, and it comes back when it times out"
+                f"topic {topic.name} is not SERIAL, so the messages that a consumer holds are unknown. "
+                "They are delivered again after their time-out"
             )
         owner, found = self.owner(consumer), list[Message]()
         end = time.monotonic() + ROUND_SECONDS
@@ -116,7 +117,9 @@ class Deliveries:
             if how.delay_ms is not None and not (
                 is_whole(how.delay_ms) and 0 <= how.delay_ms <= MAX_DURATION_MS
             ):
-                raise InvalidRequest(f"a delay is 0 to {MAX_DURATION_MS} ms, got {shown(how.delay_ms)}")
+                raise InvalidRequest(
+                    f"the delay must be from 0 to {MAX_DURATION_MS} ms, got {shown(how.delay_ms)}"
+                )
         return self._settling.settle("rollback", settled, outcomes)
 
 

@@ -74,7 +74,7 @@ class Desk:
                     yield last
             finally:
                 if last is not None:
-                    note = what if last.is_complete else f"{what}, not to the end"
+                    note = what if last.is_complete else f"{what}, incomplete"
                     self.record(act, topic.name, last.outcomes, note)
 
         return Run(recorded())

@@ -53,7 +53,7 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
         try:
             key = member.decode()
         except UnicodeDecodeError:
-            raise InvalidMessage("the key is not UTF-8: such a message cannot be edited") from None
+            raise InvalidMessage("the message cannot be edited, because its key is not UTF-8") from None
         basis = dead.slot_basis if topic.slot_basis is None else None
         envelope = _edited(topic, looked, dead, body, broker.now_ms())
         outgoing = producer.outgoing(topic, body, score, envelope, key=key, slot_basis=basis)

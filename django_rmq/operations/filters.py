@@ -60,18 +60,20 @@ class Filter:
     def check(self, topic: Topic, state: str) -> None:
         """Raise ``InvalidRequest`` or ``OperationRefused`` if the filter does not apply to ``topic``."""
         if state not in STATES:
-            raise InvalidRequest(f"{state!r} is no state: it must be one of {', '.join(STATES)}")
+            raise InvalidRequest(f"unknown state {state!r}: it must be one of {', '.join(STATES)}")
         if self.slot is not None and not (is_whole(self.slot) and 0 <= self.slot < topic.slots):
-            raise InvalidRequest(f"topic {topic.name} has no slot {shown(self.slot)}: it has {topic.slots}")
+            raise InvalidRequest(
+                f"topic {topic.name} has no slot {shown(self.slot)}: it has {topic.slots} slots"
+            )
         for age in (self.older_than, self.newer_than):
             if age is None:
                 continue
             if not is_number(age) or not 0 <= age <= MAX_AGE:
-                raise InvalidRequest(f"an age must be seconds from 0 to {MAX_AGE}, got {shown(age)}")
+                raise InvalidRequest(f"an age must be from 0 to {MAX_AGE} seconds, got {shown(age)}")
             check_age(topic, state)
         if self.error and state == "prepare":
             raise OperationRefused(
-                "what is in flight cannot be filtered by its error: its delivery is not over"
+                "messages in flight cannot be filtered by error, because their delivery has not ended"
             )
 
     def scores(self, state: str, now_ms: int) -> tuple[float, float]:
@@ -101,12 +103,14 @@ class Filter:
 def check_age(topic: Topic, state: str) -> None:
     """Raise ``OperationRefused`` if the messages of a state have no age."""
     if state == "retry":
-        raise OperationRefused("what rests has no age: its time is that of its next delivery")
+        raise OperationRefused(
+            "messages in Retry cannot be filtered by age: their time is that of the next delivery"
+        )
     if state == "claim":
-        raise OperationRefused("what Spark has claimed has no age of its own: its lease decides")
+        raise OperationRefused("messages claimed by Spark cannot be filtered by age: they share one lease")
     if state == "store" and topic.type is TopicType.PRIORITY:
         raise OperationRefused(
-            f"topic {topic.name} orders by priority: what waits in it holds no time, so nothing there has an age"
+            f"topic {topic.name} is ordered by priority, so its waiting messages cannot be filtered by age"
         )
 
 

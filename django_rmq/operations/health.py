@@ -122,7 +122,9 @@ def _coordinator(look: Callable[[], tuple[int, str]], patience: float) -> Findin
     while True:
         count, flaw = look()
         if not flaw:
-            return Finding("coordinator", "", True, f"{count} workers, all that they serve is assigned")
+            return Finding(
+                "coordinator", "", True, f"{count} workers, every topic that they serve is assigned"
+            )
         if time.monotonic() >= end:
             return Finding("coordinator", "", False, flaw)
         time.sleep(min(LOOK_AGAIN_SECONDS, max(0.0, end - time.monotonic())))
@@ -150,7 +152,7 @@ def _flaw(roster: Roster) -> str:
     if not workers:
         return ""  # there are no workers, which is reported for each topic
     if not roster.plan:
-        return "nothing is assigned to the workers that are there"
+        return "no slots are assigned to the live workers"
     try:
         return Plan.decode(roster.plan).flaw(workers)
     except ValueError:

@@ -76,18 +76,19 @@ def identify(topic: Topic, text: str) -> Identity:
     number, dot, rest = head.partition(".")
     if not ((dot or tilde) and number.isdecimal() and number.isascii() and len(number) <= 7):
         raise InvalidRequest(
-            f"{_shown(text)} is no message id: it must begin with a slot and a dot or a tilde"
+            f"{_shown(text)} is not a message id: it must begin with a slot and a dot or a tilde"
         )
     slot = int(number)
     if slot >= topic.slots:
         raise InvalidRequest(
-            f"{_shown(text)} is no message id of topic {topic.name}: it has {topic.slots} slots"
+            f"{_shown(text)} is not a message id of topic {topic.name}, which has {topic.slots} slots"
         )
     if tilde:
         digest = unsealed_digest(topic.name, sealed)
         if digest is None:
             raise InvalidRequest(
-                f"{_shown(text)} is no message id of topic {topic.name}: it was changed, or sealed with another key"
+                f"{_shown(text)} is not a message id of topic {topic.name}: it was changed, or sealed "
+                "with another key"
             )
         return Identity(slot, None, digest, _place(text, rest) if dot else None)
     try:
@@ -95,7 +96,7 @@ def identify(topic: Topic, text: str) -> Identity:
     except (binascii.Error, ValueError):
         member = b""
     if message_id(slot, member).partition(".")[2] != rest:
-        raise InvalidRequest(f"{_shown(text)} is no message id: what follows the slot is not base64url")
+        raise InvalidRequest(f"{_shown(text)} is not a message id: the part after the slot is not base64url")
     return Identity(slot, member)
 
 
@@ -106,7 +107,9 @@ def _place(text: str, place: str) -> Area:
     except ValueError:
         score = math.nan
     if match is None or math.isnan(score):
-        raise InvalidRequest(f"{_shown(text)} is no message id: {place[:40]!r} is no state, score and rank")
+        raise InvalidRequest(
+            f"{_shown(text)} is not a message id: {place[:40]!r} is not a state, score and rank"
+        )
     return Area(match[1], score, int(match[3])) if match[3] else Area(match[1], score)
 
 

@@ -116,7 +116,7 @@ def events(desk: Desk) -> Iterator[list[dict[str, Any]]]:
     """
     desk.actor.require(Permission.VIEW, Permission.VIEW_BODIES)
     if not desk.config.events:
-        raise OperationRefused('RMQ["EVENTS"] is off: nobody tells what happens')
+        raise OperationRefused('RMQ["EVENTS"] is off, so no events are published')
     return _heard(desk.broker)
 
 

@@ -57,7 +57,7 @@ def delete(desk: Desk, name: str, ids: Sequence[str], copy: str) -> Done:
     desk.actor.require(Permission.DELETE)
     topic = desk.present(name)
     if copy not in ("live", "dead"):
-        raise InvalidRequest(f"delete which copy: live or dead? Got {copy!r}")
+        raise InvalidRequest(f"the copy must be 'live' or 'dead', got {copy!r}")
     return _do(desk, acts.delete(copy), topic, ids)
 
 
@@ -101,17 +101,17 @@ def reschedule(
 def _new_score(topic: Topic, due: datetime | int | None, priority: int | None) -> int:
     if topic.is_priority:
         if due is not None or priority is None:
-            raise OperationRefused(f"topic {topic.name} orders by priority: give a priority, not a time")
+            raise OperationRefused(f"topic {topic.name} is ordered by priority: give a priority, not a time")
         return check_priority(topic, priority)
     if priority is not None or due is None:
-        raise OperationRefused(f"topic {topic.name} orders by time: give a time, not a priority")
+        raise OperationRefused(f"topic {topic.name} is ordered by time: give a time, not a priority")
     return check_fixed_time(due, name="due", past=True)
 
 
 def _do(desk: Desk, act: Act, topic: Topic, ids: Sequence[str]) -> Done:
     """Perform an action on named messages, and record the outcomes; nothing is done if one id is invalid."""
     if len(ids) > MAX_IDS:
-        raise InvalidRequest(f"at most {MAX_IDS} messages can be named at once, got {len(ids)}")
+        raise InvalidRequest(f"at most {MAX_IDS} messages can be named in one request, got {len(ids)}")
     identities = {one: identified(desk, topic, one) for one in ids}
     sought = find(desk, topic, identities.values())
     members = {one: sought.members.get(identity) for one, identity in identities.items()}

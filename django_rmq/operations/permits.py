@@ -63,7 +63,7 @@ class Permits:
             )
         except ServerTrouble:
             # The permits stay counted for as long as the taken messages may be in flight.
-            logger.warning("The limits of topic %s could not be told what was taken", topic.name)
+            logger.warning("Cannot count the taken messages in the limits of topic %s", topic.name)
 
     def note_end(self, slot: int, receipt: int, ended: int) -> None:
         """Stop counting this many messages of a delivery as in flight; with none, its permits last longer."""
@@ -72,7 +72,7 @@ class Permits:
         try:
             self._broker.run(limits.end_permits(topic, _holding(slot, receipt), ended, lease_ms))
         except ServerTrouble:
-            logger.warning("The limits of topic %s could not be told what has ended", topic.name)
+            logger.warning("Cannot count the ended messages in the limits of topic %s", topic.name)
 
 
 def _counted(messages: Iterable[Message]) -> dict[tuple[int, int], int]:

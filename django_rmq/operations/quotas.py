@@ -53,15 +53,15 @@ def spend(broker: Broker, actor: Actor, charges: Sequence[Charge]) -> None:
     for one in charges:
         if one.wanted > one.size:
             raise InvalidRequest(
-                f"{one.wanted} {one.what} at once are more than may be sent in {one.seconds:g} s, {one.size}"
+                f"{one.wanted} {one.what} in one request exceed the limit of {one.size} in {one.seconds:g} s"
             )
     for index, one in enumerate(charges):
         wait_us = one.spend(broker, actor, one.wanted)
         if wait_us:
             _give_back(broker, actor, charges[:index])
             raise TooManySends(
-                f"more than {one.size} {one.what} in {one.seconds:g} s: "
-                f"{one.wanted} more can be sent in {wait_us / 1e6:.1f} s",
+                f"the limit of {one.size} {one.what} in {one.seconds:g} s is reached: send {one.wanted} "
+                f"more in {wait_us / 1e6:.1f} s",
                 wait_us / 1e6,
             )
 
@@ -108,9 +108,9 @@ def once(
     print_ = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     word, kept = broker.run(answers.begin_answer(name, print_, token, ATTEMPT_MS))
     if word == "other":
-        raise OtherContent("the key of this request was used for another one")
+        raise OtherContent("this Idempotency-Key was used for a different request")
     if word == "running":
-        raise RequestRunning("this request is being done just now: ask again in a moment")
+        raise RequestRunning("this request is being processed now: repeat it in a moment")
     if word == "done":
         yield Once(json.loads(kept))
         return

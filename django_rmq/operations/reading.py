@@ -42,7 +42,9 @@ def listing(
     wanted = checked(desk, topic, state, wanted)
     limit = desk.config.admin.page_size if limit is None else limit
     if not (is_whole(limit) and 1 <= limit <= LONGEST_PAGE):
-        raise InvalidRequest(f"a page has 1 to {LONGEST_PAGE} messages, got {shown(limit)}")
+        raise InvalidRequest(
+            f"the limit of a page must be from 1 to {LONGEST_PAGE} messages, got {shown(limit)}"
+        )
     if descending is None:
         descending = first_page_order(topic, state)
     order = Order(topic, state, descending, wanted)
@@ -88,7 +90,9 @@ def copies_of(desk: Desk, topic: Topic, message_id: str) -> list[Copy]:
         copies = list(from_look(topic, identity.slot, member, looked, message_id, hidden=_hides(desk)))
         if copies:
             return as_shown(desk.actor, topic, copies)
-    raise MessageGone(f"topic {topic.name} has no message {message_id[:80]} (any more)")
+    raise MessageGone(
+        f"topic {topic.name} does not hold the message {message_id[:80]}. It may have been processed or deleted"
+    )
 
 
 def sent_id(desk: Desk, result: SendResult) -> str:
@@ -126,8 +130,8 @@ def find_one(desk: Desk, topic: Topic, message_id: str) -> tuple[Identity, bytes
 def not_found(message_id: str) -> str:
     """Return the error for a message that was not found, although it may be there."""
     return (
-        f"the message {message_id[:80]} was not found near its place, nor among the last of each state of its slot. "
-        "It may have moved: load the list again"
+        f"the message {message_id[:80]} was not found near its place, nor among the last of each state of "
+        "its slot. It may have moved; load the list again"
     )
 
 

@@ -23,7 +23,7 @@ def unsealed(topic: str, slot: int, text: str) -> int | None:
     """
     number, dot, mark = text.partition(".")
     if not (dot and number.isdecimal() and number.isascii() and len(number) <= 16):
-        raise InvalidRequest(f"{text[:60]!r} is no receipt")
+        raise InvalidRequest(f"{text[:60]!r} is not a receipt")
     try:
         Signer(salt=_SIGNER_SALT).unsign(f"{_signed(topic, slot, int(number))}:{mark}")
     except BadSignature:

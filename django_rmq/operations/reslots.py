@@ -46,7 +46,9 @@ def plan(broker: Broker, topic: Topic, slots: int | None) -> Plan:
     declared = None if topic.slots in (*former_slot_counts(known), known.get("slots")) else topic.slots
     wanted = slots or (begun.topic.slots if begun else declared)
     if wanted is None:
-        raise ConfigurationError(f'topic "{topic.name}" is not being re-slotted: say how many slots it gets')
+        raise ConfigurationError(
+            f'topic "{topic.name}" is not being re-slotted: give the new number of slots'
+        )
     before = slot_counts(known)[0] if known else topic.slots
     return Plan(topic, before, wanted, begun is not None, reslotting.obstacle(broker, topic, wanted))
 

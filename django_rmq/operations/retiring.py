@@ -70,7 +70,7 @@ def find(broker: Broker, declared: Mapping[str, Topic], name: str) -> Stranded:
     """Return one of them. Raises ``OperationRefused`` for a topic that is declared, unknown or being re-slotted."""
     definition = broker.definitions().get(name)
     if name in declared:
-        raise OperationRefused(f"topic {name} is declared in the settings: take it out there first")
+        raise OperationRefused(f"topic {name} is declared in the settings: remove it there first")
     if definition is None:
         raise OperationRefused(f"no topic {name} is registered in Redis")
     if len(slot_counts(definition)) > 1:
@@ -109,9 +109,9 @@ def retire(
     """Return the steps of ``Operations.retire``; raises its errors."""
     name = found.topic.name
     if dead not in ("", "move", "delete") or (dead == "move" and target is None):
-        raise InvalidRequest("dead must be 'delete', or 'move' where there is a topic to move to")
+        raise InvalidRequest("dead must be 'delete' or, if a target topic is given, 'move'")
     if delete and target is not None:
-        raise InvalidRequest("messages are either moved or deleted")
+        raise InvalidRequest("choose between moving and deleting the messages")
     different = [
         setting
         for setting, field in COMMON.items()
@@ -119,17 +119,15 @@ def retire(
     ]
     if target is not None and different:
         raise OperationRefused(
-            f"topics {name} and {target.name} differ in {', '.join(different)}: "
-            "messages of one cannot be messages of the other"
+            f"messages of topic {name} cannot be moved to {target.name}: the topics differ in "
+            f"{', '.join(different)}"
         )
     if found.in_flight:
-        raise OperationRefused(f"topic {name} holds messages in flight ({found}): wait until they have ended")
+        raise OperationRefused(f"topic {name} holds messages in flight ({found}): wait until they finish")
     if found.waiting + found.resting and not (delete or target):
-        raise OperationRefused(
-            f"topic {name} holds messages ({found}): say whether they are moved or deleted"
-        )
+        raise OperationRefused(f"topic {name} holds messages ({found}): move or delete them")
     if found.dead and not (delete or dead):
-        raise OperationRefused(f"topic {name} holds messages ({found}): say what becomes of the dead ones")
+        raise OperationRefused(f"topic {name} holds messages ({found}): move or delete the dead ones")
     live = ("retry", "store")
     parts: list[Iterator[Progress]] = []
     if target is not None:
@@ -252,7 +250,7 @@ def _forgotten(broker: Broker, topic: Topic) -> Iterator[Progress]:
                 raise answer
             if answer != "retired":
                 raise OperationRefused(
-                    f"slot {slot} of topic {topic.name} holds messages: something still sends to it"
+                    f"slot {slot} of topic {topic.name} holds messages: a program still sends to it"
                 )
         yield Progress(slots.stop, topic.slots, {"retired": slots.stop})
     broker.undefine(topic)

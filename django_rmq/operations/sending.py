@@ -41,7 +41,9 @@ def send_each(desk: Desk, name: str, sends: Sequence[Send]) -> SendResults:
     outcomes = results.counts()
     record(desk.actor, "send", name, dict(outcomes), entry=False)
     if 0 < outcomes["refused"] == len(results):
-        raise TopicFull(f"topic {name} is full: MAX_BACKLOG is reached where this was to go")
+        raise TopicFull(
+            f"topic {name} is full: the slot of this message has reached its share of MAX_BACKLOG"
+        )
     return results
 
 

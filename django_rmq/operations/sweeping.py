@@ -62,7 +62,7 @@ def bury_all(
     desk.actor.require(Permission.DELETE)
     topic = desk.present(name)
     if state == "dead":
-        raise OperationRefused("what is dead is buried already")
+        raise OperationRefused("dead messages are already in Dead")
     return _sweep(desk, acts.bury(desk.actor, why), topic, state, wanted, limits, dry_run)
 
 
@@ -102,9 +102,7 @@ def purge(
     desk.actor.require(Permission.PURGE)
     topic = desk.present(name)
     if state not in _PURGED:
-        raise OperationRefused(
-            f"cannot purge {state!r}: only {', '.join(_PURGED)}. What is in flight ends with its delivery"
-        )
+        raise OperationRefused(f"cannot purge {state!r}: the state must be {' or '.join(_PURGED)}")
     wanted = Filter(older_than=older_than, slot=slot)
     wanted.check(topic, state)
     limits = limits or Limits()

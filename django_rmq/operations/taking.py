@@ -71,9 +71,9 @@ class Taking:
         Messages of one slot are returned in the order in which to process them, one after the other.
         """
         if not (is_whole(most) and 1 <= most <= BATCH):
-            raise InvalidRequest(f"a consumer takes 1 to {BATCH} messages at once, got {shown(most)}")
+            raise InvalidRequest(f"the number of messages must be from 1 to {BATCH}, got {shown(most)}")
         if not (is_number(wait) and 0 <= wait <= LONGEST_WAIT):
-            raise InvalidRequest(f"a consumer waits 0 to {LONGEST_WAIT:g} seconds, got {shown(wait)}")
+            raise InvalidRequest(f"the wait must be from 0 to {LONGEST_WAIT:g} seconds, got {shown(wait)}")
         end = time.monotonic() + wait
         rest = self._topic.slots / SLOTS_PER_SECOND
         pause = max(FIRST_PAUSE, rest)

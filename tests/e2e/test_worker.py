@@ -90,7 +90,7 @@ def test_sigterm_while_redis_is_away_is_a_clean_end(start: Start) -> None:
         worker.ready()
         eventually(lambda: client_of(server.url).pubsub_channels(), "listening for wake-ups")
         server.kill()
-        eventually(lambda: "Redis is away" in worker.output, "the worker noticing")
+        eventually(lambda: "Redis is unavailable" in worker.output, "the worker noticing")
         worker.signal()
         assert worker.wait() == 0
     assert "Traceback" not in worker.output

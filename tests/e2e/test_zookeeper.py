@@ -195,7 +195,7 @@ def test_a_second_process_with_the_same_id_is_refused_and_the_first_goes_on(crew
     load.wait_for(20)
     second = crew.start(listeners="twins")
     assert second.wait() == 2
-    assert f"is there already (process {first.child()} on" in second.output
+    assert f"is already in use (process {first.child()} on" in second.output
     load.wait()
     assert crew.shares() == [16]
     end(first)
@@ -219,7 +219,7 @@ def test_zookeeper_is_killed_and_comes_back_and_is_wiped(start: Start, load: Loa
         if when_away == "continue":
             load.wait()
         else:
-            eventually(lambda: all("ZooKeeper is away" in one.output for one in workers), "noticing")
+            eventually(lambda: all("ZooKeeper is unavailable" in one.output for one in workers), "noticing")
         server.start()
         crew.wait_for_shares(8, 8)
         load.wait()
@@ -248,12 +248,14 @@ def test_a_child_that_dies_while_zookeeper_is_away_is_replaced_when_it_is_back(
         load.send(200)
         load.wait_for(20)
         load.kill(worker.children[0])
-        eventually(lambda: "only when its session ends" in worker.output, "its parent noticing", 25)
+        eventually(
+            lambda: "others take over its slots when it expires" in worker.output, "its parent noticing", 25
+        )
         server.start()
         crew.wait_for_shares(8, 8, seconds=60)
         load.wait()
         end(worker)
-        assert "end as timed out" not in worker.output
+        assert "will time out" not in worker.output
     load.examine()
     assert load.charged() <= 2, "only what ran was charged"
 
@@ -292,7 +294,7 @@ def test_a_worker_in_a_black_hole_goes_on_and_nothing_overlaps(crew: Crew, load:
         crew.wait_for_shares(8, 8)
         load.wait()
         end(near, far)
-        assert "ZooKeeper is away" in far.output
+        assert "ZooKeeper is unavailable" in far.output
     assert not load.examine().doubled
     assert load.charged() == 0
 
@@ -336,7 +338,7 @@ def test_what_is_wrong_is_said_at_the_start(crew: Crew, start: Start) -> None:
     client.create(crew.ensemble.root, b"brokers and topics of another system")
     where = {"HOSTS": crew.ensemble.hosts, "ROOT": crew.ensemble.root}
     code, said = refused(start, **where)
-    assert (code, f"something else at {crew.ensemble.root}" in said) == (2, True)
+    assert (code, f"the ZooKeeper path {crew.ensemble.root}" in said) == (2, True)
     client.delete(crew.ensemble.root)
 
     closed = crew.start(AUTH=["digest", "rmq:secret"])

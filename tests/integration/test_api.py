@@ -470,7 +470,7 @@ def test_messages_are_buried_replayed_rescheduled_and_deleted(program: Program) 
     program.refused(409, "conflict", "POST", f"{path}bury/")
     (copy,) = program.ok("GET", path)["results"]
     assert (copy["state"], copy["failed"]) == ("dead", "buried")
-    assert re.fullmatch(r"buried by \w+: wrong", copy["error"])
+    assert re.fullmatch(r"put into Dead by \w+: wrong", copy["error"])
     assert program.ok("POST", f"{path}replay/")["outcome"] == "replayed"
     program.ok("POST", f"{path}bury/")
     assert program.ok("POST", f"{path}replay/", {"body": {"n": 2}})["outcome"] == "replayed"

@@ -262,7 +262,10 @@ def test_scripts_that_a_node_forgets_again_and_again_are_trouble_of_that_node(
         node.knows_scripts = True
 
     monkeypatch.setattr(Node, "load_scripts", load_nothing)
-    with hasty(server, prefix) as broker, pytest.raises(NodeUnavailable, match="no node has run it in time"):
+    with (
+        hasty(server, prefix) as broker,
+        pytest.raises(NodeUnavailable, match="no node of the cluster ran the command in time"),
+    ):
         broker.acquire(WORK, 0)
 
 
@@ -280,10 +283,10 @@ def test_a_slot_whose_nodes_all_say_that_it_is_elsewhere_is_trouble_of_its_node(
 
         monkeypatch.setattr(Cluster, "serving", wrong)
         if call == "script":
-            with pytest.raises(NodeUnavailable, match="no node has run it in time"):
+            with pytest.raises(NodeUnavailable, match="no node of the cluster ran the command in time"):
                 broker.acquire(WORK, 0)
         else:
-            with pytest.raises(ServerUnavailable, match="no node has run it in time"):
+            with pytest.raises(ServerUnavailable, match="no node of the cluster ran the command in time"):
                 broker.definitions()
 
 

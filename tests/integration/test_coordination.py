@@ -201,7 +201,7 @@ def test_a_second_worker_with_the_same_id_is_refused(any_party: Party) -> None:
     first = any_party.add()
     any_party.wait_until_shared_out()
     with pytest.raises(
-        ConfigurationError, match=rf"{first.id} is there already \(process {os.getpid()} on host\)"
+        ConfigurationError, match=rf"{first.id} is already in use \(process {os.getpid()} on host\)"
     ):
         any_party.add(identity=first.id)
     any_party.all.pop().coordinator.stop()
@@ -493,7 +493,7 @@ def test_a_callback_that_raises_stops_nothing(party: Party, caplog: pytest.LogCa
     try:
         assert coordinator.wait_settled(TAKE_OVER * PATIENCE)
         assert told == [64]
-        assert "could not be told which slots it gains" in caplog.text
+        assert "Cannot apply a new assignment: the worker gains" in caplog.text
     finally:
         coordinator.stop()
 

@@ -184,7 +184,7 @@ def test_what_waiting_messages_could_not_follow_needs_an_empty_topic(
 ) -> None:
     assert obstacles(broker, PRIORITY, **change) == []
     fill(broker, PRIORITY)
-    assert "must be empty, and it holds 1 messages" in obstacles(broker, PRIORITY, **change)[0]
+    assert "must be empty, but it holds 1 messages" in obstacles(broker, PRIORITY, **change)[0]
 
 
 def test_dead_messages_count_for_they_could_be_replayed(broker: Any) -> None:
@@ -287,7 +287,7 @@ def test_rmqtopics_does_not_apply_what_running_workers_would_not_follow(
     with shop(renders={**RENDERS, **change}, others={**RENDERS, **change}):
         text = run("rmqtopics", "--apply", returncode=1)
         assert (
-            f"not applied: {setting}: running workers would go on with the old value (process 7 on here): "
+            f"not applied: {setting}: running workers would keep the old value (process 7 on here): "
             "stop them first, or use --force"
         ) in text
         states = {row["topic"]: row["state"] for row in run("rmqtopics", "--json", "--apply", returncode=1)}

@@ -93,7 +93,7 @@ def test_what_a_listener_would_have_run_later_is_a_failure_and_not_a_commit() ->
     for function in (later, generator):
         failure = outcome(function)
         assert failure is not None
-        assert "which nobody runs" in failure.error
+        assert "which is not run" in failure.error
         [one, two] = run(Listener(function, 10), [message(b"1"), message(b"2")])
         assert one is not None
         assert two is not None

@@ -65,7 +65,7 @@ def test_what_is_late_or_dead_is_a_warning(broker: InMemoryBroker) -> None:
 def test_redis_away_says_nothing_of_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
     with override_settings(RMQ={"REDIS": "redis://:secret@127.0.0.1:1/0", "TOPICS": TOPICS}):
         status, told = asked()
-    assert status == 500 and "redis is not well" in told
+    assert status == 500 and "redis is unhealthy" in told
     assert "127.0.0.1" not in told and "secret" not in told + caplog.text
     assert "127.0.0.1" in caplog.text
 

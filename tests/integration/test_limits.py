@@ -378,7 +378,7 @@ def test_a_foreign_key_at_the_limits_stops_the_topic_and_is_named(
         send(broker, free, range(20))
         with Worker(broker, [limited, free], heard):
             heard.wait(20)
-            eventually(lambda: "Cannot ask for the limits of topic prices" in caplog.text)
+            eventually(lambda: "Cannot apply the limits of topic prices" in caplog.text)
         assert total(broker, limited, "prepared") == 0
         with pytest.raises(WrongType):
             ask(broker, limited, "A", tokens=1)

@@ -246,7 +246,7 @@ def test_a_second_worker_with_the_same_id_is_refused(party: Party) -> None:
     first = party.add()
     party.wait_until_shared_out()
     with pytest.raises(
-        ConfigurationError, match=rf"{first.id} is there already \(process {os.getpid()} on host\)"
+        ConfigurationError, match=rf"{first.id} is already in use \(process {os.getpid()} on host\)"
     ):
         party.add(identity=first.id)
     party.all.pop().coordinator.stop()
@@ -343,9 +343,9 @@ def test_a_path_that_holds_something_else_is_refused(party: Party) -> None:
     ensemble = party.ensemble
     with visitor(ensemble.hosts) as client:
         client.create(ensemble.root, b"the locks of another program")
-        with pytest.raises(ConfigurationError, match=r"something else at /t.*locks of another program"):
+        with pytest.raises(ConfigurationError, match=r"the ZooKeeper path /t.*locks of another program"):
             party.make().coordinator.start()
-        with pytest.raises(ConfigurationError, match="something else"):
+        with pytest.raises(ConfigurationError, match="holds other data"):
             check(ensemble)
         client.delete(ensemble.root)
         client.create(ensemble.root, None)
@@ -362,7 +362,7 @@ def test_a_path_that_holds_something_else_is_refused(party: Party) -> None:
 def test_workers_of_another_prefix_do_not_share_a_path(party: Party) -> None:
     party.add()
     other = Ensemble(party.ensemble.hosts, party.ensemble.root, SESSION, key_prefix="other:")
-    with pytest.raises(ConfigurationError, match="KEY_PREFIX '', ours is 'other:'"):
+    with pytest.raises(ConfigurationError, match="KEY_PREFIX '', this process has 'other:'"):
         party.make(ensemble=other).coordinator.start()
 
 
@@ -429,7 +429,7 @@ def every_node(client: KazooClient, root: str) -> Iterator[str]:
 
 
 def test_a_login_of_a_kind_that_the_server_does_not_know_is_refused(ensemble: Ensemble) -> None:
-    with pytest.raises(ServerRefused, match="refuses our credentials \\(schemes: palmistry\\)"):
+    with pytest.raises(ServerRefused, match="refuses the credentials \\(schemes: palmistry\\)"):
         check(closed(ensemble, ("palmistry", "a:b")))
 
 
@@ -439,9 +439,9 @@ def test_logins_may_be_introduced_one_worker_after_the_other(
     """Who has none yet cannot read of those who have: it shares out without them as long as it is the first."""
     old = party.add(identity="0" * 32)
     party.wait_until_shared_out()
-    assert "was made for everybody" not in caplog.text
+    assert "is open to everyone" not in caplog.text
     new = party.add(ensemble=closed(party.ensemble))
-    assert "was made for everybody" in caplog.text
+    assert "is open to everyone" in caplog.text
     assert old.coordinator.wait_settled(TAKE_OVER * PATIENCE)
     assert len(old.serial()) == 64
     party.add(ensemble=closed(party.ensemble))
@@ -776,7 +776,7 @@ def test_a_callback_that_raises_stops_nothing(party: Party, caplog: pytest.LogCa
     try:
         assert coordinator.wait_settled(TAKE_OVER * PATIENCE)
         assert told == [64]
-        assert "could not be told which slots it gains" in caplog.text
+        assert "Cannot apply a new assignment: the worker gains" in caplog.text
     finally:
         coordinator.stop()
 
@@ -970,11 +970,11 @@ def test_nobody_hears_kazoo_in_the_log_but_us(party: Party, caplog: pytest.LogCa
     party.wait_until_shared_out()
     assert far.proxy is not None
     far.proxy.cut()
-    eventually(lambda: "ZooKeeper is away" in caplog.text, "the complaint")
+    eventually(lambda: "ZooKeeper is unavailable" in caplog.text, "the complaint")
     threading.Event().wait(1.5)
     far.proxy.mend()
     loud = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
-    assert len([record for record in loud if "ZooKeeper is away" in record.getMessage()]) == 1
+    assert len([record for record in loud if "ZooKeeper is unavailable" in record.getMessage()]) == 1
     assert all(record.name == "django_rmq.coordination" for record in loud)
 
 

@@ -75,7 +75,7 @@ def test_a_duty_that_fails_is_begun_anew_and_the_others_go_on(
         eventually(lambda: len(tries) == 3 and len(others) > 10)
         duties.stop()
         duties.join(LONG)
-    (line,) = [record for record in caplog.records if "starts again in" in record.message]
+    (line,) = [record for record in caplog.records if "restarts in" in record.message]
     assert str(error) in line.message and (line.exc_info is not None) == isinstance(error, ZeroDivisionError)
 
 

@@ -80,13 +80,13 @@ def test_priorities_begin_above_what_reads_as_a_retry(producer: Producer) -> Non
     assert producer.build(PRIORITY, "x", priority=2**43).score == 2**43
     patient = replace(PRIORITY, max_retries=100)
     assert "from 101 " in refusal(producer, patient, priority=100)
-    assert "give priority=" in refusal(producer, PRIORITY)
+    assert "pass priority=" in refusal(producer, PRIORITY)
 
 
 @pytest.mark.parametrize(
     ("given", "rule"),
     [
-        (None, "give fixed_time="),
+        (None, "pass fixed_time="),
         (0, "not in the future"),
         (-5, "not in the future"),
         ("2030-01-01", "aware datetime"),
@@ -126,7 +126,7 @@ def test_an_option_of_another_type_is_refused(
     producer: Producer, topic: Topic, options: dict[str, Any], wanted: str
 ) -> None:
     told = refusal(producer, topic, **options)
-    assert f"takes {wanted}" in told
+    assert f"pass {wanted}" in told
     assert topic.type.value in told
 
 

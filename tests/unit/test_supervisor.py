@@ -325,7 +325,7 @@ def test_health_is_answered_between_forks_whatever_is_asked(diary: Diary) -> Non
 def test_an_address_in_use_is_a_configuration_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigurationError, match="health cannot be answered"):
+        with pytest.raises(ConfigurationError, match="cannot serve health checks"):
             supervise(lambda notes: 0, health_address=address).run()
 
 

@@ -79,7 +79,7 @@ class Call(NamedTuple, Generic[T_co]):
             keys = self.keys(prefix)
             of = keys[0].decode(errors="replace") if keys else "no key"
             raise Unreadable(
-                f"{self.script} of {of}: the answer holds a value that is not one of RMQ's ({error})"
+                f"{self.script} of {of}: the answer from Redis holds a value that RMQ did not write ({error})"
             ) from error
 
 
@@ -106,7 +106,7 @@ class Answer(Generic[T]):
         Raises ``RuntimeError`` before the pipeline has run.
         """
         if not self._is_known:
-            raise RuntimeError("the pipeline has not run yet: there is no answer")
+            raise RuntimeError("the pipeline has not run yet, so there is no answer")
         return cast("T | RmqError", self._found)
 
     def get(self) -> T:

@@ -85,7 +85,7 @@ def purge(
 ) -> Call[int]:
     """Delete up to ``limit`` messages of store, retry or dead with scores up to ``up_to``; return their number."""
     if state not in ("store", "retry", "dead"):
-        raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
+        raise ValueError(f"cannot purge {state!r}: the state must be store, retry or dead")
     return Call("purge", AtSlot(topic, slot), (state, number(min_score), number(up_to), limit), int, locals())
 
 
@@ -118,5 +118,5 @@ def retire(topic: Topic, slot: int) -> Call[str]:
 def loose(topic: Topic, slot: int, kind: str, cursor: str = "0", repair: bool = False) -> Call[Loose]:
     """Look through some records of a kind for those that belong to no message."""
     if kind not in RECORDS:
-        raise ValueError(f"{kind!r} are no records")
+        raise ValueError(f"unknown kind of records: {kind!r}")
     return Call("loose", AtSlot(topic, slot), (kind, cursor, int(repair)), _loose, locals())

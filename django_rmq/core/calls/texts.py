@@ -52,4 +52,4 @@ def words(count: int) -> Callable[[Any], list[str]]:
 def moved(reply: list[Any]) -> None:
     """Raise ``SlotMoved`` if the slot's topic now has another slot count."""
     if reply and reply[0] == b"moved":
-        raise SlotMoved(f"the topic has {text(reply[1])} slots by now")
+        raise SlotMoved(f"the topic now has {text(reply[1])} slots")

@@ -113,7 +113,9 @@ class Trip:
         """Give commands that no node has run an error which permits another try, whatever the last node answered."""
         for errand in errands:
             if errand.repeat and isinstance(errand.reply, (AskError, NoScriptError)):
-                errand.reply = TryAgainError(f"no node has run it in time ({errand.reply})")
+                errand.reply = TryAgainError(
+                    f"no node of the cluster ran the command in time ({errand.reply})"
+                )
 
     def _to_repeat(self) -> list[Errand]:
         again, concerned = [], set()

@@ -120,8 +120,8 @@ class Answering:
             self._schedule.ready(place)
             return
         self._ending.moved = SlotMoved(
-            f"topic {place.topic.name} has another slot count than {place.topic.slots} by now; "
-            "start again with its present definition"
+            f"topic {place.topic.name} no longer has {place.topic.slots} slots; restart the worker to "
+            "load the current definition"
         )
         self._ending.begun = True
 

@@ -154,7 +154,7 @@ class Asking:
             time.monotonic(),
             lambda name: len(parked[name]),
             lambda name, error: self._complain(
-                f"{name}/limits", f"Cannot ask for the limits of topic {name}: %s", error
+                f"{name}/limits", f"Cannot apply the limits of topic {name}: %s", error
             ),
             unsettled=self._settling.unsettled,
         )

@@ -32,7 +32,9 @@ def _check_returned(returned: Any) -> None:
     if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
         if hasattr(returned, "close"):
             returned.close()
-        raise TypeError(f"the listener returned a {type(returned).__name__}, which nobody runs")
+        raise TypeError(
+            f"the listener returned a {type(returned).__name__}, which is not run: it must do its work before it returns"
+        )
 
 
 def call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:

@@ -137,7 +137,7 @@ class Child:
                 self.send(signal.SIGKILL)
         elif now - max(self.seen, self.started) > watchdog:
             logger.error(
-                "Worker process %d has made no progress for %.0f s and is ended",
+                "Worker process %d has made no progress for %.0f s and is killed",
                 self.pid,
                 watchdog,
                 extra={"rmq_event": "watchdog", "rmq_pid": self.pid},
@@ -170,7 +170,7 @@ def _ignore(number: int, frame: object) -> None:
 def _meaning(code: int) -> str:
     if code < 0:
         return f"killed by {_name(-code)}"
-    return {0: "done", RECYCLE: "as it was told, or another one takes over"}.get(code, f"exit code {code}")
+    return {0: "done", RECYCLE: "stopped on request, or to be replaced"}.get(code, f"exit code {code}")
 
 
 def _name(number: int) -> str:

@@ -70,7 +70,7 @@ class Crew:
             return self._free.pop()
         index = next(self._unused, None)
         if index is None:
-            raise RuntimeError(f"{SPARE} listeners that exceeded MAX_RUNTIME still run")
+            raise RuntimeError(f"{SPARE} listeners that exceeded MAX_RUNTIME are still running")
         return self._notes.thread(index)
 
     def returned(self) -> list[Batch]:

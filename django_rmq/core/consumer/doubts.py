@@ -93,7 +93,9 @@ class Recovery:
         back = [thing.delivery.member for thing in things if not place.owned or thing.marked]
         if place.topic.is_priority:
             begin.sort(key=lambda delivery: -delivery.score)
-        logger.info("The hand-out of %d messages was lost; going on with them", len(things))
+        logger.info(
+            "The answer that delivered %d messages was lost; they are processed all the same", len(things)
+        )
         if begin:
             # Whether they were suspects is not recorded; a message that has failed alone may have timed out.
             is_suspect = len(begin) == 1 and begin[0].retries_left < place.topic.max_retries

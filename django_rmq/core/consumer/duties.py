@@ -72,7 +72,7 @@ class Duties(threading.Thread):
                 kind = "redis" if isinstance(error, ServerTrouble) else duty
                 self._complain(
                     kind,
-                    f"A background duty failed (%s) and starts again in {AGAIN_SECONDS:g} s",
+                    f"A background task failed (%s) and restarts in {AGAIN_SECONDS:g} s",
                     error,
                     exc_info=not isinstance(error, RmqError),
                 )
@@ -122,7 +122,7 @@ class _Retention:
                     yield max(0.01, ahead)
             if trimmed:
                 logger.info(
-                    "Deleted %d messages from Dead of topic %s: they were older than DEAD_RETENTION",
+                    "Discarded %d dead messages of topic %s that were older than DEAD_RETENTION",
                     trimmed,
                     self._topic.name,
                     extra={
@@ -144,7 +144,7 @@ class _Retention:
         if troubles:
             self._complain(
                 "trim",
-                f"Cannot trim Dead in {len(troubles)} slots of topic {self._topic.name}: %s",
+                f"Cannot discard old dead messages in {len(troubles)} slots of topic {self._topic.name}: %s",
                 troubles[0],
             )
         return [0 if isinstance(gone, RmqError) else gone for gone in found]

@@ -35,7 +35,7 @@ class HealthServer:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listening = socket.create_server((host, int(port)), family=family)
         except (OSError, OverflowError, ValueError) as error:
-            raise ConfigurationError(f"health cannot be answered at {address}: {error}") from error
+            raise ConfigurationError(f"cannot serve health checks at {address}: {error}") from error
         self._listening.setblocking(False)
 
     @property
@@ -98,7 +98,7 @@ class HealthServer:
         if method not in (b"GET", b"HEAD"):
             status, body = "405 Method Not Allowed", {"error": "GET only"}
         elif path not in ("live", "ready"):
-            status, body = "404 Not Found", {"error": "there are /live and /ready"}
+            status, body = "404 Not Found", {"error": "use /live or /ready"}
         else:
             is_so, more = self._answer(path)
             status, body = "200 OK" if is_so else "503 Service Unavailable", {path: is_so, **more}

@@ -55,7 +55,7 @@ class Heartbeat(threading.Thread):
             try:
                 self.beat()
             except Exception as error:  # noqa: BLE001 - logged, not raised
-                self._complain("beat", "A heartbeat failed; the next one follows: %s", error, exc_info=True)
+                self._complain("beat", "A heartbeat failed; the worker tries again: %s", error, exc_info=True)
 
     def beat(self) -> None:
         """Extend what needs it, and abandon what has run too long."""
@@ -74,9 +74,7 @@ class Heartbeat(threading.Thread):
             try:
                 self._extend(due)
             except RmqError as error:
-                self._complain(
-                    "redis", f"The time-outs of {len(due)} batches could not be extended: %s", error
-                )
+                self._complain("redis", f"Cannot extend the time-outs of {len(due)} batches: %s", error)
 
     def _extend(self, due: list[Batch]) -> None:
         at = uptime()
@@ -88,7 +86,7 @@ class Heartbeat(threading.Thread):
             if isinstance(words, RmqError):
                 self._complain(
                     batch.topic.name,
-                    f"Cannot extend topic {batch.topic.name} slot {batch.place.slot}: %s",
+                    f"Cannot extend the time-out in topic {batch.topic.name} slot {batch.place.slot}: %s",
                     words,
                 )
                 continue
@@ -101,10 +99,10 @@ class Heartbeat(threading.Thread):
         frame = sys._current_frames().get(batch.thread.ident or 0) if batch.thread else None
         # This comes before anything that may fail: the slot has to be shut, and its thread replaced.
         self._overrun(batch)
-        stack = "".join(traceback.format_stack(frame)) if frame else "(its thread is gone)"
+        stack = "".join(traceback.format_stack(frame)) if frame else "(its thread has ended)"
         logger.error(
-            "A listener of topic %s has run for %.0f s, longer than MAX_RUNTIME; "
-            "its message is left to time out. It is at:\n%s",
+            "A listener of topic %s has run for %.0f s, longer than MAX_RUNTIME; its message will time "
+            "out. Its stack:\n%s",
             batch.topic.name,
             seconds,
             stack,

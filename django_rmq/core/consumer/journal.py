@@ -91,7 +91,7 @@ def batch_failed(topic: Topic, messages: int, why: str) -> None:
     left_out = _repeated.admit((topic.name, "batch", why))
     if left_out is not None:
         logger.warning(
-            "A batch of %d of topic %s failed (%s); its messages are handed over one by one%s",
+            "A batch of %d of topic %s failed (%s); its messages are delivered one by one%s",
             messages,
             topic.name,
             why,

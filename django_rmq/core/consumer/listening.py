@@ -58,7 +58,7 @@ class Listening(threading.Thread):
             except Exception as error:  # noqa: BLE001 - logged, not raised
                 self._complain(
                     "wake-ups",
-                    "The wake-up subscription failed; the slow poll goes on: %s",
+                    "The wake-up subscription failed; polling continues: %s",
                     error,
                     exc_info=True,
                 )

@@ -78,14 +78,14 @@ class Lookout:
             try:
                 post.replace()
                 logger.error(
-                    "The %s thread does not work any more; another one takes its place",
+                    "The %s thread has stopped working and was replaced",
                     post.name,
                     extra={"rmq_event": "thread_replaced", "rmq_thread": post.name},
                 )
             except Exception as error:
                 failed = error
                 logger.exception(
-                    "The %s thread does not work any more and cannot be replaced; trying again",
+                    "The %s thread has stopped working and cannot be replaced; trying again",
                     post.name,
                     extra={"rmq_event": "thread_lost", "rmq_thread": post.name},
                 )

@@ -146,7 +146,7 @@ class Dispatcher:
             try:
                 self._work()
             except Exception as error:
-                logger.exception("The dispatcher failed: it gives back what it can")
+                logger.exception("The dispatcher failed; the worker gives back its messages and ends")
                 trouble = error
             self._shut_down()
         finally:
@@ -165,11 +165,11 @@ class Dispatcher:
             try:
                 busy = self._turn()
                 if trouble:
-                    logger.info("Redis answers again")
+                    logger.info("Redis is available again")
                 trouble = 0
             except ServerTrouble as error:
                 trouble += 1
-                self._complain("redis", "Redis is away (%s); trying again", error)
+                self._complain("redis", "Redis is unavailable (%s); trying again", error)
                 # What broke this connection may also have broken the subscription without an error.
                 self._companions.renew()
                 self._pause(min(1.0, 0.02 * 2 ** min(trouble, 6)))
@@ -257,7 +257,7 @@ class Dispatcher:
         if batches or unsettled:
             self._ending.forced = True
             logger.error(
-                "Shutdown: %d batches still run and %d are not settled; they end as timed out",
+                "Shutdown: %d batches are still running and %d are not settled; their messages will time out",
                 batches,
                 unsettled,
             )
@@ -273,7 +273,7 @@ class Dispatcher:
             self._trips.receive(trip)
             return bool(self._settling.pending)
         except ServerTrouble as error:
-            self._complain("redis", "Redis is away (%s) while shutting down; trying again", error)
+            self._complain("redis", "Redis is unavailable (%s) during shutdown; trying again", error)
             self._inbox.read(0.1)
             return False
 

@@ -87,7 +87,7 @@ class News:
 
     def _stop(self, item: Stop) -> None:
         if not self._ending.begun:
-            logger.info("Stopping: running listeners may end, what has not begun is given back")
+            logger.info("Stopping: running listeners may finish, messages that have not begun are given back")
         self._ending.begun = True
 
 

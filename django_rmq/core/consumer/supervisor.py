@@ -105,7 +105,7 @@ class Supervisor:
             try:
                 Path(self.heartbeat_file).touch()
             except OSError as error:
-                raise ConfigurationError(f"the heartbeat file cannot be touched: {error}") from error
+                raise ConfigurationError(f"cannot touch the heartbeat file: {error}") from error
         self._looked = time.monotonic()
         self._children = [Child(self.make_notes(), seen=self._looked) for _ in range(self.processes)]
 
@@ -177,7 +177,7 @@ class Supervisor:
                 self.begin_anew = False
                 self._stop()
             else:
-                logger.warning("Leaving at once", extra={"rmq_event": "forced"})
+                logger.warning("Stopping immediately", extra={"rmq_event": "forced"})
                 self._worst = self._worst or 1
                 self._tell(signal.SIGKILL)
         if self._stopping_since is not None and self.pids:
@@ -247,13 +247,13 @@ class Supervisor:
             given = self.died(child.notes)
             if given:
                 logger.info(
-                    "Gave back %d messages that process %d had not begun",
+                    "Gave back %d messages that process %d had taken but not begun",
                     given,
                     pid,
                     extra={"rmq_event": "given_back", "rmq_pid": pid, "rmq_messages": given},
                 )
         except RmqError as error:
-            logger.warning("What process %d held is left to time out: %s", pid, error)
+            logger.warning("The messages of process %d will time out: %s", pid, error)
 
     def _others_live(self, hung: Child) -> bool:
         now = time.monotonic()
@@ -281,7 +281,7 @@ class Supervisor:
             try:
                 Path(self.heartbeat_file).touch()
             except OSError as error:
-                logger.warning("The heartbeat file cannot be touched: %s", error)
+                logger.warning("Cannot touch the heartbeat file: %s", error)
 
 
 __all__ = ["Supervisor"]

@@ -40,14 +40,14 @@ class Sweeping:
         ends: list[Call[int]] = []
         for (topic, slots), heads in zip(asked, run_all(self._broker, looks), strict=True):
             if isinstance(heads, RmqError):
-                self._complain("sweep", "Cannot look for what has timed out: %s", heads)
+                self._complain("sweep", "Cannot look for timed-out deliveries: %s", heads)
                 continue
             late = (slot for slot, due in zip(slots, heads, strict=True) if due is not None and due <= server)
             ends += [ending.expire(topic, slot) for slot in late]
         ended = run_all(self._broker, ends)
         for answer in ended:
             if isinstance(answer, RmqError):
-                self._complain("sweep", "Cannot end what has timed out: %s", answer)
+                self._complain("sweep", "Cannot end timed-out deliveries: %s", answer)
         # There may be more of them than one script ends.
         rest = 0.0 if any(isinstance(answer, int) and answer for answer in ended) else SWEEP_SECONDS
         self._due = time.monotonic() + rest

@@ -151,7 +151,7 @@ class ExecutorThread(threading.Thread):
             rest = [message.delivery.member for message in batch.messages[max(1, batch.begun) :]]
             self._inbox.put(Slice(batch, [], [], rest, 0.0, True))
             logger.exception(
-                "An executor thread failed outside a listener; what it had begun of its batch is left to time out"
+                "An executor thread failed outside a listener; the messages that it had begun will time out"
             )
         finally:
             batch.running_since = None

@@ -47,7 +47,7 @@ class Troubles:
             return error
         self.complain(
             f"{place.topic.name}/{type(error).__name__}",
-            f"Cannot work on topic {place.topic.name} slot {place.slot}: %s",
+            f"Cannot process topic {place.topic.name} slot {place.slot}: %s",
             error,
         )
         self._schedule.shut(place, REST_SECONDS)
@@ -55,7 +55,7 @@ class Troubles:
 
     def _leave_node_alone(self, place: Place, error: NodeUnavailable) -> None:
         """Ask a slot later whose node does not answer, while the slots of other nodes go on."""
-        self.complain("node", "Some slots rest (%s); trying again", error)
+        self.complain("node", "Some slots are unavailable (%s); trying again", error)
         self._schedule.shut(place, NODE_REST_SECONDS)
         place.away = True
         now = time.monotonic()

@@ -123,7 +123,7 @@ def _check(topics: Sequence[TopicSlots], crew: Sequence[Capacity]) -> None:
     for names in (Counter(topic.name for topic in topics), Counter(one.worker for one in crew)):
         for name, times in names.items():
             if times > 1:
-                raise ValueError(f"{name} is there {times} times")
+                raise ValueError(f"{name} is listed {times} times")
     for topic in topics:
         if topic.slots < 1:
             raise ValueError(f"topic {topic.name} has {topic.slots} slots")

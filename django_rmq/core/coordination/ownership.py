@@ -100,7 +100,8 @@ class Ownership:
             try:
                 (self._disown if lost else self._own)(pairs(part))
             except Exception:
-                logger.exception("A worker could not be told which slots it %s", "loses" if lost else "gains")
+                word = "loses" if lost else "gains"
+                logger.exception("Cannot apply a new assignment: the worker %s some slots", word)
             with self.changed:
                 self._owned = less(self._owned, part) if lost else _and(self._owned, part)
                 self.changed.notify_all()
@@ -110,7 +111,7 @@ class Ownership:
             return {}
         if self._serial and uptime() >= self._until:
             logger.warning(
-                "The coordinator could not be reached for a whole session: all slots are given up",
+                "The coordinator was unreachable for a whole session; the worker gives up all its slots",
                 extra={"rmq_event": "session_lost"},
             )
             self._serial = {}

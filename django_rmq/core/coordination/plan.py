@@ -64,7 +64,7 @@ class Plan:
                 str(name): tuple(_spans(numbers, workers, times)) for name, numbers in found["topics"].items()
             }
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise ValueError(f"no assignment: {error!r}") from error
+            raise ValueError(f"not a valid assignment: {error!r}") from error
         return cls(topics)
 
     def runs(self) -> Assignment:
@@ -103,7 +103,7 @@ class Plan:
             crew = serving.get(name, {})
             for owner in {span.worker for span in spans}:
                 if owner not in crew:
-                    return f"slots of topic {name} belong to {owner}, who is not there to serve it"
+                    return f"slots of topic {name} belong to {owner}, which does not serve it"
             slots = spans[-1].stop if spans else 0
             if crew and slots not in crew.values():
                 return f"topic {name} is assigned up to slot {slots} only"
@@ -114,7 +114,7 @@ def _spans(numbers: list[int], workers: list[str], times: list[int]) -> Iterator
     at = 0
     for length, worker, since in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
         if not (type(length) is type(worker) is type(since) is int and length > 0 <= min(worker, since)):
-            raise ValueError(f"no span: {length!r}, {worker!r}, {since!r}")
+            raise ValueError(f"not a valid span: {length!r}, {worker!r}, {since!r}")
         yield Span(at, at + length, workers[worker], times[since])
         at += length
 

@@ -37,7 +37,7 @@ def read_record(worker: str, record: bytes) -> Worker:
             _read_topics(topics),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"worker {worker} says {record[:100]!r}") from error
+        raise ValueError(f"unreadable record of worker {worker}: {record[:100]!r}") from error
 
 
 _TOPICS = b',"topics":'
@@ -60,7 +60,7 @@ def whose(record: bytes) -> str:
     try:
         worker = read_record("", record)
     except ValueError:
-        return "of an unknown kind"
+        return "process unknown"
     return f"process {worker.pid} on {worker.host}"
 
 
@@ -90,7 +90,9 @@ def read_crew(
         try:
             crew[worker] = read_record(worker, record)
         except ValueError as error:
-            complain(f"worker/{worker}", "A worker cannot be read and gets no slots: %s", error)
+            complain(
+                f"worker/{worker}", "A worker's record cannot be read, so the worker gets no slots: %s", error
+            )
     return crew
 
 

@@ -102,11 +102,11 @@ class RedisCoordinator(SharedCoordinator):
         beat = self._send_beat(full=True)
         if beat.status == "duplicate":
             raise ConfigurationError(
-                f"a worker with the id {self.worker.id} is there already ({whose(beat.rival)}): every start of a "
-                "process needs an id of its own"
+                f"worker id {self.worker.id} is already in use ({whose(beat.rival)}): every start of a "
+                "process needs a new id"
             )
         if beat.status != "ok":
-            raise ConfigurationError("there are 2000 workers already: no more are taken")
+            raise ConfigurationError("2000 workers are already registered, which is the maximum")
         self._heard(beat, sent)
         logger.info("Joined as worker %s", self.worker.id, extra={"rmq_event": "joined"})
         self._ownership.start()
@@ -127,7 +127,7 @@ class RedisCoordinator(SharedCoordinator):
         try:
             return self._turn()
         except ServerTrouble as error:
-            self._complain("redis", "Redis is away (%s); trying again", error)
+            self._complain("redis", "Redis is unavailable (%s); trying again", error)
             return min(RETRY_SECONDS, self._beat_seconds)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next beat may be better
             self._complain("beat", "A heartbeat failed: %s", error, exc_info=True)
@@ -139,7 +139,7 @@ class RedisCoordinator(SharedCoordinator):
                 self.broker.run(workers.leave(self.worker.id, self._token))
                 logger.info("Left", extra={"rmq_event": "left"})
         except RmqError as error:
-            logger.warning("Could not leave (%s): the session ends by itself", error)
+            logger.warning("Cannot end the session (%s); it expires by itself", error)
 
     def _turn(self) -> float:
         """Beat once, process the answer, and return after how many seconds to beat again."""
@@ -147,14 +147,14 @@ class RedisCoordinator(SharedCoordinator):
         audit = self._starts_audit(sent)
         beat = self._send_beat(full=audit)
         if beat.status == "expired":
-            logger.warning("The session ran out; joining again", extra={"rmq_event": "expired"})
+            logger.warning("The session expired; joining again", extra={"rmq_event": "expired"})
             self._lose()
             beat = self._send_beat(full=True)
         if beat.status != "ok":
             self._lose()
             self._complain(
                 beat.status,
-                "Redis does not take this worker any more (%s)",
+                "Redis no longer accepts this worker (%s)",
                 ConfigurationError(f"{beat.status}: {whose(beat.rival)}" if beat.rival else beat.status),
             )
             return self.session_seconds
@@ -249,7 +249,7 @@ class RedisCoordinator(SharedCoordinator):
             except RmqError:
                 self._stopped.wait(RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001 - beats go on without news
-                self._complain("news", "The subscription failed; the heartbeat goes on: %s", error)
+                self._complain("news", "The subscription failed; heartbeats continue: %s", error)
                 self._stopped.wait(1.0)
             finally:
                 if changes is not None:

@@ -183,7 +183,7 @@ class SharedCoordinator(Coordinator):
         try:
             self._last_plan = decode()
         except ValueError as error:
-            self._complain("plan", "The assignment cannot be read and is made again: %s", error)
+            self._complain("plan", "The assignment cannot be read and is computed again: %s", error)
             return None
         return self._last_plan
 

@@ -25,7 +25,7 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
 
     def _report(self, text: object) -> None:
         try:
-            sys.stderr.write(f"{self.logger.name}: this could not be logged: {text}\n")
+            sys.stderr.write(f"{self.logger.name}: cannot write this log record: {text}\n")
             traceback.print_exc()
         except Exception:  # noqa: BLE001, S110 - there is no other place to report it to
             pass

@@ -188,7 +188,7 @@ def purge(
     slot: Slot, state: str, up_to: float = math.inf, limit: int = 1000, *, min_score: float = -math.inf
 ) -> int:
     if state not in ("store", "retry", "dead"):
-        raise ValueError(f"cannot purge {state!r}: only store, retry and dead")
+        raise ValueError(f"cannot purge {state!r}: the state must be store, retry or dead")
     emptied = slot.members(state)
     found = [member for member, score in emptied.rows() if min_score <= score <= up_to]
     gone = found[: min(limit, BATCH)]

@@ -35,4 +35,4 @@ def check_fresh(slot: Slot, scores: Sequence[float]) -> None:
 def check_not_moved(slot: Slot) -> None:
     """Refuse a caller with another slot count."""
     if slot.moved_to is not None:
-        raise SlotMoved(f"the topic has {slot.moved_to} slots by now")
+        raise SlotMoved(f"the topic now has {slot.moved_to} slots")

@@ -52,8 +52,8 @@ def check_priority(topic: Topic, value: object) -> int:
         raise InvalidMessage(f"priority must be an integer, got {shown(value)}")
     if not topic.min_priority <= value <= MAX_PRIORITY:
         raise InvalidMessage(
-            f"priority must be from {topic.min_priority} (lower scores read as retries) "
-            f"to {MAX_PRIORITY}, got {shown(value)}"
+            f"priority must be from {topic.min_priority} (lower numbers are reserved for retries) to "
+            f"{MAX_PRIORITY}, got {shown(value)}"
         )
     return value
 
@@ -66,7 +66,7 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise InvalidMessage(
-                f"{name} {value!r} is naive; give it a time zone (django.utils.timezone.now)"
+                f"{name} {value!r} is naive; it needs a time zone (see django.utils.timezone.now)"
             )
         at = math.ceil(value.timestamp() * 1000)
     elif not is_whole(value):
@@ -82,7 +82,9 @@ def check_fixed_time(value: object, *, name: str = "fixed_time", past: bool = Fa
     if at > MAX_INSTANT_MS:
         raise InvalidMessage(f"{name} {at} ms is after {_instant(MAX_INSTANT_MS)}; is it in microseconds?")
     if at <= 999:
-        raise InvalidMessage(f"{name} {at} ms would read as a retry")
+        raise InvalidMessage(
+            f"{name} {at} ms is too small: it must be above 999, smaller numbers are reserved for retries"
+        )
     return at
 
 
@@ -119,7 +121,7 @@ def check_score(
         if time_range is None:
             if topic.time_range_ms is None:
                 raise InvalidMessage(
-                    f"topic {topic.name} has no TIME_RANGE: give time_range= (ms or a timedelta)"
+                    f"topic {topic.name} has no TIME_RANGE: pass time_range= (ms or a timedelta)"
                 )
             return topic.time_range_ms
         return check_time_range(time_range)
@@ -127,18 +129,20 @@ def check_score(
         if time_range is not None or fixed_time is not None:
             raise _misplaced(topic, "priority", time_range=time_range, fixed_time=fixed_time)
         if priority is None:
-            raise InvalidMessage(f"topic {topic.name} is priority: give priority= (an integer)")
+            raise InvalidMessage(f"topic {topic.name} has the type priority: pass priority= (an integer)")
         return check_priority(topic, priority)
     if priority is not None or time_range is not None:
         raise _misplaced(topic, "fixed_time", priority=priority, time_range=time_range)
     if fixed_time is None:
-        raise InvalidMessage(f"topic {topic.name} is fixed_time: give fixed_time= (an aware datetime)")
+        raise InvalidMessage(
+            f"topic {topic.name} has the type fixed_time: pass fixed_time= (an aware datetime)"
+        )
     return check_fixed_time(fixed_time)
 
 
 def _misplaced(topic: Topic, wanted: str, **given: object) -> InvalidMessage:
     names = " and ".join(f"{name}=" for name, value in given.items() if value is not None)
-    return InvalidMessage(f"topic {topic.name} is {topic.type.value}: it takes {wanted}=, not {names}")
+    return InvalidMessage(f"topic {topic.name} has the type {topic.type.value}: pass {wanted}=, not {names}")
 
 
 def check_key(key: object) -> bytes:
@@ -146,7 +150,7 @@ def check_key(key: object) -> bytes:
     if key is None:
         return uuid4().hex.encode()
     if not isinstance(key, str) or not key:
-        raise InvalidMessage(f"key must be text that is not empty, got {shown(key)}")
+        raise InvalidMessage(f"key must be a non-empty str, got {shown(key)}")
     try:
         member = key.encode()
     except UnicodeEncodeError:
@@ -161,15 +165,15 @@ def check_headers(headers: object) -> dict[str, str] | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
-        raise InvalidMessage(f"headers must be a mapping from text to text, got {shown(headers)}")
+        raise InvalidMessage(f"headers must be a mapping from str to str, got {shown(headers)}")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidMessage(f"headers must be text, got {shown(name)}: {shown(value)}")
+            raise InvalidMessage(f"headers must be pairs of str, got {shown(name)}: {shown(value)}")
     found = dict(headers)
     try:
         size = len(json.dumps(found, ensure_ascii=False).encode())
     except UnicodeEncodeError:
-        raise InvalidMessage("headers hold text that is not valid Unicode") from None
+        raise InvalidMessage("headers contain text that is not valid Unicode") from None
     if size > MAX_HEADER_BYTES:
         raise InvalidMessage(f"headers have {size} bytes, more than {MAX_HEADER_BYTES}")
     return found or None
@@ -183,4 +187,4 @@ def check_stored_basis(basis: bytes) -> str:
     try:
         return basis.decode()
     except UnicodeDecodeError:
-        raise InvalidMessage(f"slot_basis {basis!r} is not UTF-8, as keyed topics need it") from None
+        raise InvalidMessage(f"slot_basis {basis!r} is not UTF-8, which keyed topics require") from None

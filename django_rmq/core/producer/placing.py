@@ -156,7 +156,7 @@ def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]
     if topic.identity == "body":
         if key is not None or headers or expires is not None:
             raise InvalidMessage(
-                f"topic {topic.name} has IDENTITY 'body': key, headers and expires need IDENTITY 'key'"
+                f"topic {topic.name} has IDENTITY 'body': key, headers and expires require IDENTITY 'key'"
             )
         return places.outgoing(topic, basis, raw, score)
     member = check_key(key)
@@ -173,10 +173,10 @@ def member_of(topic: Topic, body: object, key: object) -> bytes:
     """Return the member of an existing message: of ``body``, or of ``key`` on a keyed topic."""
     if topic.keyed:
         if key is None:
-            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': give key=")
+            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': pass key=")
         return check_key(key)
     if key is not None:
-        raise InvalidMessage(f"topic {topic.name} has IDENTITY 'body': give the body, not key=")
+        raise InvalidMessage(f"topic {topic.name} has IDENTITY 'body': pass the body, not key=")
     return encode_body(topic, body)
 
 
@@ -185,8 +185,8 @@ def basis_of(topic: Topic, body: object, slot_basis: object) -> bytes | None:
     if slot_basis is not None:
         if topic.slot_basis is not None:
             raise InvalidMessage(
-                f"topic {topic.name} has SLOT_BASIS {topic.slot_basis!r}, which chooses the slot: "
-                f"slot_basis={shown(slot_basis)} would put messages of one {topic.slot_basis} into several slots"
+                f"topic {topic.name} has SLOT_BASIS {topic.slot_basis!r}, which decides the slot: remove "
+                f"slot_basis={shown(slot_basis)}"
             )
         return basis_bytes(slot_basis)
     return None if topic.slot_basis is None else basis_of_field(topic, body)

@@ -48,7 +48,7 @@ class Producer:
         ``expires`` need a keyed topic.
         """
         if options and not options.keys() <= OPTIONS.keys():
-            raise TypeError(f"a message has no option {', '.join(options.keys() - OPTIONS.keys())}")
+            raise TypeError(f"unknown option for a message: {', '.join(options.keys() - OPTIONS.keys())}")
         out = built(self._places, topic, body, options)
         if (
             options.get("slot_basis") is not None
@@ -154,7 +154,7 @@ class Producer:
         indexes continue. Errors as in ``send``.
         """
         if topic.keyed:
-            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': its messages are sent with send")
+            raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': send its messages with send")
         score = check_score(topic, priority, time_range, fixed_time)
         results = SendResults(topic.name) if results is None else results
         bulk = Bulk(topic, bodies, score, self._places, results, self.attempt)

@@ -32,7 +32,7 @@ def translate(error: RedisError) -> RmqError:
     text = str(error)
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
         if isinstance(error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)):
-            return ServerRefused(f"Redis refuses us: {text}")
+            return ServerRefused(f"Redis denies access: {text}")
         return ServerUnavailable(f"Redis does not answer: {text}")
     wrapped = _WRAPPED.search(text)
     word = wrapped[1] if wrapped else text.split(" ", 1)[0]
@@ -41,11 +41,9 @@ def translate(error: RedisError) -> RmqError:
     if word in ("OOM", "MISCONF") or isinstance(error, redis.exceptions.OutOfMemoryError):
         if word == "MISCONF":
             return ServerFull(f"Redis refuses writes: {text}")
-        return ServerFull(
-            "Redis is full: its used memory is above 'maxmemory'. What drains the queue still works"
-        )
+        return ServerFull("Redis is full: its used memory is above 'maxmemory'. Consuming still works")
     if word in ("NOPERM", "NOAUTH", "WRONGPASS") or isinstance(error, redis.exceptions.NoPermissionError):
-        return ServerRefused(f"Redis refuses us: {text}")
+        return ServerRefused(f"Redis denies access: {text}")
     if word in _UNAVAILABLE or isinstance(error, _UNAVAILABLE_ERRORS):
         return ServerUnavailable(f"Redis cannot answer now: {text}")
     return ServerRefused(f"Redis answered: {text}")
@@ -59,7 +57,7 @@ def named(key: bytes, error: RmqError) -> RmqError:
     if not isinstance(error, WrongType):
         return error
     return WrongType(
-        f"the key {key.decode(errors='backslashreplace')!r} holds something else than RMQ keeps there: {error}"
+        f"the key {key.decode(errors='backslashreplace')!r} holds data that RMQ did not write: {error}"
     )
 
 

@@ -110,7 +110,7 @@ def obstacles(
         return [f"SLOTS: `manage.py rmqreslot {topic.name} {topic.slots}` changes the slots of a topic"]
     needs_empty = [name for name in NEEDS_EMPTY if name in changed]
     if needs_empty and (held := messages_held(broker, topic)):
-        found.append(f"{', '.join(needs_empty)}: the topic must be empty, and it holds {held} messages")
+        found.append(f"{', '.join(needs_empty)}: the topic must be empty, but it holds {held} messages")
     unfollowed = [name for name in changed if name in NEEDS_NO_WORKER]
     # A worker extends its messages about three times within the time-out that it knows.
     if "TIMEOUT" in changed and topic.timeout < (changed["TIMEOUT"].registered or 0):
@@ -118,7 +118,8 @@ def obstacles(
     if unfollowed and serving:
         more = f" and {len(serving) - 3} more" if len(serving) > 3 else ""
         found.append(
-            f"{', '.join(unfollowed)}: running workers would go on with the old value ({', '.join(serving[:3])}{more}): "
+            f"{', '.join(unfollowed)}: running workers would keep the old value "
+            f"({', '.join(serving[:3])}{more}): "
             "stop them first, or use --force"
         )
     if "MAX_RETRIES" in changed:
@@ -126,8 +127,8 @@ def obstacles(
         refused = sum(word != "ok" for word in walk(broker, calls))
         if refused:
             found.append(
-                f"MAX_RETRIES: {refused} slots hold messages, whose priorities could read as retries "
-                "under the larger number"
+                f"MAX_RETRIES: {refused} slots hold messages with priorities that the larger number "
+                "reserves for retries"
             )
     return found
 

@@ -74,8 +74,8 @@ def flaws(broker: Broker, topics: Iterable[Topic], *, strict: bool = False) -> l
             found.append(
                 Flaw(
                     "persistence",
-                    f"Redis does not say whether it may lose messages: {error}.",
-                    "Allow the user INFO.",
+                    f"It is unknown whether Redis may lose messages: {error}.",
+                    "Allow the Redis user the command INFO.",
                 )
             )
     return [*found, *_rights(broker, topics)]
@@ -92,7 +92,8 @@ def _eviction(server: Server) -> list[Flaw]:
         Flaw(
             "eviction",
             f"{server.name} has the maxmemory-policy {policy}: it deletes messages when its memory is full{already}.",
-            "Set maxmemory-policy noeviction: then sends are refused when memory is full, and consuming goes on.",
+            "Set maxmemory-policy noeviction. When the memory is full, sends are then refused and "
+            "consuming continues.",
         )
     ]
 
@@ -100,16 +101,16 @@ def _eviction(server: Server) -> list[Flaw]:
 def _persistence(server: Server, strict: bool) -> list[Flaw]:
     if server.info.get("aof_enabled") == "1":
         return []
-    hint = "Set appendonly yes: about a second of sends is lost in a power cut, with appendfsync always none."
+    hint = "Set appendonly yes: a power cut then loses about one second of sends, or none with appendfsync always."
     snapshots = server.config.get("save")
     if snapshots == "":
-        lost = f"{server.name} keeps nothing on disk: with its process every message is gone."
+        lost = f"{server.name} stores nothing on disk: when its process ends, all messages are lost."
     elif not strict:
         return []
     elif snapshots is None:
-        lost = f"{server.name} has no append-only file: messages since its last snapshot, if any, are gone with its process."
+        lost = f"{server.name} has no append-only file: when its process ends, messages since the last snapshot are lost."
     else:
-        lost = f"{server.name} keeps snapshots only: what came since the last one is gone with its process."
+        lost = f"{server.name} stores only snapshots: when its process ends, messages since the last one are lost."
     return [Flaw("persistence", lost, hint)]
 
 
@@ -129,7 +130,7 @@ def _rights(broker: Broker, topics: Iterable[Topic]) -> list[Flaw]:
     return [
         Flaw(
             "rights",
-            f"Redis refuses its user what RMQ needs: {'; '.join(refused[:TOLD])}{more}.",
-            f"Allow it {' '.join(places(broker.prefix))} and the commands in docs/how-to/security.md.",
+            f"The Redis user lacks permissions that RMQ needs: {'; '.join(refused[:TOLD])}{more}.",
+            f"Allow the user {' '.join(places(broker.prefix))} and the commands in docs/how-to/security.md.",
         )
     ]

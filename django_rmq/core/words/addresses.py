@@ -56,7 +56,7 @@ def parse(url: str) -> SplitResult:
         name, _, value = parameter.partition("=")
         behind += [name] if name in _MAY_HOLD_AT else [name, value]
     if any("@" in part for part in behind):
-        raise UnreadableAddress("the URL cannot be read: a login is behind its host")
+        raise UnreadableAddress("the URL cannot be read: user name and password must come before the host")
     return parts
 
 

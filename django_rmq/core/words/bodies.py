@@ -23,7 +23,9 @@ def _json_default(value: object) -> str:
         return f"P{value.days}DT{value.seconds}.{value.microseconds:06d}S"
     if type(value).__module__ == "django.utils.functional":  # a lazy translation: evaluated when it is read
         return str(value)
-    raise InvalidMessage(f"body holds {value!r} of type {type(value).__name__}, which JSON cannot carry")
+    raise InvalidMessage(
+        f"body contains {value!r} of type {type(value).__name__}, which JSON cannot represent"
+    )
 
 
 def _json_encoder() -> Callable[[object], str]:
@@ -50,8 +52,7 @@ def _check_keys(value: Any) -> None:
         for key, item in value.items():
             if type(key) is not str and not isinstance(key, str):
                 raise InvalidMessage(
-                    f"body has the key {key!r} of type {type(key).__name__}; JSON keys are text, "
-                    "so it would come back as another key"
+                    f"body has the key {key!r} of type {type(key).__name__}; JSON keys must be str"
                 )
             if isinstance(item, (dict, list, tuple)):
                 _check_keys(item)
@@ -72,12 +73,12 @@ def encode_json(body: object) -> bytes:
             _check_keys(body)
         return _encode_json(body).encode()
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"body holds text that is not valid Unicode: {error.reason}") from None
+        raise InvalidMessage(f"body contains text that is not valid Unicode: {error.reason}") from None
     except ValueError as error:
-        reason = "NaN or an infinity" if "range" in str(error) or "compliant" in str(error) else str(error)
-        raise InvalidMessage(f"body holds {reason}, which JSON cannot carry") from None
+        reason = "NaN or infinity" if "range" in str(error) or "compliant" in str(error) else str(error)
+        raise InvalidMessage(f"body contains {reason}, which JSON cannot represent") from None
     except RecursionError:
-        raise InvalidMessage("body is nested too deeply (or contains itself)") from None
+        raise InvalidMessage("body is nested too deeply, or contains itself") from None
     except TypeError as error:
         raise InvalidMessage(f"body cannot be written as JSON: {error}") from None
 
@@ -92,7 +93,7 @@ def encode_body(topic: Topic, body: object) -> bytes:
         try:
             raw = body.encode()
         except UnicodeEncodeError as error:
-            raise InvalidMessage(f"body holds text that is not valid Unicode: {error.reason}") from None
+            raise InvalidMessage(f"body contains text that is not valid Unicode: {error.reason}") from None
     else:
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise InvalidMessage(

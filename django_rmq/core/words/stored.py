@@ -48,8 +48,9 @@ class Definitions(dict[str, dict[str, Any]]):
 def unreadable(key: bytes, name: str) -> WrongType:
     """Return the error for an unreadable definition in the hash ``key``."""
     return WrongType(
-        f"the definition of topic {name} cannot be read: field {name!r} of the hash {key.decode()!r} in Redis is none. "
-        "Correct the field, or delete it: then the next process registers what its settings say"
+        f"the definition of topic {name} cannot be read: field {name!r} of the hash {key.decode()!r} in "
+        "Redis is not a definition. Correct the field, or delete it; the next process then registers "
+        "its settings"
     )
 
 
@@ -74,7 +75,7 @@ def parse(text: bytes) -> dict[str, Any]:
         for count in counts:
             check_slots(count)
     except (AttributeError, ConfigurationError, KeyError, RecursionError, TypeError, ValueError):
-        raise ValueError("no definition of a topic") from None
+        raise ValueError("not a definition of a topic") from None
     return cast("dict[str, Any]", found)
 
 
@@ -89,7 +90,7 @@ def counters(key: bytes, fields: Iterable[tuple[bytes, bytes | None]]) -> dict[s
                 raise ValueError
         except ValueError:
             raise WrongType(
-                f"field {name!r} of the hash {key.decode()!r} in Redis is no whole number"
+                f"field {name!r} of the hash {key.decode()!r} in Redis is not a whole number"
             ) from None
     return found
 

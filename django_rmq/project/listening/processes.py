@@ -58,10 +58,10 @@ def run_child(topics: Iterable[Topic], options: Options, notes: Notes, parent: i
             return RECYCLE
         return worker.run()
     except ServerTrouble as error:
-        logger.error("A worker process cannot go on: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
+        logger.error("A worker process cannot continue: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
         return 3
     except (ConfigurationError, SlotMoved) as error:
-        logger.error("A worker process cannot go on: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
+        logger.error("A worker process cannot continue: %s", error, extra={"rmq_event": "trouble"})  # noqa: TRY400 - one line says it
         return 2
 
 
@@ -74,7 +74,7 @@ def _begun(
         try:
             return WorkerProcess(topics, options, notes=notes, parent=parent)
         except ServerTrouble as error:
-            complain("server", "A worker process waits for its server (%s)", error)
+            complain("server", "A worker process is waiting for its server (%s)", error)
             notes.beat(0, False)
             time.sleep(START_SECONDS)
     return None
@@ -92,17 +92,19 @@ def _settle_for(topics: list[Topic], notes: Notes) -> int:
             connections.end_session(notes.owner, notes.token)
         except ServerTrouble as error:
             logger.warning(
-                "Others take over from worker %s only when its session ends: %s", notes.owner, error
+                "Cannot end the session of worker %s; others take over its slots when it expires: %s",
+                notes.owner,
+                error,
             )
     if settled.committed:
         logger.info(
-            "Committed %d messages that a dead process had done",
+            "Committed %d messages that a dead process had finished",
             settled.committed,
             extra={"rmq_event": "committed_for", "rmq_messages": settled.committed},
         )
     if settled.charged:
         logger.warning(
-            "Charged %d messages that a dead process was running as timed out",
+            "Recorded a time-out for %d messages that a dead process was running",
             settled.charged,
             extra={"rmq_event": "charged_for", "rmq_messages": settled.charged},
         )

@@ -115,7 +115,7 @@ def add(topic: str, function: Callable[..., Any], batch_size: int | None = None)
     for inner in (written, called):
         if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             raise ConfigurationError(
-                f'listener {name} of topic "{topic}" ({location}) is a generator: calling it would run nothing'
+                f'listener {name} of topic "{topic}" ({location}) is a generator, so calling it would run nothing'
             )
     try:
         inspect.signature(function).bind(object())

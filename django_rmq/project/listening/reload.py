@@ -48,7 +48,7 @@ class SourceWatch:
         self._next_trial = time.monotonic() + AGAIN_SECONDS
         if trouble and trouble != self._broken:
             logger.error(
-                "The changed code cannot be loaded, so the old code goes on running: %s",
+                "The changed code cannot be loaded, so the old code keeps running: %s",
                 trouble,
                 extra={"rmq_event": "reload_failed"},
             )
@@ -77,10 +77,10 @@ def try_out() -> str:
             command, capture_output=True, text=True, errors="replace", timeout=TRIAL_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"it has not been loaded after {TRIAL_SECONDS:g} s"
+        return f"loading takes longer than {TRIAL_SECONDS:g} s"
     if not tried.returncode and tried.stdout.strip():
         return ""
-    return _reason(tried.stderr) or f"it ended with exit code {tried.returncode} while it was loaded"
+    return _reason(tried.stderr) or f"loading ended with exit code {tried.returncode}"
 
 
 def _reason(output: str) -> str:

@@ -40,7 +40,7 @@ def chosen_topics(names: Iterable[str] = (), exclude: Iterable[str] = ()) -> lis
     wanted = named or [topic for topic in config.topics.values() if topic.name in listeners]
     chosen = [topic for topic in dict.fromkeys(wanted) if topic.name not in excluded]
     if not chosen:
-        raise ConfigurationError("there is no topic to consume: no declared topic has a listener")
+        raise ConfigurationError("nothing to consume: no declared topic has a listener")
     without = sorted(
         topic.name
         for topic in config.topics.values()
@@ -76,7 +76,9 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
             )
     readable = [topic for topic in chosen if topic.name not in known.unreadable]
     if not readable:
-        raise ConfigurationError("no topic can be consumed: Redis holds no definition that can be read")
+        raise ConfigurationError(
+            "no topic can be consumed, because none of their definitions in Redis can be read"
+        )
     register_topics(broker, readable)
     return readable
 

@@ -212,7 +212,7 @@ class WorkerProcess:
         try:
             if self._load_slots():
                 self.coordinator.announce(topics=self._served)
-                logger.info("Topics have other slots by now", extra={"rmq_event": "moved"})
+                logger.info("The slot count of a topic has changed", extra={"rmq_event": "moved"})
         except RmqError:
             self._moved = True
 
@@ -262,12 +262,12 @@ class WorkerProcess:
         if self._moved:
             self._follow()
         if self._parent is not None and os.getppid() != self._parent:
-            logger.error("The parent process is gone: ending", extra={"rmq_event": "orphaned"})
+            logger.error("The parent process has died; stopping", extra={"rmq_event": "orphaned"})
             self._parent = None
             self.stop()
         if self._max_memory is not None and (used := memory_mib()) > self._max_memory:
             logger.info(
-                "%.0f MiB of memory are in use, more than %d: another process takes over",
+                "Memory use of %.0f MiB is above the limit of %d MiB; the process is replaced",
                 used,
                 self._max_memory,
                 extra={"rmq_event": "max_memory"},

@@ -81,10 +81,10 @@ def explained(topic: Topic, error: RmqError) -> RmqError:
         registered = connections.get_broker().definitions().get(topic.name, {}).get("slots")
     except ServerTrouble:
         registered = None
-    now = f"{registered} slots" if registered not in (None, topic.slots) else "another number of slots"
+    now = f"{registered} slots" if registered not in (None, topic.slots) else "a different number of slots"
     explanation = SlotMoved(
-        f"topic {topic.name} has {now} by now and {topic.slots} in the settings of this process: nothing was "
-        "sent. Correct SLOTS and restart the process"
+        f"topic {topic.name} now has {now}, but {topic.slots} in the settings of this process. Nothing "
+        "was sent. Correct SLOTS and restart the process"
     )
     explanation.__cause__ = error
     return explanation

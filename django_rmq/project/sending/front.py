@@ -279,4 +279,4 @@ class _Bulk:
             announcing.sent(self._topic.name, self.results[before:])
 
     def _so_far(self) -> str:
-        return f"; the {len(self.results)} before it have been sent" if self.results else ""
+        return f"; the {len(self.results)} messages before it were sent" if self.results else ""

@@ -78,7 +78,7 @@ def _check_formatters(problems: Problems, values: Mapping[str, Any]) -> None:
             if name not in values["topics"]:
                 meant = did_you_mean(name, values["topics"])
                 problems.report(
-                    "E004", f'RMQ["ADMIN"]["FORMATTER"] names {name!r}, which is no declared topic{meant}'
+                    "E004", f'RMQ["ADMIN"]["FORMATTER"] names {name!r}, which is not a declared topic{meant}'
                 )
 
 
@@ -90,7 +90,7 @@ def get_config() -> Config:
         config, problems = read_settings()
         if config is None:
             raise ConfigurationError(
-                "the settings of RMQ are wrong:\n"
+                "the setting RMQ is not valid:\n"
                 + "\n".join(f"  {problem.id}: {problem.message}" for problem in problems)
             )
         _config = config

@@ -70,7 +70,7 @@ def _cluster(problems: Problems, place: str, given: Mapping[str, Any]) -> RedisS
     ):
         problems.report(
             "E003",
-            f'{place} is a dict: it must be {{"CLUSTER": "redis://host:port"}}, with one URL or a list of some.',
+            f'{place} is a dict: it must be {{"CLUSTER": "redis://host:port"}}, with one URL or a list of URLs.',
         )
         return None
     before, place = len(problems), f'{place}["CLUSTER"]'
@@ -96,7 +96,7 @@ def _alias(problems: Problems, place: str, alias: str) -> RedisServer | None:
         meant = did_you_mean(alias, caches)
         problems.report(
             "E009",
-            f"{place} is {shown(alias)}, which is no alias in CACHES{meant}",
+            f"{place} is {shown(alias)}, which is not an alias in CACHES{meant}",
             f'CACHES = {{"rmq": {{"BACKEND": "{DJANGO_REDIS}", "LOCATION": "redis://host:6379/1"}}, ...}}.',
         )
         return None

@@ -61,11 +61,11 @@ def back_off(value: object) -> BackOff:
             function = import_string(path)
         except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported, not raised
             raise Wanted(
-                f"the dotted path of a function, and this one cannot be imported ({shown_error(error)})",
+                f"the dotted path of a function, but this one cannot be imported ({shown_error(error)})",
                 "E008",
             ) from None
         if not callable(function):
-            what = f"the dotted path of a function (failures) -> seconds, and this one is {shown(function)}"
+            what = f"the dotted path of a function (failures) -> seconds, but this one is {shown(function)}"
             raise Wanted(what, "E008")
         return BackOff(function=function)
     try:

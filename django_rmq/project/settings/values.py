@@ -114,7 +114,7 @@ def one_of(*choices: str) -> Callable[[object], str]:
 def text(value: object) -> str:
     """Return text that is not empty."""
     if not isinstance(value, str) or not value.strip():
-        raise Wanted("text that is not empty")
+        raise Wanted("non-empty text")
     return value
 
 

@@ -82,7 +82,9 @@ def read_zookeeper(problems: Problems, root: Mapping[str, Any]) -> ZooKeeper | N
         problems.report("E007", f"{place} has no \"HOSTS\": it must be 'host:port,host:port'.")
     logs_in = bool(values.get("auth") or (values.get("tls") or {}).get("CERT"))
     if values.get("acl") == "creator" and not logs_in:
-        problems.report("E007", f'{place} has ACL "creator" and no AUTH: nobody could read what was made.')
+        problems.report(
+            "E007", f'{place} has ACL "creator" but no AUTH: no client could read the created nodes.'
+        )
     values.setdefault("acl", "creator" if values.get("auth") else "open")
     return None if len(problems) > before else ZooKeeper(**values)
 

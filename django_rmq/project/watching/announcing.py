@@ -56,7 +56,7 @@ def _stream() -> EventStream | None:
     try:
         return connections.events()
     except Exception as error:  # noqa: BLE001 - logged, not raised
-        _complaints("stream", "There is no stream of events: %s", error, exc_info=True)
+        _complaints("stream", "Cannot open the stream of events: %s", error, exc_info=True)
         return None
 
 
@@ -194,9 +194,7 @@ class Reporter:
                     ended(committed, failed)
                     close_old_connections()
                 except Exception as error:  # noqa: BLE001 - logged, not raised
-                    self._complain(
-                        "told", "Receivers of signals could not be called: %s", error, exc_info=True
-                    )
+                    self._complain("told", "Cannot call the receivers of signals: %s", error, exc_info=True)
         finally:
             databases.close_all()
 

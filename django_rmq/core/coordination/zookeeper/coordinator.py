@@ -124,18 +124,18 @@ class ZooKeeperCoordinator(SharedCoordinator):
         except (ServerRefused, ConfigurationError) as error:
             # The attempt is repeated even after an error that a person has to correct.
             self._give_up()
-            self._complain("refused", "ZooKeeper does not take this worker any more: %s", error)
+            self._complain("refused", "ZooKeeper no longer accepts this worker: %s", error)
             return self.session_seconds
         except ServerTrouble as error:
             self._be_alone()
-            self._complain("zookeeper", "ZooKeeper is away (%s); trying again", error)
+            self._complain("zookeeper", "ZooKeeper is unavailable (%s); trying again", error)
             return RETRY_SECONDS if self._session is None else min(1.0, self._beat_seconds)
         except kazoo.NoNodeError:
-            logger.warning("Nodes of ours are gone; joining again", extra={"rmq_event": "expired"})
+            logger.warning("ZooKeeper nodes are missing; joining again", extra={"rmq_event": "expired"})
             self._give_up()
             return RETRY_SECONDS
         except Exception as error:  # noqa: BLE001 - whatever it is, the next look may be better
-            self._complain("look", "A look at ZooKeeper failed: %s", error, exc_info=True)
+            self._complain("look", "Cannot read from ZooKeeper: %s", error, exc_info=True)
             return self._beat_seconds
 
     def _leave(self) -> None:
@@ -147,7 +147,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
         """Check once, process the result, and return after how many seconds to check again."""
         session = self._session
         if session is not None and session.is_lost:
-            logger.warning("The ZooKeeper session is over; joining again", extra={"rmq_event": "expired"})
+            logger.warning("The ZooKeeper session expired; joining again", extra={"rmq_event": "expired"})
             self._give_up()
             session = None
         if session is None:
@@ -163,7 +163,7 @@ class ZooKeeperCoordinator(SharedCoordinator):
             self._say(session)
         sent = uptime()
         if not self._look(session):
-            logger.warning("Our node in ZooKeeper is gone; joining again", extra={"rmq_event": "expired"})
+            logger.warning("The worker's node is missing; joining again", extra={"rmq_event": "expired"})
             self._give_up()
             return 0.0
         self._sent = sent
@@ -284,8 +284,8 @@ class ZooKeeperCoordinator(SharedCoordinator):
             data = tree.pack(self._members, plan)
         if len(data) > MAX_NODE:
             raise ConfigurationError(
-                f"the assignment of {len(topics)} topics to {len(crew)} workers takes {len(data)} bytes, and a node "
-                f"of ZooKeeper at most {MAX_NODE}: divide topics or workers among several ROOTs"
+                f"the assignment of {len(topics)} topics to {len(crew)} workers takes {len(data)} bytes, more "
+                f"than the {MAX_NODE} of a ZooKeeper node: divide topics or workers among several ROOTs"
             )
         try:
             (stat,) = session.ask(

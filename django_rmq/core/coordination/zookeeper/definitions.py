@@ -38,12 +38,12 @@ class Definitions:
         try:
             registered = self._registered()
         except RmqError as error:
-            self._complain("definitions", "The definitions published in ZooKeeper are used: %s", error)
+            self._complain("definitions", "Using the definitions published in ZooKeeper: %s", error)
             return {name: found for name, text in self._published.items() if (found := _definition(text))}
         try:
             self._published = _publish(session, self._published, _wanted(registered, crew))
         except ServerRefused as error:
-            self._complain("publish", "Definitions cannot be published: %s", error)
+            self._complain("publish", "Cannot publish definitions in ZooKeeper: %s", error)
         return registered
 
 

@@ -26,7 +26,7 @@ def create(session: Session, worker: Worker, token: str) -> None:
         _take_over(session, path, record, token)
     (own,) = session.ask(session.client.exists_async(path))
     if own is None:
-        raise ServerUnavailable(f"our node {path} is gone again")
+        raise ServerUnavailable(f"this worker's node {path} disappeared while it was created")
     session.number = own.ephemeralOwner
 
 
@@ -42,12 +42,12 @@ def _take_over(session: Session, path: str, record: bytes, token: str) -> None:
             (answers,) = session.ask(transaction.commit_async())
             if not any(isinstance(answer, Exception) for answer in answers):
                 return
-            raise ServerUnavailable(f"our earlier node {path} is just going")
+            raise ServerUnavailable(f"this worker's earlier node {path} is being deleted")
     except kazoo.NoNodeError:
-        raise ServerUnavailable(f"our earlier node {path} is just going") from None
+        raise ServerUnavailable(f"this worker's earlier node {path} is being deleted") from None
     raise ConfigurationError(
-        f"a worker with the id {path.rpartition('/')[2]} is there already ({whose(found)}): every start of a "
-        "process needs an id of its own"
+        f"worker id {path.rpartition('/')[2]} is already in use ({whose(found)}): every start of a "
+        "process needs a new id"
     )
 
 

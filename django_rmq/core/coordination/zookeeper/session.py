@@ -119,15 +119,15 @@ class Session:
             return [question.get(timeout=max(0.0, end - time.monotonic())) for question in questions]
         except kazoo.NoAuthError as error:
             raise ServerRefused(
-                f"ZooKeeper at {self.ensemble.hosts} does not let us use {self.ensemble.root}: it belongs to other "
-                f"credentials than ours ({self._schemes()})"
+                f"ZooKeeper at {self.ensemble.hosts} denies access to {self.ensemble.root}: it belongs to "
+                f"other credentials ({self._schemes()})"
             ) from error
         except (KazooTimeoutError, kazoo.OperationTimeoutError) as error:
             raise ServerUnavailable(f"ZooKeeper at {self.ensemble.hosts} does not answer in time") from error
         except _GONE as error:
             if self._is_refused:
                 raise ServerRefused(
-                    f"ZooKeeper at {self.ensemble.hosts} refuses our credentials ({self._schemes()})"
+                    f"ZooKeeper at {self.ensemble.hosts} refuses the credentials ({self._schemes()})"
                 ) from error
             raise ServerUnavailable(
                 f"the connection to ZooKeeper at {self.ensemble.hosts} was lost ({self._log.last or error!r})"
@@ -154,4 +154,4 @@ class Session:
             self.client.stop()
             self.client.close()
         except Exception as error:  # noqa: BLE001 - nothing depends on it: the session ends by itself
-            logger.debug("A ZooKeeper client did not close: %r", error)
+            logger.debug("Cannot close a ZooKeeper client: %r", error)

@@ -40,13 +40,13 @@ def check(session: Session) -> bool:
         is_ours, prefix = False, ""
     if not is_ours:
         raise ConfigurationError(
-            f"ZooKeeper holds something else at {ensemble.root} (data {data[:60]!r}, children "
-            f'{sorted(children)[:5]}): give RMQ a path of its own, RMQ["ZOOKEEPER"]["ROOT"]'
+            f"the ZooKeeper path {ensemble.root} holds other data (data {data[:60]!r}, children "
+            f'{sorted(children)[:5]}): give RMQ its own path in RMQ["ZOOKEEPER"]["ROOT"]'
         )
     if prefix != ensemble.key_prefix:
         raise ConfigurationError(
-            f"{ensemble.root} in ZooKeeper belongs to workers with the KEY_PREFIX {prefix!r}, ours is "
-            f'{ensemble.key_prefix!r}: give each its own RMQ["ZOOKEEPER"]["ROOT"]'
+            f"the ZooKeeper path {ensemble.root} belongs to workers with KEY_PREFIX {prefix!r}, this process has "
+            f'{ensemble.key_prefix!r}: give each KEY_PREFIX its own RMQ["ZOOKEEPER"]["ROOT"]'
         )
     return True
 
@@ -71,8 +71,8 @@ def prepare(session: Session) -> None:
         ((acls, _),) = session.ask(client.get_acls_async(ensemble.path("workers")))
         if any(acl.id.scheme == "world" for acl in acls):
             logger.warning(
-                "%s in ZooKeeper was made for everybody: delete it while no worker runs, and it is made again for "
-                "our credentials only",
+                "%s in ZooKeeper is open to everyone. Delete it while no worker runs; it is created again "
+                "for the configured credentials only",
                 ensemble.root,
                 extra={"rmq_event": "open_acl"},
             )
@@ -145,9 +145,9 @@ def unpack(data: bytes) -> tuple[str, Plan]:
         unpacking = zlib.decompressobj()
         text = unpacking.decompress(packed, MAX_TEXT)
     except zlib.error as error:
-        raise ValueError(f"no assignment: {error}") from error
+        raise ValueError(f"not a valid assignment: {error}") from error
     if not unpacking.eof:
-        raise ValueError("no assignment: it is cut off, or too large")
+        raise ValueError("not a valid assignment: it is cut off, or too large")
     return members.decode(errors="replace"), Plan.decode(text)
 
 

@@ -44,9 +44,7 @@ Report = Callable[[str, Progress], None]
 def check(topic: Topic, answer: str) -> None:
     """Raise ``LostRace`` if a slot answers that a later re-slotting reached it."""
     if answer == "stale":
-        raise LostRace(
-            f"topic {topic.name} has been re-slotted by somebody else since: nothing is left to do"
-        )
+        raise LostRace(f"topic {topic.name} has been re-slotted by another process: nothing is left to do")
 
 
 class Emptying:

@@ -89,13 +89,13 @@ def obstacle(broker: Broker, topic: Topic, slots: int) -> str:
     if len(counts) > 1:
         if counts[1] == slots:
             return ""
-        return f"the topic is being re-slotted from {counts[0]} to {counts[1]} slots: that has to end before"
+        return f"the topic is being re-slotted from {counts[0]} to {counts[1]} slots: that must finish first"
     if slots > counts[0] and hides_bases(broker, topic):
         held = messages_held(broker, replace(topic, slots=counts[0]))
         if held:
             return (
-                "messages of it were sent with a slot_basis= of their own, which is not stored: nobody can tell the "
-                f"new slots of the {held} messages that it holds. It can be given fewer slots, or more when it is empty"
+                f"messages were sent with slot_basis=, which is not stored, so the new slots of its {held} "
+                "messages are unknown. Use fewer slots, or wait until the topic is empty"
             )
     return ""
 
@@ -111,7 +111,7 @@ def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
     """
     reason = obstacle(broker, topic, slots)
     if reason:
-        raise ConfigurationError(f'topic "{topic.name}" keeps its slots: {reason}')
+        raise ConfigurationError(f'topic "{topic.name}" cannot be re-slotted: {reason}')
     broker.define(topic)
 
     def change(known: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def begin(broker: Broker, topic: Topic, slots: int) -> Reslotting | None:
     *_, coming = counts = slot_counts(registered)
     if coming != slots:
         raise ConfigurationError(
-            f'topic "{topic.name}" is being re-slotted to {coming} slots by somebody else'
+            f'topic "{topic.name}" is being re-slotted to {coming} slots by another process'
         )
     if len(counts) == 1:
         return None

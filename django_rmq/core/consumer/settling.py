@@ -28,8 +28,8 @@ logger = safe_logger("django_rmq.consumer")
 class Watcher(Protocol):
     """Receives what Redis has confirmed, in the dispatcher's own thread, so it must be quick."""
 
-    def wants(self) -> bool:
-        """Return whether the ends of deliveries are wanted; called once per report of a thread."""
+    def wants(self, topic: str) -> bool:
+        """Return whether the ends of deliveries of a topic are wanted; called once per report of a thread."""
 
     def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
         """Receive deliveries of one slot that this worker ended with its own receipt."""
@@ -96,7 +96,7 @@ class Settling:
         settlement.committed += report.committed
         settlement.failures += report.failures
         settlement.released += released
-        if self._watcher is not None and self._watcher.wants():
+        if self._watcher is not None and self._watcher.wants(batch.place.topic.name):
             settlement.messages.update((each.delivery.member, each) for each in batch.messages)
 
     def release(self, place: Place, receipt: int, members: Iterable[bytes]) -> None:

@@ -275,7 +275,7 @@ class _Bulk:
             raise type(error)(f"{error}{self._so_far()}") from None
         except SlotMoved as error:
             raise explained(self._topic, error) from error
-        if announcing.are_sends_watched():
+        if announcing.are_sends_watched(self._topic.name):
             announcing.sent(self._topic.name, self.results[before:])
 
     def _so_far(self) -> str:

@@ -104,6 +104,9 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 @register(*TAGS)
 def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check that no other package has the files of the module ``django_rmq``."""
+    other = next(filter(_is_foreign, distributions(name=NAMESAKE)), None)
+    if other is None:
+        return []
     return [
         _Error(
             f"The package {NAMESAKE} {other.version} is installed. It belongs to another project and has the same "
@@ -111,9 +114,7 @@ def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
             hint=f"pip uninstall {NAMESAKE} django-redis-rmq, then: pip install django-redis-rmq",
             id="django_rmq.E014",
         )
-        for other in distributions(name=NAMESAKE)
-        if _is_foreign(other)
-    ][:1]
+    ]
 
 
 def _is_foreign(installed: Distribution) -> bool:

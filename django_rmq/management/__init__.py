@@ -13,7 +13,7 @@ import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
@@ -33,7 +33,7 @@ class RmqCommand(BaseCommand):
 
     # Operators need these commands most when the project is broken, and probes run them often. They run none of
     # the project's code, and report wrong settings of RMQ in one line. Commands that do run it set "__all__".
-    requires_system_checks: list[str] | str = []
+    requires_system_checks: list[str] | tuple[str, ...] | Literal["__all__"] = []
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; raises ``CommandError`` for any error of RMQ, and for failed system checks."""

@@ -14,6 +14,7 @@ from django.test import override_settings
 
 from django_rmq import send_messages, signals
 from django_rmq.core.consumer import Hooks
+from django_rmq.core.consumer.settling import Settlement
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
@@ -209,7 +210,9 @@ def test_what_cannot_be_told_in_time_is_left_out_with_a_warning(
 
 
 def test_a_receiver_may_choose_a_topic_by_its_name(broker: Any) -> None:
-    chosen, others, all_ = [], [], []
+    chosen: list[Any] = []
+    others: list[Any] = []
+    all_: list[Any] = []
     # Equal names that are not one object, as those of two modules.
     name, same = str(b"work", "ascii"), str(b"work", "ascii")
     assert name is not same
@@ -265,9 +268,9 @@ def test_nobody_listening_costs_nothing(broker: Any) -> None:
         settled: list[int] = []
         tell = running.dispatcher._settling._tell
 
-        def spy(messages: dict[bytes, Message], *rest: Any) -> None:
-            settled.append(len(messages))
-            tell(messages, *rest)
+        def spy(settlement: Settlement, *rest: Any) -> None:
+            settled.append(len(settlement.messages))
+            tell(settlement, *rest)
 
         running.dispatcher._settling._tell = spy  # type: ignore[method-assign,assignment]
         send(broker, TOPIC, range(5))

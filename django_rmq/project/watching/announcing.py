@@ -9,6 +9,7 @@ thread, so that no receiver delays the worker. Announcing never raises.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from django_rmq.core.words.messages import Message
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.topics import Topic
 from django_rmq.project import connections
-from django_rmq.project.watching import tracing
+from django_rmq.project.watching import telemetry
 
 logger = safe_logger("django_rmq.events")
 _complaints = Complaints(logger)
@@ -98,7 +99,7 @@ def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return what a worker calls in place of ``function``, a listener of ``topic``: it announces and traces each start."""
     if not signals.message_started.has_listeners(topic.name) and _stream() is None:
-        return tracing.around(topic, function)
+        return telemetry.around(topic, function)
 
     def announced(argument: Any) -> Any:
         messages = argument if isinstance(argument, list) else [argument]
@@ -107,7 +108,7 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
         return function(argument)
 
     # Receivers can read the current span.
-    return tracing.around(topic, announced)
+    return telemetry.around(topic, announced)
 
 
 def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
@@ -138,7 +139,7 @@ class Reporter:
     """A worker's ``Watcher``: announces what has ended, from a separate thread, until ``stop``."""
 
     def __init__(self) -> None:
-        self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]]]] = deque()
+        self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]], int, int]] = deque()
         self._waiting = 0
         self._left_out = 0
         self._complain = Complaints(logger)
@@ -153,10 +154,14 @@ class Reporter:
             or signals.message_failed.has_listeners(topic)
             or signals.message_dead.has_listeners(topic)
             or _stream() is not None
+            or telemetry.is_on()
         )
 
-    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
+    def ended(
+        self, committed: list[Message], failed: list[tuple[Message, Failure]], began_ns: int = 0
+    ) -> None:
         """Queue ended deliveries for announcement; drop them if too many are waiting."""
+        ended_ns = time.time_ns()
         weight = len(committed) + len(failed)
         with self._changed:
             if self._waiting and self._waiting + weight > WAITING:
@@ -164,7 +169,7 @@ class Reporter:
                 self._tell_left_out()
                 return
             self._waiting += weight
-            self._ended.append((committed, failed))
+            self._ended.append((committed, failed, began_ns or ended_ns, ended_ns))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="rmq-reporter", daemon=True)
                 self._thread.start()
@@ -185,11 +190,13 @@ class Reporter:
                     self._changed.wait_for(lambda: self._ended or self._is_stopped)
                     if not self._ended:
                         return
-                    committed, failed = self._ended.popleft()
+                    committed, failed, began_ns, ended_ns = self._ended.popleft()
                     self._waiting -= len(committed) + len(failed)
                 try:
                     close_old_connections()
                     ended(committed, failed)
+                    _observe("commit", committed, began_ns, ended_ns)
+                    _observe("rollback", [message for message, _ in failed], began_ns, ended_ns)
                     close_old_connections()
                 except Exception as error:  # noqa: BLE001 - logged, not raised
                     self._complain(
@@ -205,6 +212,11 @@ class Reporter:
                 self._left_out,
             )
             self._left_out = 0
+
+
+def _observe(operation: str, messages: list[Message], began_ns: int, ended_ns: int) -> None:
+    if messages and telemetry.is_on():
+        telemetry.settled(operation, messages, began_ns, ended_ns)
 
 
 # --- people

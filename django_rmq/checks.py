@@ -1,40 +1,42 @@
-"""System checks: what is wrong in the settings and with the listeners, before anything runs.
+"""System checks: they report mistakes in the settings and in the listeners before anything runs.
 
-Servers are contacted only with `check --deploy`.
+Servers are contacted only with ``check --deploy``. All checks have the tags ``django_rmq`` and ``rmq``.
+``SILENCED_SYSTEM_CHECKS`` also accepts the ids of older versions, ``rmq.E001`` and so on.
 
-=========  ====================================================================================
-id         what it says
-=========  ====================================================================================
-rmq.E001   the setting RMQ is missing, or it or a part of it is not a dict
-rmq.E002   an unknown key
-rmq.E003   a value of the wrong type or outside its range
-rmq.E004   a topic name that is not allowed, or that no topic has
-rmq.E005   a topic without TYPE
-rmq.E006   options of a topic that do not go together
-rmq.E007   ZOOKEEPER is missing, or lacks what it needs
-rmq.E008   a dotted path that cannot be imported, or that names another kind of object
-rmq.E009   REDIS is missing or names no CACHES alias
-rmq.E010   the CACHES alias is not one of django-redis
-rmq.E011   the Redis database is also that of a cache, whose ``clear()`` is FLUSHDB
-rmq.E012   a Redis URL that cannot be used
-rmq.E013   RMQ["TESTING"] is True (with ``--deploy``)
-rmq.E014   another project's package, which has the same import name, is installed
-rmq.E020   a module of listeners cannot be imported
-rmq.E021   two listeners for one topic
-rmq.E022   a function that cannot be a listener
-rmq.E023   a listener for a topic that is not declared
-rmq.E024   a listener for a topic that says LISTENER: False
-rmq.E030   ZooKeeper does not answer (with ``--deploy``, as E031 and E032)
-rmq.E031   ZooKeeper refuses our credentials, or its nodes belong to others
-rmq.E032   ZooKeeper holds something else at ROOT
-rmq.E040   Redis does not answer (with ``--deploy``, as W041 to W044)
-rmq.W041   Redis deletes messages when its memory is full (E041 with DURABILITY "strict", and so on)
-rmq.W042   Redis keeps nothing on disk
-rmq.W043   Redis is too old
-rmq.W044   Redis refuses its user something that RMQ needs
-rmq.W001   a topic without a listener
-rmq.W002   no topic is declared
-=========  ====================================================================================
+=================  ==================================================================================
+id                 what it says
+=================  ==================================================================================
+django_rmq.E001    the setting RMQ is missing, or it or a part of it is not a dict
+django_rmq.E002    an unknown key
+django_rmq.E003    a value of the wrong type or outside its range
+django_rmq.E004    a topic name that is not allowed, or that no topic has
+django_rmq.E005    a topic without TYPE
+django_rmq.E006    options of a topic that do not go together
+django_rmq.E007    ZOOKEEPER is missing or incomplete
+django_rmq.E008    a dotted path that cannot be imported, or that names another kind of object
+django_rmq.E009    REDIS is missing or names no CACHES alias
+django_rmq.E010    the CACHES alias is not one of django-redis
+django_rmq.E011    the Redis database is also that of a cache, whose ``clear()`` is FLUSHDB
+django_rmq.E012    a Redis URL that cannot be used
+django_rmq.E013    RMQ["TESTING"] is True (with ``--deploy``)
+django_rmq.E014    another project's package with the same import name is installed
+django_rmq.E020    a module of listeners cannot be imported
+django_rmq.E021    two listeners for one topic
+django_rmq.E022    a function that cannot be a listener
+django_rmq.E023    a listener for a topic that is not declared
+django_rmq.E024    a listener for a topic that has LISTENER: False
+django_rmq.E030    ZooKeeper does not answer (with ``--deploy``, like E031 and E032)
+django_rmq.E031    ZooKeeper refuses the credentials, or its nodes belong to another user
+django_rmq.E032    ZooKeeper holds something else at ROOT
+django_rmq.E040    Redis does not answer (with ``--deploy``, like W041 to W044)
+django_rmq.W041    Redis deletes messages when its memory is full. If DURABILITY is "strict", W041 to W044 are
+                   errors, E041 to E044
+django_rmq.W042    Redis keeps nothing on disk
+django_rmq.W043    Redis is too old
+django_rmq.W044    Redis refuses its user something that RMQ needs
+django_rmq.W001    a topic without a listener
+django_rmq.W002    no topic is declared
+=================  ==================================================================================
 
 ``project.settings``, the only reader of settings, finds E001 to E012. Paths that are otherwise imported only when needed
 (COORDINATOR, PERMISSION, FORMATTER) are imported here.
@@ -43,12 +45,13 @@ rmq.W002   no topic is declared
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
 from typing import Any
 
 from django.apps import AppConfig
 from django.core import checks
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, register
 from django.utils.module_loading import import_string
 
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
@@ -59,40 +62,72 @@ from django_rmq.project.settings import Config, did_you_mean, read_settings
 NAMESAKE = "django-rmq"
 """Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
 
+TAGS = ("django_rmq", "rmq")
+"""The tags of all checks: the app's label, and a short form."""
 
-@register("rmq")
+
+class _OldIds(CheckMessage):
+    """A message that is also silenced by its id of older versions, which began with ``rmq``."""
+
+    def is_silenced(self) -> bool:
+        """Return whether the project silences this message."""
+        old = CheckMessage(self.level, self.msg, id=str(self.id).removeprefix("django_"))
+        return super().is_silenced() or old.is_silenced()
+
+
+class _Error(_OldIds, checks.Error):
+    """An error of this app."""
+
+
+class _Warning(_OldIds, checks.Warning):
+    """A warning of this app."""
+
+
+@register(*TAGS)
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check ``settings.RMQ`` and the CACHES alias it names."""
     config, problems = read_settings()
     if config is None:
-        return [Error(message, hint=hint or None, id=id_) for id_, message, hint in problems]
+        return [_Error(message, hint=hint or None, id=id_) for id_, message, hint in problems]
     found = list(_paths(config))
     if not config.topics:
         found.append(
-            checks.Warning(
-                'RMQ["TOPICS"] is empty: there is nothing to send to.',
+            _Warning(
+                'RMQ["TOPICS"] is empty: no message can be sent.',
                 hint='RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.',
-                id="rmq.W002",
+                id="django_rmq.W002",
             )
         )
     return found
 
 
-@register("rmq")
+@register(*TAGS)
 def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Check that no other package has written into this package's folder."""
-    try:
-        foreign = distribution(NAMESAKE)
-    except PackageNotFoundError:
+    """Check that no other package has the files of the module ``django_rmq``."""
+    other = next(filter(_is_foreign, distributions(name=NAMESAKE)), None)
+    if other is None:
         return []
     return [
-        Error(
-            f"The package {NAMESAKE} {foreign.version} is installed. It belongs to another project and has the same "
-            "import name, so both are in one folder: whichever was installed last has overwritten files of the other.",
+        _Error(
+            f"The package {NAMESAKE} {other.version} is installed. It belongs to another project and has the same "
+            "import name: each of the two packages overwrites files of the other or hides it.",
             hint=f"pip uninstall {NAMESAKE} django-redis-rmq, then: pip install django-redis-rmq",
-            id="rmq.E014",
+            id="django_rmq.E014",
         )
     ]
+
+
+def _is_foreign(installed: Distribution) -> bool:
+    """Return whether ``installed`` is the other project's package, and not only metadata that were left behind.
+
+    This project was once installed from its source under the same name. It has always required django-redis.
+    """
+    if any(requirement.startswith("django-redis") for requirement in installed.requires or ()):
+        return False
+    files = installed.files
+    return files is None or any(
+        file.parts[0] == "django_rmq" and Path(str(file.locate())).exists() for file in files
+    )
 
 
 def _paths(config: Config) -> list[CheckMessage]:
@@ -113,15 +148,17 @@ def _paths(config: Config) -> list[CheckMessage]:
             target = import_string(path)
         except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            found.append(Error(f"{place} is {path!r}, which cannot be imported: {reason}.", id="rmq.E008"))
+            found.append(
+                _Error(f"{place} is {path!r}, which cannot be imported: {reason}.", id="django_rmq.E008")
+            )
         else:
             if not callable(target):
                 message = f"{place} is {path!r}, which is a {type(target).__name__}: it must be callable."
-                found.append(Error(message, id="rmq.E008"))
+                found.append(_Error(message, id="django_rmq.E008"))
     return found
 
 
-@register("rmq", deploy=True)
+@register(*TAGS, deploy=True)
 def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Ask ZooKeeper, if it is the coordinator, whether workers could join. Writes nothing."""
     config, _ = read_settings()
@@ -130,51 +167,49 @@ def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     try:
         connections.check_coordinator()
     except ServerRefused as error:
-        return [
-            Error(f"{error}.", hint='RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"] say who we are.', id="rmq.E031")
-        ]
+        return [_Error(f"{error}.", hint='Check RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"].', id="django_rmq.E031")]
     except ServerTrouble as error:
-        return [Error(f"{error}.", hint='RMQ["ZOOKEEPER"]["HOSTS"] says where it is.', id="rmq.E030")]
+        return [_Error(f"{error}.", hint='Check RMQ["ZOOKEEPER"]["HOSTS"].', id="django_rmq.E030")]
     except ConfigurationError as error:
-        return [Error(f"{error}.", id="rmq.E032")]
+        return [_Error(f"{error}.", id="django_rmq.E032")]
     return []
 
 
 _FLAWS = {
-    "eviction": "rmq.W041",
-    "persistence": "rmq.W042",
-    "version": "rmq.W043",
-    "rights": "rmq.W044",
+    "eviction": "django_rmq.W041",
+    "persistence": "django_rmq.W042",
+    "version": "django_rmq.W043",
+    "rights": "django_rmq.W044",
 }
 
 
-@register("rmq", deploy=True)
+@register(*TAGS, deploy=True)
 def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Report settings that are meant for tests."""
     config, _ = read_settings()
     if config is None or not config.testing:
         return []
     message = 'RMQ["TESTING"] is True: messages stay in the memory of the process that sends them.'
-    return [Error(message, hint="Set it in the settings of your tests only.", id="rmq.E013")]
+    return [_Error(message, hint="Set it only in the settings of your tests.", id="django_rmq.E013")]
 
 
-@register("rmq", deploy=True)
+@register(*TAGS, deploy=True)
 def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Ask Redis whether it may lose messages or refuses something that RMQ needs."""
     config, _ = read_settings()
     if config is None or config.broker == "memory":
         return []
-    kind, letter = (Error, "E") if config.durability == "strict" else (checks.Warning, "W")
+    kind, letter = (_Error, "E") if config.durability == "strict" else (_Warning, "W")
     try:
         return [
             kind(flaw.message, hint=flaw.hint, id=_FLAWS[flaw.name].replace("W", letter))
             for flaw in connections.server_flaws(config.topics.values())
         ]
     except ServerTrouble as error:
-        return [Error(f"{error}.", hint='RMQ["REDIS"] says where it is.', id="rmq.E040")]
+        return [_Error(f"{error}.", hint='Check RMQ["REDIS"].', id="django_rmq.E040")]
 
 
-@register("rmq")
+@register(*TAGS)
 def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Import the listeners of every app and check that each topic has exactly one."""
     config, _ = read_settings()
@@ -185,32 +220,32 @@ def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     for one in failed:
         if isinstance(one.error, ConfigurationError):
             kind = "E021" if isinstance(one.error, registry.DuplicateListener) else "E022"
-            found.append(Error(f"{one.module}: {one.error}.", id=f"rmq.{kind}"))
+            found.append(_Error(f"{one.module}: {one.error}.", id=f"django_rmq.{kind}"))
         else:
             message = f"The listeners in {one.module} cannot be imported: {one.reason}."
-            found.append(Error(message, id="rmq.E020"))
+            found.append(_Error(message, id="django_rmq.E020"))
     listeners = registry.listeners()
     for topic, listener in listeners.items():
         declared = config.topics.get(topic)
         if declared is None:
             meant = did_you_mean(topic, config.topics)
             message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{meant}'
-            found.append(Error(message, id="rmq.E023"))
+            found.append(_Error(message, id="django_rmq.E023"))
         elif not declared.listener:
             message = (
-                f'{listener.name} ({listener.location}) listens to "{topic}", which says LISTENER: False.'
+                f'{listener.name} ({listener.location}) listens to "{topic}", which has LISTENER: False.'
             )
-            found.append(Error(message, id="rmq.E024"))
+            found.append(_Error(message, id="django_rmq.E024"))
     # The listeners that seem to be missing may be in what could not be loaded.
     if config.autodiscover is not None and not failed:
         for name, topic_ in config.topics.items():
             if topic_.listener and name not in listeners:
                 found.append(
-                    checks.Warning(
-                        f'Topic "{name}" has no listener: its messages would wait for ever.',
+                    _Warning(
+                        f'Topic "{name}" has no listener: its messages are never delivered.',
                         hint=f'Write @listener("{name}") in the {config.autodiscover}.py of an installed app, '
-                        'or say "LISTENER": False if REST or Spark consumes it.',
-                        id="rmq.W001",
+                        'or set "LISTENER": False if REST or Spark consumes it.',
+                        id="django_rmq.W001",
                     )
                 )
     return found

@@ -1,7 +1,7 @@
-"""Signals: what happens to messages, for any receiver. Sent by ``send_robust``.
+"""Signals: what happens to messages. They are sent with ``send_robust``: a receiver that raises is logged by Django.
 
-A receiver that raises is logged by Django and stops nothing. ``sender`` is the ``Topic``'s class for all
-of them; filter by the argument ``topic`` (its name). Without receivers nothing is done.
+``sender`` is the name of the topic, and so is the argument ``topic``. A receiver may connect to one topic,
+``@receiver(message_dead, sender="orders")``, or to all. Without receivers nothing is done.
 
 =====================  ==========================================================================
 signal                 arguments, beside ``topic``
@@ -36,14 +36,66 @@ everywhere in Django. Connections made by a receiver belong to its own process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from django.dispatch import Signal
 
-message_sent = Signal()
-send_failed = Signal()
-remove_failed = Signal()
-message_merged = Signal()
-message_started = Signal()
-message_committed = Signal()
-message_failed = Signal()
-message_dead = Signal()
-message_replayed = Signal()
+_SENDERS: dict[str, str] = {}
+"""The names of topics that are or were senders, each as the one object that stands for it."""
+
+
+def _sender(topic: object) -> str | None:
+    """Return the object that stands for a topic's name: Django compares senders by identity, not by value."""
+    if topic is None:
+        return None
+    if not isinstance(topic, str):
+        raise TypeError(f"the sender of this signal is the name of a topic, not {topic!r}")
+    return _SENDERS.setdefault(topic, topic)
+
+
+class TopicSignal(Signal):
+    """A signal whose sender is the name of a topic."""
+
+    def connect(
+        self,
+        receiver: Callable[..., Any],
+        sender: object | None = None,
+        weak: bool = True,
+        dispatch_uid: Any = None,
+    ) -> None:
+        """Connect ``receiver`` to all topics, or to the one named by ``sender``."""
+        super().connect(receiver, _sender(sender), weak, dispatch_uid)
+
+    def disconnect(
+        self,
+        receiver: Callable[..., Any] | None = None,
+        sender: object | None = None,
+        dispatch_uid: Any = None,
+    ) -> bool:
+        """Disconnect ``receiver``; the arguments are those of ``connect``."""
+        return super().disconnect(receiver, _sender(sender), dispatch_uid)
+
+    def has_listeners(self, sender: Any | None = None) -> bool:
+        """Return whether a receiver is connected to the topic ``sender``."""
+        # Django takes a lock to find its live receivers, even if there never were any.
+        return bool(self.receivers) and super().has_listeners(_sender(sender))
+
+    def send(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], str | None]]:
+        """Send as the topic ``sender``."""
+        return super().send(_sender(sender), **named)
+
+    def send_robust(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], Exception | Any]]:
+        """Send as the topic ``sender``; an error of a receiver is logged and returned."""
+        return super().send_robust(_sender(sender), **named)
+
+
+message_sent = TopicSignal()
+send_failed = TopicSignal()
+remove_failed = TopicSignal()
+message_merged = TopicSignal()
+message_started = TopicSignal()
+message_committed = TopicSignal()
+message_failed = TopicSignal()
+message_dead = TopicSignal()
+message_replayed = TopicSignal()

@@ -11,11 +11,11 @@ import os
 import re
 import socket
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
 from django_rmq.core.words import bounds
 from django_rmq.core.words.bounds import LARGEST, MAX_AGE
@@ -31,20 +31,17 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 class RmqCommand(BaseCommand):
     """A command whose RMQ errors become one line and an exit code."""
 
-    # The settings are checked by reading them; `check` would print a page and exit with 1.
-    requires_system_checks: list[str] = []
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Return a parser that takes options between arguments as well: ``rmqreslot prices --dry-run 128``."""
-        parser = super().create_parser(prog_name, subcommand, **kwargs)
-        # argparse by itself stops looking for an optional argument at the first option.
-        parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
-        return parser
+    # Operators need these commands most when the project is broken, and probes run them often. They run none of
+    # the project's code, and report wrong settings of RMQ in one line. Commands that do run it set "__all__".
+    requires_system_checks: list[str] | tuple[str, ...] | Literal["__all__"] = []
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; raises ``CommandError`` for any error of RMQ."""
+        """Run the command; raises ``CommandError`` for any error of RMQ, and for failed system checks."""
         try:
             return super().execute(*args, **options)
+        except SystemCheckError as error:
+            error.returncode = 2
+            raise
         except RmqError as error:
             returncode = 3 if isinstance(error, ServerTrouble) else 1 if isinstance(error, LostRace) else 2
             raise CommandError(shown(str(error)), returncode=returncode) from error
@@ -100,6 +97,14 @@ class RmqCommand(BaseCommand):
                 shown(f"{len(progress.problems)} slots failed: {progress.problems[0]}"),
                 returncode=1,
             )
+
+
+def allow_options_between_arguments(parser: ArgumentParser) -> None:
+    """Let ``parser`` take its last, optional argument after options, too: ``rmqreslot prices --dry-run 128``.
+
+    Python before 3.12.8 and 3.13.1 takes an optional argument as missing if an option comes before it.
+    """
+    parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
 
 
 def outcomes_text(outcomes: dict[str, int]) -> str:

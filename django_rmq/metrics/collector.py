@@ -22,17 +22,29 @@ CACHE_SECONDS = 1.0
 """Maximum age of an answer in seconds; more frequent scrapes get the same values."""
 
 COUNTERS: dict[str, tuple[str, str]] = {
-    "sent": ("sent", "Messages taken from senders, merged ones too."),
-    "merged": ("merged", "Sends that met a waiting copy."),
-    "handed_out": ("handed_out", "Deliveries to listeners, Spark or REST."),
-    "committed": ("committed", "Deliveries that ended well."),
-    "died": ("died", "Messages put into Dead."),
-    "replayed": ("replayed", "Dead messages sent again."),
-    "released": ("released", "Deliveries given back before they began."),
-    "stale": ("stale", "Reports on deliveries that had already ended: work that came too late."),
-    "fenced": ("fenced", "Prepares of a worker that another one had succeeded in the slot."),
+    "messages_sent": ("sent", "Messages accepted from senders, including those that merged."),
+    "messages_merged": ("merged", "Sent messages that merged with a waiting one."),
+    "messages_died": ("died", "Messages that went to Dead."),
+    "messages_replayed": ("replayed", "Dead messages that were sent again."),
+    "deliveries": ("handed_out", "Deliveries to listeners, to Spark and through REST."),
+    "deliveries_committed": ("committed", "Deliveries that ended successfully."),
+    "deliveries_released": ("released", "Deliveries that were given back before their listener began."),
+    "reports_stale": (
+        "stale",
+        "Reports on deliveries that had already ended, because the work took too long.",
+    ),
+    "calls_fenced": ("fenced", "Calls of a worker that were refused because another worker owns the slot."),
 }
 """Metric without prefix and suffix → field of ``Totals``, help."""
+
+STATES = {
+    "waiting": "store",
+    "in_flight": "prepare",
+    "claimed": "claimed",
+    "retry": "retry",
+    "dead": "dead",
+}
+"""Value of the label ``state`` → field of ``Depth`` and of the figures."""
 
 
 class _Looked(NamedTuple):
@@ -63,10 +75,14 @@ class RmqCollector(Collector):
         """Return all metrics."""
         looked = self._look()
         found = looked.measured
-        yield GaugeMetricFamily("rmq_up", "Whether Redis answered.", value=int(found is not None))
+        yield GaugeMetricFamily("rmq_up", "1 if Redis answered, else 0.", value=int(found is not None))
         if found is None:
             return
-        yield GaugeMetricFamily("rmq_scrape_seconds", "How long it took to ask Redis.", value=looked.seconds)
+        yield GaugeMetricFamily(
+            "rmq_scrape_duration_seconds",
+            "Duration of the queries to Redis for this scrape.",
+            value=looked.seconds,
+        )
         if looked.workers is not None:
             yield GaugeMetricFamily("rmq_workers", "Live worker processes.", value=looked.workers)
         yield from _depths(found)
@@ -90,12 +106,12 @@ class RmqCollector(Collector):
         try:
             measured, workers, problem = _operations().measured()
             if problem:
-                logger.warning("Nobody knows how many workers there are: %s", problem)
+                logger.warning("The number of workers is unknown: %s", problem)
             for one in measured:
                 for problem in one.problems:
                     logger.warning("Metrics of topic %s are missing: %s", one.figures.topic.name, problem)
         except RmqError as error:
-            logger.warning("There are no metrics: %s", error)
+            logger.warning("Metrics cannot be read: %s", error)
         now = time.monotonic()
         return _Looked(config, now + CACHE_SECONDS, measured, workers, now - began)
 
@@ -112,15 +128,14 @@ def _gauge(name: str, text: str, rows: Iterable[tuple[Sequence[str], float]], *l
 
 
 def _depths(found: list[Measured]) -> Iterable[Metric]:
-    states = ("store", "prepare", "claimed", "retry", "dead")
     known = [one for one in found if one.totals is not None]
     yield _gauge(
         "messages",
-        "Messages by state: store (waiting), prepare (in flight), claimed (held by Spark), retry (resting), dead.",
+        "Messages by state: waiting, in_flight, claimed (held by Spark), retry (resting after a failure), dead.",
         (
-            ((one.figures.topic.name, state), getattr(one.depth or one.figures, state))
+            ((one.figures.topic.name, state), getattr(one.depth or one.figures, field))
             for one in known
-            for state in states
+            for state, field in STATES.items()
         ),
         "state",
     )
@@ -131,17 +146,17 @@ def _depths(found: list[Measured]) -> Iterable[Metric]:
     )
     yield _gauge(
         "oldest_due_age_seconds",
-        "For how long the most overdue message of a time topic has been due; 0: none is.",
+        "Time since the most overdue message of a time topic became due; 0 if no message is due.",
         (((one.figures.topic.name,), _age(one)) for one in found if not one.figures.topic.is_priority),
     )
     yield _gauge(
         "undrained_seconds",
-        "For how long a slot of a priority topic has not been empty, of all the longest; 0: nothing waits.",
+        "Longest time for which a slot of a priority topic has not been empty; 0 if no message waits.",
         (((one.figures.topic.name,), _undrained(one)) for one in found if one.figures.topic.is_priority),
     )
     yield _gauge(
         "measured_age_seconds",
-        "How old depths and counters are: 0, but for topics of very many slots, which workers sample every minute.",
+        "Age of depths and counters: 0, except for topics with very many slots, which workers sample every minute.",
         (((one.figures.topic.name,), max(0, one.figures.now_ms - one.sampled_ms) / 1000) for one in known),
     )
 
@@ -156,12 +171,12 @@ def _slots(found: list[Measured]) -> Iterable[Metric]:
     )
     yield _gauge(
         "slots_unowned",
-        "Slots of a serial topic that no live worker has.",
+        "Slots of a serial topic that are assigned to no live worker.",
         (((one.topic.name,), one.topic.slots - one.owned_slots) for one in serial),
     )
     yield _gauge(
         "slots_paused",
-        "Slots that hand nothing out until they are resumed; of topics with very many slots an estimate.",
+        "Slots that deliver nothing until they are resumed; an estimate for topics with very many slots.",
         (
             ((topic.name,), round(figures.paused_slots * topic.slots / max(1, figures.looked_at)))
             for figures in (one.figures for one in found)
@@ -212,8 +227,8 @@ def _counters(found: list[Measured]) -> Iterable[Metric]:
                 family.add_metric((one.figures.topic.name,), value)
         yield family
     failed = CounterMetricFamily(
-        "rmq_failed",
-        "Deliveries that ended badly, by reason: error (the listener failed), timeout, rejected.",
+        "rmq_deliveries_failed",
+        "Deliveries that failed, by reason: error (of the listener), timeout, rejected (by the listener).",
         labels=("topic", "reason"),
     )
     for one in found:
@@ -227,10 +242,12 @@ def _counters(found: list[Measured]) -> Iterable[Metric]:
 
 def _histograms(found: list[Measured]) -> Iterable[Metric]:
     lateness = HistogramMetricFamily(
-        "rmq_lateness_seconds", "How long after their due time messages were handed out.", labels=("topic",)
+        "rmq_delivery_lateness_seconds",
+        "Time from the due time of a message to its first delivery.",
+        labels=("topic",),
     )
     listener = HistogramMetricFamily(
-        "rmq_listener_seconds", "How long calls of the listener took.", labels=("topic",)
+        "rmq_listener_duration_seconds", "Duration of calls of the listener.", labels=("topic",)
     )
     for one in found:
         topic, times = one.figures.topic, one.times

@@ -29,8 +29,8 @@ def metrics(request: HttpRequest) -> HttpResponse:
     """
     if not _may_see(request):
         if get_config().metrics.token is None:
-            return HttpResponse("Nothing is told to you.\n", status=403, content_type="text/plain")
-        refused = HttpResponse("Show the token.\n", status=401, content_type="text/plain")
+            return HttpResponse("Forbidden.\n", status=403, content_type="text/plain")
+        refused = HttpResponse("Bearer token required.\n", status=401, content_type="text/plain")
         refused["WWW-Authenticate"] = 'Bearer realm="RMQ metrics"'
         return refused
     return page(request)

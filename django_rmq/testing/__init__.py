@@ -22,7 +22,7 @@ from django_rmq.testing.captured import (
     captured_messages,
 )
 from django_rmq.testing.cases import RMQTestMixin, clock_from_now, memory_broker
-from django_rmq.testing.draining import drain
+from django_rmq.testing.draining import adrain, drain
 
 __all__ = [
     "CapturedMessage",
@@ -30,6 +30,7 @@ __all__ = [
     "Clock",
     "InMemoryBroker",
     "RMQTestMixin",
+    "adrain",
     "assert_message_sent",
     "assert_no_messages",
     "captured_messages",

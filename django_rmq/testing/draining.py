@@ -70,6 +70,13 @@ def drain(
             return total
 
 
+async def adrain(topic: str | None = None, **options: Any) -> int:
+    """Do what ``drain`` does, from an asynchronous test, in the thread that has its database connections."""
+    from asgiref.sync import sync_to_async
+
+    return await sync_to_async(drain)(topic, **options)
+
+
 def _due_slots(broker: Any, topic: Topic) -> list[int]:
     now, due = broker.now_ms(), []
     for first in range(0, topic.slots, HEADS):

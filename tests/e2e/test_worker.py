@@ -248,7 +248,7 @@ def work(message):
         (
             [],
             {"WORKER_LISTENERS": "broken"},
-            "tests.e2e.worker_project.broken: ImportError: cannot import name",
+            "tests.e2e.worker_project.broken cannot be imported: ImportError: cannot import name",
         ),
     ],
     ids=["no listener", "unknown topic", "unknown exclude", "no threads", "import error"],
@@ -260,6 +260,35 @@ def test_usage_and_configuration_errors_end_with_2_in_one_line(
     assert worker.wait() == 2
     assert says in worker.output
     assert "Traceback" not in worker.output
+
+
+def test_a_failed_check_of_the_project_ends_with_2_unless_checks_are_skipped(
+    start: Start, tmp_path: Path
+) -> None:
+    app = tmp_path / "unsound_app"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    (app / "listeners.py").write_text("from django_rmq import listener\n\nlistener('work')(print)\n")
+    (app / "apps.py").write_text("""
+from django.apps import AppConfig
+from django.core import checks
+
+
+class UnsoundConfig(AppConfig):
+    name = "unsound_app"
+
+    def ready(self):
+        checks.register(lambda app_configs, **kwargs: [checks.Error("no roof", id="unsound.E001")])
+""")
+    environment = {"WORKER_APP": "unsound_app", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    worker = start("--dry-run", **environment)
+    assert worker.wait() == 2
+    assert "(unsound.E001) no roof" in worker.output
+    assert "Consuming" not in worker.output
+    assert "Traceback" not in worker.output
+    worker = start("--dry-run", "--skip-checks", **environment)
+    assert worker.wait() == 0
+    assert "Consuming" in worker.output
 
 
 def test_another_definition_in_redis_ends_with_2(start: Start, broker: Broker) -> None:

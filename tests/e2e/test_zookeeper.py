@@ -361,11 +361,11 @@ def test_check_deploy_asks_zookeeper(crew: Crew, redis_url: str, prefix: str, tm
         return done.stdout + done.stderr
 
     where = {"HOSTS": crew.ensemble.hosts, "ROOT": crew.ensemble.root}
-    assert "rmq.E03" not in check(**where)
-    assert "(rmq.E030)" in check(HOSTS=f"127.0.0.1:{free_port()}")
+    assert "django_rmq.E03" not in check(**where)
+    assert "(django_rmq.E030)" in check(HOSTS=f"127.0.0.1:{free_port()}")
     client = KazooClient(crew.ensemble.hosts)
     client.start(10)
     client.create(crew.ensemble.root, b"another system")
-    assert "(rmq.E032)" in check(**where)
+    assert "(django_rmq.E032)" in check(**where)
     client.stop()
     client.close()

@@ -147,7 +147,7 @@ def test_events_of_a_redacted_topic_hold_nothing_of_its_messages(broker: Any) ->
 def test_nothing_is_published_where_events_are_off(broker: Any) -> None:
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
         assert connections.events() is None
-        assert not announcing.are_sends_watched()
+        assert not announcing.are_sends_watched("work")
         with pytest.raises(OperationRefused, match="EVENTS"):
             Operations(Actor("ann", "command")).events()
 
@@ -256,5 +256,5 @@ def test_failures_of_the_stream_never_reach_who_sends(broker: Any, monkeypatch: 
 
     monkeypatch.setattr(connections, "events", fails)
     assert send_message("later", 1).status == "stored"
-    assert not announcing.are_sends_watched()
-    assert not announcing.Reporter().wants()
+    assert not announcing.are_sends_watched("work")
+    assert not announcing.Reporter().wants("work")

@@ -92,7 +92,7 @@ def look(broker: Broker) -> Callable[[], dict[str, str]]:
 def test_nothing_is_amiss_where_nothing_is(look: Callable[[], dict[str, str]]) -> None:
     found = look()
     assert json.loads(found["topics"])["results"][0]["problems"] == []
-    assert re.search(r'rmq_sent_total\{topic="spoilt"\} 0\.0', found["metrics"])
+    assert re.search(r'rmq_messages_sent_total\{topic="spoilt"\} 0\.0', found["metrics"])
 
 
 @pytest.mark.parametrize("text", [b"{", b"null", b'{"slots": 4, "reslot": null}'])
@@ -164,8 +164,8 @@ def test_counters_that_are_no_numbers_are_missing_of_their_topic_alone(
     assert stats["topics"]["sound"]["sent"] >= 0
     key = f"stats_{{{prefix}spoilt_0}}"
     assert [key in problem for problem in stats["problems"]] == ([] if value == b"" else [True])
-    assert ('rmq_listener_seconds_count{topic="spoilt"}' in found["metrics"]) == (value == b"")
-    assert 'rmq_listener_seconds_count{topic="sound"}' in found["metrics"]
+    assert ('rmq_listener_duration_seconds_count{topic="spoilt"}' in found["metrics"]) == (value == b"")
+    assert 'rmq_listener_duration_seconds_count{topic="sound"}' in found["metrics"]
 
 
 def test_a_history_that_is_none_is_a_gap(

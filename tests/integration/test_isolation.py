@@ -222,7 +222,7 @@ def test_with_testing_a_deployment_is_refused(capsys: pytest.CaptureFixture[str]
 
     with (
         override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TESTING": True, "TOPICS": TOPICS}),
-        pytest.raises(SystemCheckError, match=r"rmq\.E013"),
+        pytest.raises(SystemCheckError, match=r"django_rmq\.E013"),
     ):
         call_command("check", "--deploy", "--tag", "rmq")
 

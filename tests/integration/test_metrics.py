@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -39,6 +40,7 @@ from django_rmq.operations import figures
 from django_rmq.project import connections
 from django_rmq.project.settings import get_config
 from tests.brokers import Broker
+from tests.servers import absent
 from tests.workers import Heard, broker_on, client_of, eventually
 from tests.workers import Worker as RunningWorker
 
@@ -103,43 +105,31 @@ def test_counters_are_those_of_the_ledger(broker: Any) -> None:
     live_through_everything(broker)
     found = scraped()
     assert found["rmq_up",] == 1
-    counted = {
-        name: found[f"rmq_{name}_total", "work"]
-        for name in (
-            "sent",
-            "merged",
-            "handed_out",
-            "committed",
-            "died",
-            "replayed",
-            "released",
-            "stale",
-            "fenced",
-        )
-    }
+    counted = {name: found[f"rmq_{name}_total", "work"] for name in collector.COUNTERS}
     assert counted == {
-        "sent": 7,
-        "merged": 1,
-        "handed_out": 4,
-        "committed": 1,
-        "died": 1,
-        "replayed": 1,
-        "released": 1,
-        "stale": 1,
-        "fenced": 1,
+        "messages_sent": 7,
+        "messages_merged": 1,
+        "messages_died": 1,
+        "messages_replayed": 1,
+        "deliveries": 4,
+        "deliveries_committed": 1,
+        "deliveries_released": 1,
+        "reports_stale": 1,
+        "calls_fenced": 1,
     }
     reasons = {
-        reason: found["rmq_failed_total", reason, "work"] for reason in ("error", "timeout", "rejected")
+        reason: found["rmq_deliveries_failed_total", reason, "work"]
+        for reason in ("error", "timeout", "rejected")
     }
     assert reasons == {"error": 1, "timeout": 0, "rejected": 1}
     messages = {
         state: found["rmq_messages", state, "work"]
-        for state in ("store", "prepare", "claimed", "retry", "dead")
+        for state in ("waiting", "in_flight", "claimed", "retry", "dead")
     }
-    assert sum(messages.values()) == 5 and messages["dead"] == messages["prepare"] == 0
+    assert sum(messages.values()) == 5 and messages["dead"] == messages["in_flight"] == 0
     assert found["rmq_messages_due", "work"] <= 4
     assert found["rmq_slots", "work"] == 4
-    assert found["rmq_sent_total", "ranked"] == 0
+    assert found["rmq_messages_sent_total", "ranked"] == 0
     assert ("rmq_oldest_due_age_seconds", "ranked") not in found
     assert found["rmq_oldest_due_age_seconds", "work"] >= 0
     assert found["rmq_undrained_seconds", "ranked"] == 0
@@ -156,8 +146,8 @@ def test_time_outs_have_a_reason_of_their_own() -> None:
             clock.advance(seconds=31)
             broker.expire(topic("work"), 0)
             found = scraped()
-    assert found["rmq_failed_total", "timeout", "work"] == 1
-    assert found["rmq_failed_total", "error", "work"] == 0
+    assert found["rmq_deliveries_failed_total", "timeout", "work"] == 1
+    assert found["rmq_deliveries_failed_total", "error", "work"] == 0
 
 
 @pytest.mark.parametrize("sampled", [True, False])
@@ -192,7 +182,11 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}), connections.replaced_broker(broker):
         broker.send_replace(topic("large"), 5_000, [1_799_999_000_000], [b"1"])
         found = scraped()
-        assert ("rmq_sent_total", "large") not in found and ("rmq_messages", "store", "large") not in found
+        assert ("rmq_messages_sent_total", "large") not in found and (
+            "rmq_messages",
+            "waiting",
+            "large",
+        ) not in found
         assert ("rmq_measured_age_seconds", "large") not in found
         (duty,) = history.sampling(broker, [topic("large")], 1, lambda _: True)
         for pause in duty():
@@ -200,8 +194,8 @@ def test_a_topic_of_very_many_slots_is_told_as_workers_sampled_it(
             if history.latest(broker, [topic("large")])[0] is not None:
                 break
         found = scraped()
-        assert found["rmq_sent_total", "large"] == found["rmq_messages", "store", "large"] == 1
-        assert found["rmq_fenced_total", "large"] == 0
+        assert found["rmq_messages_sent_total", "large"] == found["rmq_messages", "waiting", "large"] == 1
+        assert found["rmq_calls_fenced_total", "large"] == 0
         assert 1_000 <= found["rmq_oldest_due_age_seconds", "large"] < 1_120
         assert 0 < found["rmq_measured_age_seconds", "large"] < 120
         assert found["rmq_measured_age_seconds", "work"] == 0
@@ -251,7 +245,7 @@ def test_registering_asks_nobody() -> None:
 def test_while_redis_is_away_only_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with override_settings(RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS}):
         assert scraped() == {("rmq_up",): 0}
-    assert "There are no metrics" in caplog.text
+    assert "Metrics cannot be read" in caplog.text
 
 
 def test_a_slot_that_cannot_be_read_is_told_and_the_others_count(redis_url: str, prefix: str) -> None:
@@ -263,7 +257,7 @@ def test_a_slot_that_cannot_be_read_is_told_and_the_others_count(redis_url: str,
         found = scraped()
         connections.close()
     assert found["rmq_slots_unreadable", "work"] == 1
-    assert found["rmq_sent_total", "work"] == found["rmq_messages", "store", "work"] == 1
+    assert found["rmq_messages_sent_total", "work"] == found["rmq_messages", "waiting", "work"] == 1
     client.close()
 
 
@@ -316,16 +310,16 @@ def test_durations_are_counted_for_good_and_are_cumulative(broker: Any) -> None:
     assert (sum(times.late), sum(times.took)) == (8, 6)
     assert times.late_ms == 2 * round(1 + 1.5 + 4_000)
     found = scraped()
-    assert found["rmq_lateness_seconds_count", "work"] == 8
-    assert found["rmq_lateness_seconds_bucket", "0.001", "work"] == 4
-    assert found["rmq_lateness_seconds_bucket", "0.002", "work"] == 6
-    assert found["rmq_lateness_seconds_bucket", "5.0", "work"] == 8
-    assert found["rmq_listener_seconds_bucket", "0.05", "work"] == 4
-    assert found["rmq_listener_seconds_bucket", "86400.0", "work"] == 4
-    assert found["rmq_listener_seconds_bucket", "+Inf", "work"] == 6
-    assert found["rmq_listener_seconds_sum", "work"] == pytest.approx(200_000.0608)
-    assert ("rmq_lateness_seconds_count", "ranked") not in found
-    assert found["rmq_listener_seconds_count", "ranked"] == 0
+    assert found["rmq_delivery_lateness_seconds_count", "work"] == 8
+    assert found["rmq_delivery_lateness_seconds_bucket", "0.001", "work"] == 4
+    assert found["rmq_delivery_lateness_seconds_bucket", "0.002", "work"] == 6
+    assert found["rmq_delivery_lateness_seconds_bucket", "5.0", "work"] == 8
+    assert found["rmq_listener_duration_seconds_bucket", "0.05", "work"] == 4
+    assert found["rmq_listener_duration_seconds_bucket", "86400.0", "work"] == 4
+    assert found["rmq_listener_duration_seconds_bucket", "+Inf", "work"] == 6
+    assert found["rmq_listener_duration_seconds_sum", "work"] == pytest.approx(200_000.0608)
+    assert ("rmq_delivery_lateness_seconds_count", "ranked") not in found
+    assert found["rmq_listener_duration_seconds_count", "ranked"] == 0
     assert broker.note_times(topic("work"), [0] * LATENESS_BUCKETS, 0, [1, 2, *[0] * 22], 5) == 2
 
 
@@ -369,9 +363,9 @@ def test_a_foreign_key_is_told_of(redis_url: str, prefix: str, caplog: pytest.Lo
         found = scraped()
         assert found["rmq_up",] == 1
         # The figures of this topic that lie elsewhere, and all figures of the others, are told.
-        assert found["rmq_sent_total", "work"] == 0
-        assert ("rmq_listener_seconds_count", "work") not in found
-        assert found["rmq_listener_seconds_count", "ranked"] == 0
+        assert found["rmq_messages_sent_total", "work"] == 0
+        assert ("rmq_listener_duration_seconds_count", "work") not in found
+        assert found["rmq_listener_duration_seconds_count", "ranked"] == 0
         assert f"'times_{{{prefix}rmq:history:work}}'" in caplog.text
         connections.close()
     client.close()
@@ -459,7 +453,7 @@ from prometheus_client import REGISTRY
 from django_rmq.metrics import RmqCollector
 REGISTRY.register(RmqCollector())
 text = Client().get("/metrics").content.decode()
-assert 'rmq_sent_total{topic="work"} 0.0' in text, text
+assert 'rmq_messages_sent_total{topic="work"} 0.0' in text, text
 assert "django_http_requests" in text
 """
     code = f"URL, PREFIX = {redis_url!r}, {prefix!r}\n{code}"
@@ -506,12 +500,29 @@ def test_dashboard_and_alerts_name_only_what_is_told() -> None:
         assert expression.count("(") == expression.count(")")
         for labels in re.findall(r"\{([^}]*)\}", expression):
             assert set(re.findall(r"(\w+)[!=]", labels)) <= {"topic", "state", "reason"}
+            assert set(re.findall(r'state="(\w+)"', labels)) <= set(collector.STATES)
     assert set().union(*map(named, queries)) == told, "the dashboard shows everything"
     for rule in rules:
         assert (
             rule["labels"]["severity"] in ("critical", "warning", "info") and rule["annotations"]["summary"]
         )
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def linted(text: str) -> subprocess.CompletedProcess[str]:
+    promtool = shutil.which("promtool") or absent("promtool is not installed: apt-get install prometheus")
+    return subprocess.run(
+        [promtool, "check", "metrics"], input=text, check=False, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_names_pass_the_linter_of_prometheus(broker: Any) -> None:
+    live_through_everything(broker)
+    registry = CollectorRegistry()
+    registry.register(RmqCollector())
+    found = linted(generate_latest(registry).decode())
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+    assert linted("# HELP rmq_sent Sent.\n# TYPE rmq_sent counter\nrmq_sent 1\n").returncode == 3
 
 
 def test_the_docs_name_every_metric_and_no_other() -> None:

@@ -90,7 +90,7 @@ def test_nothing_is_refused_and_the_check_says_so(server: RedisServer, redis_url
     assert broker.refused([WORK]) == []
     assert [flaw.name for flaw in flaws(broker, [WORK])] == ["persistence"]
     with override_settings(RMQ={"REDIS": redis_url, "KEY_PREFIX": prefix, "TOPICS": commands.TOPICS}):
-        assert [message.id for message in check_redis()] == ["rmq.W042"]
+        assert [message.id for message in check_redis()] == ["django_rmq.W042"]
         assert starting.check_start(get_config().topics.values())
         connections.close()
     broker.close()

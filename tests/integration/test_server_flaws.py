@@ -201,21 +201,21 @@ def test_workers_warn_and_start_or_refuse_where_durability_is_strict(
             assert "stores nothing on disk" in caplog.text
             (warning,) = check_redis()
             assert isinstance(warning, Warning)
-            assert warning.id == "rmq.W042"
+            assert warning.id == "django_rmq.W042"
             connections.close()
         with override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS, "DURABILITY": "strict"}):
             with pytest.raises(ConfigurationError, match=r"stores nothing on disk.*appendonly yes"):
                 starting.check_start(get_config().topics.values())
             (error,) = check_redis()
             assert isinstance(error, Error)
-            assert error.id == "rmq.E042"
+            assert error.id == "django_rmq.E042"
             connections.close()
 
 
 def test_a_server_that_is_away_is_an_error_of_the_check(server: RedisServer) -> None:
     server.stop()
     with override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
-        assert [message.id for message in check_redis()] == ["rmq.E040"]
+        assert [message.id for message in check_redis()] == ["django_rmq.E040"]
         with pytest.raises(ServerUnavailable):
             connections.server_flaws([])
         connections.close()

@@ -14,6 +14,7 @@ from django.test import override_settings
 
 from django_rmq import send_messages, signals
 from django_rmq.core.consumer import Hooks
+from django_rmq.core.consumer.settling import Settlement
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
@@ -117,7 +118,7 @@ def test_what_a_worker_does_is_told_with_its_messages(broker: Any) -> None:
     assert sorted(told.bodies("failed")) == ["bad", "bad", "worse"]
     assert sorted(told.bodies("dead")) == ["bad", "worse"]
     calls = [call for name in NAMES for call in told.calls[name]]
-    assert {(call["topic"], call["sender"]) for call in calls} == {("work", Topic)}
+    assert {(call["topic"], call["sender"]) for call in calls} == {("work", "work")}
     failures = {message.body: failure for call in told.calls["dead"] for message, failure in call["failures"]}
     assert failures["bad"].error.startswith("ValueError: no such thing")
     assert failures["worse"] == Failure(b'"worse"', "rejected", None, "Reject: never again")
@@ -208,20 +209,68 @@ def test_what_cannot_be_told_in_time_is_left_out_with_a_warning(
     assert "not called for the end of 2 messages" in caplog.text
 
 
+def test_a_receiver_may_choose_a_topic_by_its_name(broker: Any) -> None:
+    chosen: list[Any] = []
+    others: list[Any] = []
+    all_: list[Any] = []
+    # Equal names that are not one object, as those of two modules.
+    name, same = str(b"work", "ascii"), str(b"work", "ascii")
+    assert name is not same
+    receivers = [(chosen, name), (others, "other"), (all_, None)]
+    connected = []
+    for calls, sender in receivers:
+
+        def receive(calls: list[Any] = calls, **kwargs: Any) -> None:
+            calls.append((kwargs["sender"], kwargs["topic"]))
+
+        signals.message_sent.connect(receive, sender=sender, weak=False)
+        connected.append((receive, sender))
+    try:
+        assert announcing.are_sends_watched(same)
+        send_messages(same, [1])
+    finally:
+        gone = [signals.message_sent.disconnect(receive, sender=sender) for receive, sender in connected]
+    assert (chosen, others, all_) == ([("work", "work")], [], [("work", "work")])
+    assert gone == [True, True, True]
+    assert not announcing.are_sends_watched("work")
+
+
+def test_a_topic_whose_receivers_are_of_another_topic_costs_nothing() -> None:
+    def receive(**kwargs: Any) -> None: ...
+
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": {"work": KIND}}):
+        reporter = announcing.Reporter()
+        for name in ("sent", "started", "committed"):
+            signal_of(name).connect(receive, sender="other")
+        try:
+            assert not announcing.are_sends_watched("work")
+            assert announcing.are_sends_watched("other")
+            assert announcing.around(TOPIC, print) is print
+            assert (reporter.wants("work"), reporter.wants("other")) == (False, True)
+        finally:
+            for name in ("sent", "started", "committed"):
+                signal_of(name).disconnect(receive, sender="other")
+
+
+def test_a_sender_that_is_no_name_is_refused() -> None:
+    with pytest.raises(TypeError, match="the name of a topic, not <class"):
+        signals.message_dead.connect(print, sender=Topic)
+
+
 def test_nobody_listening_costs_nothing(broker: Any) -> None:
     def listen(message: Message) -> None:
         heard(message)
 
     heard, reporter = Heard(), announcing.Reporter()
     assert announcing.around(TOPIC, listen) is listen
-    assert not reporter.wants()
+    assert not reporter.wants("work")
     with Worker(broker, TOPIC, listen, watcher=reporter) as running:
         settled: list[int] = []
         tell = running.dispatcher._settling._tell
 
-        def spy(messages: dict[bytes, Message], *rest: Any) -> None:
-            settled.append(len(messages))
-            tell(messages, *rest)
+        def spy(settlement: Settlement, *rest: Any) -> None:
+            settled.append(len(settlement.messages))
+            tell(settlement, *rest)
 
         running.dispatcher._settling._tell = spy  # type: ignore[method-assign,assignment]
         send(broker, TOPIC, range(5))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import SimpleTestCase, TestCase, override_settings
 from django.utils import timezone
@@ -22,6 +23,7 @@ from django_rmq import (
     Reject,
     Retry,
     UnknownTopic,
+    asend_message,
     ensure_message,
     listener,
     send_message,
@@ -33,6 +35,7 @@ from django_rmq.project.settings import get_config
 from django_rmq.testing import (
     Clock,
     RMQTestMixin,
+    adrain,
     assert_message_sent,
     assert_no_messages,
     captured_messages,
@@ -174,6 +177,21 @@ def test_drain_runs_listeners_on_what_is_due_and_on_what_they_send(clock: Clock)
     assert drain() == 4
     assert sorted(map(str, seen)) == ["1", "2", "{'render': 1}", "{'render': 2}"]
     assert depth("prices") == depth("renders") == {}
+
+
+def test_a_coroutine_drains_and_extends(clock: Clock) -> None:
+    seen: list[Any] = []
+
+    @listener("renders")
+    async def render(message: Message) -> None:
+        seen.append((message.body, await message.aextend()))
+
+    async def test() -> int:
+        await asend_message("renders", 1, priority=50)
+        return await adrain("renders", limit=10)
+
+    assert async_to_sync(test)() == 1
+    assert seen == [(1, True)]
 
 
 def test_drain_works_on_the_configured_redis_as_well() -> None:

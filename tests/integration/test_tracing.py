@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from django_rmq import Message, Reject, Send, ensure_message, send_message, send_messages
+from django_rmq import Message, Reject, Send, ensure_message, remove_message, send_message, send_messages
+from django_rmq.core.consumer import Hooks
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.checks import MAX_HEADER_BYTES
@@ -23,8 +24,11 @@ from django_rmq.exceptions import ConfigurationError, InvalidMessage
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
 from django_rmq.project.settings import get_config, values
-from django_rmq.project.watching import tracing
+from django_rmq.project.watching import announcing, telemetry
+from django_rmq.project.watching.telemetry import names, sends
 from django_rmq.testing import captured_messages, drain
+from example_project.embedded_server import free_port
+from tests.workers import LONG, Worker, eventually
 
 KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0}
 RMQ = {
@@ -51,7 +55,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """What an SDK of the project would export; its provider is global there."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(tracing, "_tracer", lambda: provider.get_tracer("tests"))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     return exporter
 
 
@@ -85,7 +89,7 @@ def test_processing_is_linked_to_its_send_where_the_identity_is_a_key(
         "messaging.operation.type": "send",
         "messaging.destination.partition.id": "0",
         "messaging.message.id": "k",
-        "rmq.outcome": "stored",
+        "messaging.rmq.message.outcome": "stored",
     }
     assert (result.status, result.member) == ("stored", b"k")
     seen: list[Any] = []
@@ -104,7 +108,7 @@ def test_processing_is_linked_to_its_send_where_the_identity_is_a_key(
     assert processed.parent is None and processed.context.trace_id != sent.context.trace_id
     attributes = dict(processed.attributes or {})
     assert (attributes["messaging.operation.type"], attributes["messaging.message.id"]) == ("process", "k")
-    assert attributes["rmq.retries_left"] == 0
+    assert attributes["messaging.rmq.message.retries_left"] == 0
     assert processed.status.status_code is StatusCode.UNSET
 
 
@@ -113,7 +117,9 @@ def test_where_the_body_is_the_identity_nothing_travels_and_merging_stays(
 ) -> None:
     assert send_message("plain", {"iban": "secret"}).status == "stored"
     assert send_message("plain", {"iban": "secret"}).status == "merged"
-    outcomes = [dict(span.attributes or {})["rmq.outcome"] for span in spans.get_finished_spans()]
+    outcomes = [
+        dict(span.attributes or {})["messaging.rmq.message.outcome"] for span in spans.get_finished_spans()
+    ]
     assert outcomes == ["stored", "merged"]
     assert "secret" not in repr([span.to_json() for span in spans.get_finished_spans()])
     spans.clear()
@@ -154,9 +160,18 @@ def test_many_messages_are_one_span_and_a_batch_links_to_each_sender(
     consumed(clock, monkeypatch, "keyed", listen, 10)
     processed = one(spans)
     assert sent.context and alone.context
-    assert {link.context.span_id for link in processed.links} == {sent.context.span_id, alone.context.span_id}
+    found = {str((link.attributes or {})["messaging.message.id"]): link for link in processed.links}
+    assert {key: link.context.span_id for key, link in found.items()} == {
+        "a": sent.context.span_id,
+        "b": sent.context.span_id,
+        "c": alone.context.span_id,
+    }
+    assert dict(found["a"].attributes or {})["messaging.rmq.message.retries_left"] == 0
     attributes = dict(processed.attributes or {})
-    assert (attributes["messaging.batch.message_count"], attributes["rmq.failed"]) == (3, 1)
+    assert (
+        attributes["messaging.batch.message_count"],
+        attributes["messaging.rmq.batch.failed_message_count"],
+    ) == (3, 1)
     assert processed.status.status_code is StatusCode.UNSET
     assert [sorted(headers) for headers in given] == [["traceparent"], ["h", "traceparent"], ["traceparent"]]
 
@@ -184,6 +199,12 @@ def test_a_failure_is_an_error_of_its_span(
     span = one(spans)
     assert span.status.status_code is StatusCode.ERROR
     assert [event.name for event in span.events] == (["exception"] if how in ("raises", "rejects") else [])
+    assert (span.attributes or {})["error.type"] == {
+        "raises": "ValueError",
+        "rejects": "django_rmq.exceptions.Reject",
+        "returns": "returned_false",
+        "decides": "rejected",
+    }[how]
 
 
 def test_what_cannot_be_sent_is_an_error_and_says_so_as_ever(
@@ -197,7 +218,9 @@ def test_what_cannot_be_sent_is_an_error_and_says_so_as_ever(
     ):
         with pytest.raises(InvalidMessage):
             send_message(topic, 1, **options)
-        assert one(spans).status.status_code is StatusCode.ERROR
+        span = one(spans)
+        assert span.status.status_code is StatusCode.ERROR
+        assert (span.attributes or {})["error.type"] == "django_rmq.exceptions.InvalidMessage"
 
 
 def test_headers_of_a_sender_win_and_full_ones_stay_as_they_are(
@@ -223,17 +246,123 @@ def test_tests_of_projects_see_what_they_sent(broker: InMemoryBroker, spans: InM
     assert sent[0].options == {"key": "k", "headers": {"a": "b"}}
 
 
+def test_a_context_that_the_sender_gave_is_linked_to_by_the_send(
+    broker: InMemoryBroker, spans: InMemorySpanExporter
+) -> None:
+    given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    send_message("keyed", 1, key="k", headers={"traceparent": given})
+    ((link,),) = (span.links for span in spans.get_finished_spans())
+    assert f"{link.context.trace_id:032x}-{link.context.span_id:016x}" in given
+
+
 @pytest.mark.django_db(transaction=True)
-def test_in_a_transaction_the_call_is_what_the_link_leads_to(
+def test_in_a_transaction_the_call_creates_and_the_commit_sends(
     broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with transaction.atomic():
         send_message("keyed", 1, key="k")
-    sent = one(spans)
-    assert dict(sent.attributes or {})["rmq.outcome"] == "pending"
+        send_messages("plain", [1, 2, 3])
+        remove_message("plain", 9)
+    created, several, sent = spans.get_finished_spans()
+    spans.clear()
+    assert [(span.name, span.kind) for span in (created, several, sent)] == [
+        ("create keyed", SpanKind.PRODUCER),
+        ("create plain", SpanKind.PRODUCER),
+        ("send", SpanKind.CLIENT),
+    ]
+    assert dict(created.attributes or {})["messaging.rmq.message.outcome"] == "pending"
+    assert dict(several.attributes or {})["messaging.batch.message_count"] == 3
+    attributes = dict(sent.attributes or {})
+    assert attributes["messaging.operation.type"] == "send"
+    assert attributes["messaging.batch.message_count"] == 4
+    assert "messaging.destination.name" not in attributes
+    assert created.context and several.context
+    assert [
+        (link.context.span_id, (link.attributes or {})["messaging.destination.name"]) for link in sent.links
+    ] == [(created.context.span_id, "keyed"), (several.context.span_id, "plain")]
     consumed(clock, monkeypatch, "keyed", lambda message: None)
-    assert sent.context
-    assert [link.context.span_id for link in one(spans).links] == [sent.context.span_id]
+    assert [link.context.span_id for link in one(spans).links] == [created.context.span_id]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_commit_that_sends_to_one_topic_names_it_and_a_removal_alone_is_no_send(
+    broker: InMemoryBroker, spans: InMemorySpanExporter
+) -> None:
+    with transaction.atomic():
+        send_message("plain", 1)
+    _, sent = spans.get_finished_spans()
+    assert sent.name == "send plain"
+    assert "messaging.batch.message_count" not in (sent.attributes or {})
+    spans.clear()
+    with transaction.atomic():
+        remove_message("plain", 1)
+    assert spans.get_finished_spans() == ()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_commit_that_cannot_send_is_an_error_of_its_span(spans: InMemorySpanExporter) -> None:
+    port = free_port()
+    away = {**RMQ, "BROKER": "redis", "REDIS": f"redis://127.0.0.1:{port}/3"}
+    with override_settings(RMQ=away), transaction.atomic():
+        result = send_message("plain", 1)
+    assert result.status == "failed"
+    _, sent = spans.get_finished_spans()
+    connections.close()
+    attributes = dict(sent.attributes or {})
+    assert attributes["error.type"] == "django_rmq.exceptions.ServerUnavailable"
+    assert (attributes["server.address"], attributes["server.port"]) == ("127.0.0.1", port)
+    assert sent.status.status_code is StatusCode.ERROR
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        (
+            "redis://user:secret@redis.example:7000/1",
+            {"server.address": "redis.example", "server.port": 7000},
+        ),
+        ("redis://redis.example", {"server.address": "redis.example", "server.port": 6379}),
+        ("unix:///run/my%20redis.sock", {"server.address": "/run/my redis.sock"}),
+        ({"CLUSTER": ["redis://a:7001", "redis://b:7002"]}, {"server.address": "a", "server.port": 7001}),
+    ],
+    ids=str,
+)
+def test_spans_say_where_redis_is(server: Any, told: dict[str, Any]) -> None:
+    with override_settings(RMQ={**RMQ, "BROKER": "redis", "REDIS": server}):
+        found = names.attributes("plain", "send")
+    assert {name: value for name, value in found.items() if name.startswith("server.")} == told
+
+
+# --- ends of deliveries
+
+
+def test_what_redis_confirms_is_a_span_that_is_linked_to_the_senders(
+    broker: InMemoryBroker, clock: Clock, spans: InMemorySpanExporter
+) -> None:
+    def listen(message: Message) -> None:
+        if message.body == 2:
+            raise Reject("never")
+
+    first, second = (send_message("keyed", body, key=f"k{body}") for body in (1, 2))
+    assert first.ok and second.ok
+    senders = [span.context.span_id for span in spans.get_finished_spans() if span.context]
+    spans.clear()
+    reporter, keyed = announcing.Reporter(), get_config().topic("keyed")
+    clock.advance(seconds=1)
+    with Worker(broker, keyed, listen, hooks=Hooks(around=announcing.around), watcher=reporter):
+        eventually(lambda: len(spans.get_finished_spans()) >= 4, "two calls and their ends")
+    reporter.stop(LONG)
+    ends = {span.name: span for span in spans.get_finished_spans() if span.kind is SpanKind.CLIENT}
+    assert set(ends) == {"commit keyed", "rollback keyed"}
+    for name, key, sender in (("commit keyed", "k1", senders[0]), ("rollback keyed", "k2", senders[1])):
+        span = ends[name]
+        attributes = dict(span.attributes or {})
+        assert attributes["messaging.operation.type"] == "settle"
+        assert attributes["messaging.operation.name"] == name.split()[0]
+        assert attributes["messaging.message.id"] == key
+        assert [link.context.span_id for link in span.links] == [sender]
+        assert span.parent is None
+        assert span.start_time and span.end_time and 0 <= span.end_time - span.start_time < 60e9
 
 
 def test_without_an_sdk_everything_works_and_nothing_travels(
@@ -252,8 +381,8 @@ def test_off_there_is_no_span_and_the_listener_itself_is_called(
 
     off = {**RMQ, "TRACING": False}
     with override_settings(RMQ=off), connections.replaced_broker(broker):
-        assert tracing.around(get_config().topic("keyed"), listen) is listen
-        assert tracing.sending(get_config().topic("keyed")) is tracing._UNTRACED
+        assert telemetry.around(get_config().topic("keyed"), listen) is listen
+        assert telemetry.sending(get_config().topic("keyed"), waits=False) is sends._UNOBSERVED
         send_message("keyed", 1, key="k")
     assert spans.get_finished_spans() == ()
 

@@ -46,7 +46,7 @@ def test_the_checks_are_registered_by_the_app() -> None:
     assert apps.is_installed("django_rmq")
     assert checks.registry.registry.tag_exists("rmq")
     with override_settings(RMQ={"BROKER": "memory", "TOPICS": ORDERS, "COLOUR": 1}):
-        assert "rmq.E002" in ids(checks.run_checks(tags=["rmq"]))
+        assert "django_rmq.E002" in ids(checks.run_checks(tags=["rmq"]))
 
 
 def test_a_sound_project_is_told_nothing() -> None:
@@ -54,26 +54,81 @@ def test_a_sound_project_is_told_nothing() -> None:
     assert told(check_settings, TOPICS=ORDERS) == told(check_listeners, TOPICS=ORDERS) == []
 
 
-def test_another_projects_package_in_our_folder_is_an_error(
+def install(folder: Path, *, requires: str, with_files: bool = True) -> None:
+    """Write an installed package ``django-rmq`` into ``folder``, as pip does."""
+    installed = folder / "django_rmq-1.0.5.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: django-rmq\nVersion: 1.0.5\nRequires-Dist: {requires}\n"
+    )
+    (installed / "RECORD").write_text("django_rmq/producer.py,,\ndjango_rmq-1.0.5.dist-info/METADATA,,\n")
+    if with_files:
+        (folder / "django_rmq").mkdir()
+        (folder / "django_rmq" / "producer.py").touch()
+
+
+def test_another_projects_package_with_our_import_name_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = tmp_path / "django_rmq-0.1.2.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: django-rmq\nVersion: 0.1.2\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, requires="pika<2.0,>=1.4.1")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     (error,) = check_package()
-    assert error.id == "rmq.E014" and "django-rmq 0.1.2" in error.msg
+    assert error.id == "django_rmq.E014" and "django-rmq 1.0.5" in error.msg
     assert error.hint == "pip uninstall django-rmq django-redis-rmq, then: pip install django-redis-rmq"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"requires": "pika<2.0,>=1.4.1", "with_files": False}, id="files are gone"),
+        pytest.param({"requires": "django-redis>=6"}, id="an older version of this project"),
+    ],
+)
+def test_metadata_that_were_left_behind_are_no_error(
+    how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, **how)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert check_package() == []
+
+
+def test_old_metadata_of_this_project_do_not_hide_the_other_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, requires in (("old", "django-redis>=6"), ("other", "pika>=1.4.1")):
+        (tmp_path / name).mkdir()
+        install(tmp_path / name, requires=requires)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "old"), *sys.path, str(tmp_path / "other")])
+    assert ids(check_package()) == ["django_rmq.E014"]
 
 
 def test_our_own_package_is_not_taken_for_the_other_one() -> None:
     assert check_package() == []
 
 
+@pytest.mark.parametrize("tag", ["django_rmq", "rmq"])
+def test_the_checks_have_the_label_of_the_app_as_a_tag_and_a_short_one(tag: str) -> None:
+    with override_settings(RMQ={"BROKER": "memory", "TOPICS": ORDERS, "COLOUR": 1}):
+        assert ids(checks.run_checks(tags=[tag])) == ["django_rmq.E002"]
+
+
+@pytest.mark.parametrize("silenced", ["django_rmq.W002", "rmq.W002"])
+def test_a_check_is_silenced_by_its_id_and_by_its_older_one(silenced: str) -> None:
+    (warning,) = told(check_settings)
+    assert not warning.is_silenced()
+    with override_settings(SILENCED_SYSTEM_CHECKS=[silenced]):
+        assert warning.is_silenced()
+    with override_settings(SILENCED_SYSTEM_CHECKS=["django_rmq.W001", "rmq.W001", "W002"]):
+        assert not warning.is_silenced()
+
+
 def test_errors_of_the_settings_come_with_their_hints() -> None:
     (error,) = told(check_settings, TOPICS=ORDERS, TOPIC={})
     assert error.level == checks.ERROR
-    assert (error.id, error.msg) == ("rmq.E002", "RMQ has the unknown key 'TOPIC'; did you mean 'TOPICS'?")
+    assert (error.id, error.msg) == (
+        "django_rmq.E002",
+        "RMQ has the unknown key 'TOPIC'; did you mean 'TOPICS'?",
+    )
     assert error.hint
     assert "TOPICS" in error.hint
 
@@ -84,7 +139,7 @@ def test_listeners_are_not_looked_at_while_the_settings_are_wrong() -> None:
 
 def test_no_topics_at_all_is_a_warning() -> None:
     (warning,) = told(check_settings)
-    assert (warning.id, warning.level) == ("rmq.W002", checks.WARNING)
+    assert (warning.id, warning.level) == ("django_rmq.W002", checks.WARNING)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +153,7 @@ def test_no_topics_at_all_is_a_warning() -> None:
     ids=str,
 )
 def test_a_dotted_path_that_leads_nowhere_is_an_error(rmq: dict[str, Any]) -> None:
-    assert ids(told(check_settings, TOPICS=ORDERS, **rmq)) == ["rmq.E008"]
+    assert ids(told(check_settings, TOPICS=ORDERS, **rmq)) == ["django_rmq.E008"]
 
 
 def test_a_dotted_path_that_leads_somewhere_is_fine() -> None:
@@ -108,7 +163,7 @@ def test_a_dotted_path_that_leads_somewhere_is_fine() -> None:
 
 def test_a_topic_without_a_listener_is_a_warning_unless_it_says_so() -> None:
     (warning,) = told(check_listeners, TOPICS=ORDERS)
-    assert (warning.id, warning.level) == ("rmq.W001", checks.WARNING)
+    assert (warning.id, warning.level) == ("django_rmq.W001", checks.WARNING)
     assert warning.hint
     assert '@listener("orders")' in warning.hint
     assert told(check_listeners, TOPICS={"orders": {"TYPE": "fixed_time", "LISTENER": False}}) == []
@@ -118,7 +173,7 @@ def test_a_topic_without_a_listener_is_a_warning_unless_it_says_so() -> None:
 def test_a_listener_for_an_unknown_topic_is_an_error_that_guesses() -> None:
     listener("order")(handle)
     found = told(check_listeners, TOPICS=ORDERS)
-    assert ids(found) == ["rmq.E023", "rmq.W001"]
+    assert ids(found) == ["django_rmq.E023", "django_rmq.W001"]
     assert "did you mean 'orders'?" in found[0].msg
     assert f"{__name__}:{handle.__code__.co_firstlineno}" in found[0].msg
 
@@ -126,7 +181,7 @@ def test_a_listener_for_an_unknown_topic_is_an_error_that_guesses() -> None:
 def test_a_listener_for_a_topic_that_has_none_is_an_error() -> None:
     listener("orders")(handle)
     topics = {"orders": {"TYPE": "fixed_time", "LISTENER": False}}
-    assert ids(told(check_listeners, TOPICS=topics)) == ["rmq.E024"]
+    assert ids(told(check_listeners, TOPICS=topics)) == ["django_rmq.E024"]
 
 
 def test_listeners_that_do_not_load_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +202,7 @@ def test_listeners_that_do_not_load_are_told_apart(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(registry, "discover", failures)
     found = told(check_listeners, TOPICS={**ORDERS, "others": {"TYPE": "priority"}})
-    assert ids(found) == ["rmq.E020", "rmq.E021", "rmq.E022"]
+    assert ids(found) == ["django_rmq.E020", "django_rmq.E021", "django_rmq.E022"]
     for i, message in enumerate(found):
         assert f"app{i}.listeners" in message.msg
 
@@ -183,5 +238,5 @@ def test_zookeeper_is_asked_only_where_it_is_the_coordinator() -> None:
 def test_a_zookeeper_that_does_not_answer_is_an_error() -> None:
     zookeeper = {"HOSTS": f"127.0.0.1:{free_port()}"}
     [error] = told(check_zookeeper, TOPICS=ORDERS, BROKER="redis", REDIS="redis://h/1", ZOOKEEPER=zookeeper)
-    assert error.id == "rmq.E030"
+    assert error.id == "django_rmq.E030"
     assert f"ZooKeeper at {zookeeper['HOSTS']} does not answer" in error.msg

@@ -246,7 +246,7 @@ def test_a_missing_setting_says_how_it_looks() -> None:
     with override_settings(RMQ=None):
         found, (problem,) = read_settings()
     assert found is None
-    assert problem.id == "rmq.E001"
+    assert problem.id == "django_rmq.E001"
     assert "RMQ is missing" in problem.message
     assert "TOPICS" in problem.hint
 
@@ -262,13 +262,15 @@ def test_a_missing_setting_says_how_it_looks() -> None:
     ],
 )
 def test_what_must_be_a_dict_is_named(rmq: dict[str, Any], place: str) -> None:
-    assert [problem for problem in problems(**rmq) if problem.id == "rmq.E001" and place in problem.message]
+    assert [
+        problem for problem in problems(**rmq) if problem.id == "django_rmq.E001" and place in problem.message
+    ]
 
 
 def test_rmq_itself_must_be_a_dict() -> None:
     with override_settings(RMQ=["REDIS"]):
         _, found = read_settings()
-    assert found[0].id == "rmq.E001"
+    assert found[0].id == "django_rmq.E001"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +290,7 @@ def test_rmq_itself_must_be_a_dict() -> None:
 )
 def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, Any], sentence: str) -> None:
     (problem,) = problems(**rmq)
-    assert (problem.id, problem.message) == ("rmq.E002", sentence)
+    assert (problem.id, problem.message) == ("django_rmq.E002", sentence)
     assert problem.hint.startswith("Allowed here: ")
 
 
@@ -345,7 +347,7 @@ def test_a_value_that_cannot_be_used_says_what_it_is_and_what_it_must_be(
 ) -> None:
     (problem,) = topic_problems(**options)
     ((key, value),) = options.items()
-    assert problem.id in ("rmq.E003", "rmq.E008")
+    assert problem.id in ("django_rmq.E003", "django_rmq.E008")
     assert problem.message.startswith(f'RMQ["TOPICS"]["orders"]["{key}"] is {value!r}: it must be ')
     assert wanted in problem.message
 
@@ -407,19 +409,19 @@ def test_a_value_that_cannot_be_used_says_what_it_is_and_what_it_must_be(
 )
 def test_other_values_are_checked_alike(rmq: dict[str, Any]) -> None:
     found = [problem for problem in problems(**rmq) if "it must be " in problem.message]
-    assert [problem.id for problem in found] == ["rmq.E003"]
+    assert [problem.id for problem in found] == ["django_rmq.E003"]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "{a}", "-a", "a*", "ä", "a\n", "x" * 101, 5])
 def test_a_topic_name_that_could_not_be_a_key_is_refused(name: object) -> None:
     (problem,) = problems(TOPICS={name: {"TYPE": "priority"}})
-    assert problem.id == "rmq.E004"
+    assert problem.id == "django_rmq.E004"
     assert repr(name) in problem.message
 
 
 def test_a_topic_needs_a_type() -> None:
     (problem,) = problems(TOPICS={"orders": {"SLOTS": 4}})
-    assert problem.id == "rmq.E005"
+    assert problem.id == "django_rmq.E005"
     assert "'range_merge', 'priority', 'fixed_time'" in problem.message
 
 
@@ -434,7 +436,7 @@ def test_a_topic_needs_a_type() -> None:
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) -> None:
     (problem,) = problems(TOPICS={"orders": options})
-    assert problem.id == "rmq.E006"
+    assert problem.id == "django_rmq.E006"
     assert all(name in problem.message for name in options if name != "TYPE")
 
 
@@ -448,7 +450,7 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) ->
     ids=str,
 )
 def test_zookeeper_needs_hosts_and_a_closed_acl_needs_a_login(rmq: dict[str, Any]) -> None:
-    assert [problem.id for problem in problems(**rmq)] == ["rmq.E007"]
+    assert [problem.id for problem in problems(**rmq)] == ["django_rmq.E007"]
 
 
 @pytest.mark.parametrize(
@@ -474,7 +476,7 @@ def test_a_formatter_for_a_topic_that_is_not_declared_is_found() -> None:
     (problem,) = problems(
         TOPICS={"orders": {"TYPE": "priority"}}, ADMIN={"FORMATTER": {"order": "shop.rules.hide"}}
     )
-    assert (problem.id, "did you mean 'orders'?" in problem.message) == ("rmq.E004", True)
+    assert (problem.id, "did you mean 'orders'?" in problem.message) == ("django_rmq.E004", True)
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -486,8 +488,15 @@ def test_all_problems_are_told_at_once() -> None:
     }
     with override_settings(RMQ=rmq), pytest.raises(ConfigurationError) as caught:
         get_config()
-    told = re.findall(r"rmq\.E\d{3}", str(caught.value))
-    assert sorted(told) == ["rmq.E002", "rmq.E003", "rmq.E003", "rmq.E003", "rmq.E004", "rmq.E005"]
+    told = re.findall(r"django_rmq\.E\d{3}", str(caught.value))
+    assert sorted(told) == [
+        "django_rmq.E002",
+        "django_rmq.E003",
+        "django_rmq.E003",
+        "django_rmq.E003",
+        "django_rmq.E004",
+        "django_rmq.E005",
+    ]
 
 
 # --- Redis
@@ -495,7 +504,7 @@ def test_all_problems_are_told_at_once() -> None:
 
 def test_a_broker_of_redis_needs_to_know_where() -> None:
     (problem,) = problems(BROKER="redis", TOPICS={})
-    assert problem.id == "rmq.E009"
+    assert problem.id == "django_rmq.E009"
 
 
 def test_the_alias_of_a_cache_brings_its_options() -> None:
@@ -517,12 +526,12 @@ def test_of_a_primary_and_its_replicas_the_primary_is_used() -> None:
 
 def test_an_unknown_alias_is_an_error_that_guesses() -> None:
     (problem,) = problems({"rmq": redis_cache("redis://h/1")}, REDIS="rqm")
-    assert (problem.id, "did you mean 'rmq'?" in problem.message) == ("rmq.E009", True)
+    assert (problem.id, "did you mean 'rmq'?" in problem.message) == ("django_rmq.E009", True)
 
 
 def test_a_cache_of_another_kind_is_an_error() -> None:
     (problem,) = problems(REDIS="default")
-    assert problem.id == "rmq.E010"
+    assert problem.id == "django_rmq.E010"
     assert "locmem" in problem.message
 
 
@@ -544,7 +553,7 @@ def test_a_cache_on_the_same_database_is_an_error_for_clearing_it_is_flushdb(
     if by_alias:
         caches["rmq"] = redis_cache(ours)
     (problem,) = problems(caches, REDIS="rmq" if by_alias else ours)
-    assert problem.id == "rmq.E011"
+    assert problem.id == "django_rmq.E011"
     assert 'CACHES["pages"]' in problem.message
     assert "FLUSHDB" in problem.hint
 
@@ -564,13 +573,13 @@ def test_an_alias_that_django_itself_uses_is_an_error_for_clearing_it_is_flushdb
 ) -> None:
     with override_settings(**given):
         (problem,) = problems({alias: redis_cache("redis://h/1")}, REDIS=alias)
-        assert problem.id == "rmq.E011"
+        assert problem.id == "django_rmq.E011"
         assert f"'{alias}', which is also" in problem.message
         assert use in problem.message
         assert "FLUSHDB" in problem.hint and 'CACHES = {"rmq": ' in problem.hint
         # With an alias of its own on the same database nothing is won.
         caches = {alias: redis_cache("redis://h/1"), "rmq": redis_cache("redis://h/1")}
-        assert [problem.id for problem in problems(caches, REDIS="rmq")] == ["rmq.E011"]
+        assert [problem.id for problem in problems(caches, REDIS="rmq")] == ["django_rmq.E011"]
         caches["rmq"] = redis_cache("redis://h/2")
         assert config(caches, REDIS="rmq").redis is not None
 
@@ -588,7 +597,7 @@ def test_an_alias_that_django_no_longer_uses_may_be_ours() -> None:
 def test_djangos_own_redis_cache_counts_as_well() -> None:
     cache = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://h:6379/0"}
     (problem,) = problems({"pages": cache}, REDIS="redis://h")
-    assert problem.id == "rmq.E011"
+    assert problem.id == "django_rmq.E011"
 
 
 def test_another_database_or_host_is_fine() -> None:
@@ -608,7 +617,7 @@ def test_another_database_or_host_is_fine() -> None:
 def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str) -> None:
     secret = url.replace("://", "://user:secret@", 1) if "h" in url.partition("://")[2] else url
     (problem,) = problems(REDIS=secret)
-    assert problem.id == "rmq.E012"
+    assert problem.id == "django_rmq.E012"
     assert "redis://host:6379/1" in problem.message
     assert "secret" not in problem.message
 
@@ -620,7 +629,7 @@ def test_with_testing_the_broker_is_in_memory_and_redis_is_not_read() -> None:
     assert config().testing is False
     assert config(REDIS="redis://h", TESTING=False).broker == "redis"
     (problem,) = problems(TESTING=1)
-    assert problem == ("rmq.E003", 'RMQ["TESTING"] is 1: it must be True or False.', "")
+    assert problem == ("django_rmq.E003", 'RMQ["TESTING"] is 1: it must be True or False.', "")
 
 
 def test_a_cluster_is_a_dict_with_one_url_or_several() -> None:
@@ -636,14 +645,14 @@ def test_a_cluster_is_a_dict_with_one_url_or_several() -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({"CLUSTER": "redis://h:7000/1"}, "rmq.E012"),
-        ({"CLUSTER": ["redis://h:7000", "redis://h:7001/1"]}, "rmq.E012"),
-        ({"CLUSTER": "unix:///run/redis.sock"}, "rmq.E012"),
-        ({"CLUSTER": "h:7000"}, "rmq.E012"),
-        ({"CLUSTER": []}, "rmq.E003"),
-        ({"CLUSTER": [7000]}, "rmq.E003"),
-        ({"CLUSTER": "redis://h:7000", "DB": 0}, "rmq.E003"),
-        ({}, "rmq.E003"),
+        ({"CLUSTER": "redis://h:7000/1"}, "django_rmq.E012"),
+        ({"CLUSTER": ["redis://h:7000", "redis://h:7001/1"]}, "django_rmq.E012"),
+        ({"CLUSTER": "unix:///run/redis.sock"}, "django_rmq.E012"),
+        ({"CLUSTER": "h:7000"}, "django_rmq.E012"),
+        ({"CLUSTER": []}, "django_rmq.E003"),
+        ({"CLUSTER": [7000]}, "django_rmq.E003"),
+        ({"CLUSTER": "redis://h:7000", "DB": 0}, "django_rmq.E003"),
+        ({}, "django_rmq.E003"),
     ],
 )
 def test_a_cluster_that_cannot_be_used_is_reported(given: dict[str, Any], wanted: str) -> None:
@@ -699,11 +708,12 @@ def test_every_check_is_documented_in_both_places() -> None:
     assert checks.__doc__ is not None
     files = [Path(str(checks.__file__)), *Path(str(settings.__file__)).parent.glob("*.py")]
     source = "".join(file.read_text() for file in files)
-    used = set(re.findall(r"\"(?:rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
+    used = set(re.findall(r"\"(?:django_rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15
-    assert set(re.findall(r"rmq\.([EW]\d{3})", checks.__doc__)) == used
+    assert set(re.findall(r"django_rmq\.([EW]\d{3})", checks.__doc__)) == used
     assert (
-        set(re.findall(r"^\| rmq\.([EW]\d{3}) ", (REFERENCE / "checks.md").read_text(), re.MULTILINE)) == used
+        set(re.findall(r"^\| django_rmq\.([EW]\d{3}) ", (REFERENCE / "checks.md").read_text(), re.MULTILINE))
+        == used
     )
 
 

@@ -28,17 +28,20 @@ logger = safe_logger("django_rmq.consumer")
 class Watcher(Protocol):
     """Receives what Redis has confirmed, in the dispatcher's own thread, so it must be quick."""
 
-    def wants(self) -> bool:
-        """Return whether the ends of deliveries are wanted; called once per report of a thread."""
+    def wants(self, topic: str) -> bool:
+        """Return whether the ends of deliveries of a topic are wanted; called once per report of a thread."""
 
-    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
-        """Receive deliveries of one slot that this worker ended with its own receipt."""
+    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]], began_ns: int) -> None:
+        """Receive deliveries of one slot that this worker ended with its own receipt.
+
+        ``began_ns``: when it told Redis so, in ns since the epoch.
+        """
 
 
 class Settlement:
     """What is still to be sent to Redis about one delivery of one slot."""
 
-    __slots__ = ("committed", "failures", "messages", "released", "repeated")
+    __slots__ = ("began_ns", "committed", "failures", "messages", "released", "repeated")
 
     def __init__(self) -> None:
         self.committed: list[bytes] = []
@@ -48,6 +51,8 @@ class Settlement:
         """Whether it has been sent before, and the answer was lost."""
         self.messages: dict[bytes, Message] = {}
         """The messages of ``committed`` and ``failures``, if there is a watcher."""
+        self.began_ns = 0
+        """When they were sent, in ns since the epoch, if there are such messages."""
 
 
 Settlements = dict[tuple[Place, int], Settlement]
@@ -96,7 +101,7 @@ class Settling:
         settlement.committed += report.committed
         settlement.failures += report.failures
         settlement.released += released
-        if self._watcher is not None and self._watcher.wants():
+        if self._watcher is not None and self._watcher.wants(batch.place.topic.name):
             settlement.messages.update((each.delivery.member, each) for each in batch.messages)
 
     def release(self, place: Place, receipt: int, members: Iterable[bytes]) -> None:
@@ -128,6 +133,8 @@ class Settling:
                     kept[place, receipt] = settlement
                     continue
             told[place, receipt] = settlement
+            if settlement.messages:
+                settlement.began_ns = time.time_ns()
             for verb, call in _CALLS.items():
                 items = getattr(settlement, verb)
                 for start in range(0, len(items), BATCH):
@@ -160,7 +167,8 @@ class Settling:
         for part in parts:
             place, receipt, verb, items, _, answer = part
             words = answer.result()
-            messages = told[place, receipt].messages
+            settlement = told[place, receipt]
+            messages = settlement.messages
             if isinstance(words, RmqError):
                 kept = self.pending[place, receipt]
                 getattr(kept, verb).extend(items)
@@ -171,7 +179,7 @@ class Settling:
             place.shut_until, place.away = 0.0, False
             if verb != "released":
                 self.processed += len(items)
-                self._tell(messages, verb, items, words)
+                self._tell(settlement, verb, items, words)
             if stale := words.count("stale"):
                 _log_stale(part, stale)
         return trouble
@@ -179,16 +187,17 @@ class Settling:
     def _answered(self, told: Settlements) -> None:
         self._under_way = [other for other in self._under_way if other is not told]
 
-    def _tell(self, messages: dict[bytes, Message], verb: str, items: list[Any], words: list[str]) -> None:
-        """Pass those ``messages`` whose end Redis has confirmed to the watcher."""
+    def _tell(self, settlement: Settlement, verb: str, items: list[Any], words: list[str]) -> None:
+        """Pass the messages whose end Redis has confirmed to the watcher."""
+        messages, began_ns = settlement.messages, settlement.began_ns
         if self._watcher is None or not messages:
             return
         ours = [item for item, word in zip(items, words, strict=False) if word == "ok"]
         if verb == "committed":
-            self._watcher.ended([messages[member] for member in ours if member in messages], [])
+            self._watcher.ended([messages[member] for member in ours if member in messages], [], began_ns)
         else:
             failed = [(messages[each.member], each) for each in ours if each.member in messages]
-            self._watcher.ended([], failed)
+            self._watcher.ended([], failed, began_ns)
 
 
 def _log_stale(part: Part, stale: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +109,10 @@ class Message:
     def extend(self) -> bool:
         """Restart the time-out. False: the delivery has ended, and another consumer may have the message."""
         return self._extend is None or self._extend(self)
+
+    async def aextend(self) -> bool:
+        """Do what ``extend`` does, from a coroutine, whose event loop goes on meanwhile."""
+        return await asyncio.to_thread(self.extend)
 
     def retry(self, reason: str = "retry", *, delay: float | None = None) -> None:
         """In a batch: try this message again, after ``delay`` seconds or the topic's back-off."""

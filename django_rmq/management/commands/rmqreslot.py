@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django_rmq.exceptions import ConfigurationError
-from django_rmq.management import RmqCommand, at_least
+from django_rmq.management import RmqCommand, allow_options_between_arguments, at_least
 from django_rmq.operations import reslots
 from django_rmq.operations.reslots import Progress
 
@@ -26,6 +26,7 @@ class Command(RmqCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        allow_options_between_arguments(parser)
         parser.add_argument("topic")
         parser.add_argument(
             "slots",

@@ -18,7 +18,14 @@ from django.utils.timezone import is_naive, make_aware
 from django_rmq import Send
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError, InvalidMessage
-from django_rmq.management import RmqCommand, at_least, duration, outcomes_text, shown
+from django_rmq.management import (
+    RmqCommand,
+    allow_options_between_arguments,
+    at_least,
+    duration,
+    outcomes_text,
+    shown,
+)
 
 CHUNK = 5_000
 """The number of lines that are sent together."""
@@ -35,6 +42,7 @@ class Command(RmqCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        allow_options_between_arguments(parser)
         parser.add_argument("topic")
         parser.add_argument(
             "body", nargs="?", default="-", help="the body; - (default): read it from standard input"

@@ -1,9 +1,9 @@
 """``manage.py runrmqconsumers``: worker processes that run the listeners.
 
-A parent forks and watches them. Exit codes: 0 clean, 1 forced (the shutdown time-out or a second signal), 2 usage or
-configuration, 3 Redis does not answer at the start, 4 the watchdog killed the last live worker process. The first
-SIGTERM or SIGINT lets running listeners end and gives the rest back; the second leaves at once. SIGHUP replaces all
-processes, SIGUSR1 writes the stack of every thread to standard error.
+The parent runs the project's system checks, then forks and watches the workers. Exit codes: 0 clean, 1 forced (the
+shutdown time-out or a second signal), 2 usage or configuration, 3 Redis does not answer at the start, 4 the watchdog
+killed the last live worker process. The first SIGTERM or SIGINT lets running listeners end and gives the rest back; the
+second leaves at once. SIGHUP replaces all processes, SIGUSR1 writes the stack of every thread to standard error.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from django.core.management.base import CommandError
 
 from django_rmq.core.consumer.children import RECYCLE
 from django_rmq.core.words.topics import Topic
+from django_rmq.exceptions import ConfigurationError
 from django_rmq.management import RmqCommand, at_least
 from django_rmq.project import connections
 from django_rmq.project.listening import processes as forking
@@ -26,6 +27,7 @@ from django_rmq.project.listening import reload as reloading
 from django_rmq.project.listening import starting
 from django_rmq.project.listening.worker import Options, WorkerProcess
 from django_rmq.project.settings import get_config, is_debug
+from django_rmq.project.settings.config import Consumer
 
 LINE = "%(asctime)s %(levelname)s %(process)d %(threadName)s %(message)s"
 """The format of RMQ's log lines if the project's LOGGING has none for them."""
@@ -35,12 +37,32 @@ _LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG
 ENVIRONMENT = "RMQ_CONSUMER_"
 """Every flag may come from an environment variable too: RMQ_CONSUMER_MAX_MESSAGES for --max-messages."""
 
+_FIELDS = {"health_addr": "health_address"}
+"""Flags whose setting has another name."""
 
-def _from_environment(parser: ArgumentParser, action: Action) -> None:
-    """Take the default of a flag from an environment variable, and name the variable in its help."""
+
+def _describe(action: Action, settings: Consumer, given: str | None) -> None:
+    """Name the default of a flag and its environment variable in the help."""
+    field = _FIELDS.get(action.dest, action.dest)
+    default = ""
+    if given or hasattr(settings, field):
+        value = given or getattr(settings, field)
+        number = f"{value:g}" if isinstance(value, float) else str(value)
+        default = f" (default: {'none' if value is None else number})".replace("%", "%%")
+    action.help = f"{action.help}{default} [{ENVIRONMENT}{action.dest.upper()}]"
+
+
+def _settings() -> Consumer:
+    """Return ``RMQ["CONSUMER"]``; the defaults if the settings are wrong, because help must not depend on them."""
+    try:
+        return get_config().consumer
+    except ConfigurationError:
+        return Consumer()
+
+
+def _from_environment(parser: ArgumentParser, action: Action, given: str | None) -> None:
+    """Take the default of a flag from an environment variable."""
     name = f"{ENVIRONMENT}{action.dest.upper()}"
-    action.help = f"{action.help} [{name}]"
-    given = os.environ.get(name)
     if not given:
         return
     if action.dest in ("topics", "exclude"):
@@ -61,10 +83,16 @@ class Command(RmqCommand):
         "1 forced, 2 usage or configuration, 3 Redis unavailable at the start, 4 ended by the watchdog. Defaults of "
         'the options: the environment variable in brackets, else RMQ["CONSUMER"].'
     )
+    requires_system_checks = "__all__"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        settings = _settings()
+
         def add(*names: str, **options: Any) -> None:
-            _from_environment(parser, parser.add_argument(*names, **options))
+            action = parser.add_argument(*names, **options)
+            given = os.environ.get(f"{ENVIRONMENT}{action.dest.upper()}")
+            _describe(action, settings, given)
+            _from_environment(parser, action, given)
 
         whole, seconds = at_least(1, int), at_least(0, float)
         add("topics", nargs="*", metavar="topic", help="only these topics")

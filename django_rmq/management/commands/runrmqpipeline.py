@@ -12,7 +12,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError
 
 from django_rmq.exceptions import LostRace, RmqError, ServerTrouble
 from django_rmq.management import RmqCommand, at_least, duration, shown, table
@@ -46,10 +46,7 @@ class Command(RmqCommand):
         "list them. Exit codes: 0 done or stopped, 1 failed, 2 usage or configuration (also: no PySpark, "
         "no Java), 3 Redis unavailable."
     )
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Return a parser with a subparser for each pipeline, because argparse cannot mix their options."""
-        return BaseCommand.create_parser(self, prog_name, subcommand, **kwargs)
+    requires_system_checks = "__all__"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         subparsers = parser.add_subparsers(dest="pipeline", metavar="NAME")

@@ -27,6 +27,9 @@ AGAIN_SECONDS = 10.0
 """Seconds after which code that could not be loaded is tried again without a change, because a module may
 have been missing."""
 
+_CHECK = re.compile(r"^(?:CRITICALS|ERRORS):\n(?P<first>.+)$", re.MULTILINE)
+"""The first error in a report of the system checks."""
+
 _FRAME = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 
 
@@ -84,9 +87,14 @@ def try_out() -> str:
 
 
 def _reason(output: str) -> str:
-    """Return the error at the end of ``output``, with the innermost place in its traceback that is not in a library."""
+    """Return the error at the end of ``output``, with the innermost place in its traceback that is not in a library.
+
+    Of a report of the system checks it is the first error.
+    """
     lines = [line for line in output.splitlines() if line.strip()]
     text = lines[-1].strip() if lines else ""
+    if check := _CHECK.search(output):
+        text = check["first"].removeprefix("?: ").strip()
     own = [match for match in _FRAME.finditer(output) if not is_library(match["path"])]
     return f"{text} ({own[-1]['path']}, line {own[-1]['line']})" if own else text
 

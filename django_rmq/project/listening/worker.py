@@ -31,7 +31,7 @@ from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
 from django_rmq.project.settings import get_config
-from django_rmq.project.watching import announcing
+from django_rmq.project.watching import announcing, telemetry
 
 logger = safe_logger("django_rmq.consumer")
 
@@ -180,6 +180,7 @@ class WorkerProcess:
             self._reporter.stop(LEAVE_SECONDS)
             if (events := connections.events()) is not None:
                 events.flush(LEAVE_SECONDS)
+            telemetry.flush(LEAVE_SECONDS)
             self._beat()
         dispatcher = self.dispatcher
         if dispatcher.forced or dispatcher.exit_asked:

@@ -25,7 +25,7 @@ from django_rmq.exceptions import RmqError, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.sending.failures import explained, report, too_full
 from django_rmq.project.sending.results import DeferredResult, RemoveResult
-from django_rmq.project.watching import announcing
+from django_rmq.project.watching import announcing, telemetry
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -42,6 +42,8 @@ class Call:
     others: MutableMapping[int, Call]
     """All waiting calls of the connection, in order, including this one until it is flushed."""
     results: Sequence[DeferredResult | RemoveResult] = ()
+    context: Any = None
+    """The context of its span, if sends are traced."""
 
     def flush(self) -> None:
         """Send, unless an earlier callback has done so; the first callback of a commit sends everything that follows it."""
@@ -80,6 +82,7 @@ def defer(
     """
     call = _register(producer, topic, messages, wanted, connection)
     here = ref(call)
+    call.context = telemetry.creation_context()
     call.results = results = [DeferredResult(out, wanted, here) for out in messages]
     return results
 
@@ -109,21 +112,36 @@ def _register(
 
 def _flush(together: Sequence[Call]) -> None:
     """Send what waited for a commit, in one step; errors are reported, never raised."""
-    sendable = [call for call in together if _is_sendable(call)]
-    if not sendable:
-        return
-    producer = sendable[-1].producer
-    assert producer is not None
-    messages = [out for call in sendable for out in call.messages]
-    wanted = Durability(
-        max(call.wanted.replicas for call in sendable), any(call.wanted.fsync for call in sendable)
-    )
-    removes = any(call.messages and call.messages[0].act == "remove" for call in sendable)
-    outcomes, errors = producer.attempt(messages, wanted, removes=removes)
+    with telemetry.committing(_created(together)) as commit:
+        sendable = [call for call in together if _is_sendable(call, commit)]
+        if not sendable:
+            return
+        producer = sendable[-1].producer
+        assert producer is not None
+        messages = [out for call in sendable for out in call.messages]
+        wanted = Durability(
+            max(call.wanted.replicas for call in sendable), any(call.wanted.fsync for call in sendable)
+        )
+        outcomes, errors = producer.attempt(messages, wanted, removes=any(map(_removes, sendable)))
+        for error in errors.values():
+            commit.fail(error)
     _tell(sendable, outcomes, errors)
 
 
-def _is_sendable(call: Call) -> bool:
+def _removes(call: Call) -> bool:
+    return bool(call.messages) and call.messages[0].act == "remove"
+
+
+def _created(together: Sequence[Call]) -> list[telemetry.Created]:
+    """Return what the calls have created, for the span of the commit."""
+    return [
+        (call.topic.name, len(call.messages), call.context)
+        for call in together
+        if call.producer is not None and not _removes(call)
+    ]
+
+
+def _is_sendable(call: Call, commit: telemetry.Commit) -> bool:
     """Return whether to send to Redis; if not, complete the results of ``call``."""
     if call.producer is None:
         for out, result in zip(call.messages, call.results, strict=True):
@@ -132,6 +150,9 @@ def _is_sendable(call: Call) -> bool:
     try:
         connections.agree(call.topic)
     except RmqError as error:
+        commit.fail(error)
+        if not _removes(call):
+            telemetry.count_sent(call.topic.name, len(call.messages), error)
         report(call.topic.name, call.results, error)
         return False
     return True
@@ -152,8 +173,10 @@ def _tell(calls: Sequence[Call], outcomes: Sequence[SendResult], errors: dict[in
                 sent[topic.name].append(result)
         if failure is not None:
             failed[topic.name].append((result, failure))
+            telemetry.count_sent(topic.name, int(isinstance(result, DeferredResult)), failure)
     for name, topic in {call.topic.name: call.topic for call in calls}.items():
         announcing.sent(name, sent[name])
+        telemetry.count_sent(name, len(sent[name]))
         if failed[name]:
             report(name, [result for result, _ in failed[name]], explained(topic, failed[name][0][1]))
 

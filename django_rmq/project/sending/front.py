@@ -25,7 +25,7 @@ from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch,
 from django_rmq.project.sending.failures import explained, too_full
 from django_rmq.project.sending.results import RemoveResult
 from django_rmq.project.settings import get_config
-from django_rmq.project.watching import announcing, tracing
+from django_rmq.project.watching import announcing, telemetry
 
 
 def send_message(
@@ -119,10 +119,12 @@ def send_messages(
     else:
         chunks = batched(bodies, ROUND_TRIP)
     bulk = _Bulk(declared, shared, wanted, connection)
-    with tracing.sending(declared) as span:
-        for chunk in chunks:
-            bulk.send(chunk, span)
-        span.note(bulk.results)
+    with telemetry.sending(declared, waits=connection is not None) as call:
+        try:
+            for chunk in chunks:
+                bulk.send(chunk, call)
+        finally:
+            call.note(bulk.results, bulk.under_way)
     return bulk.results
 
 
@@ -217,13 +219,13 @@ def _send_one(
 ) -> SendResult:
     topic = get_config().topic(name)
     producer = connections.get_producer()
-    with tracing.sending(topic) as span:
-        outgoing = producer.build(topic, body, **span.options(options))
+    connection = commit_to_wait_for(on_commit, using)
+    with telemetry.sending(topic, waits=connection is not None) as call:
+        outgoing = producer.build(topic, body, **call.options(options))
         if ensure:
             outgoing = outgoing._replace(act="ensure")
-        connection = commit_to_wait_for(on_commit, using)
         (result,) = results = dispatch(producer, topic, [outgoing], [(body, options)], wanted, connection)
-        span.note(results)
+        call.note(results)
         if connection is None and result.status == "refused":
             raise too_full(topic, result)
     return result
@@ -234,6 +236,8 @@ class _Bulk:
 
     def __init__(self, topic: Topic, shared: dict[str, Any], wanted: Durability, connection: Any) -> None:
         self.results = SendResults(topic.name)
+        self.under_way = 0
+        """The number of messages of which it is not known whether they have been sent."""
         self._topic = topic
         self._producer = connections.get_producer()
         self._shared = shared
@@ -246,8 +250,13 @@ class _Bulk:
             and wanted == STORED
         )
 
-    def send(self, chunk: Sequence[Any], span: tracing.Sending) -> None:
+    def send(self, chunk: Sequence[Any], call: telemetry.Sending) -> None:
         """Send bodies and ``Send``s, at once or at the commit; add their results to ``results``."""
+        self.under_way = len(chunk)
+        self._send(chunk, call)
+        self.under_way = 0
+
+    def _send(self, chunk: Sequence[Any], call: telemetry.Sending) -> None:
         if self._is_plain and not observers and Send not in set(map(type, chunk)):
             self._send_plain(chunk)
             return
@@ -257,7 +266,7 @@ class _Bulk:
             if isinstance(item, Send):
                 body, options = item.body, {**self._shared, **item.options()}
             try:
-                built.append(self._producer.build(self._topic, body, **span.options(options)))
+                built.append(self._producer.build(self._topic, body, **call.options(options)))
             except CallerError as error:
                 raise type(error)(f"item {index}: {error}{self._so_far()}") from None
             seen.append((body, options))
@@ -275,7 +284,7 @@ class _Bulk:
             raise type(error)(f"{error}{self._so_far()}") from None
         except SlotMoved as error:
             raise explained(self._topic, error) from error
-        if announcing.are_sends_watched():
+        if announcing.are_sends_watched(self._topic.name):
             announcing.sent(self._topic.name, self.results[before:])
 
     def _so_far(self) -> str:

@@ -98,6 +98,8 @@ class Metrics:
 
     token: str | None = setting(values.optional(values.token), None, is_secret=True)
     """A client that sends it may read the metrics without logging in."""
+    opentelemetry: bool = setting(values.opentelemetry, False)
+    """Whether processes record metrics of OpenTelemetry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class Config:
     admin: Admin = field(default_factory=Admin, metadata={"section": Admin})
     api: Api = field(default_factory=Api, metadata={"section": Api})
     metrics: Metrics = field(default_factory=Metrics, metadata={"section": Metrics})
-    tracing: bool = setting(values.tracing, False)
+    tracing: bool = setting(values.opentelemetry, False)
     """Whether sends and calls of listeners are spans of OpenTelemetry."""
     events: bool = setting(values.boolean, False)
     """Whether processes publish what happens to messages."""

@@ -26,7 +26,7 @@ class Problems(list[Problem]):
 
     def report(self, problem_id: str, message: str, hint: str = "") -> None:
         """Add a problem."""
-        self.append(Problem(f"rmq.{problem_id}", message, hint))
+        self.append(Problem(f"django_rmq.{problem_id}", message, hint))
 
     def section(self, place: str, given: object, keys: Iterable[str]) -> dict[str, Any]:
         """Return ``given`` without unknown keys; report those, and a value that is not a dict."""

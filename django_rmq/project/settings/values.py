@@ -151,8 +151,8 @@ byte_rate = matching(
 )
 
 
-def tracing(value: object) -> bool:
-    """Return True if spans can be made."""
+def opentelemetry(value: object) -> bool:
+    """Return True if spans and metrics can be made."""
     wanted = boolean(value)
     if wanted and not _has_opentelemetry():
         raise Wanted("False where opentelemetry-api (the extra otel) is not installed")

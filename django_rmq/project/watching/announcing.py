@@ -9,13 +9,13 @@ thread, so that no receiver delays the worker. Announcing never raises.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from django.db import close_old_connections
 from django.db import connections as databases
-from django.dispatch import Signal
 
 from django_rmq import signals
 from django_rmq.core.logs.complaints import Complaints
@@ -27,7 +27,7 @@ from django_rmq.core.words.messages import Message
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.topics import Topic
 from django_rmq.project import connections
-from django_rmq.project.watching import tracing
+from django_rmq.project.watching import telemetry
 
 logger = safe_logger("django_rmq.events")
 _complaints = Complaints(logger)
@@ -36,16 +36,11 @@ WAITING = 20_000
 """The maximum number of ended messages that wait to be announced in a worker; further ones are not announced."""
 
 
-def _is_heard(signal: Signal) -> bool:
-    # Django takes a lock to find its live receivers, even if there never were any.
-    return bool(signal.receivers) and signal.has_listeners(Topic)
-
-
-def _send(signal: Signal, **what: Any) -> None:
-    if not _is_heard(signal):
+def _send(signal: signals.TopicSignal, topic: str, **what: Any) -> None:
+    if not signal.has_listeners(topic):
         return
     try:
-        signal.send_robust(sender=Topic, **what)
+        signal.send_robust(sender=topic, topic=topic, **what)
     except BaseException:
         # SystemExit of a receiver would be mistaken for the listener's own.
         if _complaints.admit(signal) is not None:
@@ -63,14 +58,18 @@ def _stream() -> EventStream | None:
 # --- sending
 
 
-def are_sends_watched() -> bool:
-    """Return whether sends have a receiver."""
-    return _is_heard(signals.message_sent) or _is_heard(signals.message_merged) or _stream() is not None
+def are_sends_watched(topic: str) -> bool:
+    """Return whether sends to ``topic`` have a receiver."""
+    return (
+        signals.message_sent.has_listeners(topic)
+        or signals.message_merged.has_listeners(topic)
+        or _stream() is not None
+    )
 
 
 def sent(topic: str, results: Sequence[SendResult]) -> None:
     """Announce the results of sends that Redis has answered."""
-    if not are_sends_watched():
+    if not are_sends_watched(topic):
         return
     arrived = [result for result in results if result.ok]
     merged = [result for result in arrived if result.status in ("merged", "replaced")]
@@ -79,19 +78,19 @@ def sent(topic: str, results: Sequence[SendResult]) -> None:
         ("merged", signals.message_merged, merged),
     ):
         if some:
-            _send(signal, topic=topic, results=some)
+            _send(signal, topic, results=some)
             _note(event, topic, some)
 
 
 def send_failed(topic: str, results: Sequence[SendResult], error: Exception) -> None:
     """Announce sends that failed at a commit."""
-    _send(signals.send_failed, topic=topic, results=results, error=error)
+    _send(signals.send_failed, topic, results=results, error=error)
     _note("send_failed", topic, results)
 
 
 def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
     """Announce removals that failed at a commit."""
-    _send(signals.remove_failed, topic=topic, results=results, error=error)
+    _send(signals.remove_failed, topic, results=results, error=error)
 
 
 # --- consuming
@@ -99,24 +98,24 @@ def remove_failed(topic: str, results: Sequence[str], error: Exception) -> None:
 
 def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return what a worker calls in place of ``function``, a listener of ``topic``: it announces and traces each start."""
-    if not _is_heard(signals.message_started) and _stream() is None:
-        return tracing.around(topic, function)
+    if not signals.message_started.has_listeners(topic.name) and _stream() is None:
+        return telemetry.around(topic, function)
 
     def announced(argument: Any) -> Any:
         messages = argument if isinstance(argument, list) else [argument]
-        _send(signals.message_started, topic=topic.name, messages=messages)
+        _send(signals.message_started, topic.name, messages=messages)
         _note("started", topic.name, messages)
         return function(argument)
 
     # Receivers can read the current span.
-    return tracing.around(topic, announced)
+    return telemetry.around(topic, announced)
 
 
 def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
     """Announce deliveries of one topic whose end Redis has confirmed."""
     if committed:
         topic = committed[0].topic.name
-        _send(signals.message_committed, topic=topic, messages=committed)
+        _send(signals.message_committed, topic, messages=committed)
         _note("committed", topic, committed)
     dead = [
         (message, failure)
@@ -129,7 +128,7 @@ def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> No
     ):
         if some:
             topic = some[0][0].topic.name
-            _send(signal, topic=topic, failures=some)
+            _send(signal, topic, failures=some)
             errors = [failure.error.partition("\n")[0][:200] for _, failure in some]
             if discretion.hides(topic):
                 errors = [error_class(error) for error in errors]
@@ -140,7 +139,7 @@ class Reporter:
     """A worker's ``Watcher``: announces what has ended, from a separate thread, until ``stop``."""
 
     def __init__(self) -> None:
-        self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]]]] = deque()
+        self._ended: deque[tuple[list[Message], list[tuple[Message, Failure]], int, int]] = deque()
         self._waiting = 0
         self._left_out = 0
         self._complain = Complaints(logger)
@@ -148,17 +147,21 @@ class Reporter:
         self._is_stopped = False
         self._thread: threading.Thread | None = None
 
-    def wants(self) -> bool:
-        """Return whether ends of deliveries have a receiver."""
+    def wants(self, topic: str) -> bool:
+        """Return whether ends of deliveries of ``topic`` have a receiver."""
         return (
-            _is_heard(signals.message_committed)
-            or _is_heard(signals.message_failed)
-            or _is_heard(signals.message_dead)
+            signals.message_committed.has_listeners(topic)
+            or signals.message_failed.has_listeners(topic)
+            or signals.message_dead.has_listeners(topic)
             or _stream() is not None
+            or telemetry.is_on()
         )
 
-    def ended(self, committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:
+    def ended(
+        self, committed: list[Message], failed: list[tuple[Message, Failure]], began_ns: int = 0
+    ) -> None:
         """Queue ended deliveries for announcement; drop them if too many are waiting."""
+        ended_ns = time.time_ns()
         weight = len(committed) + len(failed)
         with self._changed:
             if self._waiting and self._waiting + weight > WAITING:
@@ -166,7 +169,7 @@ class Reporter:
                 self._tell_left_out()
                 return
             self._waiting += weight
-            self._ended.append((committed, failed))
+            self._ended.append((committed, failed, began_ns or ended_ns, ended_ns))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="rmq-reporter", daemon=True)
                 self._thread.start()
@@ -187,11 +190,13 @@ class Reporter:
                     self._changed.wait_for(lambda: self._ended or self._is_stopped)
                     if not self._ended:
                         return
-                    committed, failed = self._ended.popleft()
+                    committed, failed, began_ns, ended_ns = self._ended.popleft()
                     self._waiting -= len(committed) + len(failed)
                 try:
                     close_old_connections()
                     ended(committed, failed)
+                    _observe("commit", committed, began_ns, ended_ns)
+                    _observe("rollback", [message for message, _ in failed], began_ns, ended_ns)
                     close_old_connections()
                 except Exception as error:  # noqa: BLE001 - logged, not raised
                     self._complain("told", "Cannot call the receivers of signals: %s", error, exc_info=True)
@@ -207,12 +212,17 @@ class Reporter:
             self._left_out = 0
 
 
+def _observe(operation: str, messages: list[Message], began_ns: int, ended_ns: int) -> None:
+    if messages and telemetry.is_on():
+        telemetry.settled(operation, messages, began_ns, ended_ns)
+
+
 # --- people
 
 
 def replayed(topic: str, outcomes: Mapping[str, int], actor: str) -> None:
     """Announce that somebody has replayed dead messages."""
-    _send(signals.message_replayed, topic=topic, outcomes=dict(outcomes), actor=actor)
+    _send(signals.message_replayed, topic, outcomes=dict(outcomes), actor=actor)
     _note("replayed", topic, count=sum(outcomes.values()), outcomes=dict(outcomes), actor=actor)
 
 

@@ -1,6 +1,7 @@
 """Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
 (where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see `many`),
-WORKER_EVENTS (1: EVENTS is on); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
+WORKER_EVENTS (1: EVENTS is on), WORKER_OTEL (1: spans and metrics are on);
+RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ RMQ = {
     "REDIS": os.environ["REDIS_URL"],
     "KEY_PREFIX": os.environ["RMQ_KEY_PREFIX"],
     "EVENTS": os.environ.get("WORKER_EVENTS") == "1",
+    "TRACING": os.environ.get("WORKER_OTEL") == "1",
+    "METRICS": {"OPENTELEMETRY": os.environ.get("WORKER_OTEL") == "1"},
     "AUTODISCOVER": os.environ.get("WORKER_LISTENERS", "listeners"),
     "TOPICS": {
         "work": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},

@@ -1,0 +1,42 @@
+"""OpenTelemetry (extra ``otel``): spans, if ``RMQ["TRACING"]`` is on, and metrics, if ``RMQ["METRICS"]["OPENTELEMETRY"]`` is.
+
+Only the API is used: without an SDK set up by the project, nothing is recorded. Names and attributes are those
+of the semantic conventions for messaging (``names``).
+
+=============  ========  =======================================================================================
+span           kind      when
+=============  ========  =======================================================================================
+``send T``     producer  a call that sends, outside a transaction
+``create T``   producer  a call that sends, inside a transaction
+``send T``     client    the messages of a transaction at its commit, with links to their ``create`` spans
+``process T``  consumer  a call of a listener
+``commit T``   client    confirmed ends of deliveries of one slot, and ``rollback T``: those that failed
+=============  ========  =======================================================================================
+
+On topics with IDENTITY "key" the context of the first or second of these travels in the message's headers, as
+written by the propagators of the process (``traceparent``), and later spans link to it. They are not its
+children, because a message may be merged, wait for days, and be tried again. A topic whose body is the
+identity carries only bodies, and a trace in them would keep equal messages from merging, so its spans have no
+links.
+"""
+
+from django_rmq.project.watching.telemetry.commits import Commit, Created, committing, creation_context
+from django_rmq.project.watching.telemetry.ends import flush, settled
+from django_rmq.project.watching.telemetry.instruments import count_sent
+from django_rmq.project.watching.telemetry.processing import around
+from django_rmq.project.watching.telemetry.sends import Sending, sending
+from django_rmq.project.watching.telemetry.switches import is_on
+
+__all__ = [
+    "Commit",
+    "Created",
+    "Sending",
+    "around",
+    "committing",
+    "count_sent",
+    "creation_context",
+    "flush",
+    "is_on",
+    "sending",
+    "settled",
+]

@@ -1,0 +1,90 @@
+"""Calls of listeners: their spans and their metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from django_rmq.core.words import discretion
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import Topic
+from django_rmq.project.watching.telemetry import names
+from django_rmq.project.watching.telemetry.instruments import note_processing
+from django_rmq.project.watching.telemetry.spans import links_to, of_message, span_around
+from django_rmq.project.watching.telemetry.switches import is_measured, is_on, is_traced
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what a worker calls in place of ``function``, a listener of ``topic``: it observes each call."""
+    return _Observed(topic, function) if is_on() else function
+
+
+class _Observed:
+    """A listener whose calls are observed."""
+
+    def __init__(self, topic: Topic, function: Callable[[Any], Any]) -> None:
+        self._topic, self._function = topic, function
+        self._is_traced, self._is_measured = is_traced(), is_measured()
+        self._is_hidden = discretion.hides(topic.name)
+        self._attributes = names.attributes(topic.name, "process")
+
+    def __call__(self, argument: Any) -> Any:
+        messages: list[Message] = argument if isinstance(argument, list) else [argument]
+        began, failure = time.perf_counter(), None
+        try:
+            with self._span(messages, is_batch=isinstance(argument, list)) as span:
+                returned = self._function(argument)
+                failure = _decision(returned, messages)
+                _note_failures(span, messages, failure)
+            return returned
+        except BaseException as error:
+            failure = names.error_type(error)
+            raise
+        finally:
+            if self._is_measured:
+                note_processing(self._attributes, len(messages), time.perf_counter() - began, failure)
+
+    def _span(self, messages: list[Message], *, is_batch: bool) -> AbstractContextManager[Span]:
+        from opentelemetry.trace import INVALID_SPAN, SpanKind
+
+        if not self._is_traced:
+            return nullcontext(INVALID_SPAN)
+        more: dict[str, str | int] = {names.COUNT: len(messages)} if is_batch else of_message(messages[0])
+        return span_around(
+            f"process {self._topic.name}",
+            SpanKind.CONSUMER,
+            {**self._attributes, **more, names.SLOT: str(messages[0].slot)},
+            links_to(messages),
+            hidden=self._is_hidden,
+        )
+
+
+def _note_failures(span: Span, messages: Sequence[Message], failure: str | None) -> None:
+    """Record in a span that the listener has failed messages without raising anything."""
+    from opentelemetry.trace import Status, StatusCode
+
+    failed = sum(message.outcome is not None for message in messages)
+    if failed:
+        span.set_attribute(names.FAILED, failed)
+    if failure is not None:
+        span.set_attribute(names.ERROR_TYPE, failure)
+        span.set_status(Status(StatusCode.ERROR, "the listener failed its messages"))
+
+
+def _decision(returned: Any, messages: Sequence[Message]) -> str | None:
+    """Return how a listener that raised nothing failed all its messages. None: it did not."""
+    if returned is False:
+        return "returned_false"
+    outcomes = [message.outcome for message in messages]
+    if None in outcomes:
+        return None
+    are_rejected = all(outcome.kind == "rejected" for outcome in outcomes if outcome is not None)
+    return "rejected" if are_rejected else "retry"
+
+
+__all__ = ["around"]

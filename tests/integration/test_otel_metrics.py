@@ -1,0 +1,205 @@
+"""Metrics of OpenTelemetry: which are recorded, with which attributes, and that they cost nothing while they are off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
+from opentelemetry.semconv._incubating.attributes import messaging_attributes
+from opentelemetry.semconv._incubating.metrics import messaging_metrics
+from opentelemetry.semconv.attributes import error_attributes, server_attributes
+
+from django_rmq import Message, Reject, TopicFull, send_message, send_messages
+from django_rmq.core.consumer import Hooks
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
+from django_rmq.exceptions import ConfigurationError, InvalidMessage, ServerUnavailable
+from django_rmq.project import connections
+from django_rmq.project.settings import get_config, values
+from django_rmq.project.watching import announcing, telemetry
+from django_rmq.project.watching.telemetry import instruments, names
+from example_project.embedded_server import free_port
+from tests.workers import LONG, Worker, eventually
+
+KIND = {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1, "MAX_RETRIES": 0}
+RMQ = {
+    "BROKER": "memory",
+    "METRICS": {"OPENTELEMETRY": True},
+    "TOPICS": {"work": KIND, "full": {**KIND, "MAX_BACKLOG": 2}},
+}
+SENT, CONSUMED = "messaging.client.sent.messages", "messaging.client.consumed.messages"
+OPERATION, PROCESS = "messaging.client.operation.duration", "messaging.process.duration"
+
+Points = dict[str, dict[tuple[str | None, ...], Any]]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1_800_000_000_000)
+
+
+@pytest.fixture
+def broker(clock: Clock) -> Iterator[InMemoryBroker]:
+    broker = InMemoryBroker("m:", clock)
+    with override_settings(RMQ=RMQ), connections.replaced_broker(broker):
+        yield broker
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
+    """What an SDK of the project would export; its provider is global there."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
+    instruments.instruments.cache_clear()
+    yield reader
+    instruments.instruments.cache_clear()
+
+
+def recorded(reader: InMemoryMetricReader) -> Points:
+    """Return the points of each metric by operation, topic and type of error: a count, or the number of durations."""
+    found: Points = {}
+    data = reader.get_metrics_data()
+    for resource in data.resource_metrics if data else ():
+        for scope in resource.scope_metrics:
+            assert scope.scope.name == "django_rmq" and scope.schema_url == names.SCHEMA_URL
+            for metric in scope.metrics:
+                for point in metric.data.data_points:
+                    attributes = dict(point.attributes or {})
+                    assert attributes.pop("messaging.system") == "rmq"
+                    kind = attributes.pop("messaging.operation.type", None)
+                    labels = ("messaging.operation.name", "messaging.destination.name", "error.type")
+                    key = tuple(str(attributes.pop(label, "")) or None for label in labels)
+                    assert not attributes, "no label of high cardinality"
+                    assert (kind is not None) == isinstance(point, HistogramDataPoint)
+                    assert isinstance(point, (HistogramDataPoint, NumberDataPoint))
+                    value = point.count if isinstance(point, HistogramDataPoint) else point.value
+                    found.setdefault(metric.name, {})[key] = value
+    return found
+
+
+def test_the_names_are_those_of_the_conventions() -> None:
+    theirs = {value for name, value in vars(messaging_metrics).items() if name.isupper()}
+    assert {SENT, CONSUMED, OPERATION, PROCESS} <= theirs
+    attributes = {
+        value
+        for module in (messaging_attributes, error_attributes, server_attributes)
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str)
+    }
+    ours = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
+    ours -= {names.SCHEMA_URL, SENT, CONSUMED, OPERATION, PROCESS}
+    assert {name for name in ours if not name.startswith("messaging.rmq.")} <= attributes
+    assert {value.value for value in messaging_attributes.MessagingOperationTypeValues} >= {
+        *names.TYPES.values(),
+        "send",
+        "create",
+        "process",
+    }
+
+
+def test_sends_are_counted_and_timed(broker: InMemoryBroker, reader: InMemoryMetricReader) -> None:
+    send_message("work", 1)
+    send_messages("work", [1, 2, 3])
+    send_messages("full", range(5))
+    with pytest.raises(TopicFull):
+        send_message("full", 6)
+    with pytest.raises(InvalidMessage):
+        send_message("work", 1, priority=20)
+    found = recorded(reader)
+    full, invalid = "django_rmq.exceptions.TopicFull", "django_rmq.exceptions.InvalidMessage"
+    assert found[SENT] == {("send", "work", None): 4, ("send", "full", None): 2, ("send", "full", full): 4}
+    assert found[OPERATION] == {
+        ("send", "work", None): 2,
+        ("send", "full", None): 1,
+        ("send", "full", full): 1,
+        ("send", "work", invalid): 1,
+    }
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_waits_for_a_commit_is_counted_when_it_is_sent(
+    broker: InMemoryBroker, reader: InMemoryMetricReader
+) -> None:
+    with transaction.atomic():
+        send_message("work", 1)
+        send_messages("work", [2, 3])
+        assert recorded(reader) == {}
+    found = recorded(reader)
+    assert found == {SENT: {("send", "work", None): 3}, OPERATION: {("send", "work", None): 1}}
+    with transaction.atomic():
+        send_message("work", 4)
+        transaction.set_rollback(True)
+    assert recorded(reader) == found
+
+
+@pytest.mark.django_db(transaction=True)
+def test_sends_that_fail_are_counted_with_their_error(reader: InMemoryMetricReader) -> None:
+    port = free_port()
+    away = {**RMQ, "BROKER": "redis", "REDIS": f"redis://127.0.0.1:{port}/3"}
+    with override_settings(RMQ=away):
+        for _ in range(2):
+            with pytest.raises(ServerUnavailable):
+                send_message("work", 1)
+        with pytest.raises(ServerUnavailable):
+            send_messages("work", [1, 2, 3])
+        with transaction.atomic():
+            send_message("work", 1)
+    connections.close()
+    data = reader.get_metrics_data()
+    assert data is not None
+    points = {
+        metric.name: [(dict(point.attributes or {}), point) for point in metric.data.data_points]
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+    }
+    ((attributes, point),) = points[SENT]
+    assert isinstance(point, NumberDataPoint) and point.value == 6
+    assert attributes["error.type"] == "django_rmq.exceptions.ServerUnavailable"
+    assert (attributes["server.address"], attributes["server.port"]) == ("127.0.0.1", port)
+    ((_, durations),) = points[OPERATION]
+    assert isinstance(durations, HistogramDataPoint) and durations.count == 4
+    assert tuple(durations.explicit_bounds) == instruments.EDGES
+
+
+def test_a_worker_records_what_it_processes_and_settles(
+    broker: InMemoryBroker, clock: Clock, reader: InMemoryMetricReader
+) -> None:
+    def listen(messages: list[Message]) -> None:
+        if messages[0].body == "bad":
+            raise Reject("never")
+
+    send_messages("work", ["good", "fine"])
+    clock.advance(seconds=1)
+    reporter, work = announcing.Reporter(), get_config().topic("work")
+    hooks = Hooks(around=announcing.around)
+    with Worker(broker, work, listen, hooks=hooks, watcher=reporter, batch_size=10):
+        eventually(lambda: ("commit", "work", None) in recorded(reader).get(OPERATION, {}), "a commit")
+        send_message("work", "bad")
+        clock.advance(seconds=1)
+        eventually(lambda: ("rollback", "work", None) in recorded(reader)[OPERATION], "a rollback")
+    reporter.stop(LONG)
+    found = recorded(reader)
+    reject = "django_rmq.exceptions.Reject"
+    assert found[CONSUMED] == {("process", "work", None): 2, ("process", "work", reject): 1}
+    assert found[PROCESS] == {("process", "work", None): 1, ("process", "work", reject): 1}
+
+
+def test_off_nothing_is_made(broker: InMemoryBroker, reader: InMemoryMetricReader) -> None:
+    with override_settings(RMQ={**RMQ, "METRICS": {}}), connections.replaced_broker(broker):
+        send_message("work", 1)
+        assert telemetry.around(get_config().topic("work"), print) is print
+        assert not announcing.Reporter().wants("work")
+    assert reader.get_metrics_data() is None
+    assert instruments.instruments.cache_info().currsize == 0
+
+
+def test_without_the_package_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "find_spec", lambda name: None)
+    with override_settings(RMQ=RMQ), pytest.raises(ConfigurationError, match="extra otel"):
+        get_config()

@@ -76,12 +76,16 @@ class Shop:
 
 
 @contextmanager
-def running(redis_url: str, folder: Path) -> Iterator[Shop]:
-    """Serve the shop, with its data in a folder and keys of its own."""
+def running(redis_url: str, folder: Path, **topic: Any) -> Iterator[Shop]:
+    """Serve the shop, with its data in a folder, keys of its own, and other settings of the topic."""
+    (folder / "shop_settings.py").write_text(
+        f"from example_project.settings import *\nRMQ['TOPICS'][{TOPIC!r}] |= {topic!r}\n"
+    )
     port = free_port()
     environment = {
         **os.environ,
-        "DJANGO_SETTINGS_MODULE": "example_project.settings",
+        "DJANGO_SETTINGS_MODULE": "shop_settings",
+        "PYTHONPATH": f"{ROOT}:{folder}",
         "REDIS_URL": redis_url,
         "RMQ_KEY_PREFIX": f"t{uuid.uuid4().hex[:12]}:",
         "SHOP_DATA": str(folder),

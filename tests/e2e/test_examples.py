@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.e2e.test_python_consumer import PYTHON
 from tests.shop_server import TOPIC, Shop, installed, running
 
 
@@ -78,9 +79,11 @@ def test_node_gives_back_what_it_has_not_begun(shop: Shop, node: str) -> None:
     shop.ask("POST", f"topics/{TOPIC}/purge/", {"state": "store"})
 
 
-@pytest.fixture(params=["sh", "node"])
+@pytest.fixture(params=["sh", "node", "python"])
 def program(request: pytest.FixtureRequest) -> list[str]:
-    """Either example, as a command."""
+    """Each example, as a command."""
+    if request.param == "python":
+        return [*PYTHON, "consume.py"]
     if request.param == "sh":
         request.getfixturevalue("curl")
         return ["sh", "consume.sh"]
@@ -161,6 +164,36 @@ def test_a_consumer_that_may_not_wait_asks_again_a_second_later(shop: Shop, prog
     assert [verb for verb, _ in Crowded.asked] == ["prepare", "prepare", "prepare", "commit"]
     assert Crowded.times[1] - Crowded.times[0] >= 0.9
     assert Crowded.times[2] - Crowded.times[1] >= 0.9
+
+
+def test_a_consumer_goes_on_where_the_server_does_not_know_what_it_holds(
+    shop: Shop, program: list[str]
+) -> None:
+    class Forgetful(Troubled):
+        asked: ClassVar[list[tuple[str, Any]]] = []
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.asked.append((self.path.split("/")[-2], request))
+            status, answer = {
+                1: (503, b'{"code":"redis_unavailable","detail":"not now"}'),
+                2: (409, b'{"code":"refused","detail":"the topic is not SERIAL"}'),
+                3: (200, self.hold),
+            }.get(len(self.asked), (200, b'{"results":[],"outcomes":{"ok":1}}'))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forgetful) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        other = Shop(shop.environment, server.server_address[1])
+        other.url = f"http://127.0.0.1:{server.server_address[1]}"
+        ran = other.run(*program, TOPIC, "1")
+        server.shutdown()
+    assert ran.returncode == 0, ran.stderr
+    assert [verb for verb, _ in Forgetful.asked] == ["prepare", "prepare", "prepare", "commit"]
+    assert ["held" in request for _, request in Forgetful.asked] == [False, True, False, False]
 
 
 def test_a_consumer_outlasts_a_server_in_trouble(shop: Shop, program: list[str]) -> None:

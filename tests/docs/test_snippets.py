@@ -25,6 +25,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,6 @@ from django_rmq.api import urls
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.redis.broker import RedisBroker
-
 from example_project.embedded_redis import NoRedisServer
 from example_project.embedded_server import free_port
 from tests.docs import stage
@@ -47,6 +47,7 @@ from tests.workers import eventually
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
+GENERATORS = "generators have an environment of their own; tests/clients runs them"
 NOT_RUN: dict[str, str] = {
     "make demo         # a small shop: Redis, consumers, web server, traffic, and a live table of what happens": (
         "it installs an environment; tests/e2e/test_demo.py runs it"
@@ -54,6 +55,8 @@ NOT_RUN: dict[str, str] = {
     "manage.py rmqtopics exports --retire --wait 1h                              # waits until workers have emptied it": (
         "the topic has to be taken out of the settings before; tests/integration/test_retiring.py runs them"
     ),
+    "openapi-python-client generate --path openapi.yaml --meta none --output-path rmq_client": GENERATORS,
+    "npx openapi-typescript openapi.yaml --default-non-nullable false --output schema.d.ts": GENERATORS,
     "python manage.py selection_feeds --items 500 --rate 100   # files as the sources would send them": (
         "commands of the example project for four terminals; tests/spark/test_selection.py runs them"
     ),
@@ -445,6 +448,55 @@ def test_every_block_of_a_page_works_as_it_stands_there(
     project.stop_server()
     wrong = {place: found for place, found in wrong.items() if found}
     assert not wrong, "\n\n".join(f"{place}: {found}" for place, found in wrong.items())
+
+
+def requests(page: Path) -> set[tuple[str, str]]:
+    """Return the method and the path of each request of a page, without its query."""
+    found = set()
+    for snippet in snippets(page):
+        if snippet.language == "sh" and "curl " in snippet.text:
+            method = re.search(r"--request (\w+)", snippet.text)
+            address = re.search(r"http://127\.0\.0\.1:8000/api/rmq/v1/([^\s\"?]*)", snippet.text)
+            assert address and "--header" in snippet.text, snippet.place
+            found.add((method[1] if method else "POST" if "--data" in snippet.text else "GET", address[1]))
+    return found
+
+
+def test_the_reference_shows_a_request_of_every_route_and_method() -> None:
+    shown = requests(ROOT / "docs/reference/rest.md")
+    for route, view in urls.ROUTES.values():
+        pattern = re.compile(re.sub(r"<str:\w+>", "[^/]+", route))
+        methods = {method for method, path in shown if pattern.fullmatch(path)} - {"OPTIONS"}
+        assert methods == {name for name in ("GET", "POST", "DELETE") if hasattr(view, name.lower())}, route
+    assert ("GET", "metrics/") in shown
+
+
+def test_every_answer_is_compared() -> None:
+    for page in (ROOT / "docs/reference/rest.md", ROOT / "docs/how-to/rest.md"):
+        found = snippets(page)
+        for before, snippet in pairwise(found):
+            if snippet.language == "json":
+                assert "curl " in before.text, snippet.place
+
+
+@pytest.mark.parametrize(
+    ("shown", "given"),
+    [
+        ({"a": 1}, {"a": 2}),
+        ({"a": 1}, {"a": True}),
+        ({"a": 1}, {"a": 1, "b": 1}),
+        ({"a": 1, "b": 1}, {"a": 1}),
+        ({"due_ms": None}, {"due_ms": 1}),
+        ({"results": [1]}, {"results": []}),
+        ({"results": []}, {"results": [1]}),
+        ({"results": [2, 1]}, {"results": [1, 2]}),
+        ({"results": [{"a": 1}]}, {"results": [{"a": 2}]}),
+    ],
+)
+def test_an_answer_that_is_not_as_shown_is_found(shown: Any, given: Any) -> None:
+    answers = Answers()
+    assert answers.difference(shown, given)
+    assert not answers.difference(shown, shown) and not answers.difference(given, given)
 
 
 def test_blocks_are_found_wherever_they_stand() -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from inspect import getdoc
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from rest_framework import serializers
 from rest_framework.schemas.inspectors import ViewInspector
 
-_Target = TypeVar("_Target")
+_Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
 class Problem(serializers.Serializer[Any]):
@@ -100,7 +100,7 @@ def shaped(schema: dict[str, Any]) -> Callable[[_Target], _Target]:
         return lambda target: target
     from drf_spectacular.utils import extend_schema_field
 
-    return cast("Callable[[_Target], _Target]", extend_schema_field(schema))
+    return extend_schema_field(schema)
 
 
 def documented(
@@ -124,20 +124,13 @@ def documented(
     """
     if not HAS_OPENAPI:
         return lambda target: target
-    from drf_spectacular.utils import OpenApiResponse, PolymorphicProxySerializer, extend_schema
+    from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
 
     statuses = {406, *errors} if public else {401, 403, 406, 429, 503, *errors}
     if takes is not None:
         statuses |= {400, 413, 415}
     if query is not None:
         statuses |= {400}
-    responses = {
-        status: OpenApiResponse(found, description=SUCCESSES[status]) for status, found in answers.items()
-    }
-    responses |= {
-        status: OpenApiResponse(Problem, description=MEANINGS[status])
-        for status in sorted(statuses - set(answers))
-    }
 
     def describe(target: _Target) -> _Target:
         text = getdoc(target) or name
@@ -146,13 +139,26 @@ def documented(
             summary=text.partition("\n")[0].rstrip("."),
             description=" ".join(text.split()),
             parameters=([] if query is None else [query]) + _parameters(headers or {}, path or {}),
-            request=PolymorphicProxySerializer(*takes, None) if isinstance(takes, tuple) else takes,
-            responses=responses,
+            request=PolymorphicProxySerializer(takes[0], takes[1], None)
+            if isinstance(takes, tuple)
+            else takes,
+            responses=_responses(answers, statuses),
             examples=_examples(examples or {}, answered or {}, min(answers)),
         )
-        return cast("_Target", described(target))
+        return described(target)
 
     return describe
+
+
+def _responses(answers: Mapping[int, Any], errors: set[int]) -> dict[int, Any]:
+    """Return the answers by status, those that succeed first."""
+    from drf_spectacular.utils import OpenApiResponse
+
+    problems = dict.fromkeys(sorted(errors - answers.keys()), Problem)
+    return {
+        status: OpenApiResponse(found, description=(SUCCESSES if status in answers else MEANINGS)[status])
+        for status, found in {**answers, **problems}.items()
+    }
 
 
 def _parameters(

@@ -89,41 +89,29 @@ def test_a_python_client_is_generated_and_works(shop: Shop, before: dict[str, in
     config = tmp_path / "config.yaml"
     config.write_text("post_hooks: []\n")
     client = tmp_path / "generated"
-    generate = [python, "-m", "openapi_python_client", "generate", "--fail-on-warning", "--meta", "none"]
-    told = run(
-        *generate,
-        "--path",
-        DESCRIPTION,
-        "--output-path",
-        client / "rmq_client",
-        "--config",
-        config,
-        cwd=tmp_path,
-    )
+    generate = "openapi_python_client generate --fail-on-warning --meta none --path openapi.yaml"
+    shutil.copy(DESCRIPTION, tmp_path)
+    output = ("--output-path", client / "rmq_client", "--config", config)
+    told = run(python, "-m", *generate.split(), *output, cwd=tmp_path)
     assert "warning" not in told.lower()
     variables = {"RMQ_URL": shop.url, "RMQ_TOKEN": shop.token, "PYTHONPATH": str(client)}
-    lacks = run(
-        python,
-        "-c",
-        "from importlib.util import find_spec; print([find_spec(name) for name in ('django', 'django_rmq')])",
-        cwd=tmp_path,
-        **variables,
-    )
-    assert lacks == "[None, None]\n"
+    look = "from importlib.util import find_spec as find; print(find('django'), find('django_rmq'))"
+    assert run(python, "-c", look, cwd=tmp_path, **variables) == "None None\n"
     check(shop, before, run(python, HERE / "python/smoke.py", TOPIC, cwd=tmp_path, **variables))
 
 
 def test_a_typescript_client_is_generated_and_works(shop: Shop, before: dict[str, int]) -> None:
     node = installed("node", "Node")
     folder = environment("typescript")
-    for name in ("smoke.ts", "tsconfig.json"):
-        shutil.copy(HERE / "typescript" / name, folder)
+    for path in (HERE / "typescript/smoke.ts", HERE / "typescript/tsconfig.json", DESCRIPTION):
+        shutil.copy(path, folder)
     for made in ("schema.d.ts", "smoke.js"):
         (folder / made).unlink(missing_ok=True)
     # As in docs/how-to/rest.md: fields of requests that have a default may be left out.
-    generate = ["openapi-typescript/bin/cli.js", DESCRIPTION, "--default-non-nullable", "false"]
-    run(node, folder / "node_modules" / generate[0], *generate[1:], "--output", "schema.d.ts", cwd=folder)
-    run(node, folder / "node_modules/typescript/bin/tsc", cwd=folder)
+    generate = "openapi-typescript/bin/cli.js openapi.yaml --default-non-nullable false --output schema.d.ts"
+    for command in (generate, "typescript/bin/tsc"):
+        program, *options = command.split()
+        run(node, folder / "node_modules" / program, *options, cwd=folder)
     variables = {"RMQ_URL": shop.url, "RMQ_TOKEN": shop.token}
     check(shop, before, run(node, "smoke.js", TOPIC, cwd=folder, **variables))
 

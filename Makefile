@@ -20,7 +20,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark quick test slow proof lint docs format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
+.PHONY: help install demo demo-spark quick test slow proof lint docs openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,9 +88,29 @@ lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions; 
 docs: $(INSTALLED) ## the documentation site, into build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+openapi: $(INSTALLED) ## write django_rmq/api/openapi.yaml from the code
+	$(BIN)/python docs/site/openapi.py
+
 format: $(INSTALLED) ## fix and format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Each in an environment of its own, which has neither Django nor the package.
+CLIENTS := build/clients/python/.installed build/clients/typescript/.installed
+
+build/clients/python/.installed: requirements/clients.txt
+	$(PYTHON) -m venv build/clients/python
+	build/clients/python/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+build/clients/typescript/.installed: $(addprefix tests/clients/typescript/,package.json package-lock.json)
+	@mkdir -p $(@D)
+	cp $^ $(@D)
+	npm ci --prefix $(@D) --no-audit --no-fund
+	@touch $@
+
+clients: $(INSTALLED) $(CLIENTS) ## generate clients of the REST API in Python and TypeScript, and run them (needs Node and npm)
+	$(BIN)/python -m pytest -q tests/clients $(TEST_ARGS)
 
 types: $(INSTALLED) ## mypy, strict on the package
 	$(BIN)/mypy
@@ -100,7 +120,7 @@ layers: $(INSTALLED) ## the layers and doors of the package, as import contracts
 
 # All tests but the deepest of the proof, and those with the lowest versions. What waits runs beside what computes, in
 # two halves; the output of all but the last half comes at the end.
-check: lint docs types layers wheel ## all that CI runs: lint, types, and every test but the deepest proofs
+check: lint docs types layers wheel clients ## all that CI runs: lint, types, and every test but the deepest proofs
 	@mkdir -p build
 	@$(MAKE) check-waits >build/waits.log 2>&1 & waits=$$!; \
 	  $(MAKE) --keep-going check-rules lowest >build/rules.log 2>&1 & rules=$$!; \
@@ -184,6 +204,9 @@ requirements: ## pin the requirements, with hashes (needs uv)
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --extra cli --extra demo --extra health --extra openapi --extra otel --extra prometheus \
 	  pyproject.toml requirements/lowest.in --output-file requirements/lowest.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+	  requirements/clients.in --output-file requirements/clients.txt
 
 clean: ## remove .venv, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

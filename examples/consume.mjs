@@ -17,7 +17,7 @@ async function work(message) {
 }
 
 async function post(verb, body) {
-  const response = await fetch(`${process.env.RMQ_URL}/topics/${topic}/${verb}/`, {
+  const response = await fetch(`${process.env.RMQ_URL}/v1/topics/${topic}/${verb}/`, {
     method: "POST",
     headers: { Authorization: `Token ${process.env.RMQ_TOKEN}`, "Content-Type": "application/json" },
     body: JSON.stringify(body),
@@ -29,6 +29,7 @@ async function post(verb, body) {
   const error = new Error(`${response.status} ${answer.code}: ${answer.detail}`);
   // Nothing that is said again helps, but where the server is in trouble.
   error.mayHelp = response.status === 429 || response.status >= 500 || response.headers.has("Retry-After");
+  error.status = response.status;
   error.wait = Number(response.headers.get("Retry-After")) || 2;
   throw error;
 }
@@ -54,9 +55,10 @@ while (!stopping && done < Number(count)) {
     taken = await post("prepare", lost ? { consumer, held: true } : { consumer, max: 10, wait: 20 });
     lost = false;
   } catch (error) {
-    if (error.mayHelp === false) throw error;
+    if (error.mayHelp === false && !(lost && error.status === 409)) throw error;
     console.error(`prepare: ${error.message}`);
-    lost = true;
+    // With SERIAL False nobody knows (409): what was handed out comes again when it times out.
+    lost = error.mayHelp !== false;
     await sleep(1000 * (error.wait ?? 2));
     continue;
   }

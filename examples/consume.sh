@@ -15,9 +15,10 @@ consumer=$(cat /proc/sys/kernel/random/uuid 2>/dev/null || uuidgen)
 # post VERB REQUEST: puts what is answered into `answer`. Ends where it helps nobody to say it again, as with a wrong token; else waits
 # as long as the server asks for, and fails.
 post() {
+  status='' pause=''
   if ! got=$(curl --silent --show-error --include --max-time 40 --request POST \
     --header "Authorization: Token $RMQ_TOKEN" --header 'Content-Type: application/json' \
-    --data "$2" "$RMQ_URL/topics/$topic/$1/"); then
+    --data "$2" "$RMQ_URL/v1/topics/$topic/$1/"); then
     sleep 2
     return 1
   fi
@@ -26,7 +27,7 @@ post() {
   answer=$(printf %s "$got" | sed -n '$p')
   case $status in 2*) return 0 ;; esac
   echo "$1: $status $answer" >&2
-  case $status in 429 | 5*) ;; *) [ -n "$pause" ] || exit 1 ;; esac
+  case $status$body in 429* | 5* | '409"held":true') ;; *) [ -n "$pause" ] || exit 1 ;; esac
   sleep "${pause:-2}"
   return 1
 }
@@ -34,8 +35,9 @@ post() {
 done=0 body='"wait":20'
 while [ "$count" -eq 0 ] || [ "$done" -lt "$count" ]; do
   if ! post prepare "{\"consumer\":\"$consumer\",$body}"; then
-    # Nobody knows what was handed out: ask that first when the server is back.
-    body='"held":true'
+    # Nobody knows what was handed out: ask that first when the server is back. With SERIAL False it does not know
+    # either (409), and what was handed out comes again when it times out.
+    case $status$pause in 409) body='"wait":20' ;; *) body='"held":true' ;; esac
     continue
   fi
   body='"wait":20'

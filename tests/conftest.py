@@ -44,7 +44,7 @@ def pytest_configure() -> None:
     django_settings.CACHES["rmq"]["LOCATION"] = "redis://127.0.0.1:6379/0"
 
 
-SLOW = {"browser", "e2e", "spark"}
+SLOW = {"browser", "clients", "e2e", "spark"}
 """Folders in which every test is slow."""
 
 

@@ -27,7 +27,6 @@ class ReplayMessageView(RmqView):
 
     @documented(
         "replay_message",
-        "Send a dead message again with its full budget of retries; with a body, edited",
         path=MESSAGE_ID,
         takes=requests.EditFields,
         answers={200: answers.OutcomeAnswer},
@@ -35,7 +34,7 @@ class ReplayMessageView(RmqView):
         examples={"as it was": {}, "edited": {"body": {"sku": 1, "shop": 8}}},
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
-        """Replay a message."""
+        """Send a dead message again with all its retries; with a body, the edited message."""
         declared, operations = self.topic(topic), self.operations
         asked = self.read(requests.EditFields, request.data)
         if "body" in asked:
@@ -52,15 +51,14 @@ class BuryView(RmqView):
 
     @documented(
         "bury",
-        "Put a message into Dead: 202 where it runs, and dies when its delivery ends",
         path=MESSAGE_ID,
         takes=requests.BuryFields,
         answers={200: answers.OutcomeAnswer, 202: answers.OutcomeAnswer},
         errors=[404, 409],
-        examples={"with a reason": {"why": "the customer has asked for it"}},
+        examples={"with a reason": {"why": "requested by the customer"}},
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
-        """Bury a message."""
+        """Move a message to Dead. 202: a consumer has it, and it goes to Dead when that delivery ends."""
         name = self.topic(topic).name
         asked = self.read(requests.BuryFields, request.data)
         done = self.operations.bury(name, [id], asked.get("why", ""))
@@ -74,7 +72,6 @@ class RescheduleView(RmqView):
 
     @documented(
         "reschedule",
-        "Give a waiting message another due time, or another priority",
         path=MESSAGE_ID,
         takes=requests.RescheduleFields,
         answers={200: answers.OutcomeAnswer},
@@ -82,7 +79,7 @@ class RescheduleView(RmqView):
         examples={"later": {"due": "2030-01-31T12:00:00Z"}, "before others": {"priority": 10000}},
     )
     def post(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
-        """Reschedule a message."""
+        """Give a waiting message another due time or another priority."""
         name = self.topic(topic).name
         asked = self.read(requests.RescheduleFields, request.data)
         done = self.operations.reschedule(name, [id], due=asked.get("due"), priority=asked.get("priority"))
@@ -100,7 +97,6 @@ class ReplayView(RmqView):
 
     @documented(
         "replay",
-        "Send dead messages again: those named, or all that a filter means",
         takes=("Replaying", [requests.ReplayNamedFields, requests.ReplayFilterFields]),
         answers={200: answers.ProgressAnswer},
         errors=[404, 409, 507],
@@ -110,11 +106,11 @@ class ReplayView(RmqView):
         },
     )
     def post(self, request: Request, topic: str) -> Response:
-        """Replay many."""
+        """Send dead messages again: those with the given ids, or all that match a filter."""
         declared, operations = self.topic(topic), self.operations
         data = request.data
         if isinstance(data, Mapping) and ("ids" in data) == ("filter" in data):
-            raise errors.Invalid("Say either `ids` or `filter`; an empty filter means all.")
+            raise errors.Invalid("Give either `ids` or `filter`. An empty filter selects all.")
         if not (isinstance(data, Mapping) and "ids" in data):
             asked = self.read(requests.ReplayFilterFields, data)
             wanted = requests.wanted(asked["filter"])
@@ -134,14 +130,13 @@ class PurgeView(RmqView):
 
     @documented(
         "purge",
-        "Delete what a state of a topic holds, without looking at it",
         takes=requests.PurgeFields,
         answers={200: answers.ProgressAnswer},
         errors=[404, 409],
         examples={"dead for a week": {"state": "dead", "older_than": 604800}},
     )
     def post(self, request: Request, topic: str) -> Response:
-        """Purge."""
+        """Delete all messages of one state of a topic."""
         name = self.topic(topic).name
         asked = self.read(requests.PurgeFields, request.data)
         run = self.operations.purge(
@@ -162,12 +157,11 @@ class PauseView(RmqView):
 
     @documented(
         "pause",
-        "Stop handing out messages of a topic; counts slots",
         answers={200: answers.ProgressAnswer},
         errors=[404, 409],
     )
     def post(self, request: Request, topic: str) -> Response:
-        """Pause."""
+        """Stop the delivery of a topic. The outcomes count slots."""
         return Response(answers.progress(self.operations.pause(self.topic(topic).name).result()))
 
 
@@ -178,10 +172,9 @@ class ResumeView(RmqView):
 
     @documented(
         "resume",
-        "Go on with a paused topic; counts slots",
         answers={200: answers.ProgressAnswer},
         errors=[404, 409],
     )
     def post(self, request: Request, topic: str) -> Response:
-        """Resume."""
+        """Resume the delivery of a paused topic. The outcomes count slots."""
         return Response(answers.progress(self.operations.resume(self.topic(topic).name).result()))

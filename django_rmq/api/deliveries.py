@@ -27,7 +27,6 @@ class PrepareView(RmqView):
 
     @documented(
         "prepare",
-        "Take messages, or answer what this consumer holds. What is not settled or extended in time comes back",
         takes=requests.PrepareFields,
         answers={200: answers.TakenAnswer},
         errors=[404, 409, 507],
@@ -57,7 +56,10 @@ class PrepareView(RmqView):
         },
     )
     def post(self, request: Request, topic: str) -> Response:
-        """Take messages."""
+        """Take messages, or list those that this consumer holds.
+
+        A delivery that is neither settled nor extended in time ends, and its message is delivered again.
+        """
         declared = self.topic(topic)
         asked = self.read(requests.PrepareFields, request.data)
         deliveries = self.operations.deliveries(declared.name)
@@ -110,27 +112,27 @@ _SETTLED: dict[str, Any] = {
 class CommitView(SettlingView):
     """``topics/{topic}/commit/``."""
 
-    @documented("commit", "End deliveries with success", **_SETTLED)
+    @documented("commit", **_SETTLED)
     def post(self, request: Request, topic: str) -> Response:
-        """Commit."""
+        """End deliveries as done."""
         return self.settle(request, topic, "commit")
 
 
 class ExtendView(SettlingView):
     """``topics/{topic}/extend/``."""
 
-    @documented("extend", "Start the time-out of deliveries again", **_SETTLED)
+    @documented("extend", **_SETTLED)
     def post(self, request: Request, topic: str) -> Response:
-        """Extend."""
+        """Restart the time-out of deliveries."""
         return self.settle(request, topic, "extend")
 
 
 class ReleaseView(SettlingView):
     """``topics/{topic}/release/``."""
 
-    @documented("release", "Give deliveries back that have not begun, with nothing spent", **_SETTLED)
+    @documented("release", **_SETTLED)
     def post(self, request: Request, topic: str) -> Response:
-        """Release."""
+        """Return deliveries whose processing has not started. This uses no retry."""
         return self.settle(request, topic, "release")
 
 
@@ -139,7 +141,6 @@ class RollbackView(SettlingView):
 
     @documented(
         "rollback",
-        "End deliveries with failure: they are tried again after a rest, or lie dead when no retries are left",
         takes=requests.RollbackFields,
         answers={200: answers.SettlementAnswer},
         errors=[404, 409, 507],
@@ -156,7 +157,7 @@ class RollbackView(SettlingView):
         },
     )
     def post(self, request: Request, topic: str) -> Response:
-        """Roll back."""
+        """End deliveries as failed: their messages are retried later, or go to Dead if no retries are left."""
         name = self.topic(topic).name
         asked = self.read(requests.RollbackFields, request.data)["deliveries"]
         settled = [Settled(one["id"], one["receipt"]) for one in asked]

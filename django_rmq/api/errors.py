@@ -109,7 +109,7 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
     if isinstance(error, Http404):
         return _of_framework(rest.NotFound())
     if isinstance(error, UnreadablePostError):
-        return _of_framework(Invalid("The body did not arrive."))
+        return _of_framework(Invalid("The request body did not arrive completely."))
     if isinstance(error, RequestDataTooBig):
         return _of_framework(BodyTooLarge(str(error)))
     if not isinstance(error, RmqError):
@@ -120,14 +120,14 @@ def answer(error: Exception, context: dict[str, Any]) -> Response | None:
     detail = str(error)
     if isinstance(error, ConfigurationError):
         # The content of the settings is not shown to clients.
-        _complain(type(error), "REST cannot answer: %s", error)
-        detail = "The message queue is not configured as it should be; the log of this server says how."
+        _complain(type(error), "REST API: request failed: %s", error)
+        detail = "The message queue is misconfigured. See the log of the server."
     elif isinstance(error, ServerTrouble):
         # The address and the replies of Redis are not shown to clients either.
-        _complain(type(error), "REST cannot answer: %s", error)
-        detail = "Redis is full; what drains the queues still works."
+        _complain(type(error), "REST API: request failed: %s", error)
+        detail = "Redis is full. Consuming still works. Repeat the request later."
         if found.status != 507:
-            detail = "Redis does not answer as it should: ask again in a moment."
+            detail = "Redis is unavailable. Repeat the request later."
     response = Response({"code": found.code, "detail": detail}, status=found.status)
     seconds = math.ceil(error.seconds) if isinstance(error, TooManySends) else found.retry_seconds
     if seconds is not None:

@@ -10,6 +10,7 @@ from uuid import UUID
 from django.http import QueryDict
 from django.utils.dateparse import parse_datetime
 from rest_framework import serializers
+from rest_framework.settings import api_settings
 
 from django_rmq.api.schema import shaped
 from django_rmq.core.words.bounds import LARGEST, is_number, is_whole
@@ -23,14 +24,15 @@ class Strict(serializers.Serializer[Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the validated values."""
+        if isinstance(data, QueryDict):
+            # The parameter that chooses the renderer is not one of ours.
+            data = {name: value for name, value in data.items() if name != api_settings.URL_FORMAT_OVERRIDE}
         if isinstance(data, Mapping):
             unknown = [str(name) for name in data if name not in self.fields]
             if unknown:
                 raise serializers.ValidationError(
                     {name[:100]: ["There is no such field."] for name in unknown[:10]}, "unknown_field"
                 )
-        if isinstance(data, QueryDict):
-            data = data.dict()
         return super().to_internal_value(data)
 
 

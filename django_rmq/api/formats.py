@@ -1,15 +1,15 @@
-"""Parsing and rendering: JSON only, limited in size before it is parsed, with strict rules for both."""
+"""Parsing and rendering: JSON, limited in size before it is parsed, with strict rules for both."""
 
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import IO, Any
 
+from django.apps import apps
 from rest_framework.exceptions import ParseError, UnsupportedMediaType
-from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import BaseParser
-from rest_framework.renderers import BaseRenderer
+from rest_framework.renderers import AdminRenderer, BaseRenderer, BrowsableAPIRenderer
+from rest_framework.settings import api_settings
 
 from django_rmq.api.errors import BodyTooLarge
 from django_rmq.project.settings import get_config
@@ -95,17 +95,28 @@ class Renderer(BaseRenderer):
         """Return ``data`` as JSON."""
         if data is None:
             return b""
+        # The browsable API asks for an indentation.
+        indent = (renderer_context or {}).get("indent")
+        form: dict[str, Any] = {"indent": indent} if indent else {"separators": (",", ":")}
         try:
-            return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            return json.dumps(data, ensure_ascii=False, allow_nan=False, **form).encode()
         except UnicodeEncodeError:
             # Foreign programs may have put lone surrogates into headers.
-            return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+            return json.dumps(data, allow_nan=False, **form).encode()
 
 
-class Negotiation(DefaultContentNegotiation):
-    """Only by the header Accept; ``?format=`` is ignored."""
+def renderers() -> list[BaseRenderer]:
+    """Return the renderer of JSON, and the project's browsable ones (DEFAULT_RENDERER_CLASSES) for browsers."""
+    chosen: list[Any] = list(
+        api_settings.DEFAULT_RENDERER_CLASSES
+    )  # already imported, whatever its type says
+    # Their templates are those of the app.
+    browsable = [
+        kind
+        for kind in chosen
+        if issubclass(kind, BrowsableAPIRenderer) and not issubclass(kind, AdminRenderer)
+    ]
+    return [Renderer(), *(kind() for kind in browsable if apps.is_installed("rest_framework"))]
 
-    settings = SimpleNamespace(URL_FORMAT_OVERRIDE=None)  # type: ignore[assignment]
 
-
-__all__ = ["Negotiation", "Parser", "Renderer", "check_size"]
+__all__ = ["Parser", "Renderer", "check_size", "renderers"]

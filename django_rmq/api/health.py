@@ -45,7 +45,7 @@ class LiveView(PublicView):
 
     authentication_classes = ()
 
-    @documented("live", "This process answers", answers={200: answers.LiveAnswer}, public=True)
+    @documented("live", answers={200: answers.LiveAnswer}, public=True)
     def get(self, request: Request) -> Response:
         """Answer that this process is alive."""
         return Response({"ok": True})
@@ -78,14 +78,16 @@ class ReadyView(PublicView):
 
     @documented(
         "ready",
-        "Whether Redis answers and slots are assigned; who may see topics is told what was found, and may set limits",
         query=requests.HealthQuery,
         answers={200: answers.ReadyAnswer, 503: answers.ReadyAnswer},
         errors=[401, 403],
         public=True,
     )
     def get(self, request: Request) -> Response:
-        """Check whether all is well."""
+        """Check that Redis answers and that slots are assigned.
+
+        Users with the permission view_topic get the findings and may set limits.
+        """
         asked = self.read(requests.HealthQuery, request.query_params)
         operations = self.operations
         if operations.actor.may(Permission.VIEW):
@@ -93,7 +95,7 @@ class ReadyView(PublicView):
             limits = Limits(asked.get("max_age"), asked.get("max_dead"), asked["workers"])
             found = answers.ready(operations.health(limits, known), set(known))
         elif request.query_params:
-            self.permission_denied(request, f"{operations.actor.name} may not see topics")
+            self.permission_denied(request, "Only users with the permission view_topic may set limits.")
         else:
             found = answers.ready(_ready.look(), None)
         response = Response(found, status=200 if found["ok"] else 503)

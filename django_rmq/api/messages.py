@@ -30,13 +30,12 @@ class MessagesView(RmqView):
 
     @documented(
         "messages",
-        "Messages of a topic in one state, page by page",
         query=requests.MessagesQuery,
         answers={200: answers.MessagesAnswer},
         errors=[404, 409],
     )
     def get(self, request: Request, topic: str) -> Response:
-        """List messages."""
+        """List the messages of a topic in one state, page by page."""
         declared = self.topic(topic)
         asked = self.read(requests.MessagesQuery, request.query_params)
         order = asked.get("order")
@@ -57,11 +56,10 @@ class MessagesView(RmqView):
 
     @documented(
         "send",
-        "Send one message, or many: nothing is sent if one of them cannot be",
         takes=("Sending", [requests.SendFields, requests.SendsFields]),
         headers={
             "Idempotency-Key": (
-                "A text of your own, 1 to 255 characters: a repeated request is done once a day, and answered alike",
+                "1 to 255 characters of your choice. A repeated request with the same key is executed once a day",
                 {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
             ),
         },
@@ -80,7 +78,7 @@ class MessagesView(RmqView):
         },
     )
     def post(self, request: Request, topic: str) -> Response:
-        """Send."""
+        """Send one message or many. If one cannot be sent, none is."""
         declared = self.topic(topic)
         data = request.data
         many = isinstance(data, Mapping) and "messages" in data
@@ -127,31 +125,29 @@ class MessageView(RmqView):
 
     @documented(
         "message",
-        "All copies of a message: where it waits, runs, rests, is claimed or lies dead",
         path=MESSAGE_ID,
         answers={200: answers.CopiesAnswer},
         errors=[400, 404, 409],
     )
     def get(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002 - the name in the address
-        """Show a message."""
+        """List all copies of a message, with the state of each."""
         copies = self.operations.get(self.topic(topic).name, id)
         return Response({"results": [answers.copy(one) for one in copies]})
 
     @documented(
         "delete",
-        "Delete a message: 202 where it runs, and ends with its delivery",
         path=MESSAGE_ID,
         query=requests.CopyQuery,
         answers={200: acts.OutcomeAnswer, 202: acts.OutcomeAnswer},
         errors=[404, 409],
     )
     def delete(self, request: Request, topic: str, id: str) -> Response:  # noqa: A002
-        """Delete a message."""
+        """Delete a message. 202: a consumer has it, and it is deleted when that delivery ends."""
         name, operations = self.topic(topic).name, self.operations
         copy = self.read(requests.CopyQuery, request.query_params).get("copy")
         done = operations.delete_only(name, id) if copy is None else operations.delete(name, [id], copy)
         if "both" in done.outcomes:
             raise errors.Conflict(
-                "The message is dead and was sent again: say copy=live or copy=dead.", "both"
+                "The message is dead, and was sent again. Give copy=live or copy=dead.", "both"
             )
         return outcome(done, id, {"deleted": 200, "in_flight": 202})

@@ -18,11 +18,11 @@ def outcome(done: Done, message_id: str, good: Mapping[str, int]) -> Response:
     """Return the response to the outcome of an action on one message. ``good``: outcome → status."""
     (word,) = done.found.values()
     if word == "gone":
-        raise MessageGone(f"there is no message {message_id[:80]} (any more)")
+        raise MessageGone(f"The message {message_id[:80]} does not exist.")
     if word == "not_found":
         raise OperationRefused(not_found(message_id))
     if word not in good:
-        raise errors.Conflict(f"The message is {word.replace('_', ' ')}: this is not for it.", word)
+        raise errors.Conflict(f"Not possible: the message is {word.replace('_', ' ')}.", word)
     return Response({"id": message_id, "outcome": word}, status=good[word])
 
 

@@ -38,8 +38,12 @@ class SlotsQuery(Strict):
 class FilterFields(Strict):
     """The selection of messages; all conditions must hold."""
 
-    text = Text(required=False, max_length=LONGEST_TEXT, help_text="Part of body, key or error")
-    error = Text(required=False, max_length=200, help_text="Class of the last error, whole or its last part")
+    text = Text(
+        required=False, max_length=LONGEST_TEXT, help_text="Text that the body, the key or the error contains"
+    )
+    error = Text(
+        required=False, max_length=200, help_text="Class of the last error, with or without its module"
+    )
     older_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     newer_than = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds")
     slot = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 20) - 1)
@@ -57,29 +61,31 @@ class MessagesQuery(FilterFields):
     state = serializers.ChoiceField(STATES, default="store")
     cursor = Text(required=False, max_length=512)
     page_size = serializers.IntegerField(required=False, min_value=1, max_value=LONGEST_PAGE)
-    order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="By score")
+    order = serializers.ChoiceField(["ascending", "descending"], required=False, help_text="Order by score")
 
 
 class CopyQuery(Strict):
     """The copy of a message."""
 
     copy = serializers.ChoiceField(
-        ["live", "dead"], required=False, help_text="Needed where there is a live one and a dead one"
+        ["live", "dead"], required=False, help_text="Required if the message is both live and dead"
     )
 
 
 class HealthQuery(Strict):
     """The limits of good health; only for users who may see topics."""
 
-    max_age = Seconds(required=False, min_value=0, max_value=MAX_AGE, help_text="Seconds overdue")
+    max_age = Seconds(
+        required=False, min_value=0, max_value=MAX_AGE, help_text="Maximum age in seconds of a due message"
+    )
     max_dead = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 53) - 1)
     workers = serializers.BooleanField(
-        default=False, help_text="Whether every topic with a listener must have a live worker"
+        default=False, help_text="True: every topic with a listener must have a live worker"
     )
 
 
 class SendFields(Strict):
-    """One message. `body` is any JSON, a text, or base64, depending on the topic's BODY."""
+    """One message. `body` is any JSON, a text, or base64, as the topic's BODY says."""
 
     body = Anything(allow_null=True)
     key = Text(required=False, max_length=512)
@@ -98,7 +104,7 @@ class SendsFields(Strict):
 
 
 class EditFields(Strict):
-    """With a body the message is edited before it is replayed."""
+    """An edited body, if any."""
 
     body = Anything(allow_null=True, required=False)
 
@@ -133,7 +139,7 @@ class ReplayNamedFields(Strict):
 
 
 class ReplayFilterFields(Strict):
-    """All dead messages that a filter selects (an empty one: all)."""
+    """All dead messages that a filter selects. An empty filter selects all."""
 
     filter = StrictFilter()
     limit = Whole(required=False, min_value=1, max_value=1_000_000_000)
@@ -151,14 +157,16 @@ class PurgeFields(Strict):
 
 
 class PrepareFields(Strict):
-    """What a consumer takes: up to `max` messages, waiting for the first for `wait` seconds; or what it holds."""
+    """A request for up to `max` messages. If there is none, the answer waits up to `wait` seconds for the first."""
 
-    consumer = Uuid(help_text="Drawn once by each consumer, which works its messages in turn")
+    consumer = Uuid(
+        help_text="Created once by each consumer, which processes its messages one after the other"
+    )
     max = Whole(default=1, min_value=1, max_value=BATCH)
     wait = Number(default=0.0, min_value=0, max_value=LONGEST_WAIT)
-    held = Flag(default=False, help_text="Take nothing: answer what this consumer holds")
+    held = Flag(default=False, help_text="True: take nothing, list the messages that this consumer holds")
     first = Whole(
-        default=0, min_value=0, max_value=(1 << 20) - 1, help_text="`held` only: the slot to begin at"
+        default=0, min_value=0, max_value=(1 << 20) - 1, help_text="`held` only: the first slot to look at"
     )
 
 
@@ -177,9 +185,9 @@ class FailedFields(DeliveryFields):
         required=False,
         min_value=0,
         max_value=MAX_DURATION_MS // 1000,
-        help_text="Seconds of rest; else the topic's back-off",
+        help_text="Seconds until the retry; default: the topic's BACKOFF",
     )
-    reject = Flag(default=False, help_text="It can never succeed: to Dead at once")
+    reject = Flag(default=False, help_text="True: move the message to Dead without another retry")
 
 
 class SettleFields(Strict):

@@ -8,39 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
-from typing import Any, TypeVar, cast
+from inspect import getdoc
+from typing import Any, TypeVar
 
 from rest_framework import serializers
 from rest_framework.schemas.inspectors import ViewInspector
 
-_Target = TypeVar("_Target")
+_Target = TypeVar("_Target", bound=Callable[..., Any])
 
 
 class Problem(serializers.Serializer[Any]):
-    """What went wrong: a stable code, and a sentence for people."""
+    """An error: a stable code, and a sentence for people."""
 
     code = serializers.CharField()
     detail = serializers.CharField()
     errors = serializers.DictField(  # type: ignore[assignment] # a field, which the class takes out of its body
-        required=False, help_text="code `invalid`: what is wrong with which field"
+        required=False, help_text="With the code `invalid`: field → errors"
     )
-    outcome = serializers.CharField(required=False, help_text="What the message is instead")
+    outcome = serializers.CharField(
+        required=False, help_text="With the code `conflict`: the state of the message"
+    )
 
 
 MEANINGS = {
     400: "The request is not valid",
-    401: "Nobody is logged in",
-    403: "The user may not do this",
-    404: "There is no such topic, or no such message (any more)",
-    406: "Only application/json is answered",
-    409: "The message or the topic is in a state that this is not for",
-    413: "The body has too many bytes",
-    415: "Only application/json is taken",
+    401: "Authentication required",
+    403: "Permission denied",
+    404: "The topic or the message does not exist",
+    406: "The Accept header allows no format of the API",
+    409: "Not possible in the present state of the message or the topic",
+    413: "The request body or a message is too large",
+    415: "The request body must be application/json",
     422: "The Idempotency-Key was used for another request",
-    429: "More requests, messages or bytes than the rates allow; Retry-After says when there is room",
-    503: "Redis does not answer; Retry-After says when to ask again",
-    507: "Redis, or the topic, is full",
+    429: "A rate limit is exceeded; repeat the request after Retry-After",
+    503: "Redis is unavailable; repeat the request after Retry-After",
+    507: "Redis or the topic is full; repeat the request after Retry-After",
 }
+
+SUCCESSES = {200: "Success", 202: "Accepted", 503: "A check failed"}
 
 HAS_OPENAPI = find_spec("drf_spectacular") is not None
 
@@ -50,6 +55,7 @@ def view_schema() -> ViewInspector:
     if not HAS_OPENAPI:
         return ViewInspector()
     from drf_spectacular.openapi import AutoSchema
+    from drf_spectacular.utils import PolymorphicProxySerializer
 
     class Schema(AutoSchema):
         """A schema in which requests refuse unknown fields."""
@@ -65,6 +71,10 @@ def view_schema() -> ViewInspector:
             if direction == "request":
                 found.update(_unsaid(field, found))
             return found
+
+        def _get_request_for_media_type(self, serializer: Any, direction: Any = "request") -> Any:
+            found, required = super()._get_request_for_media_type(serializer, direction)  # type: ignore[no-untyped-call]
+            return found, required or isinstance(serializer, PolymorphicProxySerializer)
 
         def get_tags(self) -> list[str]:
             """Return the single tag of all routes."""
@@ -90,12 +100,11 @@ def shaped(schema: dict[str, Any]) -> Callable[[_Target], _Target]:
         return lambda target: target
     from drf_spectacular.utils import extend_schema_field
 
-    return cast("Callable[[_Target], _Target]", extend_schema_field(schema))
+    return extend_schema_field(schema)
 
 
 def documented(
     name: str,
-    summary: str,
     *,
     answers: Mapping[int, Any],
     takes: Any = None,
@@ -107,7 +116,7 @@ def documented(
     answered: Mapping[str, Any] | None = None,
     public: bool = False,
 ) -> Callable[[_Target], _Target]:
-    """Describe one method of a view.
+    """Describe one method of a view. The first line of its docstring is the summary.
 
     ``takes``: the serializer of its body, or a name and several serializers; ``query``: that of its
     parameters; ``headers``: title → (purpose, schema); ``path``: name → schema of the part of the address;
@@ -115,27 +124,41 @@ def documented(
     """
     if not HAS_OPENAPI:
         return lambda target: target
-    from drf_spectacular.utils import OpenApiResponse, PolymorphicProxySerializer, extend_schema
+    from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
 
     statuses = {406, *errors} if public else {401, 403, 406, 429, 503, *errors}
     if takes is not None:
         statuses |= {400, 413, 415}
     if query is not None:
         statuses |= {400}
-    responses: dict[int, Any] = {
-        status: OpenApiResponse(Problem, description=MEANINGS[status]) for status in sorted(statuses)
+
+    def describe(target: _Target) -> _Target:
+        text = getdoc(target) or name
+        described = extend_schema(
+            operation_id=f"rmq_{name}",
+            summary=text.partition("\n")[0].rstrip("."),
+            description=" ".join(text.split()),
+            parameters=([] if query is None else [query]) + _parameters(headers or {}, path or {}),
+            request=PolymorphicProxySerializer(takes[0], takes[1], None)
+            if isinstance(takes, tuple)
+            else takes,
+            responses=_responses(answers, statuses),
+            examples=_examples(examples or {}, answered or {}, min(answers)),
+        )
+        return described(target)
+
+    return describe
+
+
+def _responses(answers: Mapping[int, Any], errors: set[int]) -> dict[int, Any]:
+    """Return the answers by status, those that succeed first."""
+    from drf_spectacular.utils import OpenApiResponse
+
+    problems = dict.fromkeys(sorted(errors - answers.keys()), Problem)
+    return {
+        status: OpenApiResponse(found, description=(SUCCESSES if status in answers else MEANINGS)[status])
+        for status, found in {**answers, **problems}.items()
     }
-    responses |= {status: OpenApiResponse(found, description="Done") for status, found in answers.items()}
-    described = extend_schema(
-        operation_id=f"rmq_{name}",
-        summary=summary,
-        description=summary,
-        parameters=([] if query is None else [query]) + _parameters(headers or {}, path or {}),
-        request=PolymorphicProxySerializer(takes[0], takes[1], None) if isinstance(takes, tuple) else takes,
-        responses=responses,
-        examples=_examples(examples or {}, answered or {}, min(answers)),
-    )
-    return cast("Callable[[_Target], _Target]", described)
 
 
 def _parameters(

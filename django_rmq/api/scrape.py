@@ -26,7 +26,7 @@ class MetricsView(RmqView):
     def get(self, request: Request) -> HttpResponse:
         """Show the metrics of all topics to users who may know of all."""
         if len(self.known()) < len(self.operations.config.topics):
-            self.permission_denied(request, "The metrics are of all topics, and you may not know of all.")
+            self.permission_denied(request, "The metrics cover all topics, and you may not see all of them.")
         return page(request._request)  # noqa: SLF001 - the framework has no other way to it
 
 

@@ -17,9 +17,9 @@ class TopicsView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("topics", "All topics, and what they hold", answers={200: answers.TopicsAnswer})
+    @documented("topics", answers={200: answers.TopicsAnswer})
     def get(self, request: Request) -> Response:
-        """List topics."""
+        """List all topics with their figures."""
         return Response({"results": [answers.topic(one) for one in self.operations.overview(self.known())]})
 
 
@@ -28,9 +28,9 @@ class TopicView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("topic", "One topic, and what it holds", answers={200: answers.TopicAnswer}, errors=[404])
+    @documented("topic", answers={200: answers.TopicAnswer}, errors=[404])
     def get(self, request: Request, topic: str) -> Response:
-        """Show one topic."""
+        """Show one topic with its figures."""
         return Response(answers.topic(self.operations.topic(self.topic(topic).name)))
 
 
@@ -41,11 +41,10 @@ class StatsView(RmqView):
 
     @documented(
         "stats",
-        "What has passed through topics so far: sent, done and failed. Topics of very many slots are left out",
         answers={200: answers.StatsAnswer},
     )
     def get(self, request: Request) -> Response:
-        """Count."""
+        """Count the messages sent, done and failed per topic. Topics with very many slots are left out."""
         return Response(answers.stats(self.operations.flow(self.known())))
 
 
@@ -56,13 +55,12 @@ class SlotsView(RmqView):
 
     @documented(
         "slots",
-        "Slots of a topic: what each holds, and who owns it",
         query=requests.SlotsQuery,
         answers={200: answers.SlotsAnswer},
         errors=[404],
     )
     def get(self, request: Request) -> Response:
-        """List slots."""
+        """List slots of a topic: what each holds, and who owns it."""
         asked = self.read(requests.SlotsQuery, request.query_params)
         topic = self.topic(asked["topic"])
         found = self.operations.slots(topic.name, asked["first"], asked["limit"])
@@ -74,8 +72,8 @@ class WorkersView(RmqView):
 
     needs = {"GET": Permission.VIEW}
 
-    @documented("workers", "Live workers, and what is assigned to them", answers={200: answers.WorkersAnswer})
+    @documented("workers", answers={200: answers.WorkersAnswer})
     def get(self, request: Request) -> Response:
-        """List workers."""
+        """List live workers and the slots assigned to them."""
         known = set(self.known())
         return Response({"results": [answers.worker(one, known) for one in self.operations.workers()]})

@@ -1,47 +1,68 @@
-"""The addresses of the API: ``path("api/rmq/", include("django_rmq.api.urls"))``."""
+"""The addresses of the API: ``path("api/rmq/", include("django_rmq.api.urls"))``.
+
+Every route ends with a slash, and is found below ``v1/``. Without ``v1/`` the same routes answer as version 1.
+"""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
-from django.urls import URLPattern, URLResolver, path
+from django.urls import URLPattern, URLResolver, include, path
 
 from django_rmq.api import acts, deliveries, health, messages, topics
+from django_rmq.api.view import RmqView
 
 app_name = "rmq_api"
 
+TOPIC = "topics/<str:topic>/"
+MESSAGE = f"{TOPIC}messages/<str:id>/"
+
+ROUTES: dict[str, tuple[str, type[RmqView]]] = {
+    "topics": ("topics/", topics.TopicsView),
+    "topic": (TOPIC, topics.TopicView),
+    "messages": (f"{TOPIC}messages/", messages.MessagesView),
+    "message": (MESSAGE, messages.MessageView),
+    "replay_message": (f"{MESSAGE}replay/", acts.ReplayMessageView),
+    "bury": (f"{MESSAGE}bury/", acts.BuryView),
+    "reschedule": (f"{MESSAGE}reschedule/", acts.RescheduleView),
+    "replay": (f"{TOPIC}replay/", acts.ReplayView),
+    "purge": (f"{TOPIC}purge/", acts.PurgeView),
+    "pause": (f"{TOPIC}pause/", acts.PauseView),
+    "resume": (f"{TOPIC}resume/", acts.ResumeView),
+    "prepare": (f"{TOPIC}prepare/", deliveries.PrepareView),
+    "commit": (f"{TOPIC}commit/", deliveries.CommitView),
+    "rollback": (f"{TOPIC}rollback/", deliveries.RollbackView),
+    "extend": (f"{TOPIC}extend/", deliveries.ExtendView),
+    "release": (f"{TOPIC}release/", deliveries.ReleaseView),
+    "workers": ("workers/", topics.WorkersView),
+    "slots": ("slots/", topics.SlotsView),
+    "stats": ("stats/", topics.StatsView),
+    "live": ("health/live/", health.LiveView),
+    "ready": ("health/ready/", health.ReadyView),
+}
+"""Name → path and view."""
+
+
+def _patterns(**options: Any) -> list[URLPattern]:
+    """Return the patterns of all routes. ``options``: attributes of the views."""
+    found = [path(route, view.as_view(**options), name=name) for name, (route, view) in ROUTES.items()]
+    # A probe or a scraper would take the redirect to the slash for a success.
+    bare: list[tuple[str, Any]] = [
+        ("health/live", health.LiveView.as_view(schema=None)),
+        ("health/ready", health.ReadyView.as_view(schema=None)),
+    ]
+    if find_spec("prometheus_client") is not None:
+        from django_rmq.api.scrape import metrics
+
+        # Text for Prometheus, with its own token; not part of the API's schema.
+        found.append(path("metrics/", metrics, name="metrics"))
+        bare.append(("metrics", metrics))
+    return found + [path(route, view) for route, view in bare]
+
+
 urlpatterns: list[URLPattern | URLResolver] = [
-    path("topics/", topics.TopicsView.as_view(), name="topics"),
-    path("topics/<str:topic>/", topics.TopicView.as_view(), name="topic"),
-    path("topics/<str:topic>/messages/", messages.MessagesView.as_view(), name="messages"),
-    path("topics/<str:topic>/messages/<str:id>/", messages.MessageView.as_view(), name="message"),
-    path(
-        "topics/<str:topic>/messages/<str:id>/replay/",
-        acts.ReplayMessageView.as_view(),
-        name="replay_message",
-    ),
-    path("topics/<str:topic>/messages/<str:id>/bury/", acts.BuryView.as_view(), name="bury"),
-    path(
-        "topics/<str:topic>/messages/<str:id>/reschedule/", acts.RescheduleView.as_view(), name="reschedule"
-    ),
-    path("topics/<str:topic>/replay/", acts.ReplayView.as_view(), name="replay"),
-    path("topics/<str:topic>/purge/", acts.PurgeView.as_view(), name="purge"),
-    path("topics/<str:topic>/pause/", acts.PauseView.as_view(), name="pause"),
-    path("topics/<str:topic>/resume/", acts.ResumeView.as_view(), name="resume"),
-    path("topics/<str:topic>/prepare/", deliveries.PrepareView.as_view(), name="prepare"),
-    path("topics/<str:topic>/commit/", deliveries.CommitView.as_view(), name="commit"),
-    path("topics/<str:topic>/rollback/", deliveries.RollbackView.as_view(), name="rollback"),
-    path("topics/<str:topic>/extend/", deliveries.ExtendView.as_view(), name="extend"),
-    path("topics/<str:topic>/release/", deliveries.ReleaseView.as_view(), name="release"),
-    path("workers/", topics.WorkersView.as_view(), name="workers"),
-    path("slots/", topics.SlotsView.as_view(), name="slots"),
-    path("stats/", topics.StatsView.as_view(), name="stats"),
-    path("health/live", health.LiveView.as_view(), name="live"),
-    path("health/ready", health.ReadyView.as_view(), name="ready"),
+    *_patterns(schema=None),
+    # The last one of a name is what reverse() returns.
+    path("v1/", include(_patterns())),
 ]
-
-if find_spec("prometheus_client") is not None:
-    from django_rmq.api.scrape import metrics
-
-    # Text for Prometheus, with its own token; not part of the API's schema.
-    urlpatterns.append(path("metrics", metrics, name="metrics"))

@@ -6,17 +6,21 @@ A view names the permission of each of its methods in ``needs``; a method withou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import getdoc
 from typing import Any, ClassVar
 
 from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest
+from rest_framework.metadata import SimpleMetadata
+from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.views import APIView
 
 from django_rmq.api import errors, permissions, throttles
-from django_rmq.api.formats import Negotiation, Parser, Renderer, check_size
+from django_rmq.api.formats import Parser, Renderer, check_size, renderers
 from django_rmq.api.schema import view_schema
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import NotPermitted, UnknownTopic
@@ -31,12 +35,13 @@ class RmqView(APIView):
     needed = Permission.VIEW
     """The permission that the present request requires."""
 
-    http_method_names = ("get", "post", "delete", "head")
+    http_method_names = ("get", "post", "delete", "head", "options")
     parser_classes = (Parser,)
     renderer_classes = (Renderer,)
-    content_negotiation_class = Negotiation
+    content_negotiation_class = DefaultContentNegotiation
+    # The version is in the path: see ``urls``.
     versioning_class = None
-    metadata_class = None
+    metadata_class = SimpleMetadata
     schema = view_schema()
 
     def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
@@ -49,12 +54,12 @@ class RmqView(APIView):
         check_size(request.META.get("CONTENT_LENGTH"), request.META.get("HTTP_CONTENT_ENCODING", ""))
         super().initial(request, *args, **kwargs)
         method = "GET" if request.method == "HEAD" else str(request.method)
-        if method.lower() not in self.http_method_names or not hasattr(self, method.lower()):
-            return  # the answer is a 405
+        if method == "OPTIONS" or not self._has(method):
+            return  # Its answer has no data, or is a 405.
         needed = self.needs.get(method)
         try:
             if needed is None:
-                raise NotPermitted("nobody may do this")
+                raise NotPermitted("not permitted")
             self.needed = needed
             self.operations.actor.require(needed)
         except NotPermitted as error:
@@ -64,6 +69,25 @@ class RmqView(APIView):
         """Return the response, with headers that forbid caching it."""
         response["Cache-Control"] = "no-store"
         return super().finalize_response(request, response, *args, **kwargs)
+
+    def _has(self, method: str) -> bool:
+        return method.lower() in self.http_method_names and hasattr(self, method.lower())
+
+    @property
+    def description(self) -> str:
+        """What each method of this route does and requires, for OPTIONS and for the browsable API."""
+        texts = {
+            name: getdoc(getattr(self, name.lower())) for name in ("GET", "POST", "DELETE") if self._has(name)
+        }
+        return "\n\n".join(
+            f"{name}: {text}"
+            + (f" Requires the permission {self.needs[name].full_name}." if name in self.needs else "")
+            for name, text in texts.items()
+        )
+
+    def get_renderers(self) -> list[BaseRenderer]:
+        """Return the renderers among which the request chooses."""
+        return renderers()
 
     def get_permissions(self) -> Any:
         """Return the configured permission."""

@@ -6,7 +6,7 @@ Each page has a project of its own (``stage``), a Redis of its own prefix, and i
   checked; anything else is run as a script. Test cases in it are run as well.
 - ``sh`` and the lines of ``console`` that begin with ``$``: run by a shell. Commands that never end are interrupted;
   ``pip`` and ``make`` are asked whether they know what is named; Spark's pipelines have their arguments parsed.
-- ``json``, ``yaml``, ``toml``, ``ini``: parsed.
+- ``json``, ``yaml``, ``toml``, ``ini``: parsed. ``json`` after a curl is compared with what was answered (``answers``).
 - ``text`` is a picture. A block must say what it is, and one that holds commands is no picture.
 
 A tutorial begins in an empty folder and makes its project by itself.
@@ -21,23 +21,33 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import redis
 import yaml
 
+from django_rmq.api import urls
+from django_rmq.core.coordination import TopicSlots, Worker
+from django_rmq.core.coordination.redis import RedisCoordinator
+from django_rmq.core.redis.broker import RedisBroker
 from example_project.embedded_redis import NoRedisServer
 from example_project.embedded_server import free_port
 from tests.docs import stage
+from tests.docs.answers import Answers
 from tests.servers import RedisServer, absent
 from tests.workers import eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
+GENERATORS = "generators have an environment of their own; tests/clients runs them"
 NOT_RUN: dict[str, str] = {
     "make demo         # a small shop: Redis, consumers, web server, traffic, and a live table of what happens": (
         "it installs an environment; tests/e2e/test_demo.py runs it"
@@ -45,11 +55,16 @@ NOT_RUN: dict[str, str] = {
     "manage.py rmqtopics exports --retire --wait 1h                              # waits until workers have emptied it": (
         "the topic has to be taken out of the settings before; tests/integration/test_retiring.py runs them"
     ),
+    "openapi-python-client generate --path openapi.yaml --meta none --output-path rmq_client": GENERATORS,
+    "npx openapi-typescript openapi.yaml --default-non-nullable false --output schema.d.ts": GENERATORS,
     "python manage.py selection_feeds --items 500 --rate 100   # files as the sources would send them": (
         "commands of the example project for four terminals; tests/spark/test_selection.py runs them"
     ),
 }
 """First line of a block → why nobody can run it here."""
+
+PREPARED = {ROOT / "docs/reference/rest.md": ROOT / "docs/how-to/rest.md"}
+"""Page → the guide whose reader has the project that the page needs."""
 
 PICTURES = ("text",)
 PARSED: dict[str, Callable[[str], Any]] = {
@@ -148,6 +163,8 @@ class Project:
         self.folder, self.redis_url = folder, redis_url
         self.is_tutorial = page.parent.name == "tutorial"
         self.scripts: list[str] = []
+        self.answers = Answers()
+        self.said = ""
         self.settings = [stage.PLAIN_SETTINGS, *([] if page.name == "README.md" else [stage.WITH_RMQ])]
         self.epilogue = stage.OURS.format(topics=stage.TOPICS)
         self.port = free_port()
@@ -221,6 +238,7 @@ class Project:
             timeout=540,
             check=False,
         )
+        self.said = ran.stdout
         if ran.returncode == 0:
             return ""
         # What Python says stands before the frames of the JVM, of which there are any number.
@@ -291,7 +309,35 @@ class Project:
     def shell(self, text: str) -> str:
         if "http://127.0.0.1:8000" in text:
             self.start_server()
-        return self.call("sh", "-eu", stdin=self.here(text))
+        return self.call("sh", "-eu", stdin=self.here(self.answers.filled(text)))
+
+    def compare(self, request: Snippet, shown: Snippet) -> str:
+        """Return how the last answer differs from what the page shows; empty if it shows none."""
+        if shown.language != "json" or "curl " not in request.text:
+            return ""
+        try:
+            return self.answers.difference(json.loads(shown.text), json.loads(self.said))
+        except ValueError:
+            return f"the answer is no JSON: {self.said[:500]}"
+
+    @contextmanager
+    def workers(self, snippet: Snippet) -> Iterator[None]:
+        """Have a worker for requests that list them."""
+        if "/workers/" not in snippet.text:
+            yield
+            return
+        worker = Worker(
+            "shop-1:4711", "shop-1", 4711, time.time(), 8, (TopicSlots("price-changes", 64, True),)
+        )
+        client = redis.Redis.from_url(self.redis_url)
+        found = RedisCoordinator(RedisBroker(client, ""), worker, lambda slots: None, lambda slots: None)
+        found.start()
+        try:
+            assert found.wait_settled(30)
+            yield
+        finally:
+            found.stop()
+            client.close()
 
     def start_server(self) -> None:
         """Let the project answer, as its settings are by now."""
@@ -389,15 +435,68 @@ def test_every_block_of_a_page_works_as_it_stands_there(
     if "spark" in page.stem:
         request.getfixturevalue("java")
     project, wrong = begin(page), {}
-    for snippet in snippets(page):
+    if page in PREPARED:
+        for snippet in snippets(PREPARED[page]):
+            if snippet.language == "python":
+                wrong[snippet.place] = project.run(snippet)
+    following = [*snippets(page)[1:], Snippet(page, 0, "", "")]
+    for snippet, after in zip(snippets(page), following, strict=True):
         if snippet.first_line not in NOT_RUN:
-            found = project.run(snippet)
-            if found:
-                wrong[snippet.place] = found
+            with project.workers(snippet):
+                wrong[snippet.place] = project.run(snippet) or project.compare(snippet, after)
     wrong["at the end of the page"] = project.run_scripts()
     project.stop_server()
     wrong = {place: found for place, found in wrong.items() if found}
     assert not wrong, "\n\n".join(f"{place}: {found}" for place, found in wrong.items())
+
+
+def requests(page: Path) -> set[tuple[str, str]]:
+    """Return the method and the path of each request of a page, without its query."""
+    found = set()
+    for snippet in snippets(page):
+        if snippet.language == "sh" and "curl " in snippet.text:
+            method = re.search(r"--request (\w+)", snippet.text)
+            address = re.search(r"http://127\.0\.0\.1:8000/api/rmq/v1/([^\s\"?]*)", snippet.text)
+            assert address and "--header" in snippet.text, snippet.place
+            found.add((method[1] if method else "POST" if "--data" in snippet.text else "GET", address[1]))
+    return found
+
+
+def test_the_reference_shows_a_request_of_every_route_and_method() -> None:
+    shown = requests(ROOT / "docs/reference/rest.md")
+    for route, view in urls.ROUTES.values():
+        pattern = re.compile(re.sub(r"<str:\w+>", "[^/]+", route))
+        methods = {method for method, path in shown if pattern.fullmatch(path)} - {"OPTIONS"}
+        assert methods == {name for name in ("GET", "POST", "DELETE") if hasattr(view, name.lower())}, route
+    assert ("GET", "metrics/") in shown
+
+
+def test_every_answer_is_compared() -> None:
+    for page in (ROOT / "docs/reference/rest.md", ROOT / "docs/how-to/rest.md"):
+        found = snippets(page)
+        for before, snippet in pairwise(found):
+            if snippet.language == "json":
+                assert "curl " in before.text, snippet.place
+
+
+@pytest.mark.parametrize(
+    ("shown", "given"),
+    [
+        ({"a": 1}, {"a": 2}),
+        ({"a": 1}, {"a": True}),
+        ({"a": 1}, {"a": 1, "b": 1}),
+        ({"a": 1, "b": 1}, {"a": 1}),
+        ({"due_ms": None}, {"due_ms": 1}),
+        ({"results": [1]}, {"results": []}),
+        ({"results": []}, {"results": [1]}),
+        ({"results": [2, 1]}, {"results": [1, 2]}),
+        ({"results": [{"a": 1}]}, {"results": [{"a": 2}]}),
+    ],
+)
+def test_an_answer_that_is_not_as_shown_is_found(shown: Any, given: Any) -> None:
+    answers = Answers()
+    assert answers.difference(shown, given)
+    assert not answers.difference(shown, shown) and not answers.difference(given, given)
 
 
 def test_blocks_are_found_wherever_they_stand() -> None:

@@ -3,125 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from example_project.embedded_server import free_port
-from tests.servers import absent
-from tests.workers import eventually
-
-ROOT = Path(__file__).parents[2]
-TOPIC = "image-renders"
-
-
-class Shop:
-    """The example project with a web server and no workers."""
-
-    def __init__(self, environment: dict[str, str], port: int) -> None:
-        self.environment = environment
-        self.url = f"http://127.0.0.1:{port}/api/rmq"
-        self.token = ""
-
-    def manage(self, *command: str) -> str:
-        ran = subprocess.run(
-            [sys.executable, "manage.py", *command],
-            cwd=ROOT,
-            env=self.environment,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return ran.stdout
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        request = urllib.request.Request(
-            f"{self.url}/{path}",
-            None if body is None else json.dumps(body).encode(),
-            {"Authorization": f"Token {self.token}", "Content-Type": "application/json"},
-            method=method,
-        )
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return json.load(response)
-
-    def is_up(self) -> bool:
-        with suppress(urllib.error.URLError):
-            return self.ask("GET", "health/live")["ok"] is True
-        return False
-
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "RMQ_URL": self.url, "RMQ_TOKEN": self.token}
-        return subprocess.run(
-            command,
-            cwd=ROOT / "examples",
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    def send(self, *bodies: Any) -> None:
-        messages = [{"body": {"shop": 1, **body}, "priority": 100 - n} for n, body in enumerate(bodies)]
-        self.ask("POST", f"topics/{TOPIC}/messages/", {"messages": messages})
+from tests.e2e.test_python_consumer import PYTHON
+from tests.shop_server import TOPIC, Shop, installed, running
 
 
 @pytest.fixture(scope="module")
 def shop(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    port = free_port()
-    environment = {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": "example_project.settings",
-        "REDIS_URL": redis_url,
-        "RMQ_KEY_PREFIX": f"t{uuid.uuid4().hex[:12]}:",
-        "SHOP_DATA": str(tmp_path_factory.mktemp("shop")),
-        "DJANGO_SUPERUSER_PASSWORD": "program",
-    }
-    shop = Shop(environment, port)
-    shop.manage("migrate", "--verbosity", "0")
-    shop.manage("createsuperuser", "--noinput", "--username", "program", "--email", "program@example.com")
-    shop.token = shop.manage("drf_create_token", "program").split()[2]
-    server = subprocess.Popen(
-        [sys.executable, "manage.py", "runserver", "--noreload", f"127.0.0.1:{port}"],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        eventually(shop.is_up, "the web server", 60)
-        yield shop
-    finally:
-        server.terminate()
-        server.wait(30)
+    with running(redis_url, tmp_path_factory.mktemp("shop")) as found:
+        yield found
 
 
 @pytest.fixture
 def node() -> str:
-    found = shutil.which("node")
-    if found is None:
-        absent("Node is not installed")
-    return str(found)
+    return installed("node", "Node")
 
 
 @pytest.fixture
-def curl() -> None:
-    if shutil.which("curl") is None:
-        absent("curl is not installed")
+def curl() -> str:
+    return installed("curl", "curl")
 
 
 def check_empty(shop: Shop, dead: int = 0) -> None:
@@ -129,7 +36,7 @@ def check_empty(shop: Shop, dead: int = 0) -> None:
     assert (found["store"], found["prepare"], found["dead"]) == (0, 0, dead)
 
 
-def test_the_shell_script_consumes(shop: Shop, curl: None) -> None:
+def test_the_shell_script_consumes(shop: Shop, curl: str) -> None:
     shop.send({"n": 1, "id": "in a body"}, {"n": 2}, {"text": 'quotes " and, commas'})
     ran = shop.run("sh", "consume.sh", TOPIC, "3")
     assert ran.returncode == 0, ran.stderr
@@ -142,7 +49,7 @@ def test_the_shell_script_consumes(shop: Shop, curl: None) -> None:
     check_empty(shop)
 
 
-def test_the_shell_script_lets_what_fails_be_tried_again(shop: Shop, curl: None) -> None:
+def test_the_shell_script_lets_what_fails_be_tried_again(shop: Shop, curl: str) -> None:
     shop.send({"n": 3})
     ran = shop.run("sh", "consume.sh", TOPIC, "1", "false")
     assert ran.returncode == 0, ran.stderr
@@ -172,9 +79,11 @@ def test_node_gives_back_what_it_has_not_begun(shop: Shop, node: str) -> None:
     shop.ask("POST", f"topics/{TOPIC}/purge/", {"state": "store"})
 
 
-@pytest.fixture(params=["sh", "node"])
+@pytest.fixture(params=["sh", "node", "python"])
 def program(request: pytest.FixtureRequest) -> list[str]:
-    """Either example, as a command."""
+    """Each example, as a command."""
+    if request.param == "python":
+        return [*PYTHON, "consume.py"]
     if request.param == "sh":
         request.getfixturevalue("curl")
         return ["sh", "consume.sh"]
@@ -255,6 +164,36 @@ def test_a_consumer_that_may_not_wait_asks_again_a_second_later(shop: Shop, prog
     assert [verb for verb, _ in Crowded.asked] == ["prepare", "prepare", "prepare", "commit"]
     assert Crowded.times[1] - Crowded.times[0] >= 0.9
     assert Crowded.times[2] - Crowded.times[1] >= 0.9
+
+
+def test_a_consumer_goes_on_where_the_server_does_not_know_what_it_holds(
+    shop: Shop, program: list[str]
+) -> None:
+    class Forgetful(Troubled):
+        asked: ClassVar[list[tuple[str, Any]]] = []
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.asked.append((self.path.split("/")[-2], request))
+            status, answer = {
+                1: (503, b'{"code":"redis_unavailable","detail":"not now"}'),
+                2: (409, b'{"code":"refused","detail":"the topic is not SERIAL"}'),
+                3: (200, self.hold),
+            }.get(len(self.asked), (200, b'{"results":[],"outcomes":{"ok":1}}'))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forgetful) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        other = Shop(shop.environment, server.server_address[1])
+        other.url = f"http://127.0.0.1:{server.server_address[1]}"
+        ran = other.run(*program, TOPIC, "1")
+        server.shutdown()
+    assert ran.returncode == 0, ran.stderr
+    assert [verb for verb, _ in Forgetful.asked] == ["prepare", "prepare", "prepare", "commit"]
+    assert ["held" in request for _, request in Forgetful.asked] == [False, True, False, False]
 
 
 def test_a_consumer_outlasts_a_server_in_trouble(shop: Shop, program: list[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from example_project.embedded_server import free_port
-from tests.e2e.test_examples import TOPIC, Shop
+from tests.shop_server import TOPIC, Shop
 from tests.workers import eventually
 
 ROOT = Path(__file__).parents[2]

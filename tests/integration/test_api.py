@@ -118,11 +118,7 @@ def kill(broker: Any, name: str, error: str = "shop.Boom: bad") -> None:
 
 
 def views() -> list[tuple[str, type[RmqView]]]:
-    return [
-        (str(one.pattern), view)
-        for one in urls.urlpatterns
-        if (view := getattr(one.callback, "view_class", None)) is not None
-    ]
+    return list(urls.ROUTES.values())
 
 
 def test_every_method_of_every_route_names_a_permission_or_is_public() -> None:
@@ -139,7 +135,7 @@ def test_every_method_of_every_route_names_a_permission_or_is_public() -> None:
         else:
             assert issubclass(view, RmqView), route
             assert set(view.needs) == methods, route
-    assert public == ["health/live", "health/ready"]
+    assert public == ["health/live/", "health/ready/"]
 
 
 def at(route: str) -> str:
@@ -165,7 +161,6 @@ def test_nobody_does_what_is_not_permitted(broker: Any, method: str, path: str, 
 
 def test_a_method_that_a_route_does_not_have_is_405(program: Program) -> None:
     program.refused(405, "method_not_allowed", "PUT", "topics/")
-    program.refused(405, "method_not_allowed", "OPTIONS", "topics/")
     assert program("HEAD", "topics/").status_code == 200
 
 
@@ -265,8 +260,7 @@ def test_only_json_of_a_bounded_size_is_taken(program: Program, broker: Any) -> 
     answer = program("POST", "topics/timed/messages/", "{}", Content_Encoding="gzip")
     assert answer.status_code == 415
     program.refused(413, "body_too_large", "POST", "topics/timed/messages/", '"' + "x" * 1_048_576 + '"')
-    program.refused(406, "not_acceptable", "GET", "topics/", Accept="text/html")
-    assert program("GET", "topics/?format=evil").status_code == 200
+    program.refused(406, "not_acceptable", "GET", "topics/", Accept="text/csv")
     with override_settings(
         RMQ={"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"MAX_BYTES": 1024}}
     ):
@@ -372,7 +366,8 @@ def test_topics_slots_workers_and_stats_are_told(program: Program, broker: Any) 
     program.refused(400, "invalid", "GET", "slots/")
     program.refused(404, "topic_not_found", "GET", "slots/?topic=nosuch")
     assert program.ok("GET", "workers/") == {"results": []}
-    assert program.ok("GET", "stats/")["topics"]["ranked"] == {"sent": 1, "done": 0, "failed": 0}
+    counters = {one["topic"]: one for one in program.ok("GET", "stats/")["results"]}
+    assert counters["ranked"] == {"topic": "ranked", "sent": 1, "done": 0, "failed": 0}
 
 
 def test_a_list_is_read_page_by_page(program: Program) -> None:
@@ -546,7 +541,7 @@ def test_a_hidden_topic_is_answered_like_one_that_does_not_exist(program: Progra
     rmq = {"REDIS": "redis://127.0.0.1:1/0", "TOPICS": TOPICS, "API": {"PERMISSION": f"{__name__}.OnlyTimed"}}
     with override_settings(RMQ=rmq), connections.replaced_broker(broker):
         assert [one["name"] for one in program.ok("GET", "topics/")["results"]] == ["timed"]
-        assert list(program.ok("GET", "stats/")["topics"]) == ["timed"]
+        assert [one["topic"] for one in program.ok("GET", "stats/")["results"]] == ["timed"]
         findings = program.ok("GET", "health/ready?workers=true", status=503)["findings"]
         assert {one["topic"] for one in findings} == {None, "timed"}
         told = []
@@ -591,7 +586,7 @@ def test_a_projects_settings_of_the_rest_framework_change_nothing_but_who_asks(
         "UNAUTHENTICATED_USER": None,
         "EXCEPTION_HANDLER": "no.such.handler",
         "DEFAULT_THROTTLE_CLASSES": ["rest_framework.throttling.UserRateThrottle"],
-        "URL_FORMAT_OVERRIDE": "format",
+        "URL_FORMAT_OVERRIDE": "output",
         "COERCE_DECIMAL_TO_STRING": False,
         "DEFAULT_RENDERER_CLASSES": [],
         "NON_FIELD_ERRORS_KEY": "__all__",

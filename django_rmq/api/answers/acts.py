@@ -18,14 +18,14 @@ class OutcomeAnswer(Answer):
 
 
 class ProgressAnswer(Answer):
-    """The progress of an action on many messages (or slots). If it is not complete, repeat the request to continue."""
+    """The progress of an action on many messages or slots. If `complete` is false, repeat the request to continue."""
 
     done = serializers.IntegerField()
     total = serializers.IntegerField()
     outcomes = serializers.DictField(child=serializers.IntegerField())
     complete = serializers.BooleanField()
     problems = serializers.ListField(child=serializers.CharField())
-    results = OutcomeAnswer(many=True, required=False, help_text="Where ids were given")
+    results = OutcomeAnswer(many=True, required=False, help_text="Only if the request has `ids`")
 
 
 def progress(found: Progress) -> dict[str, Any]:

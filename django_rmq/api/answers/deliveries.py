@@ -18,13 +18,13 @@ from django_rmq.operations.deliveries import Settled
 
 
 class DeliveryAnswer(Answer):
-    """One message that was handed out."""
+    """One message that was delivered."""
 
     id = serializers.CharField()
     slot = serializers.IntegerField()
-    receipt = serializers.CharField(help_text="Who has it may settle the delivery")
+    receipt = serializers.CharField(help_text="Anyone who has it can settle or extend the delivery")
     delivery = serializers.IntegerField(
-        help_text="Rises with every delivery of a slot: a fencing token for what the consumer writes to"
+        help_text="Rises with every delivery of a slot. Use it as a fencing token where the consumer writes"
     )
     body = Anything(allow_null=True)
     encoding = serializers.ChoiceField(["json", "text", "base64"])
@@ -34,13 +34,13 @@ class DeliveryAnswer(Answer):
 
 
 class TakenAnswer(Answer):
-    """What a consumer has taken, or holds."""
+    """The messages that a consumer has taken or holds."""
 
     messages = DeliveryAnswer(many=True)
-    timeout = serializers.IntegerField(help_text="Seconds within which it is settled or extended")
-    next_slot = maybe(help_text="`held` only: `first` of what else is held; null: that is all")
+    timeout = serializers.IntegerField(help_text="Seconds until a delivery times out")
+    next_slot = maybe(help_text="`held` only: the value of `first` for the next request; null: these are all")
     wait_refused = serializers.BooleanField(
-        help_text="Too many requests wait already, so this one did not: ask again after Retry-After"
+        help_text="Too many requests were waiting, so this one did not wait; repeat it after Retry-After"
     )
 
 
@@ -71,7 +71,7 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
 
 
 class SettledAnswer(Answer):
-    """The result for one delivery: `ok`, or `stale` (it had ended already)."""
+    """The result for one delivery: `ok`, or `stale` if it had ended before."""
 
     id = serializers.CharField()
     outcome = serializers.ChoiceField(["ok", "stale"])

@@ -26,7 +26,7 @@ class FindingAnswer(Answer):
 
 
 class ReadyAnswer(Answer):
-    """Whether all is well. Findings are shown to users who may see topics."""
+    """Whether all checks passed. Only users with the permission view_topic get findings."""
 
     ok = serializers.BooleanField()
     findings = FindingAnswer(many=True, required=False)

@@ -21,13 +21,15 @@ class MessageAnswer(Answer):
     id = serializers.CharField()
     state = serializers.ChoiceField(["store", "prepare", "retry", "dead", "claim"])
     slot = serializers.IntegerField()
-    at_ms = maybe(help_text="When it is due, ends its rest, was handed out or extended, or died")
+    at_ms = maybe(help_text="When the message is due, is retried, was delivered or extended, or went to Dead")
     priority = maybe()
-    retries_left = maybe(help_text="After the next delivery; null: all of them, or it is dead")
-    body = Anything(allow_null=True, help_text="Null where it may not be seen")
+    retries_left = maybe(
+        help_text="Retries left after the next delivery; null: all of them, or the message is dead"
+    )
+    body = Anything(allow_null=True, help_text="Null without the permission view_bodies")
     encoding = serializers.ChoiceField(["json", "text", "base64", "hidden", "withheld"])
-    redacted = serializers.BooleanField(help_text="A formatter made `body`; it is not what is stored")
-    size = serializers.IntegerField(help_text="Bytes of the body")
+    redacted = serializers.BooleanField(help_text="True: a formatter changed `body`; the stored body differs")
+    size = serializers.IntegerField(help_text="Size of the body in bytes")
     key = maybe(serializers.CharField)
     headers = serializers.DictField()
     slot_basis = maybe(serializers.CharField)
@@ -38,15 +40,17 @@ class MessageAnswer(Answer):
     last_failed_ms = maybe()
     error_class = serializers.CharField(allow_blank=True)
     error = serializers.CharField(allow_blank=True)
-    mark = serializers.CharField(allow_blank=True, help_text="What a person has decided while it runs")
+    mark = serializers.CharField(
+        allow_blank=True, help_text="An action that takes effect when the current delivery ends"
+    )
 
 
 class MessagesAnswer(Answer):
-    """A page of messages. It may be short, or even empty, and have a next one."""
+    """A page of messages. A short or empty page can have a next one."""
 
     results = MessageAnswer(many=True)
-    next = maybe(serializers.CharField, help_text="The address of the next page; null: this is the last")
-    cursor = maybe(serializers.CharField, help_text="`cursor` of the next page")
+    next = maybe(serializers.CharField, help_text="The URL of the next page; null: this is the last page")
+    cursor = maybe(serializers.CharField, help_text="The value of `cursor` for the next page")
     scanned = serializers.IntegerField()
     problems = serializers.ListField(child=serializers.CharField())
 
@@ -108,14 +112,16 @@ class SentAnswer(Answer):
     id = serializers.CharField()
     slot = serializers.IntegerField()
     status = serializers.ChoiceField(["stored", "merged", "replaced", "superseded", "refused"])
-    score = maybe(help_text="Its due time in ms, or its priority; null where it was refused")
+    score = maybe(help_text="The due time in milliseconds, or the priority; null if the message was refused")
 
 
 class SendsAnswer(Answer):
     """The result of sending each message, in the order given."""
 
     results = SentAnswer(many=True)
-    outcomes = serializers.DictField(child=serializers.IntegerField(), help_text="Status → how many")
+    outcomes = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Status → number of messages"
+    )
 
 
 def sends(

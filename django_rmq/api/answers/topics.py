@@ -11,7 +11,7 @@ from django_rmq.operations import Flow, SlotsFigures, TopicFigures, WorkerFigure
 
 
 class TopicAnswer(Answer):
-    """A topic and its figures. With `partial` the depths are those of `looked_at` slots only."""
+    """A topic and its figures. If `partial` is true, the numbers of messages are those of `looked_at` slots only."""
 
     name = serializers.CharField()
     type = serializers.ChoiceField(["range_merge", "priority", "fixed_time"])
@@ -19,23 +19,25 @@ class TopicAnswer(Answer):
     body = serializers.ChoiceField(["json", "text", "bytes"])
     identity = serializers.ChoiceField(["body", "key"])
     serial = serializers.BooleanField()
-    timeout = serializers.IntegerField(help_text="Seconds within which a delivery is committed or extended")
+    timeout = serializers.IntegerField(help_text="Seconds until a delivery times out")
     max_retries = serializers.IntegerField()
     store = serializers.IntegerField()
-    due = serializers.IntegerField(help_text="Of `store`: can be taken now")
+    due = serializers.IntegerField(help_text="The messages of `store` that can be taken now")
     prepare = serializers.IntegerField()
     retry = serializers.IntegerField()
     dead = serializers.IntegerField()
     claimed = serializers.IntegerField()
     oldest_due_ms = maybe()
-    age_ms = maybe(help_text="How long the oldest message has been due")
+    age_ms = maybe(help_text="Milliseconds since the oldest message became due")
     undrained_since_ms = maybe()
-    undrained_ms = maybe(help_text="Priority topics: how long a slot has not been empty, of all the longest")
+    undrained_ms = maybe(
+        help_text="Priority topics: the longest time in milliseconds for which a slot has not been empty"
+    )
     paused_slots = serializers.IntegerField()
     consumers = serializers.IntegerField(help_text="Live workers")
     looked_at = serializers.IntegerField()
     partial = serializers.BooleanField()  # type: ignore[assignment] # a field, which the class takes out of its body
-    now_ms = serializers.IntegerField(help_text="When, by Redis' clock")
+    now_ms = serializers.IntegerField(help_text="The time of the reading, by Redis' clock")
     problems = serializers.ListField(child=serializers.CharField())
 
 
@@ -81,17 +83,27 @@ _FIGURES = (
 )
 
 
-class StatsAnswer(Answer):
-    """Counters of topics; two readings give rates."""
+class CountersAnswer(Answer):
+    """The counters of one topic."""
 
-    now_ms = serializers.IntegerField()
-    topics = serializers.DictField(child=serializers.DictField(child=serializers.IntegerField()))
+    topic = serializers.CharField()
+    sent = serializers.IntegerField()
+    done = serializers.IntegerField()
+    failed = serializers.IntegerField(help_text="Deliveries that failed")
+
+
+class StatsAnswer(Answer):
+    """Counters of topics. The difference between two readings gives rates."""
+
+    now_ms = serializers.IntegerField(help_text="The time of the reading, by Redis' clock")
+    results = CountersAnswer(many=True)
     problems = serializers.ListField(child=serializers.CharField())
 
 
 def stats(flow: Flow) -> dict[str, Any]:
     """Return counters of topics."""
-    return {"now_ms": flow.now_ms, "topics": flow.counted, "problems": list(flow.problems)}
+    results = [{"topic": name, **counted} for name, counted in flow.counted.items()]
+    return {"now_ms": flow.now_ms, "results": results, "problems": list(flow.problems)}
 
 
 class SlotAnswer(Answer):
@@ -105,9 +117,9 @@ class SlotAnswer(Answer):
     dead = serializers.IntegerField()
     claimed = serializers.IntegerField()
     oldest_due_ms = maybe()
-    undrained_since_ms = maybe(help_text="Priority topics: since when it has not been empty")
+    undrained_since_ms = maybe(help_text="Priority topics: the time since which the slot has not been empty")
     paused = serializers.BooleanField()
-    holder = serializers.CharField(allow_blank=True, help_text="Who took from it last")
+    holder = serializers.CharField(allow_blank=True, help_text="The consumer that took from it last")
     worker = serializers.CharField(allow_blank=True, help_text="The worker that it is assigned to")
     since_ms = maybe()
     problem = serializers.CharField(allow_blank=True)
@@ -117,9 +129,9 @@ class SlotsAnswer(Answer):
     """Some slots of a topic."""
 
     topic = serializers.CharField()
-    slots = serializers.IntegerField(help_text="How many the topic has")
+    slots = serializers.IntegerField(help_text="Number of slots of the topic")
     now_ms = serializers.IntegerField()
-    next_slot = maybe(help_text="`first` of the next page; null: this was the last")
+    next_slot = maybe(help_text="The value of `first` for the next page; null: this is the last page")
     results = SlotAnswer(many=True)
 
 
@@ -162,8 +174,10 @@ class WorkerAnswer(Answer):
     pid = serializers.IntegerField()
     threads = serializers.IntegerField()
     started_ms = serializers.IntegerField()
-    slots = serializers.DictField(child=serializers.IntegerField(), help_text="Topic → how many of its slots")
-    shared = serializers.ListField(child=serializers.CharField(), help_text="Topics that workers share")
+    slots = serializers.DictField(child=serializers.IntegerField(), help_text="Topic → number of its slots")
+    shared = serializers.ListField(
+        child=serializers.CharField(), help_text="Topics whose slots all workers share"
+    )
 
 
 class WorkersAnswer(Answer):

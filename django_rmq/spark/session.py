@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -84,8 +85,12 @@ def open_session(
     else:
         master = master or LOCAL
         chosen = dict(conf or {})
+        is_local = master.startswith("local")
+        if is_local:
+            # Otherwise Spark looks up the name of the machine, which may have no address in a container.
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         if not is_begun():
-            chosen = {**DEFAULTS, **(AT_HOME if master.startswith("local") else {}), **chosen}
+            chosen = {**DEFAULTS, **(AT_HOME if is_local else {}), **chosen}
         builder = builder.master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)

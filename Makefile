@@ -29,7 +29,7 @@ help: ## list the targets
 $(REQUIRED): requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "django_rmq needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Say: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 

@@ -22,7 +22,15 @@ LOCK_FILES = {"uv.lock", "poetry.lock", "Pipfile.lock", "package-lock.json", "ya
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "base", "manager", "core", "misc"}
 
 
+MADE = {"__pycache__", "build", "dist", "var"}
+"""Folders of what is made in an unpacked source distribution, beside the hidden ones of tools."""
+
+
 def tracked_files() -> list[Path]:
+    if not (ROOT / ".git").exists():  # a source distribution, which holds what was tracked
+        files = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
+        hidden = {part for path in files for part in path.parts if part.startswith(".")} - {".ci", ".github"}
+        return [ROOT / path for path in files if not (MADE | hidden) & set(path.parts)]
     answer = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
     return [ROOT / name for name in answer.stdout.split("\0") if name and (ROOT / name).is_file()]
 

@@ -182,7 +182,7 @@ dist: $(INSTALLED) ## the wheel and the source distribution, into dist, and thei
 	rm -rf dist
 	@mkdir -p build
 	$(BIN)/python -m hatchling build
-	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --spec-version 1.6 \
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --mc-type library --spec-version 1.6 \
 	  --output-file build/sbom.cdx.json requirements/core.txt
 
 requirements: $(INSTALLED) ## pin the requirements, with hashes

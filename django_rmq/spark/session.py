@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -83,9 +84,7 @@ def open_session(
         builder = builder.remote(remote)
     else:
         master = master or LOCAL
-        chosen = dict(conf or {})
-        if not is_begun():
-            chosen = {**DEFAULTS, **(AT_HOME if master.startswith("local") else {}), **chosen}
+        chosen = _settings(master, conf or {})
         builder = builder.master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
@@ -106,6 +105,17 @@ def open_session(
     if remote is None:
         session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a session on this master. Those that were given come first."""
+    if is_begun():
+        return dict(conf)
+    if not master.startswith("local"):
+        return {**DEFAULTS, **conf}
+    # Otherwise Spark looks up the name of this machine, which may have no address in a container.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return {**DEFAULTS, **AT_HOME, **conf}
 
 
 def _check_answers(remote: str) -> None:

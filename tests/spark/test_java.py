@@ -11,6 +11,9 @@ import pytest
 
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.spark import java
+from tests.servers import absent
+
+ROOT = Path(__file__).parents[2]
 
 
 def fake(folder: Path, version: str) -> Path:
@@ -58,6 +61,33 @@ def test_the_packaged_java_runs_although_it_lacks_a_module_that_spark_asks_for()
     ]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "version" in told.stderr
+
+
+def test_a_local_session_begins_where_the_name_of_the_machine_has_no_address() -> None:
+    nameless = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--uts",
+        "sh",
+        "-c",
+        'hostname nowhere.invalid && exec "$@"',
+        "-",
+    ]
+    if subprocess.run([*nameless, "true"], capture_output=True, check=False).returncode:
+        absent("no process may have a host name of its own here: unshare --user --uts")
+    code = (
+        "from django_rmq.spark.session import close_session, open_session\n"
+        "session = open_session('nameless', master='local[1]')\n"
+        "print(session.range(3).count())\n"
+        "close_session(session)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
+    command = [*nameless, sys.executable, "-c", code]
+    told = subprocess.run(
+        command, capture_output=True, text=True, timeout=180, check=False, env=environment, cwd=ROOT
+    )
+    assert told.stdout.strip() == "3", told.stderr
 
 
 def test_without_any_java_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

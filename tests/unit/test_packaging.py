@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -44,7 +45,7 @@ def test_the_wheel_holds_nothing_but_the_package(wheel: zipfile.ZipFile) -> None
 def test_the_core_asks_for_its_five_libraries_and_no_more(wheel: zipfile.ZipFile) -> None:
     metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
     needed = {
-        line.partition(">=")[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line
+        re.split("[<>]", line)[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line
     }
     assert needed == {"django", "django-redis", "djangorestframework", "kazoo", "redis[hiredis]"}
 
@@ -53,6 +54,8 @@ def test_the_extras_are_those_of_users(wheel: zipfile.ZipFile) -> None:
     metadata = Parser().parsestr(wheel.read("django_redis_rmq-0.1.0.dist-info/METADATA").decode())
     extras = {"cli", "connect", "demo", "health", "openapi", "otel", "prometheus", "spark"}
     assert set(metadata.get_all("Provides-Extra", [])) == extras
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/index.md").read_text(), re.MULTILINE)
+    assert extras <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
 def test_pytest_finds_the_plugin_of_the_wheel(wheel: zipfile.ZipFile) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,15 @@ LOCK_FILES = {"uv.lock", "poetry.lock", "Pipfile.lock", "package-lock.json", "ya
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "base", "manager", "core", "misc"}
 
 
+MADE = {"__pycache__", "build", "dist", "var"}
+"""Folders of what is made in an unpacked source distribution, beside the hidden ones of tools."""
+
+
 def tracked_files() -> list[Path]:
+    if not (ROOT / ".git").exists():  # a source distribution, which holds what was tracked
+        files = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
+        hidden = {part for path in files for part in path.parts if part.startswith(".")} - {".ci", ".github"}
+        return [ROOT / path for path in files if not (MADE | hidden) & set(path.parts)]
     answer = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
     return [ROOT / name for name in answer.stdout.split("\0") if name and (ROOT / name).is_file()]
 
@@ -85,6 +94,20 @@ def test_every_dependency_of_the_package_is_pinned() -> None:
     for name in ("dev.txt", "core.txt"):
         pinned = {canonicalize_name(Requirement(line).name) for line in pins(ROOT / "requirements" / name)}
         assert needed <= pinned, name
+
+
+def test_make_lowest_installs_the_lower_bounds_of_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    # A Spark of its own would take another gigabyte: it is that of the tests.
+    tried = [line for extra in extras.keys() - {"connect", "spark"} for line in extras[extra]]
+    installed = {
+        canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("=="))
+        for pin in map(Requirement, pins(ROOT / "requirements" / "lowest.txt"))
+    }
+    for needed in map(Requirement, [*project["dependencies"], *tried]):
+        (lowest,) = [bound.version for bound in needed.specifier if bound.operator == ">="]
+        assert installed[canonicalize_name(needed.name)] == Version(lowest), needed
 
 
 def test_no_module_of_the_package_has_a_name_that_says_nothing() -> None:

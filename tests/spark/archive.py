@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
 """Options for a Java that lives for seconds: one compiler and one collector; no words about what suits no archive."""
@@ -30,7 +31,7 @@ def main() -> None:
     prepare_environment()
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    spark: Any = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     with tempfile.TemporaryDirectory() as folder:
         rows = spark.createDataFrame([(n, f"{n}") for n in range(10)], "n int, name string")
         rows.groupBy("n").count().orderBy("n").write.parquet(f"{folder}/rows")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -14,6 +15,7 @@ import redis
 from django_rmq.core.redis.pool import Pool, RenewingPool
 from django_rmq.project.connections.clients import build_client
 from django_rmq.project.settings import RedisServer
+from tests import servers
 
 
 @pytest.fixture
@@ -144,3 +146,11 @@ def test_credentials_that_are_renewed_are_left_to_the_drivers_own_pool(redis_url
     assert type(build_client(RedisServer(redis_url), 1.0).connection_pool) is Pool
     server = RedisServer(redis_url, pool={"credential_provider": Provider()})
     assert type(build_client(server, 1.0).connection_pool) is RenewingPool
+
+
+def test_a_client_works_through_the_socket_of_a_server(tmp_path: Path) -> None:
+    socket = tmp_path / "redis.sock"
+    with servers.RedisServer(unixsocket=str(socket)):
+        client = build_client(RedisServer(f"unix://{socket}?db=3"), 1.0)
+        assert client.set("a", "b") and client.get("a") == b"b"
+        client.close()

@@ -47,6 +47,9 @@ def build_client(
     pool = kind.from_url(url, **given)
     # These are not passed above, because the URL would take precedence over them.
     pool.connection_kwargs.update(ours)
+    if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
+        # redis-py knows this option of TCP connections only.
+        pool.connection_kwargs.pop("socket_keepalive", None)
     return redis.Redis(connection_pool=checked(pool))
 
 

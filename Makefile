@@ -102,9 +102,10 @@ build/clients/python/.installed: requirements/clients.txt
 	build/clients/python/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
-build/clients/typescript/.installed: $(addprefix tests/clients/typescript/,package.json package-lock.json)
+build/clients/typescript/.installed: $(addprefix tests/clients/typescript/,package.json pinned.json)
 	@mkdir -p $(@D)
-	cp $^ $(@D)
+	cp $< $(@D)
+	cp $(word 2,$^) $(@D)/package-lock.json
 	npm ci --prefix $(@D) --no-audit --no-fund
 	@touch $@
 

@@ -296,7 +296,7 @@ class Hostile:
         self.client = Client(raise_request_exception=True)
         self.client.force_login(User.objects.create_superuser("boss"))
         self.admin_pages = [one for one, _ in patterns("admin/") if "django_rmq" in one]
-        self.routes = [one for one in patterns("api/rmq/") if not one[0].endswith("metrics")]
+        self.routes = [one for one in patterns("api/rmq/") if not one[0].rstrip("/").endswith("metrics")]
         self.answered: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.slowest = 0.0

@@ -1,4 +1,4 @@
-"""REST: the conventions of Django's REST framework that the API follows (docs/decisions/0020)."""
+"""REST: the conventions of Django's REST framework that the API follows (docs/decisions/0016)."""
 
 from __future__ import annotations
 

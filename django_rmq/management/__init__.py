@@ -72,7 +72,7 @@ class RmqCommand(BaseCommand):
         if not options["interactive"]:
             return
         if not sys.stdin.isatty():
-            raise CommandError(f"{question} Say --no-input where nobody can answer", returncode=2)
+            raise CommandError(f"{question} Use --no-input if the command cannot ask", returncode=2)
         if input(f"{question} Type {wanted} to go on: ").strip() != wanted:
             raise CommandError("nothing was done", returncode=1)
 
@@ -97,7 +97,7 @@ class RmqCommand(BaseCommand):
             self.stdout.write(f"{what}: {outcomes_text(progress.outcomes)}{rest}")
         if progress.problems:
             raise CommandError(
-                shown(f"{len(progress.problems)} slots could not be worked: {progress.problems[0]}"),
+                shown(f"{len(progress.problems)} slots failed: {progress.problems[0]}"),
                 returncode=1,
             )
 
@@ -132,7 +132,7 @@ def duration(text: str) -> float:
     """Read seconds from ``90``, ``90s``, ``15m``, ``2h`` or ``7d``, as an argument's type."""
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is no duration: say 90, 15m, 2h or 7d")
+        raise ArgumentTypeError(f"{text!r} is not a duration such as 90, 15m, 2h or 7d")
     seconds = float(match[1]) * _UNITS[match[2] or ""]
     if seconds > MAX_AGE:
         raise ArgumentTypeError(f"{text[:80]} is too long: at most {MAX_AGE} s")

@@ -67,7 +67,9 @@ def register(pipeline: Class) -> Class:
         raise ConfigurationError(f"pipeline {pipeline.__qualname__} has no name")
     other = _pipelines.get(name)
     if other is not None and _place(other) != _place(pipeline):
-        raise ConfigurationError(f'two pipelines are called "{name}": {_place(other)} and {_place(pipeline)}')
+        raise ConfigurationError(
+            f'two pipelines have the name "{name}": {_place(other)} and {_place(pipeline)}'
+        )
     _pipelines[name] = pipeline
     return pipeline
 

@@ -33,15 +33,19 @@ class Archive(Pipeline):
         parser.add_argument("path", help="the folder of the archive; it grows with each run")
         parser.add_argument("topics", nargs="*", metavar="topic", help="default: all")
         parser.add_argument(
-            "--older-than", type="duration", default=0.0, metavar="TIME", help="dead for so long: 7d"
+            "--older-than",
+            type="duration",
+            default=0.0,
+            metavar="TIME",
+            help="only messages that have been dead for this time: 7d",
         )
         parser.add_argument(
             "--where",
             metavar="SQL",
-            help="only those: \"error like 'shop.%%'\"; the columns are those of the archive, and body",
+            help="only messages that match: \"error like 'shop.%%'\"; the columns are those of the archive, and body",
         )
-        parser.add_argument("--keep", action="store_true", help="delete nothing")
-        parser.add_argument("--dry-run", action="store_true", help="count them only")
+        parser.add_argument("--keep", action="store_true", help="keep the messages in Dead")
+        parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
         topics = options["topics"] or list(get_config().topics)
@@ -117,7 +121,7 @@ def archive_of(context: Context, path: str) -> Any:
     missing = {*KEY, "slots", "envelope", "scored", "run", "date"} - set(found.columns)
     if missing:
         raise OperationRefused(
-            f"{path} holds other files than an archive of ours: {', '.join(sorted(missing))} is missing"
+            f"{path} holds files that are not an archive: {', '.join(sorted(missing))} is missing"
         )
     return found
 

@@ -31,41 +31,43 @@ class Consume(Pipeline):
         parser.add_argument("topic")
         target = parser.add_mutually_exclusive_group(required=True)
         target.add_argument("--parquet", metavar="PATH", help="a folder of Parquet files")
-        target.add_argument("--jdbc", metavar="URL", help="a database; needs --table")
+        target.add_argument("--jdbc", metavar="URL", help="a database; requires --table")
         target.add_argument(
             "--each", metavar="PATH", help="the dotted path of a function (frame, batch number, query id)"
         )
-        parser.add_argument("--table", help="a table, which is made if there is none")
+        parser.add_argument("--table", help="the table, created if it is missing")
         parser.add_argument("--driver", help="the class of the JDBC driver")
         parser.add_argument(
             "--schema",
             metavar="DDL",
-            help="read bodies as JSON objects with these columns: 'sku string, n int'. A body that does not fit is kept as it is "
-            "in the column malformed",
+            help="read bodies as JSON objects with these columns: 'sku string, n int'. A body that does "
+            "not fit is stored unchanged in the column malformed",
         )
         parser.add_argument(
             "--bad",
             metavar="PATH",
-            help="with --schema: put bodies that do not fit into Parquet files of their own instead",
+            help="with --schema: write bodies that do not fit to separate Parquet files in this folder instead",
         )
-        parser.add_argument("--max-messages", type=int, metavar="N", help="in one batch (default: 200,000)")
         parser.add_argument(
-            "--claim-timeout", type=float, metavar="SECONDS", help="of the lease (default: 120)"
+            "--max-messages", type=int, metavar="N", help="messages in one batch, at most (default: 200,000)"
+        )
+        parser.add_argument(
+            "--claim-timeout", type=float, metavar="SECONDS", help="duration of the lease (default: 120)"
         )
         parser.add_argument(
             "--patience",
             type="duration",
             metavar="TIME",
-            help="how long to wait for a Redis that is unavailable (default: 60s)",
+            help="how long to wait while Redis is unavailable (default: 60s)",
         )
 
     def run(self, context: Context, **options: Any) -> None:
         if context.checkpoint is None:
-            raise InvalidRequest("say --checkpoint, a folder: it is what the consumer is known by")
+            raise InvalidRequest("--checkpoint is missing: give a folder, which identifies the consumer")
         if (options["jdbc"] is None) != (options["table"] is None):
-            raise InvalidRequest("--jdbc and --table go together")
+            raise InvalidRequest("--jdbc and --table require each other")
         if options["bad"] and not options["schema"]:
-            raise InvalidRequest("--bad goes with --schema: without a schema every body fits")
+            raise InvalidRequest("--bad requires --schema: without a schema, every body fits")
         sink = _sink(options)
         bad = Files(options["bad"]) if options["bad"] else None
         topic = context.topic(options["topic"])
@@ -101,7 +103,7 @@ def _function(path: str) -> Callable[[Any, int, str], object]:
     except ImportError as error:
         raise ConfigurationError(f"--each {path}: {error}") from error
     if not callable(found):
-        raise ConfigurationError(f"--each {path} is no function")
+        raise ConfigurationError(f"--each {path} is not a function")
     try:
         inspect.signature(found).bind(None, 0, "")
     except TypeError as error:

@@ -228,7 +228,7 @@ class Context:
                 # The progress of a Spark Connect server has the metric without its value.
                 bodies = 0 if observed is None else observed.asDict().get("bodies", 0)
                 if bodies:
-                    self.say(f"batch {told}: {bodies} bodies do not fit the schema and are kept as they are")
+                    self.say(f"batch {told}: {bodies} bodies do not fit the schema and are stored unchanged")
                 if acknowledger is not None:
                     acknowledger.note(progress)
         return seen, told

@@ -27,32 +27,30 @@ class Ingest(Pipeline):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
         parser.add_argument("source", help="files or a folder; with --format jdbc the URL of the database")
-        parser.add_argument("--format", choices=FORMATS, help="default: by the ending of SOURCE")
+        parser.add_argument("--format", choices=FORMATS, help="default: by the file extension of SOURCE")
         parser.add_argument(
             "--option",
             action="append",
             default=[],
             metavar="KEY=VALUE",
-            help="an option of Spark's reader, as dbtable=orders; may be given again",
+            help="an option of Spark's reader, such as dbtable=orders; may be repeated",
         )
-        parser.add_argument("--where", metavar="SQL", help="only rows for which this holds")
+        parser.add_argument("--where", metavar="SQL", help="only rows for which this is true")
         parser.add_argument(
             "--select",
             action="append",
             default=[],
             metavar="SQL",
-            help="columns of the body, as 'id as item'",
+            help="columns of the body, such as 'id as item'",
         )
-        parser.add_argument(
-            "--value", metavar="SQL", help="the body as it is, instead of an object of columns"
-        )
+        parser.add_argument("--value", metavar="SQL", help="the whole body, instead of an object of columns")
         for name in OPTIONS:
             parser.add_argument(f"--{name.replace('_', '-')}", metavar="SQL", help=f"the {name} of a message")
         parser.add_argument(
             "--no-merge", dest="merge", action="store_false", help="send equal rows one by one"
         )
-        parser.add_argument("--limit", type=int, metavar="N", help="at most so many rows")
-        parser.add_argument("--dry-run", action="store_true", help="count and show what would be sent")
+        parser.add_argument("--limit", type=int, metavar="N", help="at most N rows")
+        parser.add_argument("--dry-run", action="store_true", help="only count and show what would be sent")
 
     def run(self, context: Context, **options: Any) -> None:
         topic = context.topic(options["topic"])
@@ -83,11 +81,11 @@ def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None
         needed = "fixed_time"
     if needed and needed not in given:
         raise InvalidRequest(
-            f"topic {topic.name} is {topic.type.value}{', its identity a key' if topic.keyed else ''}: "
-            f"say --{needed.replace('_', '-')}, an SQL expression over the rows"
+            f"topic {topic.name} is {topic.type.value}{', with IDENTITY key' if topic.keyed else ''}: "
+            f"--{needed.replace('_', '-')} is missing, an SQL expression over the rows"
         )
     if options["value"] and options["select"]:
-        raise InvalidRequest("--value or --select, not both")
+        raise InvalidRequest("use --value or --select, not both")
 
 
 def _rows(context: Context, options: dict[str, Any]) -> Any:
@@ -97,7 +95,7 @@ def _rows(context: Context, options: dict[str, Any]) -> Any:
         None,
     )
     if chosen is None:
-        raise InvalidRequest(f"nothing tells what {source} is: say --format {', '.join(FORMATS)}")
+        raise InvalidRequest(f"the format of {source} is unknown: use --format {', '.join(FORMATS)}")
     reader = context.spark.read.format(chosen)
     if chosen == "csv":
         reader = reader.options(header="true")

@@ -18,12 +18,12 @@ def connection_options() -> dict[str, str]:
     config = get_config()
     if config.broker == "memory" or config.redis is None:
         raise ConfigurationError(
-            'Spark needs a Redis: RMQ["BROKER"] is "memory", which no other process could use'
+            'Spark needs Redis, but RMQ["BROKER"] is "memory", which other processes cannot use'
         )
     server = config.redis
     if server.sentinels:
         raise ConfigurationError(
-            "Spark cannot ask sentinels for the primary: give it an address that follows it, in a settings module for pipelines"
+            "Spark cannot use sentinels: give it an address that always leads to the primary, in a settings module for pipelines"
         )
     told: dict[str, object] = {**server.pool}
     told |= {name: getattr(server, name) for name in addresses.LOGIN if getattr(server, name)}
@@ -43,6 +43,6 @@ def connection_options() -> dict[str, str]:
             found["secretConnectionOptions"] = json.dumps(told)
         except TypeError as error:
             raise ConfigurationError(
-                f"CONNECTION_POOL_KWARGS cannot be told to Spark's tasks: {error}"
+                f"CONNECTION_POOL_KWARGS cannot be passed to Spark's tasks: {error}"
             ) from None
     return found

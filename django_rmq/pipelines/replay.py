@@ -23,20 +23,20 @@ class Replay(Pipeline):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
-        parser.add_argument("--archive", metavar="PATH", help="from an archive, not from Dead")
+        parser.add_argument("--archive", metavar="PATH", help="replay from an archive instead of Dead")
         parser.add_argument(
             "--where",
             metavar="SQL",
-            help="over body, key, error, reason, failures, died_at, slot, and date: \"error like 'shop.%%'\"",
+            help="a condition on body, key, error, reason, failures, died_at, slot and date: \"error like 'shop.%%'\"",
         )
-        parser.add_argument("--dry-run", action="store_true", help="count them only")
+        parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
 
     def run(self, context: Context, **options: Any) -> None:
         topic = context.topic(options["topic"])
         if options["archive"]:
             found = archive_of(context, options["archive"])
             if found is None:
-                raise OperationRefused(f"{options['archive']} holds no archive")
+                raise OperationRefused(f"{options['archive']} does not hold an archive")
             found = found.where(found.topic == topic.name)
         else:
             dead = context.read(topic.name, queues="dead", includeMetadata=True)
@@ -53,8 +53,8 @@ class Replay(Pipeline):
         context.say(f"{topic.name}: {told(outcomes)}")
         if outcomes.get("unplaced"):
             raise LostRace(
-                f"{outcomes['unplaced']} messages were sent with a slot_basis= of their own, and the topic has more "
-                "slots by now: nobody can tell theirs"
+                f"{outcomes['unplaced']} messages were sent with slot_basis=, which is not stored, and "
+                "the topic now has more slots: their slots are unknown"
             )
 
     def _replay(self, context: Context, topic: str, found: Any, *, from_archive: bool) -> dict[str, int]:

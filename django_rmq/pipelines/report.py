@@ -44,8 +44,8 @@ class Report(Pipeline):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topics", nargs="*", metavar="topic", help="default: all")
-        parser.add_argument("--json", action="store_true", help="as JSON")
-        parser.add_argument("--charts", type=Path, metavar="FOLDER", help="draw charts into a folder, too")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument("--charts", type=Path, metavar="FOLDER", help="also draw charts into this folder")
 
     def run(self, context: Context, **options: Any) -> None:
         if options["charts"]:
@@ -158,7 +158,10 @@ def draw(found: dict[str, dict[str, Any]], folder: Path) -> list[Path]:
     plt = _pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     written = [_stacked(plt, folder / "backlog.svg", "Messages by state", found, "backlog", QUEUES)]
-    for what, title in (("due", "What waits, by when it is due"), ("dead", "What is dead, by how long")):
+    for what, title in (
+        ("due", "Waiting messages, by time until due"),
+        ("dead", "Dead messages, by time since death"),
+    ):
         classes = list(next(iter(found.values()))[what])
         written.append(_stacked(plt, folder / f"{what}.svg", title, found, what, classes))
     figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")

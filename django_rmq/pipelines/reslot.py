@@ -33,19 +33,22 @@ class Reslot(Pipeline):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
         parser.add_argument(
-            "slots", nargs="?", type=int, help="default: finish what was begun, else what the settings say"
+            "slots",
+            nargs="?",
+            type=int,
+            help="default: continue an interrupted change, else SLOTS of the settings",
         )
         parser.add_argument(
-            "--tasks", type=int, default=4, metavar="N", help="at once (default: %(default)s)"
+            "--tasks", type=int, default=4, metavar="N", help="number of Spark tasks (default: %(default)s)"
         )
-        parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+        parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
 
     def run(self, context: Context, **options: Any) -> None:
         topic, broker = get_config().topic(options["topic"]), context.broker
         plan = reslots.plan(broker, topic, options["slots"])
         if options["dry_run"]:
             if plan.obstacle:
-                raise ConfigurationError(f'topic "{topic.name}" keeps its slots: {plan.obstacle}')
+                raise ConfigurationError(f'topic "{topic.name}" cannot be re-slotted: {plan.obstacle}')
             context.say(
                 f"{topic.name} has {plan.before} slots and would get {plan.slots}; nothing was changed"
             )
@@ -60,7 +63,7 @@ class Reslot(Pipeline):
         outcomes = self._move(context, chosen, max(1, options["tasks"]))
         reslotting.finish(broker, chosen)
         strays = outcomes.get("strays", 0)
-        stay = f"; {strays} stay where nobody can tell their slot" if strays else ""
+        stay = f"; {strays} stay, because their slot is unknown" if strays else ""
         context.say(f"{topic.name} has {plan.slots} slots, {outcomes.get('moved', 0)} messages moved{stay}")
         if topic.slots != plan.slots:
             context.say(f'Write "SLOTS": {plan.slots} into the settings')

@@ -159,9 +159,10 @@ class Claims:
 
     def _too_old(self, number: int) -> LostRace:
         return LostRace(
-            f"claim {number} of topic {self._topic.name} is over, but this checkpoint has no record of its batch: the "
-            "checkpoint is older than that (restored from a copy?), and would use the numbers of its batches again. Begin with a "
-            "new checkpoint: nothing is lost, and what was acknowledged does not come again"
+            f"claim {number} of topic {self._topic.name} has ended, but this checkpoint has no record of "
+            "its batch: the checkpoint is older (restored from a copy?) and would use its batch numbers "
+            "again. Start with a new checkpoint: no message is lost, and acknowledged ones are not "
+            "repeated"
         )
 
     # --- claiming
@@ -216,8 +217,8 @@ class Claims:
     def moved(self) -> SlotMoved:
         """Return the error for a topic that was re-slotted under the query."""
         return SlotMoved(
-            f"topic {self._topic.name} has another slot count by now than the {self._topic.slots} with which the query began: "
-            "what Spark had recorded is acknowledged; begin again with a new checkpoint"
+            f"topic {self._topic.name} no longer has the {self._topic.slots} slots with which the query "
+            "started. Recorded batches are acknowledged; start again with a new checkpoint"
         )
 
     def _shares(self, due: dict[int, int], budget: int) -> dict[int, int]:

@@ -31,7 +31,9 @@ def broker_of(options: Options) -> Broker:
     """Return the broker of this process for these options."""
     url = options.url or os.environ.get(URL_VARIABLE)
     if not url:
-        raise ConfigurationError(f"option url is missing, and {URL_VARIABLE} is not in the environment")
+        raise ConfigurationError(
+            f"option url is missing, and the environment variable {URL_VARIABLE} is not set"
+        )
     return _broker(
         url,
         options.is_cluster,
@@ -89,7 +91,7 @@ def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topi
     """Return the topic of a registered definition; ``local`` are settings that a definition does not contain."""
     if definition is None:
         raise UnknownTopic(
-            f"topic {name} is not registered in Redis: has the project that declares it ever run?"
+            f"topic {name} is not registered in Redis: start the project that declares it first"
         )
     # Settings that a later version has registered are ignored.
     known = {field.name for field in fields(Topic)}
@@ -100,5 +102,5 @@ def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topi
         return Topic(name, **parts, **local)
     except (KeyError, TypeError, ValueError):
         raise ConfigurationError(
-            f"topic {name} is not registered in Redis as this version knows topics: see `manage.py rmqtopics`"
+            f"topic {name} has a definition in Redis that this version cannot read: see `manage.py rmqtopics`"
         ) from None

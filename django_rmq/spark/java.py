@@ -42,7 +42,7 @@ def system_java() -> Path | None:
     """
     named = os.environ.get("JAVA_HOME")
     if named and not os.access(Path(named) / "bin" / "java", os.X_OK):
-        raise ConfigurationError(f"JAVA_HOME is {named!r}, which holds no bin/java")
+        raise ConfigurationError(f"JAVA_HOME is {named!r}, which does not contain bin/java")
     on_path = shutil.which("java")
     for java in (Path(named) / "bin" / "java" if named else None, Path(on_path) if on_path else None):
         if java is not None and version_of(java) >= OLDEST:
@@ -99,7 +99,7 @@ def spark_jars() -> Path:
         jars = Path(folder, "jars")
         if jars.is_dir():
             return jars
-    raise ConfigurationError('There is no PySpark with its jars: pip install "django-redis-rmq[spark]"')
+    raise ConfigurationError('PySpark with its jars is not installed: pip install "django-redis-rmq[spark]"')
 
 
 def prepare_environment() -> None:

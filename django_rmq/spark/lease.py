@@ -88,6 +88,6 @@ class Lease:
         if lost:
             self.warn(
                 held[gone[0]],
-                f"its lease ended in {lost} slots, Spark being at work on its batch. "
-                "Their messages are delivered again",
+                f"its lease ended in {lost} slots while Spark processed the batch. Their messages are "
+                "delivered again",
             )

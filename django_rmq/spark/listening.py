@@ -51,7 +51,7 @@ class Acknowledger(StreamingQueryListener):
         try:
             self._acknowledge(progress, self._at_once)
         except RmqError as error:
-            logger.warning("A batch is not acknowledged yet (%s). The next poll does it", error)
+            logger.warning("Cannot acknowledge a batch (%s); the next poll tries again", error)
 
     def acknowledge(self, progress: Any) -> None:
         """Acknowledge everything that a progress record reports as done, with the patience of the options.

@@ -55,7 +55,7 @@ class Options:
         unknown = sorted(set(map(str.lower, given)) - set(names) - SPARKS_OWN)
         if unknown:
             raise ConfigurationError(
-                f"{what} of format rmq has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}"
+                f"unknown option for {what} of format rmq: {', '.join(unknown)}; the options are {', '.join(sorted(known))}"
             )
         self._given = {name.lower(): value for name, value in given.items()}
         self.url = self.text("url")
@@ -125,7 +125,9 @@ class Options:
         found = self.names("queues", "store")
         wrong = [name for name in found if name not in QUEUES]
         if wrong:
-            raise ConfigurationError(f"option queues takes {', '.join(QUEUES)}, not {', '.join(wrong)}")
+            raise ConfigurationError(
+                f"option queues must be among {', '.join(QUEUES)}, got {', '.join(wrong)}"
+            )
         return list(dict.fromkeys(found))
 
     def slots(self, count: int) -> list[int]:

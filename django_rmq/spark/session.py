@@ -99,7 +99,7 @@ def open_session(
             session.dataSource.register(RmqDataSource)
     except (PySparkException, RuntimeError, OSError) as error:
         where = master if remote is None else _without_token(remote)
-        raise ConfigurationError(f"Spark does not begin ({where}): {error}") from error
+        raise ConfigurationError(f"Spark does not start ({where}): {error}") from error
     if threading.current_thread() is threading.main_thread():
         # Spark installs its own handler in its place.
         signal.signal(signal.SIGINT, ours)

@@ -49,8 +49,9 @@ class Files:
         """Raise ``OperationRefused`` for a folder whose readers would not see new files."""
         if _is_there(session, f"{self.path.rstrip('/')}/_spark_metadata"):
             raise OperationRefused(
-                f"{self.path} was written by Spark's own file sink (it has a folder _spark_metadata): Spark would read only "
-                "what is listed there, and none of the new files. Give another folder; the checkpoint can stay"
+                f"{self.path} was written by Spark's own file sink (it has a folder _spark_metadata): "
+                "Spark would read only the files listed there, and none of the new ones. Use another "
+                "folder; keep the checkpoint"
             )
 
     def write(self, frame: Any, query: str, number: int, *, may_repeat: bool) -> None:

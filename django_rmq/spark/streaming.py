@@ -170,8 +170,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(self, offset: dict[str, Any]) -> None:
         if int(offset["slots"]) != self._topic.slots:
             raise SlotMoved(
-                f"topic {self._name} has {self._topic.slots} slots by now, the checkpoint was begun with {offset['slots']}: "
-                "let the old claims come back by their lease, and begin with a new checkpoint"
+                f"topic {self._name} now has {self._topic.slots} slots, but the checkpoint was started "
+                f"with {offset['slots']}: start with a new checkpoint; messages of old claims come back "
+                "when their lease ends"
             )
 
     def _budget(self, limit: ReadLimit) -> int:

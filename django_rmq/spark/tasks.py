@@ -88,7 +88,7 @@ class Reading(NamedTuple):
             if state != "sealed" or not all(rows for rows, _ in parts):
                 # Half of a part is neither complete nor empty; when it is tried again, it reads as empty.
                 raise LostRace(
-                    f"claim {task.number} of topic {self.topic.name} slot {slot} was lost while it was read"
+                    f"claim {task.number} of topic {self.topic.name} slot {slot} was lost while it was being read"
                 )
             for rows, envelopes in parts:
                 yield self._batch(slot, rows, envelopes)

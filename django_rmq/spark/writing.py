@@ -92,14 +92,14 @@ class _Sending:
         unused = columns - wanted - set(self._columns)
         if unused:
             raise ConfigurationError(
-                f"a write to topic {name} does not know the columns {', '.join(sorted(unused))}: name them in "
-                "bodyColumns, or leave them out"
+                f"a write to topic {name} cannot use the columns {', '.join(sorted(unused))}: name them "
+                "in bodyColumns, or drop them"
             )
         self._check_columns()
         if overwrite:
             if not options.flag("allowOverwrite", default=False):
                 raise ConfigurationError(
-                    'mode("overwrite") would purge what waits in the topic: use mode("append"), '
+                    'mode("overwrite") would purge the waiting messages of the topic: use mode("append"), '
                     "or set the option allowOverwrite to true"
                 )
             for slot in range(self._topic.slots):
@@ -112,11 +112,11 @@ class _Sending:
         needed = {TopicType.PRIORITY: "priority", TopicType.FIXED_TIME: "fixed_time"}.get(topic.type)
         if needed is not None and needed not in columns:
             raise ConfigurationError(
-                f"topic {topic.name} is {topic.type.value}: a write needs the column {needed}"
+                f"topic {topic.name} has the type {topic.type.value}: a write needs the column {needed}"
             )
         if needed is None and topic.time_range_ms is None and "time_range" not in columns:
             raise ConfigurationError(
-                f"topic {topic.name} is range_merge: set the option timeRange (ms), or give a column time_range"
+                f"topic {topic.name} has the type range_merge: set the option timeRange (ms), or add a column time_range"
             )
 
     def _send(self, iterator: Iterator[pa.RecordBatch]) -> Written:

@@ -113,9 +113,9 @@ def assert_message_sent(
     if len(fitting) != count if count is not None else not fitting:
         given = wanted if body is _ANY else {"body": body, **wanted}
         described = "".join(f", {name}={value!r}" for name, value in given.items())
-        expected = "at least one" if count is None else f"exactly {count}"
+        expected = "at least 1 message" if count is None else f"exactly {count} message{'s' * (count != 1)}"
         raise AssertionError(
-            f"expected {expected} message of topic {topic!r}{described}, found {len(fitting)}; {_listed(sent)}"
+            f"expected {expected} of topic {topic!r}{described}, found {len(fitting)}; {_listed(sent)}"
         )
     return fitting
 
@@ -130,23 +130,23 @@ def assert_no_messages(topic: str | None = None, *, messages: CapturedMessages |
     )
     if found:
         where = "" if topic is None else f" of topic {topic!r}"
-        raise AssertionError(f"expected no message{where}; {_listed(found)}")
+        raise AssertionError(f"expected no message{where}, found {len(found)}; {_listed(found)}")
 
 
 def _captured(messages: CapturedMessages | None) -> CapturedMessages:
     if messages is not None:
         return messages
     if not _recorders:
-        raise RuntimeError("nothing is captured: call this inside `with captured_messages():`")
+        raise RuntimeError("no messages are captured here: use this inside `with captured_messages():`")
     return _recorders[-1].messages
 
 
 def _listed(messages: CapturedMessages) -> str:
     if not messages:
-        return "nothing was sent"
+        return "no message was sent"
     shown = [
         f"{message.topic}: {message.body!r} {dict(message.options) or ''}".rstrip()
         for message in messages[:20]
     ]
     more = f" and {len(messages) - 20} more" if len(messages) > 20 else ""
-    return f"sent were: {'; '.join(shown)}{more}"
+    return f"sent: {'; '.join(shown)}{more}"

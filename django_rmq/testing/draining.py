@@ -48,7 +48,7 @@ def drain(
     if not live and not isinstance(broker, InMemoryBroker):
         raise ConfigurationError(
             "drain() would consume from a real Redis: use memory_broker(), RMQTestMixin, the fixture rmq or "
-            'RMQ["TESTING"] = True; or say drain(live=True)'
+            'RMQ["TESTING"] = True. To do it anyway, call drain(live=True)'
         )
     total = 0
     while True:
@@ -102,7 +102,7 @@ def _drain_slot(
                 ending.release(topic, slot, prepared.receipt, [given.member for given in prepared.deliveries])
             )
             raise RuntimeError(
-                f"drain stopped at its limit of deliveries: do listeners of {topic.name} resend?"
+                f"drain stopped at its limit of deliveries: do listeners of {topic.name} send more messages?"
             )
         messages = _messages(broker, topic, slot, prepared)
         failures = _settle(broker, topic, slot, prepared.receipt, messages, calling.run(recording, messages))

@@ -175,7 +175,7 @@ def test_a_hung_process_is_ended_by_the_watchdog(start: Start, load: Load) -> No
     os.kill(worker.child(), signal.SIGSTOP)
     assert worker.wait() == 4
     assert "has made no progress for 2 s" in worker.output
-    assert "the watchdog ended the last process that worked" in worker.output
+    assert "the watchdog killed the last live worker process" in worker.output
 
 
 # --- two commands

@@ -208,7 +208,7 @@ def test_sigterm_ends_everything(start_demo: Callable[..., RunningDemo]) -> None
     commands = " ".join(demo.processes())
     for part in ("runrmqconsumers", "runserver", "example_project.demo"):
         assert part in commands
-    assert "Selection: left out. JAVA_HOME is '/nowhere', which holds no bin/java" in demo.output
+    assert "Selection: left out. JAVA_HOME is '/nowhere', which does not contain bin/java" in demo.output
     assert demo.redis_answers()
     demo.process.send_signal(signal.SIGTERM)
     assert demo.wait() == 128 + signal.SIGTERM, demo.output

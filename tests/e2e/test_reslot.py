@@ -165,7 +165,7 @@ def test_a_mover_that_is_killed_at_any_step_is_started_again(
         load.wait_for_more(10)
     code, text = load.run("rmqreslot", load.topic)
     assert code == 0, text
-    assert "Going on with" in text
+    assert "Continuing with" in text
     load.finish(broker)
     assert broker.definitions()[load.topic]["slots"] == slots
 

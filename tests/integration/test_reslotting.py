@@ -222,7 +222,7 @@ def test_who_is_late_with_an_older_re_slotting_is_told_so(broker: Any) -> None:
     reslotting.finish(broker, first)
     before = filled.entries(16)
     filled.reslot(2)
-    with pytest.raises(LostRace, match="re-slotted by somebody else since"):
+    with pytest.raises(LostRace, match="re-slotted by another process"):
         reslotting.move(broker, first)
     reslotting.finish(broker, first)
     assert broker.definitions()["prices"]["slots"] == 2
@@ -298,7 +298,7 @@ def test_more_slots_are_refused_where_bases_are_hidden_and_fewer_are_not(broker:
     filled.producer.send([build(filled.topic, n, priority=50, slot_basis=f"b{n}") for n in range(40)])
     before = {slot: broker.count(filled.topic, slot).store for slot in range(4)}
     with pytest.raises(
-        ConfigurationError, match=r"slot_basis= .*nobody can tell the new slots of the 40 messages"
+        ConfigurationError, match=r"slot_basis=.* the new slots of its 40 messages are unknown"
     ):
         reslotting.begin(broker, filled.topic, 8)
     assert broker.definitions()["prices"]["slots"] == 4

@@ -86,7 +86,7 @@ def test_a_topic_that_left_the_settings_and_holds_messages_is_reported(shop: Sho
     with shop(renders=RANKED):
         said = run(returncode=1)
         assert said == (
-            "not in the settings, but holding messages: old (1 waiting, 1 dead). Declare them again, or see --retire"
+            "topics that are not in the settings hold messages: old (1 waiting, 1 dead). Declare them again, or use --retire"
         )
         operations = Operations(Actor("tester", "command"))
         health = operations.health(Limits(needs_workers=False))
@@ -120,7 +120,7 @@ def test_an_empty_topic_is_forgotten_with_all_its_keys(
         (["--move-to", "renders"], "differ in TYPE"),
         (["--move-to", "new"], "move or delete the dead ones"),
         (["--move-to", "nowhere"], "nowhere"),
-        (["--delete", "--move-to", "new"], "either moved or deleted"),
+        (["--delete", "--move-to", "new"], "choose between moving and deleting"),
     ],
 )
 def test_nothing_is_lost_by_a_request_that_says_too_little(shop: Shop, options: list[str], said: str) -> None:
@@ -226,7 +226,7 @@ def test_what_runs_is_waited_for(shop: Shop) -> None:
 def test_the_flags_of_retiring_need_it(shop: Shop) -> None:
     with shop(new=RANKED):
         for flags in (["--delete"], ["--move-to", "new"], ["--dead", "delete"]):
-            assert "belong to --retire" in run(*flags, returncode=2)
+            assert "require --retire" in run(*flags, returncode=2)
         assert "name the topics" in run("--retire", returncode=2)
 
 

@@ -143,7 +143,7 @@ def test_an_assertion_that_fails_says_what_was_sent(topic: str, wanted: dict[str
         send_message("renders", {"sku": 1}, priority=500)
         with pytest.raises(AssertionError, match=r"renders: \{'sku': 1\} \{'priority': 500\}"):
             assert_message_sent(topic, **wanted)
-        with pytest.raises(AssertionError, match="expected no message; sent were"):
+        with pytest.raises(AssertionError, match="expected no message, found 1; sent"):
             assert_no_messages()
 
 
@@ -276,7 +276,7 @@ def test_listeners_that_feed_themselves_for_ever_are_stopped(clock: Clock) -> No
         send_message("renders", message.body + 1, priority=50)
 
     send_message("renders", 0, priority=50)
-    with pytest.raises(RuntimeError, match="do listeners of renders resend"):
+    with pytest.raises(RuntimeError, match="do listeners of renders send more messages"):
         drain(limit=20)
     assert depth("renders") == {"store": 1}
 

@@ -219,7 +219,7 @@ def test_the_dead_are_replayed_by_a_predicate_from_dead_and_from_an_archive(
     run("replay", "keyed", "--archive", tmp_path / "out")
     (copy,) = [entry for slot in range(2) for entry in broker.peek(topic("keyed"), slot, "store").entries]
     assert (copy.member, decode_envelope(copy.envelope or b"").slot_basis) == (b"k", "elsewhere")
-    assert "holds no archive" in run("replay", "events", "--archive", tmp_path / "none", code=2)
+    assert "does not hold an archive" in run("replay", "events", "--archive", tmp_path / "none", code=2)
 
 
 def test_a_report_counts_what_is_there(run: Run, broker: Broker, tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ def test_without_a_name_the_pipelines_are_listed() -> None:
     ("arguments", "said"),
     [
         (["nothing"], "invalid choice: 'nothing'"),
-        (["report", "--interval", "soon"], "'soon' is no duration"),
+        (["report", "--interval", "soon"], "'soon' is not a duration"),
         (["report", "--interval", "5s", "--available-now"], "not allowed with argument"),
-        (["report", "--conf", "x"], "'x' is no setting"),
+        (["report", "--conf", "x"], "'x' is not a setting"),
         (["ingest", "events"], "required: source"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_name_is_taken_once() -> None:
         def run(self, context: Context, **options: Any) -> None: ...
 
     pipelines()
-    with pytest.raises(ConfigurationError, match='two pipelines are called "report"'):
+    with pytest.raises(ConfigurationError, match='two pipelines have the name "report"'):
         register(Mine)
 
 
@@ -103,5 +103,5 @@ def test_the_login_is_told_apart_from_the_address() -> None:
         found = connection_options()
     assert found["url"] == "redis://127.0.0.1:7000,redis://127.0.0.1:7001"
     assert (found["cluster"], found["password"]) == ("true", "s")
-    with settings(BROKER="memory"), pytest.raises(ConfigurationError, match="Spark needs a Redis"):
+    with settings(BROKER="memory"), pytest.raises(ConfigurationError, match="Spark needs Redis"):
         connection_options()

@@ -22,10 +22,11 @@ class Command(RmqCommand):
     """Read every slot's ledger; with --adopt, record foreign messages."""
 
     help = (
-        "Check that in every slot what came equals what went plus what is there. Reads only, while everything "
-        "runs. Exits with 1 on any drift: above zero, another program put messages there, below zero "
-        "messages are gone. Also reports how long the oldest message has been due. --strays looks through everything for "
-        "records that belong to no message and for messages in a slot that is not theirs; --repair repairs them."
+        "Check that the ledger of every slot balances: messages in = messages out + messages held. Only "
+        "reads, while everything keeps running. Exits with 1 on any drift: above zero, another program "
+        "added messages; below zero, messages are lost. Also reports how long the oldest message has been "
+        "due. --strays checks every record for those without a message, and every message for those in "
+        "the wrong slot; --repair repairs them."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -34,24 +35,26 @@ class Command(RmqCommand):
         parser.add_argument(
             "--adopt",
             action="store_true",
-            help="book what is there beyond the account (positive live drift) as foreign",
+            help="record messages that the ledger does not know (positive live drift) as foreign",
         )
 
         parser.add_argument(
             "--strays",
             action="store_true",
-            help="look through all records and all that waits; exits with 1 if anything stray is left",
+            help="check all records and all waiting messages; exits with 1 if any stray is left",
         )
         parser.add_argument(
             "--repair",
             action="store_true",
             help="with --strays: delete loose records, and send misplaced messages to their own slots",
         )
-        parser.add_argument("--dry-run", action="store_true", help="change nothing, whatever else is given")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="change nothing, whatever the other options are"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["repair"] and not options["strays"]:
-            raise CommandError("--repair goes with --strays", returncode=2)
+            raise CommandError("--repair requires --strays", returncode=2)
         if options["dry_run"]:
             options["adopt"] = options["repair"] = False
         operations = self.operations()
@@ -73,9 +76,9 @@ class Command(RmqCommand):
         if drifting:
             slots = sum(len(row["drifting"]) for row in drifting)
             names = ", ".join(row["topic"] for row in drifting)
-            raise CommandError(f"{slots} slots do not balance, of {names}", returncode=1)
+            raise CommandError(f"{slots} slots do not balance, in {names}", returncode=1)
         if strays:
-            raise CommandError(f"{strays} strays are left; --repair mends what can be mended", returncode=1)
+            raise CommandError(f"{strays} strays are left; use --repair", returncode=1)
 
     def _look_further(
         self, operations: Operations, topic: Topic, row: dict[str, Any], options: dict[str, Any]
@@ -120,7 +123,7 @@ class Command(RmqCommand):
                 )
             if row["overdue_deliveries"]:
                 self.stdout.write(
-                    f"  overdue: {row['overdue_deliveries']} deliveries that nobody has timed out; no worker is at work"
+                    f"  overdue: {row['overdue_deliveries']} deliveries are past their time-out; no worker is running"
                 )
             self._print_strays(row.get("strays"))
 
@@ -131,9 +134,9 @@ class Command(RmqCommand):
         if loose:
             self.stdout.write(f"  stray: records that belong to no message ({loose})")
         if strays["misplaced"]:
-            self.stdout.write(f"  stray: {strays['misplaced']} messages wait in a slot that is not theirs")
+            self.stdout.write(f"  stray: {strays['misplaced']} messages are in the wrong slot")
         if strays["mended"]:
-            self.stdout.write(self.style.SUCCESS(f"  mended: {strays['mended']}"))
+            self.stdout.write(self.style.SUCCESS(f"  repaired: {strays['mended']}"))
         for problem in strays["problems"]:
             self.stdout.write(self.style.WARNING(f"  {shown(problem)}"))
 

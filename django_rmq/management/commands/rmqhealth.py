@@ -15,9 +15,10 @@ class Command(RmqCommand):
     """Check the health of the queues."""
 
     help = (
-        "Check that Redis answers, that the workers are assigned what they serve, and that every topic has a live "
-        "worker; with limits, also how long messages have been due and how many are dead. Exits with 0 if all is "
-        "well, 1 if not (also while Redis is unavailable), 2 if usage or settings are wrong."
+        "Check that Redis answers, that slots are assigned to the workers, and that every topic has a "
+        "live worker. With limits, also check how long messages have been due and how many are dead. "
+        "Exits with 0 if healthy, 1 if not (also while Redis is unavailable), 2 if usage or settings are "
+        "wrong."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -26,21 +27,23 @@ class Command(RmqCommand):
             "--max-age",
             type=duration,
             metavar="AGE",
-            help="unwell if a topic's oldest message has been due for longer, or a slot of a priority topic has not been "
-            "empty for longer: 90, 15m, 2h or 7d",
+            help="fail if a topic's oldest message has been due for longer, or a slot of a priority topic "
+            "has not been empty for longer: 90, 15m, 2h or 7d",
         )
         parser.add_argument(
-            "--max-dead", type=at_least(0), metavar="N", help="unwell if more messages of a topic are dead"
+            "--max-dead", type=at_least(0), metavar="N", help="fail if more messages of a topic are dead"
         )
         parser.add_argument(
-            "--no-workers", action="store_true", help="do not check for live workers: they run only at times"
+            "--no-workers",
+            action="store_true",
+            help="do not check for live workers, which run only sometimes",
         )
         parser.add_argument(
             "--patience",
             type=duration,
             default=6.0,
             metavar="TIME",
-            help="how long slots may be without a worker while workers come and go (default: 6 s)",
+            help="how long slots may be without a worker while workers start and stop (default: 6 s)",
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 

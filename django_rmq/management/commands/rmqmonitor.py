@@ -21,10 +21,10 @@ class Command(RmqCommand):
     """Watch topics."""
 
     help = (
-        "Watch all topics live: depths, the oldest due message, workers, and what is sent, done and failed per "
-        "second. Needs the extra cli (rich) for a table that stays in its place; without it, and into a file, a new "
-        "table is printed each time. --events prints what happens to messages instead, as processes with EVENTS "
-        "publish it. Ctrl-C ends it."
+        "Watch all topics live: depths, the oldest due message, workers, and messages sent, done and "
+        "failed per second. With the extra cli (rich) the table is updated in place; without it, or into "
+        "a file, a new table is printed each time. --events prints events of messages instead, which "
+        "processes with EVENTS publish. Ctrl-C ends it."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -34,11 +34,13 @@ class Command(RmqCommand):
             type=at_least(0.1, float),
             default=1.0,
             metavar="SECONDS",
-            help="between two looks (default: 1)",
+            help="time between updates (default: 1)",
         )
-        parser.add_argument("--count", type=at_least(1), metavar="N", help="end after N looks, or events")
+        parser.add_argument("--count", type=at_least(1), metavar="N", help="end after N updates, or events")
         parser.add_argument("--events", action="store_true", help="print each event instead of figures")
-        parser.add_argument("--json", action="store_true", help="print JSON, one line for each look or event")
+        parser.add_argument(
+            "--json", action="store_true", help="print JSON, one line for each update or event"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         names = [topic.name for topic in self.topics(options["topics"])]

@@ -14,8 +14,8 @@ class Command(RmqCommand):
     """Pause topics."""
 
     help = (
-        "Stop delivering messages of topics, until rmqresume. Sends go on. Listeners that run "
-        "finish; what workers have taken and not begun goes back at once."
+        "Stop delivering messages of topics until rmqresume. Sends continue. Running listeners finish; "
+        "messages that have not begun are given back at once."
     )
     act = "pause"
 
@@ -26,7 +26,7 @@ class Command(RmqCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if bool(options["topics"]) == options["all"]:
-            raise CommandError("name topics, or say --all", returncode=2)
+            raise CommandError("name topics, or use --all", returncode=2)
         operations = self.operations()
         topics = self.topics(options["topics"])
         rows, problems = [], []
@@ -49,4 +49,4 @@ class Command(RmqCommand):
         if options["json"]:
             self.print_json(rows)
         if problems:
-            raise CommandError(shown(f"not all could be done: {problems[0]}"), returncode=1)
+            raise CommandError(shown(f"not everything was done: {problems[0]}"), returncode=1)

@@ -16,8 +16,8 @@ class Command(RmqCommand):
     """Compute what a topic needs."""
 
     help = (
-        "Compute what a topic needs: memory of Redis, SLOTS, worker processes and threads, connections. Asks no server. "
-        "The memory is an estimate for the default configuration of Redis."
+        "Compute what a topic needs: memory of Redis, SLOTS, worker processes and threads, connections. "
+        "Contacts no server. The memory is an estimate for the default configuration of Redis."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -25,15 +25,13 @@ class Command(RmqCommand):
             low = 1 if flag == "--threads" else 0
             parser.add_argument(flag, type=at_least(low, kind), metavar=unit, help=text, **options)
 
-        waiting = (
-            "the largest number that waits at the same time; on merging topics count different messages only"
-        )
+        waiting = "the largest number of messages that wait at the same time; on range_merge topics, only different ones"
         add("--messages", int, "N", waiting, required=True)
         add("--bytes", int, "N", "size of one body as it is stored", required=True)
         add("--key-bytes", int, "N", "size of a key, with IDENTITY key", default=0)
         add("--rate", float, "N", "messages consumed per second", default=0.0)
         add("--seconds", float, "S", "time that a listener takes for one message", default=0.0)
-        add("--cpu-seconds", float, "S", "the part of it in which Python computes", default=0.0)
+        add("--cpu-seconds", float, "S", "the part of --seconds that is CPU time", default=0.0)
         add("--threads", int, "N", "threads of a worker process (default: 8)", default=8)
         busy = "the part of the time in which threads are busy (default: 0.7)"
         add("--utilisation", float, "PART", busy, default=0.7)
@@ -62,7 +60,7 @@ class Command(RmqCommand):
             ("busy threads", f"{found.busy_threads:,}"),
             ("processes", f"{found.processes:,} with {options['threads']} threads each"),
             ("a message in Redis", f"{found.message_bytes:,} bytes"),
-            ("all that wait", _size(found.waiting_bytes)),
+            ("waiting messages", _size(found.waiting_bytes)),
             ("maxmemory", f"{_size(found.maxmemory)} or more"),
             ("Redis connections", f"{found.redis_connections:,} at most"),
             ("database connections", f"{found.database_connections:,} at most"),

@@ -13,8 +13,8 @@ class Command(RmqCommand):
     """Purge a state of a topic."""
 
     help = (
-        "Delete all messages of one state of a topic, permanently. What is in flight is never deleted. Asks to type the "
-        "name of the topic."
+        "Delete all messages of one state of a topic, permanently. Messages in flight are never deleted. "
+        "You must confirm by typing the name of the topic."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -23,19 +23,19 @@ class Command(RmqCommand):
             "--state",
             required=True,
             choices=("store", "retry", "dead"),
-            help="store: what waits; retry: what rests after a failure; dead: what has been given up",
+            help="store: waiting messages; retry: failed messages that rest; dead: messages without retries left",
         )
         parser.add_argument(
             "--older-than",
             type=duration,
             metavar="AGE",
-            help="only what has been due, or dead, for this time: 90, 15m, 2h or 7d. Priorities hold no time",
+            help="only messages that have been due, or dead, for this time: 90, 15m, 2h or 7d. Not for priority topics",
         )
-        parser.add_argument("--slot", type=at_least(0), metavar="N", help="only of this slot")
-        parser.add_argument("--limit", type=at_least(1), metavar="N", help="not more than N")
-        parser.add_argument("--dry-run", action="store_true", help="only say how many there are")
+        parser.add_argument("--slot", type=at_least(0), metavar="N", help="only messages of this slot")
+        parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")
+        parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
         parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask"
+            "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 

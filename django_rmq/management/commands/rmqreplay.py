@@ -16,8 +16,8 @@ class Command(RmqCommand):
     """Replay dead messages."""
 
     help = (
-        "Send dead messages again, with their full number of retries: those named by --id, those that match all filters, "
-        "or with --all the whole topic. Exits with 1 if a named message was not dead (any more)."
+        "Send dead messages again, with their full number of retries: those named by --id, those that "
+        "match all filters, or with --all all of the topic. Exits with 1 if a named message is not dead."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -26,24 +26,30 @@ class Command(RmqCommand):
         which.add_argument(
             "--id", action="append", default=[], metavar="ID", dest="ids", help="the message with this id"
         )
-        which.add_argument("--all", action="store_true", help="all that are dead")
+        which.add_argument("--all", action="store_true", help="all dead messages")
         which.add_argument(
-            "--error", metavar="CLASS", default="", help="those that failed with this class of error"
+            "--error", metavar="CLASS", default="", help="messages that failed with this class of error"
         )
         which.add_argument(
-            "--text", default="", help="with this text in the body, the key, the headers or the error"
+            "--text",
+            default="",
+            help="messages with this text in the body, the key, the headers or the error",
         )
         which.add_argument(
             "--older-than", type=duration, metavar="AGE", help="dead for at least: 90, 15m, 2h or 7d"
         )
         which.add_argument("--newer-than", type=duration, metavar="AGE", help="dead for at most")
-        which.add_argument("--slot", type=at_least(0), metavar="N", help="of this slot")
-        parser.add_argument("--body", metavar="JSON", help="with --id, once: replay with this body instead")
-        parser.add_argument("--limit", type=at_least(1), metavar="N", help="not more than N")
-        parser.add_argument("--rate", type=at_least(0.001, float), metavar="N", help="N per second")
-        parser.add_argument("--dry-run", action="store_true", help="only say how many there are")
+        which.add_argument("--slot", type=at_least(0), metavar="N", help="messages of this slot")
         parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask"
+            "--body", metavar="JSON", help="with exactly one --id: replay with this body instead"
+        )
+        parser.add_argument("--limit", type=at_least(1), metavar="N", help="at most N messages")
+        parser.add_argument(
+            "--rate", type=at_least(0.001, float), metavar="N", help="at most N messages per second"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="only print how many there are")
+        parser.add_argument(
+            "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -56,11 +62,11 @@ class Command(RmqCommand):
         ways = [bool(options["ids"]), options["all"], not wanted.is_empty]
         if sum(ways) != 1:
             raise CommandError(
-                "say which messages: --id, or filters (--error, --text, --older-than, --newer-than, --slot), or --all",
+                "choose messages: use --id, or filters (--error, --text, --older-than, --newer-than, --slot), or --all",
                 returncode=2,
             )
         if options["body"] is not None and len(options["ids"]) != 1:
-            raise CommandError("--body goes with one --id", returncode=2)
+            raise CommandError("--body requires exactly one --id", returncode=2)
         if options["ids"]:
             self._replay_named(operations, name, options)
             return
@@ -78,14 +84,14 @@ class Command(RmqCommand):
 
     def _replay_named(self, operations: Operations, name: str, options: dict[str, Any]) -> None:
         if options["dry_run"]:
-            raise CommandError("--dry-run goes with filters or --all", returncode=2)
+            raise CommandError("--dry-run requires filters or --all", returncode=2)
         if options["body"] is None:
             done = operations.replay(name, options["ids"])
         else:
             try:
                 body = json.loads(options["body"])
             except ValueError as error:
-                raise CommandError(f"--body is no JSON: {error}", returncode=2) from error
+                raise CommandError(f"--body is not JSON: {error}", returncode=2) from error
             done = operations.replay_edited(name, options["ids"][0], body)
         if options["json"]:
             self.print_json({"outcomes": done.outcomes, "found": done.found})
@@ -93,6 +99,4 @@ class Command(RmqCommand):
             self.stdout.write(f"{name}: {outcomes_text(done.outcomes)}")
         missed = len(done.found) - sum(done.outcomes.get(word, 0) for word in ("replayed", "merged"))
         if missed:
-            raise CommandError(
-                f"{missed} of {len(done.found)} messages were not dead (any more)", returncode=1
-            )
+            raise CommandError(f"{missed} of {len(done.found)} messages are not dead", returncode=1)

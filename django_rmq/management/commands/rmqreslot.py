@@ -19,9 +19,10 @@ class Command(RmqCommand):
     """Move a topic's messages to where they belong with another slot count."""
 
     help = (
-        "Give a topic another number of slots (a power of two), or finish what was begun. Senders and workers go on; "
-        "if it is killed, start it again. Afterwards write the number into the settings: until then "
-        "processes warn and follow the registered one. Exits with 2 if the topic has to keep its slots."
+        "Change the number of slots of a topic (a power of two), or continue an interrupted change. "
+        "Senders and workers keep running. If the command is killed, start it again. Afterwards write the "
+        "number into the settings: until then, processes warn and use the registered one. Exits with 2 if "
+        "the topic cannot be changed."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -30,15 +31,15 @@ class Command(RmqCommand):
             "slots",
             nargs="?",
             type=at_least(1),
-            help="default: finish what was begun, else what the settings say",
+            help="default: continue an interrupted change, else SLOTS of the settings",
         )
-        parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+        parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
         parser.add_argument(
             "--at-once",
             type=at_least(1),
             default=reslots.AT_ONCE,
             metavar="N",
-            help="sets of slots that stand still at once, at most (default: %(default)s)",
+            help="how many sets of slots may be blocked at the same time (default: %(default)s)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -53,7 +54,7 @@ class Command(RmqCommand):
         if chosen is None:
             self.stdout.write(f"{topic.name} has {slots} slots")
             return
-        word = "Going on with" if plan.is_begun else "Beginning with"
+        word = "Continuing with" if plan.is_begun else "Starting with"
         self.stdout.write(f"{word} {topic.name}: {chosen.before} → {slots} slots")
         progress = reslots.move(
             broker,
@@ -62,7 +63,7 @@ class Command(RmqCommand):
             report=self._report(),
             complain=lambda error: self.stderr.write(f"{error}; trying again"),
         )
-        strays = f"; {progress.strays} stay where nobody can tell their slot" if progress.strays else ""
+        strays = f"; {progress.strays} stay, because their slot is unknown" if progress.strays else ""
         self.stdout.write(
             self.style.SUCCESS(f"{topic.name} has {slots} slots, {progress.moved} messages moved{strays}")
         )
@@ -71,7 +72,7 @@ class Command(RmqCommand):
 
     def _foretell(self, plan: reslots.Plan) -> None:
         if plan.obstacle:
-            raise ConfigurationError(f'topic "{plan.topic.name}" keeps its slots: {plan.obstacle}')
+            raise ConfigurationError(f'topic "{plan.topic.name}" cannot be re-slotted: {plan.obstacle}')
         self.stdout.write(
             f"{plan.topic.name} has {plan.before} slots and would get {plan.slots}; nothing was changed"
         )

@@ -8,5 +8,5 @@ from django_rmq.management.commands import rmqpause
 class Command(rmqpause.Command):
     """Resume topics."""
 
-    help = "Go on with topics that rmqpause has paused; their workers are woken."
+    help = "Resume delivering messages of topics that rmqpause has paused."
     act = "resume"

@@ -31,21 +31,21 @@ class Command(RmqCommand):
 
     help = (
         "Send a message to a topic at once, and print the result. The body is JSON (text where the topic's BODY "
-        "is text); without it, or with -, it is read from the standard input. Exits with 1 if a full topic refused messages."
+        "is text); without it, or with -, it is read from standard input. Exits with 1 if a full topic refused messages."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")
         parser.add_argument(
-            "body", nargs="?", default="-", help="the body; - (default): from the standard input"
+            "body", nargs="?", default="-", help="the body; - (default): read it from standard input"
         )
         parser.add_argument(
-            "--jsonl", action="store_true", help="the standard input holds one JSON body per line"
+            "--jsonl", action="store_true", help="read one JSON body per line from standard input"
         )
         parser.add_argument(
             "--options",
             action="store_true",
-            help=f"with --jsonl: each line is an object with a body and options of its own: {', '.join(PER_LINE)}",
+            help=f"with --jsonl: each line is an object with a body and its own options: {', '.join(PER_LINE)}",
         )
         self._add_options(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -53,8 +53,8 @@ class Command(RmqCommand):
     @staticmethod
     def _add_options(parser: ArgumentParser) -> None:
         """Add the options of a message."""
-        parser.add_argument("--key", help="IDENTITY key: what makes the message the same")
-        parser.add_argument("--priority", type=int, metavar="N", help="priority topics")
+        parser.add_argument("--key", help="IDENTITY key: messages with equal keys are the same message")
+        parser.add_argument("--priority", type=int, metavar="N", help="priority topics: the priority")
         parser.add_argument(
             "--time-range",
             type=at_least(1),
@@ -74,7 +74,9 @@ class Command(RmqCommand):
             metavar="WHEN",
             help="fixed_time topics: due at 2026-12-24T18:00 (TIME_ZONE, or with +01:00)",
         )
-        parser.add_argument("--slot-basis", metavar="TEXT", help="what chooses the slot")
+        parser.add_argument(
+            "--slot-basis", metavar="TEXT", help="messages with the same text go to the same slot"
+        )
         parser.add_argument(
             "--header",
             action="append",
@@ -83,7 +85,9 @@ class Command(RmqCommand):
             help="IDENTITY key: a header of the message",
         )
         parser.add_argument(
-            "--expires", metavar="WHEN", help="IDENTITY key: not delivered after this instant, as --at"
+            "--expires",
+            metavar="WHEN",
+            help="IDENTITY key: not delivered after this time, in the form of --at",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -91,10 +95,10 @@ class Command(RmqCommand):
         topic = operations.config.topic(name)
         shared = _shared(options)
         if options["options"] and not options["jsonl"]:
-            raise CommandError("--options goes with --jsonl", returncode=2)
+            raise CommandError("--options requires --jsonl", returncode=2)
         if options["jsonl"]:
             if options["body"] != "-":
-                raise CommandError("--jsonl reads the standard input: give no body", returncode=2)
+                raise CommandError("--jsonl reads from standard input: give no body", returncode=2)
             self._send_lines(topic, shared, options)
             return
         raw = sys.stdin.buffer.read() if options["body"] == "-" else options["body"].encode()
@@ -125,7 +129,7 @@ class Command(RmqCommand):
         else:
             self.stdout.write(f"{topic.name}: {outcomes_text(dict(outcomes))}")
         if outcomes["refused"]:
-            raise CommandError(f"the topic is full: it refused {outcomes['refused']}", returncode=1)
+            raise CommandError(f"the topic is full: it refused {outcomes['refused']} messages", returncode=1)
 
 
 def _shared(options: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +146,9 @@ def _shared(options: dict[str, Any]) -> dict[str, Any]:
             raise CommandError("--header must be NAME=VALUE", returncode=2)
         found["headers"] = {name: value for name, _, value in pairs}
     if options["jsonl"] and found["key"] is not None:
-        raise CommandError("--key goes with one message; with --options each line has its own", returncode=2)
+        raise CommandError(
+            "--key is for one message; with --options, give each line its own key", returncode=2
+        )
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -152,7 +158,7 @@ def _instant(flag: str, text: str) -> datetime:
     except ValueError:
         found = None
     if found is None:
-        raise CommandError(f"{flag} {text!r} is no date and time: say 2026-12-24T18:00", returncode=2)
+        raise CommandError(f"{flag} {text!r} is not a date and time such as 2026-12-24T18:00", returncode=2)
     return make_aware(found) if is_naive(found) else found
 
 
@@ -164,14 +170,14 @@ def _body(topic: Topic, raw: bytes) -> Any:
         text = raw.decode()
         return text if topic.body == "text" else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidMessage(f"the body is no {topic.body}: {error}") from None
+        raise InvalidMessage(f"the body is not {topic.body}: {error}") from None
 
 
 def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> Any:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InvalidMessage(f"line {number} is no JSON: {error}") from None
+        raise InvalidMessage(f"line {number} is not JSON: {error}") from None
     if with_options:
         if not isinstance(found, dict) or "body" not in found or not set(found) <= set(PER_LINE):
             raise InvalidMessage(f"line {number} must be an object of {', '.join(PER_LINE)}, with a body")
@@ -181,7 +187,7 @@ def _item(topic: Topic, number: int, line: bytes, with_options: bool) -> Any:
                 options[name] = _instant(f"line {number}: {name}", options[name])
         found = Send(**options)
     elif topic.body == "bytes":
-        raise InvalidMessage(f"topic {topic.name} has BODY 'bytes', which no JSON line can be")
+        raise InvalidMessage(f"topic {topic.name} has BODY 'bytes', which a JSON line cannot hold")
     return found
 
 

@@ -17,8 +17,8 @@ class Command(RmqCommand):
     """List slots."""
 
     help = (
-        "List the slots of topics: the worker that each is assigned to, since when, and what it holds. The deepest "
-        "come first; skew is how many times deeper than the mean the deepest one is."
+        "List the slots of topics: the worker that each is assigned to, for how long, and the messages in "
+        "it. The deepest come first. Skew is the depth of the deepest slot divided by the mean depth."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

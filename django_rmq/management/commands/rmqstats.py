@@ -15,9 +15,9 @@ class Command(RmqCommand):
     """Show figures of topics."""
 
     help = (
-        "Show for every topic what waits, is due, in flight, resting and dead, how long the oldest has been due (priority "
-        "topics: how long a slot has not been empty), and the live workers. "
-        "--interval repeats it, with rates from the ledgers; JSON is then one line each time."
+        "Show for every topic how many messages wait, are due, in flight, resting and dead, how long the "
+        "oldest has been due (priority topics: how long a slot has not been empty), and the live workers. "
+        "--interval repeats it, with rates; JSON is then one line each time."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -26,7 +26,7 @@ class Command(RmqCommand):
             "--interval", type=at_least(0.1, float), metavar="SECONDS", help="repeat until Ctrl-C"
         )
         parser.add_argument(
-            "--count", type=at_least(1), metavar="N", help="with --interval: stop after N times"
+            "--count", type=at_least(1), metavar="N", help="with --interval: end after N times"
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 

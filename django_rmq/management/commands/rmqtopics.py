@@ -21,23 +21,28 @@ class Command(RmqCommand):
     """Compare, and with --apply change, the registered definitions; with --retire, end topics that are not declared."""
 
     help = (
-        "Show how the topics in the settings differ from those registered in Redis. Exits with 1 if something differs "
-        "and was not applied, or if a topic that is not in the settings holds messages. With --retire: forget the named "
-        "topics, which are no longer in the settings, and move or delete what they hold."
+        "Show how the topics in the settings differ from those registered in Redis. Exits with 1 if a "
+        "difference was not applied, or if a topic that is not in the settings holds messages. With "
+        "--retire: remove the named topics, which must not be in the settings, from Redis, and move or "
+        "delete their messages."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
         parser.add_argument(
-            "--apply", action="store_true", help="register what is new and change what may be changed"
+            "--apply",
+            action="store_true",
+            help="register new topics, and apply the changes that are possible",
         )
         parser.add_argument(
             "--force",
             action="store_true",
-            help="apply even if workers that run would go on with the old values",
+            help="apply even if running workers would keep the old values",
         )
         parser.add_argument(
-            "--retire", action="store_true", help="forget the named topics, which are not in the settings"
+            "--retire",
+            action="store_true",
+            help="remove the named topics, which are not in the settings, from Redis",
         )
         parser.add_argument("--move-to", metavar="TOPIC", help="send their waiting messages to this topic")
         parser.add_argument("--delete", action="store_true", help="delete all their messages")
@@ -45,17 +50,18 @@ class Command(RmqCommand):
             "--dead",
             choices=("move", "delete"),
             default="",
-            help="with --move-to: what becomes of dead messages",
+            help="with --move-to: move or delete the dead messages",
         )
         parser.add_argument(
             "--wait",
             type=duration,
             default=0.0,
             metavar="TIME",
-            help="wait this long for workers to empty the topics (without --move-to or --delete) or to end what runs",
+            help="wait this long for workers to empty the topics (without --move-to or --delete), or to "
+            "finish messages in flight",
         )
         parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask"
+            "--no-input", "--noinput", action="store_false", dest="interactive", help="skip the confirmation"
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -64,7 +70,7 @@ class Command(RmqCommand):
             self._retire(options)
             return
         if options["move_to"] or options["delete"] or options["dead"]:
-            raise CommandError("--move-to, --delete and --dead belong to --retire", returncode=2)
+            raise CommandError("--move-to, --delete and --dead require --retire", returncode=2)
         operations, topics = self.operations(), self.topics(options["topics"])
         registered = operations.broker.definitions()
         found = [defining.compare(topic, registered) for topic in topics]
@@ -79,13 +85,13 @@ class Command(RmqCommand):
         holding = [f"{one.topic.name} ({one})" for one in left if one.held]
         if holding:
             raise CommandError(
-                f"not in the settings, but holding messages: {'; '.join(holding)}. Declare them again, or see --retire",
+                f"topics that are not in the settings hold messages: {'; '.join(holding)}. Declare them again, or use --retire",
                 returncode=1,
             )
         open_ = [one.topic.name for one in found if one.state in ("new", "differs", "unreadable")]
         if open_:
-            advice = "" if options["apply"] else "; --apply changes what may be changed"
-            raise CommandError(f"not as registered: {', '.join(open_)}{advice}", returncode=1)
+            advice = "" if options["apply"] else "; use --apply"
+            raise CommandError(f"the settings differ from Redis: {', '.join(open_)}{advice}", returncode=1)
 
     def _retire(self, options: dict[str, Any]) -> None:
         operations, until = self.operations(), time.monotonic() + options["wait"]
@@ -103,7 +109,7 @@ class Command(RmqCommand):
             self.tell(name, progress, options)
             if not progress.is_complete:
                 raise CommandError(
-                    f"{name} still holds messages that {options['move_to']} did not take: see the counts above",
+                    f"{name} still holds messages that {options['move_to']} refused: see the counts above",
                     returncode=1,
                 )
 

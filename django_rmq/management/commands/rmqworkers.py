@@ -13,7 +13,7 @@ from django_rmq.operations import WorkerFigures
 class Command(RmqCommand):
     """List the live workers."""
 
-    help = "List the live worker processes: where they run, since when, and how many slots of which topics each has."
+    help = "List the live worker processes: host, process id, threads, uptime, and how many slots of each topic they have."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -24,7 +24,7 @@ class Command(RmqCommand):
             self.print_json([_row(one) for one in workers])
             return
         if not workers:
-            self.stdout.write("no worker is alive")
+            self.stdout.write("no live worker")
             return
         rows = [("worker", "host", "pid", "threads", "up", "slots")]
         for one in workers:

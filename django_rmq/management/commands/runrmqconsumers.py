@@ -1,7 +1,7 @@
 """``manage.py runrmqconsumers``: worker processes that run the listeners.
 
 A parent forks and watches them. Exit codes: 0 clean, 1 forced (the shutdown time-out or a second signal), 2 usage or
-configuration, 3 Redis does not answer at the start, 4 the watchdog ended the last process that worked. The first
+configuration, 3 Redis does not answer at the start, 4 the watchdog killed the last live worker process. The first
 SIGTERM or SIGINT lets running listeners end and gives the rest back; the second leaves at once. SIGHUP replaces all
 processes, SIGUSR1 writes the stack of every thread to standard error.
 """
@@ -58,8 +58,8 @@ class Command(RmqCommand):
 
     help = (
         "Run the listeners of the named topics (default: of all topics that have one). Exit codes: 0 clean, "
-        "1 forced, 2 usage or configuration, 3 Redis unavailable at the start, 4 ended by the watchdog. Defaults of the "
-        'flags: RMQ["CONSUMER"], or the environment variable in brackets.'
+        "1 forced, 2 usage or configuration, 3 Redis unavailable at the start, 4 ended by the watchdog. Defaults of "
+        'the options: the environment variable in brackets, else RMQ["CONSUMER"].'
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -68,10 +68,10 @@ class Command(RmqCommand):
 
         whole, seconds = at_least(1, int), at_least(0, float)
         add("topics", nargs="*", metavar="topic", help="only these topics")
-        add("--exclude", action="append", default=[], metavar="TOPIC", help="not this topic")
+        add("--exclude", action="append", default=[], metavar="TOPIC", help="do not consume this topic")
         add("-p", "--processes", type=whole, metavar="N", help="worker processes")
-        add("-t", "--threads", type=whole, metavar="N", help="listeners that run at once in each process")
-        add("--burst", action="store_true", help="end when nothing can be taken any more")
+        add("-t", "--threads", type=whole, metavar="N", help="parallel listeners in each process")
+        add("--burst", action="store_true", help="end when no message is due")
         add("--max-messages", type=whole, metavar="N", help="replace a process after about N messages")
         add(
             "--max-memory",
@@ -84,13 +84,13 @@ class Command(RmqCommand):
             "--shutdown-timeout",
             type=seconds,
             metavar="SECONDS",
-            help="how long running listeners may take to end",
+            help="how long running listeners may take to finish at shutdown",
         )
         add(
             "--watchdog",
             type=seconds,
             metavar="SECONDS",
-            help="end a process whose own loop makes no progress for this time; 0: never",
+            help="kill a process whose main loop (not a listener) makes no progress for this time; 0: never",
         )
         self._add_watching(add)
 
@@ -105,14 +105,14 @@ class Command(RmqCommand):
         add(
             "--reload",
             action=BooleanOptionalAction,
-            help="start again when the code changes (default: settings.DEBUG)",
+            help="restart when the code changes (default: settings.DEBUG)",
         )
         add(
             "--dry-run",
             action="store_true",
-            help="load settings and listeners, print what would be consumed, end",
+            help="load settings and listeners, print what would be consumed, and exit",
         )
-        add("--health-addr", metavar="HOST:PORT", help="answer GET /live and /ready there")
+        add("--health-addr", metavar="HOST:PORT", help="serve GET /live and /ready at this address")
 
     def handle(self, *args: Any, **options: Any) -> None:
         _log_to_stderr(options["verbosity"])
@@ -189,10 +189,10 @@ class Command(RmqCommand):
 
 
 _REASONS = {
-    1: "not all messages could be settled in time; they end as timed out",
-    2: "a worker process could not be configured, see above",
+    1: "not all messages were settled in time; the others will time out",
+    2: "a worker process could not start, see the log above",
     3: "a worker process could not reach Redis",
-    4: "the watchdog ended the last process that worked",
+    4: "the watchdog killed the last live worker process",
 }
 
 

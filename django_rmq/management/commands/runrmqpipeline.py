@@ -42,8 +42,9 @@ class Command(RmqCommand):
     """Run a pipeline on Spark."""
 
     help = (
-        "Run a pipeline on Spark: one of ours, or one of an app's `pipelines` module. Without a name it lists them. "
-        "Exit codes: 0 done or stopped, 1 failed, 2 usage or configuration (also: no PySpark, no Java), 3 Redis."
+        "Run a pipeline on Spark: a built-in one, or one of an app's `pipelines` module. Without a name, "
+        "list them. Exit codes: 0 done or stopped, 1 failed, 2 usage or configuration (also: no PySpark, "
+        "no Java), 3 Redis unavailable."
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -67,7 +68,7 @@ class Command(RmqCommand):
         chosen = {key: options.pop(key) for key in _SHARED}
         conf = dict(chosen.pop("conf"))
         if chosen["master"] and chosen["remote"]:
-            raise CommandError("--master or --remote, not both", returncode=2)
+            raise CommandError("use --master or --remote, not both", returncode=2)
         check_installed(chosen["remote"])
         say = self._say_at(options["verbosity"])
         context = Context(
@@ -123,35 +124,39 @@ def _told(error: BaseException) -> CommandError:
 def _add_shared(parser: ArgumentParser) -> None:
     shared = parser.add_argument_group("Spark")
     shared.add_argument("--master", metavar="URL", help="Spark's master (default: local[*])")
-    shared.add_argument("--remote", metavar="URL", help="a Spark Connect server instead, as sc://host:15002")
+    shared.add_argument("--remote", metavar="URL", help="use a Spark Connect server, such as sc://host:15002")
     shared.add_argument(
         "--conf",
         type=_setting,
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a setting of Spark's; may be given again",
+        help="a setting of Spark; may be repeated",
     )
     streams = parser.add_argument_group("streams")
-    streams.add_argument("--checkpoint", metavar="PATH", help="where a stream keeps how far it is")
+    streams.add_argument(
+        "--checkpoint", metavar="PATH", help="the folder in which a stream stores its progress"
+    )
     trigger = streams.add_mutually_exclusive_group()
-    trigger.add_argument("--available-now", action="store_true", help="end when what is due by now is done")
     trigger.add_argument(
-        "--interval", type="duration", metavar="TIME", help="between the beginnings of two batches: 5s, 2m"
+        "--available-now", action="store_true", help="end when all messages that are due now are done"
+    )
+    trigger.add_argument(
+        "--interval", type="duration", metavar="TIME", help="time between the starts of two batches: 5s, 2m"
     )
     streams.add_argument(
         "--grace",
         type=at_least(0, float),
         default=30.0,
         metavar="SECONDS",
-        help="how long a running batch may take to end after SIGTERM (default: %(default)g)",
+        help="how long a running batch may take to finish after SIGTERM (default: %(default)g)",
     )
 
 
 def _setting(text: str) -> tuple[str, str]:
     key, found, value = text.partition("=")
     if not found or not key:
-        raise ArgumentTypeError(f"{text!r} is no setting: say key=value")
+        raise ArgumentTypeError(f"{text!r} is not a setting of the form key=value")
     return key, value
 
 

@@ -94,7 +94,7 @@ def obstacle(broker: Broker, topic: Topic, slots: int) -> str:
         held = messages_held(broker, replace(topic, slots=counts[0]))
         if held:
             return (
-                "messages were sent with slot_basis=, which is not stored, so the new slots of its {held} "
+                f"messages were sent with slot_basis=, which is not stored, so the new slots of its {held} "
                 "messages are unknown. Use fewer slots, or wait until the topic is empty"
             )
     return ""

@@ -97,8 +97,8 @@ _QUESTIONS: Mapping[str, Callable[[int], str]] = {
         "Replay %(number)s dead message of %(topic)s?", "Replay %(number)s dead messages of %(topic)s?", n
     ),
     "delete_all": lambda n: ngettext(
-        "Delete %(number)s message of %(topic)s that matches? (%(state)s)",
-        "Delete %(number)s messages of %(topic)s that match? (%(state)s)",
+        "Delete %(number)s matching message of %(topic)s? (%(state)s)",
+        "Delete %(number)s matching messages of %(topic)s? (%(state)s)",
         n,
     ),
     "bury_all": lambda n: ngettext(
@@ -201,7 +201,7 @@ ACTS: Mapping[str, Act] = {
         ),
         Act(
             "delete_all",
-            gettext_lazy("Delete all that match"),
+            gettext_lazy("Delete all matches"),
             (Permission.DELETE,),
             ("store", "retry", "dead"),
             sweep=lambda operations, chosen, limits, dry_run: operations.delete_all(

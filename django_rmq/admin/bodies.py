@@ -61,7 +61,7 @@ def show_body(topic: Topic, raw: bytes) -> ShownBody:
         return _json(value, formatted=True)
     except Exception:
         logger.exception("The formatter of topic %s failed; its bodies are withheld.", topic.name)
-        return ShownBody("withheld", (("", _("The formatter of this topic failed; its log says why.")),))
+        return ShownBody("withheld", (("", _("The formatter of this topic failed. See the log.")),))
 
 
 def summary(topic: Topic, raw: bytes, length: int = 120) -> str:

@@ -32,10 +32,10 @@ class BuryForm(QuestionForm):
     """Why a message is put into Dead by hand."""
 
     why = forms.CharField(
-        label=_("Why"),
+        label=_("Reason"),
         required=False,
         max_length=500,
-        help_text=_("Shown with the dead messages as their error."),
+        help_text=_("Shown as the error of the dead messages."),
     )
 
 
@@ -47,7 +47,7 @@ class RateForm(QuestionForm):
         required=False,
         min_value=1,
         max_value=1_000_000,
-        help_text=_("Empty: as fast as it goes."),
+        help_text=_("Leave empty for no limit."),
     )
 
 
@@ -58,10 +58,10 @@ class RescheduleForm(QuestionForm):
         label=_("Due"),
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
         input_formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"],
-        help_text=_("A time that has passed: at once."),
+        help_text=_("A time in the past means now."),
     )
     priority = forms.IntegerField(
-        label=_("Priority"), max_value=MAX_PRIORITY, help_text=_("The highest goes first.")
+        label=_("Priority"), max_value=MAX_PRIORITY, help_text=_("The highest number is delivered first.")
     )
 
     def prepare(self) -> None:
@@ -71,7 +71,7 @@ class RescheduleForm(QuestionForm):
                 label=_("Priority"),
                 min_value=self.topic.min_priority,
                 max_value=MAX_PRIORITY,
-                help_text=_("The highest goes first."),
+                help_text=_("The highest number is delivered first."),
             )
         else:
             del self.fields["priority"]
@@ -80,7 +80,7 @@ class RescheduleForm(QuestionForm):
 class PurgeForm(QuestionForm):
     """The name of the topic, as a confirmation."""
 
-    name = forms.CharField(label=_("Name of the topic"), help_text=_("Type it to show that you mean it."))
+    name = forms.CharField(label=_("Name of the topic"), help_text=_("Type the name to confirm."))
 
     def prepare(self) -> None:
         self.fields["name"].widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
@@ -130,16 +130,16 @@ class SendForm(BodyForm):
     """A message to send, with the options of its topic's type."""
 
     key = forms.CharField(
-        label=_("Key"), required=False, help_text=_("Equal keys are one message. Empty: a new one.")
+        label=_("Key"), required=False, help_text=_("Messages with equal keys are the same message. Leave empty for a new key.")
     )
     fresh_key = forms.UUIDField(required=False, widget=forms.HiddenInput, initial=uuid4)
-    priority = forms.IntegerField(label=_("Priority"), help_text=_("The highest goes first."))
+    priority = forms.IntegerField(label=_("Priority"), help_text=_("The highest number is delivered first."))
     time_range = forms.IntegerField(
         label=_("Time range in ms"),
         required=False,
         min_value=1,
         max_value=MAX_DURATION_MS,
-        help_text=_("Sends within this time are merged. Empty: the topic's own."),
+        help_text=_("Sends within this time are merged. Leave empty for the topic's TIME_RANGE."),
     )
     fixed_time = forms.DateTimeField(
         label=_("Due"),

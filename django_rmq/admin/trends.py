@@ -118,13 +118,13 @@ def _rate(minutes: Sequence[Minute], field: str) -> list[float | None]:
 def _store(topic: Topic, minutes: Sequence[Minute]) -> Titled:
     waiting = [Series(_("store"), "store", _depth(minutes, "store"))]
     if not topic.is_priority:
-        waiting.append(Series(_("of these due"), "prepare", _depth(minutes, "due")))
+        waiting.append(Series(_("due"), "prepare", _depth(minutes, "due")))
     return _drawn(minutes, "depth", pgettext("state of messages", "Store"), waiting, number)
 
 
 def _rates(minutes: Sequence[Minute]) -> Titled:
     series = [
-        Series(_("in"), "sent", _rate(minutes, "sent")),
+        Series(_("sent"), "sent", _rate(minutes, "sent")),
         Series(_("done"), "done", _rate(minutes, "committed")),
         Series(_("failed"), "failed", _rate(minutes, "failed")),
     ]
@@ -145,7 +145,7 @@ def _lateness(minutes: Sequence[Minute]) -> Titled:
         return [minute.lateness.percentile(part) / 1000 if minute.lateness else None for minute in minutes]
 
     series = [Series(name, name, late(part)) for name, part in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))]
-    return _drawn(minutes, "lateness", _("Lateness when handed out"), series, duration)
+    return _drawn(minutes, "lateness", _("Lateness at delivery"), series, duration)
 
 
 def _merging(minutes: Sequence[Minute]) -> Titled:
@@ -156,9 +156,9 @@ def _merging(minutes: Sequence[Minute]) -> Titled:
         else min(minute.rates.merge_ratio, 1.0)
         for minute in minutes
     ]
-    series = [Series(_("part of all sends"), "merged", merged)]
+    series = [Series(_("share of all sends"), "merged", merged)]
     return _drawn(
-        minutes, "merging", _("Sends that met a waiting copy"), series, lambda part: f"{part * 100:.0f} %"
+        minutes, "merging", _("Merged sends"), series, lambda part: f"{part * 100:.0f} %"
     )
 
 

@@ -122,7 +122,7 @@ def test_one_is_found_by_a_filter_and_replayed(shop: Shop, log_in: LogIn) -> Non
     # Back in the same list.
     expect(page.get_by_label("Text", exact=True)).to_have_value("Grace")
     expect(page.get_by_label("Error class")).to_have_value("NoStamp")
-    expect(content(page).get_by_text("Nothing here matches.")).to_be_visible()
+    expect(content(page).get_by_text("No messages match.")).to_be_visible()
 
 
 def test_all_that_match_are_replayed_after_a_question(shop: Shop, log_in: LogIn) -> None:
@@ -147,14 +147,14 @@ def test_selected_messages_are_deleted_after_a_question(shop: Shop, log_in: LogI
     shop.fill(call("dead", "notes", [f"note {number}" for number in range(5)], "Refused: no"))
     page = log_in("boss")
     open_dead(shop, page, "notes")
-    page.get_by_label("Select all of this page").check()
+    page.get_by_label("Select all on this page").check()
     page.get_by_label("Select message 1", exact=True).uncheck()
     expect(page.locator("[data-rmq-selected]")).to_have_text("4")
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(page.get_by_text("Delete 4 messages of notes?")).to_be_visible()
     page.get_by_role("link", name="No, take me back").click()
     expect(rows(page)).to_have_count(5)
-    page.get_by_label("Select all of this page").check()
+    page.get_by_label("Select all on this page").check()
     page.get_by_role("button", name="Delete", exact=True).click()
     page.get_by_role("button", name="Yes, do it").click()
     expect(page.locator(".messagelist")).to_have_text(re.compile("Delete: 5 deleted."))
@@ -192,8 +192,8 @@ def test_purge_wants_the_name_of_the_topic(shop: Shop, log_in: LogIn) -> None:
     page.get_by_label("Name of the topic").fill("notes")
     page.get_by_role("button", name="Yes, do it").click()
     expect(page.locator(".messagelist")).to_have_text(re.compile("Purge: 30 purged."))
-    expect(page.get_by_text("Nothing waits.")).to_be_visible()
-    page.get_by_role("link", name="Who did what").click()
+    expect(page.get_by_text("No waiting messages.")).to_be_visible()
+    page.get_by_role("link", name="Audit log").click()
     expect(page.locator("#change-history")).to_contain_text("30 purged")
     expect(page.locator("#change-history")).not_to_contain_text("to be purged")
 
@@ -340,7 +340,7 @@ def test_nothing_from_redis_becomes_markup_on_any_page(shop: Shop, log_in: LogIn
             page.goto(shop.url + str(download.get_attribute("href")))
             check_clean(page)
     page.goto(f"{shop.admin}letters/change/?tab=dead")
-    page.get_by_label("Select all of this page").check()
+    page.get_by_label("Select all on this page").check()
     page.get_by_role("button", name="Delete", exact=True).click()
     check_clean(page)
     page.goto(f"{shop.admin}letters/history/")
@@ -450,7 +450,7 @@ def test_redis_away_is_a_banner_within_three_seconds(shop: Shop, log_in: LogIn) 
         began = time.monotonic()
         page.reload()
         assert time.monotonic() - began < 5 * 3
-        expect(page.get_by_role("alert")).to_contain_text("Redis is away.")
+        expect(page.get_by_role("alert")).to_contain_text("Redis is unavailable.")
     finally:
         os.kill(shop.redis.pid, signal.SIGCONT)
     page.get_by_role("link", name="Try again").click()

@@ -149,7 +149,7 @@ def test_topics_are_found_by_a_part_of_their_names(many: Broker, boss: Client) -
     text = page(boss, q=" TOPIC-012 ")
     assert rows(text) == [f"topic-012{digit}" for digit in range(10)]
     assert 'value="TOPIC-012"' in text
-    assert "No topic name contains this." in page(boss, q="<nothing>")
+    assert "No topic matches." in page(boss, q="<nothing>")
     assert rows(page(boss, q="topic-", p="2")) == list(TOPICS)[100:200]
 
 

@@ -62,7 +62,7 @@ def act_view(pages: Pages, request: HttpRequest, object_id: str) -> HttpResponse
         return HttpResponseRedirect(leave)
     act, state = ACTS.get(name), request.POST.get("state", "")
     if act is None or not act.fits(topic, state):
-        messages.error(request, _("There is no such act for these messages."))
+        messages.error(request, _("This action is not available for these messages."))
         return HttpResponseRedirect(leave)
     operations.actor.require(*act.permissions)
     form = act.form(topic, state, request.POST if "confirmed" in request.POST else None)
@@ -103,7 +103,7 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
     # A condition that does not apply here must not be ignored, because more would be done than requested.
     strange = [name for name in PARAMETERS if name not in form_of_filter.fields and request.POST.get(name)]
     if strange or not form_of_filter.is_valid() or not act.fits_filter(wanted):
-        messages.error(request, _("This filter cannot be used for that."))
+        messages.error(request, _("This filter cannot be used for this action."))
         return HttpResponseRedirect(leave)
     carried = [("act", act.name), ("state", state), ("back", back), *form_of_filter.values]
     try:
@@ -114,7 +114,7 @@ def _act_on_all(pages: Pages, request: HttpRequest, operations: Operations, aske
             counted = run.result()
             count = counted.outcomes.get("matching", 0)
             if not count and counted.is_complete:
-                messages.warning(request, _("Nothing matches (any more)."))
+                messages.warning(request, _("No messages match."))
                 return HttpResponseRedirect(leave)
             question = act.question(Chosen(topic, state, wanted=wanted), count, counted.is_complete)
             return _ask(pages, request, asked, question, carried, form_of_filter.described)
@@ -206,7 +206,7 @@ def _go_on(
         tell(request, str(act.label), work.outcomes)
         tell_problems(request, progress)
         if is_stuck and not progress.is_complete:
-            messages.warning(request, _("The search took too long to go on: narrow the filter."))
+            messages.warning(request, _("The search took too long. Narrow the filter."))
         return HttpResponseRedirect(leave)
     context = {
         "heading": act.label,

@@ -150,17 +150,17 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return a page that shows an error, in place of one that cannot be shown."""
         text = str(error)
         if isinstance(error, ServerTrouble):
-            title, status = _("Redis is away."), 503
+            title, status = _("Redis is unavailable."), 503
             _complain(type(error), "A page of the admin could not be shown: %s", error)
         elif isinstance(error, LostRace):
-            title, status = _("Somebody else was first."), 409
+            title, status = _("This has changed in the meantime."), 409
         elif isinstance(error, ConfigurationError):
             # They contain more than users with the permission to see topics may see.
-            title, status = _("The settings of RMQ are wrong."), 503
-            text = _("The log of the server says what is wrong.")
+            title, status = _("The setting RMQ is not valid."), 503
+            text = _("See the log of the server.")
             _complain(type(error), "A page of the admin could not be shown: %s", error)
         else:
-            title, status = _("This cannot be done."), 400
+            title, status = _("This action is not possible."), 400
         response = self.render(
             request,
             "trouble.html",

@@ -31,9 +31,9 @@ def panel(request: HttpRequest, operations: Operations, topic: Topic) -> dict[st
     elif not kept:
         note = _('No history is kept: RMQ["HISTORY"]["HOURS"] is 0.')
     elif not sampled:
-        note = _("Nothing was sampled in this time. Workers sample once a minute.")
+        note = _("No samples in this period. Workers sample once a minute.")
     else:
-        note = _("Sampled by the workers once a minute; a gap is a time in which none did.")
+        note = _("Sampled by the workers once a minute. Gaps are times without a worker.")
     return {
         "panel": "admin/django_rmq/topic/_history.html",
         "spans": [

@@ -37,7 +37,7 @@ def panel(
         cursor = ""
     note = ""
     if operations.actor.may(Permission.VIEW_BODIES) and not may_search(operations.actor, topic):
-        note = _("Bodies of this topic are redacted, and cannot be searched.")
+        note = _("Bodies of this topic are redacted and cannot be searched.")
     return {
         "state": state,
         "filter_form": form,

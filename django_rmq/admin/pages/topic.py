@@ -63,7 +63,7 @@ def _topic(pages: Pages, request: HttpRequest, operations: Operations, topic: To
         "notes": [*row.problems, *([figures.workers_problem] if figures.workers_problem else [])]
         + (
             [
-                _("Only %(looked)s of %(slots)s slots were looked at.")
+                _("Only %(looked)s of %(slots)s slots were read.")
                 % {"looked": figures.looked_at, "slots": topic.slots}
             ]
             if row.is_partial

@@ -37,7 +37,7 @@ def edit_view(pages: Pages, request: HttpRequest, object_id: str, message_id: st
     else:
         dead = _dead_copy(operations, topic, short_id(message_id))
         if dead is None:
-            messages.warning(request, _("This message is not dead, or not any more."))
+            messages.warning(request, _("This message is no longer dead."))
             return HttpResponseRedirect(leave)
         form = BodyForm(topic, initial={"body": _editable(dead)})
     context = {
@@ -63,9 +63,9 @@ def _dead_copy(operations: Operations, topic: Topic, message_id: str) -> Copy | 
 def _notes(topic: Topic) -> list[str]:
     notes = []
     if is_redacted(topic):
-        notes.append(_("This is the body as it is stored: whoever edits it has to see it."))
+        notes.append(_("This is the stored body, without redaction."))
     if not topic.keyed:
-        notes.append(_("The body is what makes the message: an edited one is another message."))
+        notes.append(_("The body identifies the message, so an edited message is a different message."))
     return notes
 
 

@@ -198,7 +198,7 @@ def test_a_removal_that_cannot_be_is_refused_at_the_call() -> None:
     with transaction.atomic():
         with pytest.raises(UnknownTopic):
             remove_message("price", 1)
-        with pytest.raises(InvalidMessage, match="give key="):
+        with pytest.raises(InvalidMessage, match="pass key="):
             remove_message("keyed", 1)
 
 

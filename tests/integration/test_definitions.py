@@ -184,7 +184,7 @@ def test_what_waiting_messages_could_not_follow_needs_an_empty_topic(
 ) -> None:
     assert obstacles(broker, PRIORITY, **change) == []
     fill(broker, PRIORITY)
-    assert "must be empty, and it holds 1 messages" in obstacles(broker, PRIORITY, **change)[0]
+    assert "must be empty, but it holds 1 messages" in obstacles(broker, PRIORITY, **change)[0]
 
 
 def test_dead_messages_count_for_they_could_be_replayed(broker: Any) -> None:

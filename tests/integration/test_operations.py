@@ -252,7 +252,7 @@ def test_lists_are_filtered_by_text_error_age_and_slot(broker: Any, operations: 
 def test_what_has_no_age_is_not_filtered_by_it(operations: Operations) -> None:
     with pytest.raises(OperationRefused, match="priority"):
         operations.listing("ranked", "store", wanted=Filter(older_than=5))
-    with pytest.raises(OperationRefused, match="rests"):
+    with pytest.raises(OperationRefused, match="messages in Retry"):
         operations.listing("timed", "retry", wanted=Filter(newer_than=5))
     with pytest.raises(InvalidRequest, match="age"):
         operations.listing("timed", "dead", wanted=Filter(older_than=float("nan")))
@@ -445,7 +445,7 @@ def test_delete_takes_the_copy_that_was_meant(broker: Any, operations: Operation
     # A double click deletes nothing more.
     assert operations.delete("timed", [dead.id], "live").outcomes == {"gone": 1}
     assert operations.delete("timed", [dead.id], "dead").outcomes == {"deleted": 1}
-    with pytest.raises(InvalidRequest, match="live or dead"):
+    with pytest.raises(InvalidRequest, match="'live' or 'dead'"):
         operations.delete("timed", [dead.id], "any")
 
 

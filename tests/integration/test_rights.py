@@ -108,8 +108,8 @@ def test_each_of_the_rights_is_needed(server: RedisServer, rule: str) -> None:
     ask(server.port, "ACL", "SETUSER", "shop", "reset", "on", f">{PASSWORD}", *rules)
     broker = Broker(client_with(f"redis://shop:{PASSWORD}@127.0.0.1:{server.port}/0"), "shop:")
     try:
-        strict = [flaw for flaw in flaws(broker, [WORK], strict=True) if flaw.message.startswith("Redis ")]
-        assert [flaw for flaw in strict if "refuse" in flaw.message or "does not say" in flaw.message]
+        said = [flaw.message for flaw in flaws(broker, [WORK], strict=True)]
+        assert any(one.startswith(("The Redis user lacks", "It is unknown whether")) for one in said)
     except ServerRefused:
         pass  # without PING, EVALSHA and their like nothing works at all
     finally:
@@ -124,7 +124,7 @@ def test_a_worker_runs_and_every_transition_is_allowed(redis_url: str, prefix: s
         eventually(lambda: len(heard.bodies) == 50, "all messages")
         send(broker, WORK, range(50, 60), priority=50)
         eventually(lambda: len(heard.bodies) == 60, "those that woke it")
-    assert "refuses" not in caplog.text
+    assert "Cannot process" not in caplog.text and "denies" not in caplog.text
     broker.close()
 
 

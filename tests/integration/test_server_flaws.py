@@ -198,13 +198,13 @@ def test_workers_warn_and_start_or_refuse_where_durability_is_strict(
     with RedisServer() as server:
         with override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS}):
             starting.check_start(get_config().topics.values())
-            assert "keeps nothing on disk" in caplog.text
+            assert "stores nothing on disk" in caplog.text
             (warning,) = check_redis()
             assert isinstance(warning, Warning)
             assert warning.id == "rmq.W042"
             connections.close()
         with override_settings(RMQ={"REDIS": server.url, "TOPICS": TOPICS, "DURABILITY": "strict"}):
-            with pytest.raises(ConfigurationError, match=r"keeps nothing on disk.*appendonly yes"):
+            with pytest.raises(ConfigurationError, match=r"stores nothing on disk.*appendonly yes"):
                 starting.check_start(get_config().topics.values())
             (error,) = check_redis()
             assert isinstance(error, Error)

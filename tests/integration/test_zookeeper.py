@@ -343,7 +343,7 @@ def test_a_path_that_holds_something_else_is_refused(party: Party) -> None:
     ensemble = party.ensemble
     with visitor(ensemble.hosts) as client:
         client.create(ensemble.root, b"the locks of another program")
-        with pytest.raises(ConfigurationError, match=r"something else at /t.*locks of another program"):
+        with pytest.raises(ConfigurationError, match=r"the ZooKeeper path /t.*locks of another program"):
             party.make().coordinator.start()
         with pytest.raises(ConfigurationError, match="something else"):
             check(ensemble)
@@ -362,7 +362,7 @@ def test_a_path_that_holds_something_else_is_refused(party: Party) -> None:
 def test_workers_of_another_prefix_do_not_share_a_path(party: Party) -> None:
     party.add()
     other = Ensemble(party.ensemble.hosts, party.ensemble.root, SESSION, key_prefix="other:")
-    with pytest.raises(ConfigurationError, match="KEY_PREFIX '', ours is 'other:'"):
+    with pytest.raises(ConfigurationError, match="KEY_PREFIX '', here it is 'other:'"):
         party.make(ensemble=other).coordinator.start()
 
 
@@ -439,9 +439,9 @@ def test_logins_may_be_introduced_one_worker_after_the_other(
     """Who has none yet cannot read of those who have: it shares out without them as long as it is the first."""
     old = party.add(identity="0" * 32)
     party.wait_until_shared_out()
-    assert "was made for everybody" not in caplog.text
+    assert "is open to everyone" not in caplog.text
     new = party.add(ensemble=closed(party.ensemble))
-    assert "was made for everybody" in caplog.text
+    assert "is open to everyone" in caplog.text
     assert old.coordinator.wait_settled(TAKE_OVER * PATIENCE)
     assert len(old.serial()) == 64
     party.add(ensemble=closed(party.ensemble))
@@ -776,7 +776,7 @@ def test_a_callback_that_raises_stops_nothing(party: Party, caplog: pytest.LogCa
     try:
         assert coordinator.wait_settled(TAKE_OVER * PATIENCE)
         assert told == [64]
-        assert "could not be told which slots it gains" in caplog.text
+        assert "Cannot apply a new assignment: the worker gains" in caplog.text
     finally:
         coordinator.stop()
 

@@ -1,4 +1,4 @@
--- The clock of the slot: Redis' own, unless a test gave `now` in microseconds.
+-- The clock of the slot: that of Redis, unless a test passes `now` in microseconds.
 --
 -- needs: now
 

@@ -1,4 +1,4 @@
--- Redis does not roll back a script that fails half way: look at every key before the first write.
+-- Redis does not roll back a script that fails: check the type of every key before the first write.
 
 local function mistyped(wanted, ...)
   local keys = { ... }

@@ -1,4 +1,4 @@
--- Begin a request that shall be done once: answer what was kept of an earlier one with the same key.
+-- Begin a request that must run only once, or return the stored answer of an earlier one with the same key.
 --
 -- KEYS[1] answer  HASH  field -> value
 --
@@ -15,7 +15,7 @@ local found = redis.call('HMGET', answer, 'print', 'kept', 'ends')
 local known, kept, ends = found[1], found[2], tonumber(found[3] or '')
 if known and known ~= print then return { 'other' } end -- rule: answered_for_another
 if kept then return { 'done', kept } end -- rule: done_twice
--- Whoever began it and is silent since is thought dead.
+-- An attempt whose lease has ended counts as dead.
 -- rule: done_beside_itself
 if known and ends and ends > now_ms and ends <= now_ms + lease_ms then return { 'running' } end
 redis.call('HSET', answer, 'print', print, 'token', token, 'ends', string.format('%.0f', now_ms + lease_ms))

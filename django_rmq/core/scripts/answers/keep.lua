@@ -1,4 +1,4 @@
--- Keep what came of a request that was begun, or forget that it was: it did nothing.
+-- Store the answer of a request that was begun, or forget the request because it did nothing.
 --
 -- KEYS[1] answer  HASH  field -> value
 --

@@ -1,4 +1,4 @@
--- Take it upon oneself to sample a topic in this minute, unless somebody else has.
+-- Claim the sampling of a topic in this minute, unless another worker has claimed it.
 --
 -- KEYS[1] minutes  HASH  minute -> its record
 -- KEYS[2] pending  HASH  field -> value
@@ -10,7 +10,7 @@
 
 -- check: types
 local claimed = tonumber(redis.call('HGET', pending, 'claimed') or '')
--- More than an hour ahead: the clock was set back since.
+-- More than an hour ahead: the clock was set back in the meantime.
 if claimed and claimed >= minute and claimed <= minute + 60 then return 'taken' end
 redis.call('HDEL', pending, 'claimed')
 redis.call('HSET', pending, 'claimed', string.format('%.0f', minute))

@@ -1,4 +1,4 @@
--- Keep the record of a minute with the lateness counted since the last one, and forget what is older than the retention.
+-- Store the record of a minute with the lateness counted since the last record, and delete records older than the retention.
 --
 -- KEYS[1] minutes  HASH  minute -> its record
 -- KEYS[2] pending  HASH  field -> value
@@ -20,7 +20,7 @@ local found = redis.call('HMGET', pending, unpack(names))
 for i = 2, #names do
   if found[i] then late[#late + 1] = string.format('%d:%s', i - 2, string.sub(found[i], 1, 16)) end
 end
--- Oldest first, a bounded part of what is too old; before 'first' nothing is kept.
+-- Delete old minutes, oldest first, in bounded steps. There are none before 'first'.
 local first, gone = tonumber(found[1] or '') or minute, {}
 if first > minute then first = minute - keep - 1000 end
 local last = math.min(minute - keep, first + 999)
@@ -29,7 +29,7 @@ if #gone > 0 then redis.call('HDEL', minutes, unpack(gone)) end
 redis.call('HDEL', pending, unpack(names))
 redis.call('HSET', minutes, field, string.format('%s|%s', record, table.concat(late, ' ')))
 redis.call('HSET', pending, 'first', string.format('%.0f', math.max(first, last + 1)))
--- Nobody samples any more: the whole goes when its last minute is too old.
+-- If sampling stops, the key expires when its last minute is too old.
 redis.pcall('EXPIRE', minutes, (keep + 60) * 60)
 redis.pcall('EXPIRE', pending, (keep + 60) * 60)
 return 'kept'

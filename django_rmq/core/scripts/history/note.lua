@@ -1,14 +1,14 @@
--- Count how late messages were handed out, until the next record takes the counts.
+-- Count how late messages were delivered, until the next record includes the counts.
 --
 -- KEYS[1] pending  HASH  field -> value
 --
--- ARGV[1] counts  24 numbers with blanks between them, one for each bucket
+-- ARGV[1] counts  24 numbers separated by spaces, one for each bucket
 -- ARGV[2] now
 --
 -- Returns how many buckets were raised
 
 -- check: types
--- A write of nothing first, so that a full server lets the rest pass.
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', pending, '')
 local bucket, raised = 0, 0
 for number in string.gmatch(string.sub(counts, 1, 600), '%d+') do

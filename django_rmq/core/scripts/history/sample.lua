@@ -1,4 +1,4 @@
--- What many slots of one topic hold, by state, and what their ledgers have counted, in sums: the history, read only.
+-- Sum the messages by state and the ledgers of many slots of one topic, for the history.
 -- Changes nothing.
 --
 -- KEYS[1...] store ZSET, prepare ZSET, retry ZSET, dead ZSET, stats HASH, control HASH of each slot
@@ -15,7 +15,7 @@ local read, oldest, undrained = 0, nil, nil
 local depths, sums = { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 for i = 1, #slots_keys, 6 do
   local store = slots_keys[i]
-  -- A slot with a foreign type is left out: the others are told all the same.
+  -- A slot with a key of a foreign type is left out; the others are still counted.
   local waiting, running = redis.pcall('ZCARD', store), redis.pcall('ZCARD', slots_keys[i + 1])
   local resting, dead = redis.pcall('ZCARD', slots_keys[i + 2]), redis.pcall('ZCARD', slots_keys[i + 3])
   local counters = redis.pcall('HMGET', slots_keys[i + 4], 'sent', 'merged', 'replaced', 'prepared', 'committed',
@@ -29,7 +29,7 @@ for i = 1, #slots_keys, 6 do
       local head = due > 0 and tonumber(redis.call('ZRANGEBYSCORE', store, '(999', now_ms, 'WITHSCORES', 'LIMIT', 0, 1)[2])
       if head and (not oldest or head < oldest) then oldest = head end
     elseif waiting > 0 then
-      -- pcall: of a foreign type only this is unknown.
+      -- pcall: if this key has a foreign type, only this value is unknown.
       local since = redis.pcall('HGET', slots_keys[i + 5], 'undrained_since')
       since = type(since) == 'string' and tonumber(since)
       if since and (not undrained or since < undrained) then undrained = since end

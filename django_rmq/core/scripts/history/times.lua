@@ -1,8 +1,8 @@
--- Count how late messages were handed out and how long calls of the listener took, for good.
+-- Count how late messages were delivered and how long calls of the listener took, permanently.
 --
 -- KEYS[1] times  HASH  field -> value
 --
--- ARGV[1] late            24 numbers with blanks between them, one for each bucket
+-- ARGV[1] late            24 numbers separated by spaces, one for each bucket
 -- ARGV[2] late_ms NUMBER  the sum of what they count
 -- ARGV[3] took            24 numbers, as above
 -- ARGV[4] took_us NUMBER  the sum of what they count
@@ -11,7 +11,7 @@
 -- Returns how many buckets were raised
 
 -- check: types
--- A write of nothing first, so that a full server lets the rest pass.
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', times, '')
 local raised = 0
 local function add(name, numbers, sum)

@@ -4,18 +4,18 @@
 --
 -- ARGV[1] worker
 -- ARGV[2] rate NUMBER       deliveries per second; 0: no limit
--- ARGV[3] tokens NUMBER     deliveries wanted now; negative: so many are given back
+-- ARGV[3] tokens NUMBER     deliveries wanted now; negative: give them back
 -- ARGV[4] in_flight NUMBER  messages in flight; 0: no limit
 -- ARGV[5] in_use NUMBER     of these, how many this worker has
 -- ARGV[6] wanted NUMBER     how many it could have
--- ARGV[7] lease_ms NUMBER   how long its permits are kept unless it is heard of
+-- ARGV[7] lease_ms NUMBER   how long its permits are kept without another call
 -- ARGV[8] now
 --
 -- Returns {tokens given, us until there is another, permits: begin nothing while as many are in use, yes | no: others wait}
 
 -- check: types
 -- include: _now
--- A write of nothing first, so that a full server lets the rest pass: who asks can drain.
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that workers can drain it.
 redis.call('HDEL', limits, '')
 local longest_ms = lease_ms
 
@@ -25,7 +25,7 @@ if rate > 0 then
   local each = 1000000 / rate
   local depth = math.max(each, 100000)
   local empty = tonumber(redis.call('HGET', limits, 'empty') or '')
-  -- Ahead by more than its depth: the clock was set back since.
+  -- Ahead by more than its depth: the clock was set back in the meantime.
   if not empty or empty > now_us + depth then empty = now_us - depth end
   empty = math.max(empty, now_us - depth)
   given = math.min(tokens, math.max(0, math.floor((now_us - empty) / each + 0.000001)))
@@ -52,7 +52,7 @@ if in_flight > 0 then
     end
   end
   if wanted > 0 then crew[#crew + 1] = { ours, wanted } end
-  -- Who wants less than an even share gets it all, and the others share the rest.
+  -- A worker that wants less than an even share gets all it wants. The others share the rest.
   table.sort(crew, function(a, b)
     if a[2] ~= b[2] then return a[2] < b[2] end
     return a[1] < b[1]
@@ -61,7 +61,7 @@ if in_flight > 0 then
   for i = 1, #crew do
     share = math.floor(left / (#crew - i + 1))
     if crew[i][2] > share then
-      -- What cannot be divided goes round, for two seconds each.
+      -- The remainder of the division rotates, for two seconds each.
       equals, over = #crew - i + 1, left - share * (#crew - i + 1)
       for j = i, #crew do
         if crew[j][1] < ours then rank = rank + 1 end
@@ -73,12 +73,12 @@ if in_flight > 0 then
   local fair = wanted
   if equals > 0 and wanted > share then
     fair = share
-    -- Not in step with messages that take just as long.
+    -- A varying pause, so that calls do not fall into step with messages that take equally long.
     local turn = math.floor(math.floor(now_s / 2) * 40503 % 65536 / 256)
     if (rank + turn) % equals < over then fair = share + 1 end
   end
   permits = math.min(fair, math.max(0, in_flight - others))
-  -- What runs is not taken away: it counts until the worker asks again without it.
+  -- Permits in use are not withdrawn: they count until the worker calls again without them.
   local held = math.max(in_use, permits)
   if held + wanted > 0 then
     redis.call('HSET', limits, ours, string.format('%.0f %.0f %.0f', held, wanted, now_ms + lease_ms))

@@ -1,17 +1,17 @@
--- Count fewer messages in flight for a holder of permits, or let its lease start again.
+-- Count fewer messages in flight for a holder of permits, or restart its lease.
 --
 -- KEYS[1] limits  HASH  field -> value
 --
 -- ARGV[1] worker
--- ARGV[2] ended NUMBER     how many of its messages are in flight no more
--- ARGV[3] lease_ms NUMBER  how long what is left is kept from now on; 0: as long as before
+-- ARGV[2] ended NUMBER     how many of its messages are no longer in flight
+-- ARGV[3] lease_ms NUMBER  how long the others are kept from now on; 0: as long as before
 -- ARGV[4] now
 --
 -- Returns how many it has left
 
 -- check: types
 -- include: _now
--- A write of nothing first, so that a full server lets the rest pass: what ends drains.
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', limits, '')
 local name = string.format('worker:%s', worker)
 local held, wants, ends = string.match(redis.call('HGET', limits, name) or '', '^(%d+) (%d+) (%d+)$')

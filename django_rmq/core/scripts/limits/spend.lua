@@ -1,10 +1,10 @@
--- Spend from a bucket that fills steadily: all that is wanted, or nothing.
+-- Spend from a bucket that fills steadily: the whole amount, or nothing.
 --
 -- KEYS[1] bucket  HASH  field -> value
 --
 -- ARGV[1] each NUMBER    us until one more has gathered
 -- ARGV[2] size NUMBER    how many it holds when it is full
--- ARGV[3] wanted NUMBER  below 0: so many are given back
+-- ARGV[3] wanted NUMBER  below 0: give them back
 -- ARGV[4] now
 --
 -- Returns us until there is enough; 0: it is spent
@@ -14,7 +14,7 @@
 -- 'empty' is when it was last empty, as if it had filled from then on without an end.
 local full_us = each * size
 local empty = tonumber(redis.call('HGET', bucket, 'empty') or '')
--- Ahead by more than its size: the clock was set back since.
+-- Ahead by more than its size: the clock was set back in the meantime.
 if not empty or empty > now_us + full_us then empty = now_us - full_us end -- rule: locked_out_by_a_clock
 empty = math.max(empty, now_us - full_us) + each * wanted -- rule: a_bucket_without_a_bound
 if empty > now_us then return math.ceil(empty - now_us) end -- rule: spent_beyond_the_rate

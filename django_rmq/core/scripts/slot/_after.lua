@@ -1,5 +1,5 @@
--- The rank behind (score, member), whether or not that entry is still there: paging by rank alone would miss
--- members of a set that changes meanwhile. Bytes are compared here, for Lua's `<` follows the locale.
+-- The rank behind (score, member), whether or not that entry still exists: paging by rank alone would miss
+-- members of a set that changes meanwhile. Bytes are compared here, because Lua's `<` follows the locale.
 
 local function precedes(a, b)
   local common = math.min(#a, #b)

@@ -1,6 +1,6 @@
--- One message of which nothing rests as a retry, by as few looks as that takes. A look finds a key of the wrong type by
--- itself and changes nothing, nor does ZADD NX where a copy waits: whatever finds more goes the long way, from its start.
--- `met`: what a send is called that meets a copy with a score above `floor`, those of retries.
+-- The fast path for one message without a resting retry, with few reads. A read finds a key of the wrong type by
+-- itself and changes nothing, and so does ZADD NX if a copy waits. In every other case the slow path runs from its start.
+-- `met`: the answer for a send that meets a copy with a score above `floor`, the largest score of a retry.
 --
 -- needs: store retry body stats
 -- needs: alone backlog known slots due envelope at floor met answer

@@ -1,4 +1,4 @@
--- How long a failed message rests: doubled with each failure, and jittered, so that what failed together comes back apart.
+-- How long a failed message rests: doubled with each failure, and jittered, so that they do not return together.
 --
 -- needs: backoff_base backoff_cap micros
 

@@ -1,9 +1,9 @@
--- What can be handed out, in its order: flat lists of member, score.
+-- The messages that can be delivered, in their order: flat lists of member, score.
 --
 -- needs: store prepare claim kind limit after_score after_member
 -- needs: in_flight claimed receipt micros now_ms text_of rank_after
 
--- The head of what waits and is due; on time topics the retries apart.
+-- The first due messages; on time topics, the retries separately.
 local function look(scan)
   if after_score ~= '' then
     local from = rank_after(store, after_score, after_member, kind == 'priority')
@@ -23,7 +23,7 @@ local function look(scan)
     redis.call('ZRANGEBYSCORE', store, '-inf', 999, 'WITHSCORES', 'LIMIT', 0, scan)
 end
 
--- Leave out what runs already: its newer copy waits for its end.
+-- Leave out members that are in flight: their newer copy waits for the end of the delivery.
 local function free_of(list)
   if not (in_flight > 0 or claimed) or #list == 0 then return list end -- rule: in_flight_twice
   local names, free = {}, {}
@@ -40,13 +40,13 @@ local function free_of(list)
   return free
 end
 
--- How many entries run already, of those that are looked past.
+-- How many of the skipped entries are in flight.
 local function running_ahead()
   return math.min(in_flight + (claimed and redis.call('ZCARD', claim) or 0), 1000)
 end
 
--- At most half of a prepare is retries while fresh messages are due; the odd one alternates. Returns these before the
--- others, and how many they are.
+-- At most half of a prepare is retries while fresh messages are due; the odd one alternates. Returns the retries before the
+-- others, and their number.
 local function with_retries(rested, free)
   local share = math.floor(limit / 2) + limit % 2 * (receipt % 2) -- rule: odd_one_never_a_retry
   share = math.min(#rested / 2, math.max(share, limit - #free / 2)) -- rule: all_retries
@@ -60,14 +60,14 @@ local function with_retries(rested, free)
   return both, share
 end
 
--- Where the limit cuts a group of equal scores, its members are taken from a random start.
+-- If the limit cuts a group of equal scores, its members are taken from a random start.
 local function turn_group(free, score)
   local above, size = 0, redis.call('ZCOUNT', store, score, score)
   while above < #free / 2 and free[above * 2 + 2] ~= score do
     above = above + 1
   end
   local base = redis.call('ZCOUNT', store, '(' .. score, '+inf')
-  -- Mixed, so that even steps of time reach every member.
+  -- Mixed, so that regular intervals still reach every member.
   local start = (micros * 16807 + receipt * 69621) % 2147483647 % size -- rule: no_random_start
   local want = math.min(size, limit - above + running_ahead())
   local group = redis.call('ZREVRANGE', store, base + start, base + math.min(start + want, size) - 1, 'WITHSCORES')
@@ -87,13 +87,13 @@ local function turn_group(free, score)
 end
 
 -- Returns the candidates, how many at their head may be retries, whether they are all, whether they are the first entries
--- of Store and none left out (what is taken then needs not be looked for), and score and member of the last looked at.
+-- of Store and none left out (taking them then needs no search), and score and member of the last entry read.
 local function choose()
   local scan = limit
   local rows, late = look(scan)
   local free, rested = free_of(rows), free_of(late)
   if #free + #rested == 0 and math.max(#rows, #late) == scan * 2 then
-    -- All of the window runs already: look further, once.
+    -- All entries of the window are in flight: read further, once.
     scan = limit + running_ahead()
     rows, late = look(scan)
     free, rested = free_of(rows), free_of(late)

@@ -1,10 +1,10 @@
--- What a claim gives back, and the end of its lease.
+-- Returning the messages of a claim, and the end of its lease.
 --
 -- needs: store retry failures body claimants claim claim_body
 -- needs: kind now_ms count is_retry budget parse_failure first_score go_on
 -- needs: newest_claim note_claim close_claim forget_claimed
 
--- The body goes where the message goes, unless a newer one is there. Returns it.
+-- The body moves with the message, unless a newer one is there. Returns it.
 local function unclaim(member)
   local kept = redis.call('HGET', claim_body, member)
   redis.call('ZREM', claim, member)
@@ -43,7 +43,7 @@ local function return_claimed(limit, spent)
   return #rows / 2, earliest
 end
 
--- Go on with a claim whose lease has ended: lost, from its first step on, unless it was acknowledged before.
+-- Continue with a claim whose lease has ended: it is lost from the first step on, unless it was acknowledged before.
 local function expire_claim(limit)
   local head = redis.call('ZRANGE', claimants, 0, 0, 'WITHSCORES')
   if limit < 1 or not head[1] or tonumber(head[2]) > now_ms then return 0, nil end -- rule: lease_ends_early

@@ -18,7 +18,7 @@ local function first_score(score, failure)
 end
 
 local function note_failure(member, what, text, score, failure)
-  -- The text is appended, for %s ends at a NUL.
+  -- The text is appended, because %s ends at a NUL.
   redis.call('HSET', failures, member, string.format('%s %d %s %.0f %s\n', what,
     (failure and failure.times or 0) + 1, failure and failure.first or string.format('%.0f', now_ms),
     now_ms, score) .. string.sub(text, 1, 1024))
@@ -37,7 +37,7 @@ local function forget(member)
   redis.call('HDEL', failures, member)
 end
 
--- The caller has taken the copy that dies out of its place. `kept`: the body that it had there.
+-- The caller has removed the dying copy from its place. `kept`: the body that it had there.
 local function die(member, reason, text, score, failure, failed, kept)
   if redis.call('ZADD', dead, text_of(now_ms), member) == 0 then count('dead_merged') end -- rule: death_miscounted
   text = string.sub(text, 1, 1024)

@@ -1,4 +1,4 @@
--- Whether `slots` slots hold nothing that can ever be taken: most of many hold nothing, and one look says so of sixteen.
+-- Whether `slots` slots hold nothing that can ever be taken. Most of many slots are empty; one read covers sixteen.
 --
 -- needs: slots_keys
 

@@ -1,9 +1,9 @@
--- The end of a delivery, whatever a person has marked it for meanwhile.
+-- The end of a delivery, including what an operator has marked it for meanwhile.
 --
 -- needs: prepare inflight dead failures body prepare_body
 -- needs: count parse_failure first_score note_failure waits forget die
 
--- What a delivery was handed out with goes where the message goes, unless a newer body is there. Returns it.
+-- The delivered body moves with the message, unless a newer body is there. Returns it.
 local function land(member)
   local delivered = redis.call('HGET', prepare_body, member)
   if delivered then
@@ -13,7 +13,7 @@ local function land(member)
   return delivered
 end
 
--- Without another delivery left a message dies, and it is given up for a newer copy. Returns whether either was so.
+-- A message without retries left dies; one with a newer copy is dropped. Returns whether either happened.
 local function gives_up(member, left, what, text, origin, failure, kept)
   if waits(member) then -- rule: rollback_overwrites
     count('dropped')
@@ -45,7 +45,7 @@ local function end_delivery(member, record, what, text)
   if mark == 'buried' then -- rule: buried_returns
     count('ended_marked')
     if outlived ~= '' and redis.call('ZSCORE', dead, member) then -- rule: older_death
-      -- The newer copy that was buried with it is the one that stays.
+      -- The newer copy that was put into Dead with it is the one that stays.
       count('dropped')
       forget(member)
     else

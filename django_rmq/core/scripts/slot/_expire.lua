@@ -1,4 +1,4 @@
--- Deliveries and claims that time has ended, at most `limit`. Returns how many, and when the first can be taken again.
+-- End at most `limit` deliveries and claims that have timed out. Returns how many, and when the first can be taken again.
 --
 -- needs: prepare inflight timeout claimed max_retries now_s bounded text_of end_failed expire_claim
 

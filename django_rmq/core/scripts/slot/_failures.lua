@@ -1,9 +1,9 @@
--- The end of a delivery that did not succeed: back to Store, to Retry, to Dead, or given up for a newer send.
+-- The end of a failed delivery: back to Store, to Retry, to Dead, or dropped for a newer send.
 --
 -- needs: store retry max_retries now_ms
 -- needs: backoff gives_up note_failure end_delivery text_of retry_score
 
--- What failed with the body `kept` goes on: given up for a newer copy, dead, or a retry. `delay` nil: the topic's
+-- Move a failed message with the body `kept`: dropped for a newer copy, dead, or a retry. `delay` nil: the topic's
 -- exponential back-off. Returns when the message can be taken again, or nil.
 local function go_on(member, left, what, text, origin, failure, delay, index, kept)
   if gives_up(member, left, what, text, origin, failure, kept) then return nil end

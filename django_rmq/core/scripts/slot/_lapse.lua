@@ -1,4 +1,4 @@
--- What waits may lapse: its time to live is in its envelope, and it dies where it is found.
+-- Waiting messages may expire: the time is in the envelope, and the message dies when it is found expired.
 --
 -- needs: store retry failures body now_ms count parse_failure first_score die
 
@@ -6,7 +6,7 @@ local function has_lapsed(envelope)
   local expires = tonumber(string.match(envelope, '^(%d+) '))
   return expires and expires > 0 and expires < now_ms -- rule: lapses_at_once
 end
--- Move members of a flat list of member, score from Store to Dead, unheard.
+-- Move members of a flat list of member, score from Store to Dead without a delivery.
 local function bury_lapsed(lapsed)
   for i = 1, #lapsed, 2 do
     local member = lapsed[i]

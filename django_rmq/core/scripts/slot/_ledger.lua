@@ -1,4 +1,4 @@
--- What this script did, written to the ledger last: a counter that cannot be written costs no message.
+-- Write what this script did to the ledger, at the end: a counter that cannot be written loses no message.
 --
 -- needs: stats
 

@@ -1,4 +1,4 @@
--- Scores as numbers within bounds, and as texts that lose no digit.
+-- Scores as numbers within bounds, and as texts with all digits.
 
 -- Ten bits of retries fit below this in a double; at 2^43 an odd q would be rounded up, and a message never die.
 local LARGEST_WITH_RETRIES = 8796093022207 -- rule: budget_at_the_largest_priority
@@ -9,7 +9,7 @@ end
 local function text_of(number)
   return string.format('%.17g', number) -- rule: lossy_text
 end
--- Redis 7 writes some numbers otherwise than 6: what is kept has one form.
+-- Redis 7 formats some numbers differently from Redis 6; stored numbers have one form.
 local function plain_score(score)
   if #score < 17 and not string.find(score, '%D') then return score end
   return text_of(tonumber(score))

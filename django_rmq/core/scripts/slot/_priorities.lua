@@ -1,4 +1,4 @@
--- What is noted when priorities are sent. Which scores are retries here is settled by the first that waits.
+-- What is stored when priorities are sent. The first waiting message decides which scores are retries in this slot.
 --
 -- needs: control max_retries settled_retries text_of note_undrained
 

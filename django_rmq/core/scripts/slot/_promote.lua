@@ -1,4 +1,4 @@
--- Back-offs that time has ended, at most `limit`: back to Store, or given up for a newer send. Returns how many.
+-- End at most `limit` back-offs: back to Store, or dropped for a newer send. Returns how many.
 --
 -- needs: store retry failures now_ms count bounded text_of retry_score
 

@@ -1,4 +1,4 @@
--- How a score carries the budget: q deliveries are left to whoever waits as a retry of q.
+-- How a score carries the budget: a retry with the number q has q deliveries left.
 --
 -- needs: kind max_retries bounded
 

@@ -1,7 +1,7 @@
--- Put `members` into Store by `rows`, which has score and member of each. A copy that already waits fresh is answered
+-- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is
 -- `met`, and takes the new score only if `overwrite`; one that waits or rests as a retry is superseded, unless `met` is
 -- 'present'.
--- Both at once: a stranger's ZADD met a resting retry, which is dropped. `taken[i]`: the member counts as present.
+-- Both at once: a ZADD of another program met a resting retry, which is dropped. `taken[i]`: the member counts as present.
 -- ZADD (or HSET) comes first, so that a full server refuses a send.
 --
 -- needs: store retry body control backlog slots known_slots kind sleeping_until
@@ -20,7 +20,7 @@ local function place(members, rows, envelope, met, overwrite, taken)
       break
     end
   end
-  -- ZADD counts what it added: fewer than n means that this very call names a member twice.
+  -- ZADD counts the added members: fewer than n means that this call names a member twice.
   if clean and redis.call('ZADD', store, unpack(flat)) == n then
     count('sent', n)
     count('stored', n)

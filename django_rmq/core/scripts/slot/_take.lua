@@ -1,4 +1,4 @@
--- Put what was chosen into Prepare, with its bodies.
+-- Move the chosen messages into Prepare, with their bodies.
 --
 -- needs: store prepare inflight retry body prepare_body control
 -- needs: owner receipt in_flight count text_of
@@ -6,8 +6,8 @@
 -- `prepared`: score, member of each; `flights` and `bodies`: member, record or envelope. `is_head`: they lead Store.
 local function take(members, prepared, flights, bodies, is_head)
   local taken = #members
-  -- Hundreds of members in a listpack are slow: something longer than a listpack takes, put in first and taken
-  -- out again, makes a skiplist or a hash table at once.
+  -- Hundreds of members in a listpack are slow: an entry longer than a listpack holds, added first and removed
+  -- again, makes Redis use a skiplist or a hash table at once.
   local LONG = string.rep(' ', 65)
   local large = taken > 32 and in_flight == 0 and not redis.call('ZSCORE', store, LONG)
   if is_head then
@@ -21,12 +21,12 @@ local function take(members, prepared, flights, bodies, is_head)
   if taken > 32 then redis.call('HSET', inflight, members[1], LONG) end
   redis.call('HSET', inflight, unpack(flights))
   if #bodies > 0 then
-    -- A delivery has its body for itself: a newer one may come while it runs.
+    -- A delivery has its own body, because a newer one may arrive while it is in flight.
     if taken > 32 then redis.call('HSET', prepare_body, bodies[1], LONG) end
     redis.call('HSET', prepare_body, unpack(bodies))
     redis.call('HDEL', body, unpack(members))
   end
-  -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
+  -- A ZADD of another program has sent a resting message again: the resting retry is superseded.
   -- rule: stranger_leaves_a_retry
   if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end
   redis.call('HSET', control, 'owner', owner, 'deliveries', text_of(receipt)) -- rule: owner_unknown

@@ -1,4 +1,4 @@
--- What a Spark consumer holds: `claim` its messages with the scores they were taken with, `claim_body` their bodies,
+-- The messages of a Spark consumer: `claim` has them with the scores they were taken with, `claim_body` their bodies,
 -- `claims` the number and state of its newest claim. One consumer at a time, for as long as it is in `claimants`.
 --
 -- needs: store retry failures claimants claim claims claim_body
@@ -11,14 +11,14 @@ end
 local function note_claim(of, number, state)
   redis.call('HSET', claims, of, string.format('%.0f %s %.0f', number, state, now_ms))
 end
--- The claim of `of` has ended if it holds nothing any more: the gate opens. Returns how many are left.
+-- The claim of `of` has ended if it holds nothing more: the gate opens. Returns how many are left.
 local function close_claim(of)
   local left = redis.call('ZCARD', claim)
   if left == 0 then redis.call('ZREM', claimants, of) end -- rule: claim_keeps_the_gate
   return left
 end
 
--- At most `limit` messages of an acknowledged claim are forgotten; all of them where nothing needs tidying up.
+-- Delete at most `limit` messages of an acknowledged claim, or all of them if no failures have to be deleted.
 local function forget_claimed(limit)
   if redis.call('HLEN', failures) == 0 then
     count('acked', redis.call('ZCARD', claim))

@@ -1,4 +1,4 @@
--- Priorities hold no time, so the slot notes since when its Store has not been empty. Where time orders, its scores tell.
+-- Priorities have no time, so the slot stores since when its Store has not been empty. On time topics, the scores show it.
 --
 -- needs: store control kind undrained_since now_ms text_of
 

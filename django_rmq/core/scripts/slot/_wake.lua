@@ -1,4 +1,4 @@
--- Wake who sleeps past `due_ms`, once: the next to fall asleep writes `sleeping_until` again.
+-- Wake a consumer that sleeps past `due_ms`, once: the next one to fall asleep writes `sleeping_until` again.
 --
 -- needs: store control channel sleeping_until
 

@@ -1,4 +1,4 @@
--- Forget what a sealed claim holds: Spark has recorded the batch that read it.
+-- Delete the messages of a sealed claim, because Spark has recorded the batch that read it.
 --
 -- KEYS[1] store       ZSET  member -> due ms, or priority
 -- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
@@ -15,7 +15,7 @@
 -- ARGV[2] room NUMBER    others may take while Prepare holds fewer than this; 1 on serial topics
 -- ARGV[3] consumer
 -- ARGV[4] number NUMBER  of the claim
--- ARGV[5] limit NUMBER   messages at most, where each needs tidying up
+-- ARGV[5] limit NUMBER   messages at most, if the failures of each have to be deleted
 -- ARGV[6] now
 --
 -- Returns {word, left in the claim}   word: ok (ask again while something is left) | open (not sealed: give it back)
@@ -28,7 +28,7 @@ local sleeping_until = redis.call('HGET', control, 'sleeping_until')
 -- include: _ledger
 -- include: _wake
 -- include: _tidy
--- A write of nothing first, so that a full server lets the rest pass: this drains.
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '')
 local newest, state = newest_claim(consumer)
 local left = 0

@@ -7,6 +7,6 @@
 -- Returns the new epoch
 
 -- check: types
--- A write of nothing first, so that a full server lets the rest pass: who owns can drain.
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that owners can drain it.
 redis.call('HDEL', control, '') -- rule: acquire_needs_memory
 return redis.call('HINCRBY', control, 'epoch', 1) -- rule: acquire_does_not_fence

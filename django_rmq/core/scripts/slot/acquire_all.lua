@@ -1,9 +1,9 @@
--- Begin to own many slots, each as `acquire` does, and fall asleep in those that hold nothing, as `prepare` does there.
+-- Begin to own many slots, each as `acquire` does, and sleep in the empty ones, as `prepare` does.
 --
 -- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot
 --
 -- ARGV[1] slots        how many the topic has
--- ARGV[2] timeout      seconds; the topic's, where the slot has none of its own
+-- ARGV[2] timeout      seconds; that of the topic, if the slot has none
 -- ARGV[3] max_retries  as above
 -- ARGV[4] now
 --
@@ -14,10 +14,10 @@ if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
 local epochs, words = {}, {}
 local function begin(i, empty)
   local control = slots_keys[i + 3]
-  -- Each slot is by itself: one of a foreign type keeps no other from its owner.
+  -- Each slot is independent: a key of a foreign type in one does not affect the others.
   local known = redis.pcall('HMGET', control, 'slots', 'paused', 'moving', 'timeout', 'max_retries')
   if known.err then return '', 'look' end
-  -- A write of nothing first, so that a full server lets the rest pass: who owns can drain.
+  -- Start with a deletion of nothing: after it, a full server accepts the rest, so that owners can drain it.
   redis.call('HDEL', control, '') -- rule: acquire_all_needs_memory
   local epoch = redis.pcall('HINCRBY', control, 'epoch', 1) -- rule: fence
   if type(epoch) == 'table' then return '', 'look' end

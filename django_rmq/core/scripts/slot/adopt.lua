@@ -1,9 +1,9 @@
--- Book messages that something else put into a slot as foreign, so that the ledger balances again.
+-- Record messages that another program put into a slot as foreign, so that the ledger balances again.
 --
 -- KEYS[1] stats  HASH  counter -> n
 --
--- ARGV[1] drift NUMBER  how many are there beyond the account
--- ARGV[2] foreign       how many were booked when that was found: two persons do not book the same
+-- ARGV[1] drift NUMBER  how many messages the ledger does not know
+-- ARGV[2] foreign       how many were recorded when that was found, so that two people do not record the same messages
 -- ARGV[3] now
 --
 -- Returns ok | changed

@@ -1,4 +1,4 @@
--- Put messages into Dead by hand, whatever they wait for; one in flight is marked and dies when its delivery ends.
+-- Put messages into Dead for an operator; one in flight is marked, and dies when its delivery ends.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
@@ -41,7 +41,7 @@ for i = first, last do
   if resting then word = 'retry' end
   if waiting then word = 'waiting' end
   local kept, claimed = redis.call('HGET', body, member), redis.call('ZSCORE', claim, member)
-  -- What Spark holds cannot be marked. With a body of its own the newer copy stays: it would be dead before the older one ends.
+  -- Claimed messages cannot be marked. A newer copy with its own body stays, or it would die before the older one ends.
   if (waiting or resting) and not (claimed and kept) then -- rule: bury_before_what_is_claimed
     local failure = parse_failure(redis.call('HGET', failures, member))
     if waiting then redis.call('ZREM', store, member) end

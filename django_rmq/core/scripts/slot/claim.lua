@@ -1,4 +1,4 @@
--- Move what can be taken into a claim of a Spark consumer, after the upkeep that time has made due.
+-- Move available messages into a claim of a Spark consumer, after the upkeep that is due.
 --
 -- KEYS[1] store        ZSET  member -> due ms, or priority
 -- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
@@ -35,7 +35,7 @@
 --
 -- Returns {'moved', slots} | {word} | {'ok', taken, held in all, more or end}
 --         word: busy | paused | stale (the number is no longer open) | unfinished (an earlier claim is not over)
---               | full (a thousand other consumers were here of late)
+--               | full (a thousand other consumers used the slot recently)
 
 -- check: types
 if not (number >= 1 and number < 9007199254740992 and lease >= 1 and lease <= 86400000) then
@@ -47,7 +47,7 @@ local known_slots, paused, sleeping_until, undrained_since = known[1], known[2],
 local timeout, max_retries = tonumber(known[3] or timeout), tonumber(known[4] or max_retries)
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 limit = math.max(1, limit)
--- What one script moves member by member, by Redis itself: at most.
+-- How many members one script moves by Redis commands, at most.
 local STEP, STEP_BYTES = 2500, 16777216
 local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
@@ -66,7 +66,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _expire
 -- include: _promote
 -- include: _undrained
--- A write of nothing first, so that a full server lets the rest pass: taking drains.
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '')
 if not (known_slots and known[3] and known[4]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
@@ -83,7 +83,7 @@ local function answer(...)
   return { ... }
 end
 
--- A consumer that is new here: room for it is made by what ended thirty days ago.
+-- A new consumer: records of consumers that ended thirty days ago make room for it.
 if redis.call('HEXISTS', claims, consumer) == 0 then
   local known_claims = redis.call('HGETALL', claims)
   local size = #known_claims / 2
@@ -102,15 +102,15 @@ local ours = redis.call('ZSCORE', claimants, consumer)
 -- rule: claim_numbers_again
 if number < newest or (number == newest and state ~= 'open') then return answer('stale') end
 if ours and number > newest then return answer('unfinished') end -- rule: claim_before_the_last_has_ended
--- While a re-slotting moves messages, nothing is handed out by anybody.
+-- While a re-slotting moves messages, nothing is delivered.
 -- rule: claim_gate
 if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then return answer('busy') end
 if paused then return answer('paused') end -- rule: claim_of_a_paused_slot
 
--- How many go as they are, past Lua, where nothing runs, rests or has a body; nil: each has to be looked at. All that
--- waits changes its name where little has to be carried back; else Redis copies a step of it. Bytes are judged by the
+-- How many are moved without Lua, if nothing is in flight, rests or has a body; nil: each has to be read. The whole
+-- Store is renamed if little has to be moved back; else Redis copies a part of it. Bytes are estimated from the
 -- longest of a hundred.
--- Returns how many, whether there may be more, and how many are carried back (nil: the step is copied).
+-- Returns how many, whether there may be more, and how many are moved back (nil: the part is copied).
 local function longest_of(n)
   local longest = 1
   for i = 0, n - 1, math.max(1, math.ceil(n / 100)) do
@@ -135,14 +135,14 @@ local function as_they_are()
   if fit < math.min(n, 1000) then return nil end
   return fit, fit == limit or fit < due
 end
--- Into a set that is empty: Redis overwrites it.
+-- The target is an empty set: Redis overwrites it.
 local function carry(from, into, n, lowest)
   local first, last = 0, n - 1
   if not lowest then first, last = -n, -1 end -- rule: claim_of_the_wrong_end
   redis.call('ZRANGESTORE', into, from, first, last)
   redis.call('ZREMRANGEBYRANK', from, first, last)
 end
--- Leave out what runs already, by Prepare or by this very claim: its newer copy waits for its end.
+-- Leave out members in Prepare or in this claim: their newer copy waits for the end of the delivery.
 local function free_of(list)
   local names, free = {}, {}
   for i = 1, #list, 2 do
@@ -177,7 +177,7 @@ elseif not taken then
   local rows = look(scan)
   local free = free_of(rows)
   if #free == 0 and #rows == scan * 2 then
-    -- All of the window runs already: look further, once.
+    -- All entries of the window are in flight: read further, once.
     scan = limit + 1000
     rows = look(scan)
     free = free_of(rows)
@@ -220,7 +220,7 @@ elseif not taken then
       redis.call('HSET', claim_body, unpack(bodies)) -- rule: claim_leaves_the_body
       redis.call('HDEL', body, unpack(members))
     end
-    -- A stranger's ZADD has sent again what rests here: the resting retry is superseded.
+    -- A ZADD of another program has sent a resting message again: the resting retry is superseded.
     if redis.call('ZCARD', retry) > 0 then count('dropped', redis.call('ZREM', retry, unpack(members))) end
   end
 end

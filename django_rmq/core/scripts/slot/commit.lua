@@ -1,4 +1,4 @@
--- Phase two, success: forget deliveries whose receipt the caller still holds.
+-- Phase two, success: end deliveries whose receipt the caller still holds.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
@@ -19,7 +19,7 @@
 -- ARGV[5...] members
 -- ARGV[#ARGV] now
 --
--- Returns {'ok'} if every receipt was good, else a word for each member: ok | stale
+-- Returns {'ok'} if every receipt was valid, else a word for each member: ok | stale
 
 -- check: types
 if last < first then return {} end
@@ -72,7 +72,7 @@ if #done > 0 then
   end
 end
 for _, i in ipairs(marked) do
-  -- Asked again: the call may name the member twice, and the delivery ends once.
+  -- Read again: the call may name the member twice, but the delivery ends once.
   local member = ARGV[first + i - 1]
   local record = redis.call('HGET', inflight, member)
   if record then end_marked(member, record) end

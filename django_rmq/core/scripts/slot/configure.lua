@@ -10,10 +10,10 @@
 -- ARGV[2] slots
 -- ARGV[3] timeout             seconds
 -- ARGV[4] max_retries NUMBER
--- ARGV[5] apply FLAG          1: do it; 0: only say whether it could be done
+-- ARGV[5] apply FLAG          1: do it; 0: only check whether it can be done
 -- ARGV[6] now
 --
--- Returns ok | refused   refused: live scores would be read in another way, priorities as retries or retries as priorities
+-- Returns ok | refused   refused: live scores would change their meaning: priorities to retries, or retries to priorities
 
 -- check: types
 local known = tonumber(redis.call('HGET', control, 'max_retries')) or max_retries

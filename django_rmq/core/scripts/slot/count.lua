@@ -1,4 +1,4 @@
--- How many messages a slot holds in each state, who took last, and whether it is paused.
+-- How many messages a slot holds in each state, which consumer took last, and whether it is paused.
 -- Changes nothing.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority

@@ -1,4 +1,4 @@
--- Delete dead messages that are still those which were seen: by member and time of death.
+-- Delete dead messages that have not changed since they were read: by member and time of death.
 --
 -- KEYS[1] dead     ZSET  member -> ms of death
 -- KEYS[2] deaths   HASH  member -> death
@@ -7,7 +7,7 @@
 -- ARGV[1...] pairs  score, member
 -- ARGV[#ARGV] now
 --
--- Returns a word for each member: dead (it is gone) | changed (it has died again since) | not_found
+-- Returns a word for each member: dead (deleted) | changed (it has died again in the meantime) | not_found
 
 -- check: types
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end

@@ -1,4 +1,4 @@
--- Send messages of one slot unless they wait, rest or run already.
+-- Send messages of one slot unless they already wait, rest or are in flight.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
 -- KEYS[2] retry    ZSET  member -> ms + retries/1024
@@ -14,7 +14,7 @@
 -- ARGV[4] kind            range_merge, priority or fixed_time
 -- ARGV[5] max_retries     the topic's, until the slot has its own
 -- ARGV[6] n NUMBER
--- ARGV[7...] pairs        n times score (range_merge: range_ms), member; then n envelopes where the topic is keyed
+-- ARGV[7...] pairs        n times score (range_merge: range_ms), member; then n envelopes if the topic is keyed
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
@@ -56,7 +56,7 @@ local envelope = #ARGV > first + 2 * n and first + 2 * n
 local reply = place(members, rows, envelope, 'present', false, running) -- rule: ensure_replaces
 note_sent()
 if reply[1] == 'mixed' or kind ~= 'range_merge' then return reply end
--- The caller knows how long each member waits, not until when.
+-- The caller gives how long each member waits, not until when.
 local words, scores = {}, {}
 for i = 1, n do
   words[i], scores[i] = 'stored', rows[i * 2 - 1]

@@ -1,4 +1,4 @@
--- Time out deliveries and claims whose heartbeat stopped: each message spends a retry, or dies.
+-- Time out deliveries and claims without a heartbeat: each message uses a retry, or dies.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
@@ -49,7 +49,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _claims
 -- include: _expire
 -- include: _undrained
--- A write of nothing first, so that a full server lets the rest pass.
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '') -- rule: expire_needs_memory
 local expired, earliest = expire_due(limit)
 -- rule: expire_opens_silently

@@ -1,4 +1,4 @@
--- Heartbeat: the time-out of these deliveries starts again; their receipt stays good.
+-- Heartbeat: restart the time-out of these deliveries; their receipt stays valid.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left
 -- KEYS[2] inflight  HASH  member -> "receipt original_score [mark [outlived]]"
@@ -9,7 +9,7 @@
 -- ARGV[2...] members
 -- ARGV[#ARGV] now
 --
--- Returns {'ok'} if every receipt was good, else a word for each member: ok | stale
+-- Returns {'ok'} if every receipt was valid, else a word for each member: ok | stale
 
 -- check: types
 if last < first then return {} end
@@ -30,7 +30,7 @@ for i = 1, #records do
     count('stale')
   end
 end
--- A write of nothing first, so that a full server lets the rest pass.
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '') -- rule: extend_needs_memory
 if #flat > 0 then redis.call('ZADD', prepare, unpack(flat)) end
 keep_counts()

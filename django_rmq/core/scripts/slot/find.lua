@@ -1,4 +1,4 @@
--- Look for text in one state of a slot: a bounded scan that says where to go on.
+-- Search one state of a slot for text: a bounded scan that returns where to continue.
 -- Changes nothing.
 --
 -- KEYS[1] set ZSET BY STATE       store, prepare, retry, dead or claim
@@ -8,11 +8,11 @@
 -- ARGV[1] order             ascending or descending
 -- ARGV[2] lowest            only scores from this, up to highest
 -- ARGV[3] highest
--- ARGV[4] after_score       go on behind this entry; empty: from the beginning
+-- ARGV[4] after_score       continue behind this entry; empty: from the beginning
 -- ARGV[5] after_member
 -- ARGV[6] limit NUMBER      matches at most
 -- ARGV[7] max_bytes NUMBER  read at most about this much
--- ARGV[8] scan NUMBER       entries to look at, at most
+-- ARGV[8] scan NUMBER       entries to read, at most
 -- ARGV[9] text
 -- ARGV[10] where            anywhere: in member, envelope or record; error: the class of the last error, or its last part
 -- ARGV[11] now
@@ -25,12 +25,12 @@ local anywhere = where == 'anywhere'
 scan = math.min(scan, 1000)
 -- include: _after
 -- include: _rows
--- Nothing else is compared: people who may filter by error class may not search bodies or error texts.
+-- Nothing else is compared, because people who may filter by error class may not search bodies or error texts.
 local function is_of_class(record)
   local head = string.match(record or '', '^%S+ %d+ %d+ %d+ %S+[^\n]*\n')
   if not head then return false end
   local length = string.match(head, '^%S+ %d+ %d+ %d+ %S+ (%d+) [01]\n$') or 1024
-  -- A single word without a colon behind it is what somebody said, not a class.
+  -- A single word without a colon is text that a user wrote, not a class.
   local said = string.sub(record, #head + 1, #head + tonumber(length)) -- rule: keyed_bodies_are_errors
   local class = string.match(said, '^[^%S\n]*([A-Za-z_][A-Za-z0-9_.<>]*)[^%S\n]*:') -- rule: words_are_classes
   -- rule: error_texts_are_searched

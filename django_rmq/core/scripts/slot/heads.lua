@@ -1,10 +1,10 @@
--- When each of many slots can next be taken from: the slow poll, read only.
+-- When something can next be taken from each of many slots: the slow poll.
 -- Changes nothing.
 --
 -- KEYS[1...] store ZSET, retry ZSET, prepare ZSET, control HASH, claimants ZSET of each slot
 --
 -- ARGV[1] kind
--- ARGV[2] timeout NUMBER  seconds; the topic's, where the slot has none of its own
+-- ARGV[2] timeout NUMBER  seconds; that of the topic, if the slot has none
 -- ARGV[3] upkeep FLAG     1: only when deliveries time out and leases of claims end
 -- ARGV[4] now
 --
@@ -13,7 +13,7 @@
 if #slots_keys > 5120 then return redis.error_reply('ERR too many slots') end
 -- include: _empty
 local function head(i)
-  -- A slot with a foreign type reads as due: its own prepare will name the key.
+  -- A slot with a key of a foreign type counts as due: its prepare then names the key.
   local waiting = redis.pcall('ZRANGE', slots_keys[i], 0, 0, 'WITHSCORES')
   local resting = redis.pcall('ZRANGE', slots_keys[i + 1], 0, 0, 'WITHSCORES')
   local running = redis.pcall('ZRANGE', slots_keys[i + 2], 0, 0, 'WITHSCORES')

@@ -1,4 +1,4 @@
--- What Prepare holds for an owner: how a worker goes on after a lost reply of prepare.
+-- The messages in Prepare of an owner, with which a worker continues after a lost reply of prepare.
 -- Changes nothing.
 --
 -- KEYS[1] prepare   ZSET  member -> seconds*1000 + retries left

@@ -1,4 +1,4 @@
--- All that a slot knows of some members, in whatever states they are, changing nothing.
+-- Everything that a slot knows about some members, in all states.
 -- Changes nothing.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority

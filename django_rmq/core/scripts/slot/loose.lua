@@ -1,4 +1,4 @@
--- Look through a part of the records of a slot for those that belong to no message, and delete these if asked to.
+-- Search a part of the records of a slot for those that belong to no message, and delete them if requested.
 --
 -- KEYS[1] store      ZSET  member -> due ms, or priority
 -- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
@@ -17,7 +17,7 @@
 -- ARGV[3] repair FLAG  1: delete them
 -- ARGV[4] now
 --
--- Returns {cursor to go on with (0: all were looked at), how many were looked at, {member, ...}}
+-- Returns {cursor to continue with (0: all were read), how many were read, {member, ...}}
 
 -- check: types
 local records, homes = inflight, { prepare }

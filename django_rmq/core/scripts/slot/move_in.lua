@@ -1,4 +1,4 @@
--- Take in what left another slot, once: a copy that was sent here meanwhile is the later one.
+-- Accept messages that left another slot, once: a copy that was sent here meanwhile is the newer one.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] retry     ZSET  member -> ms + retries/1024
@@ -47,7 +47,7 @@ for i = first, last, 5 do
     local waiting, resting = redis.call('ZSCORE', store, member), redis.call('ZSCORE', retry, member)
     local fresh = state == 'store' and not is_retry(tonumber(score))
     if waiting and not is_retry(tonumber(waiting)) then -- rule: moved_over_a_later_send
-      -- Sent here since: merged with what it would have met, which keeps its time on range_merge topics only.
+      -- Sent here meanwhile: merged with the copy that it would have met, which keeps its time on range_merge topics only.
       count('dropped')
       if fresh and kind == 'range_merge' then redis.call('ZADD', store, score, member) end
     elseif fresh or not (waiting or resting) then

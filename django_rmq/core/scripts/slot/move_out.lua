@@ -1,4 +1,4 @@
--- Take messages out of a slot that is shut, for another slot: they lie in `leaving` until they are known to have arrived.
+-- Move messages out of a shut slot for another slot: they stay in `leaving` until they are known to have arrived.
 --
 -- KEYS[1] store      ZSET  member -> due ms, or priority
 -- KEYS[2] prepare    ZSET  member -> seconds*1000 + retries left
@@ -15,7 +15,7 @@
 -- ARGV[1] reslot            the number of the re-slotting
 -- ARGV[2] arrived           the ticket that is known to have arrived; empty: none
 -- ARGV[3] target            the other slot
--- ARGV[4] max_bytes NUMBER  of one hand-over; one message goes whatever its size
+-- ARGV[4] max_bytes NUMBER  of one hand-over; one message is moved whatever its size
 -- ARGV[5] kind
 -- ARGV[6...] pairs          store, retry or dead; member
 -- ARGV[#ARGV] now

@@ -1,4 +1,4 @@
--- Stop handing out messages of a slot, or go on with it.
+-- Stop delivering messages of a slot, or resume it.
 --
 -- KEYS[1] control  HASH  field -> value
 --
@@ -14,7 +14,7 @@ if paused == (redis.call('HEXISTS', control, 'paused') == 1) then return 'unchan
 if paused then
   redis.call('HDEL', control, '')
   redis.call('HSET', control, 'paused', '1')
-  -- Whoever has taken messages and not begun with them gives them back.
+  -- Consumers that have taken messages but not begun with them give them back.
   redis.pcall('PUBLISH', channel, -1 - slot) -- rule: pause_tells_nobody
   return 'paused'
 end

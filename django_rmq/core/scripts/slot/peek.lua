@@ -1,4 +1,4 @@
--- List one state of a slot by score, changing nothing.
+-- List one state of a slot by score.
 -- Changes nothing.
 --
 -- KEYS[1] set ZSET BY STATE       store, prepare, retry, dead or claim
@@ -8,13 +8,13 @@
 -- ARGV[1] order             ascending or descending
 -- ARGV[2] lowest            only scores from this, up to highest
 -- ARGV[3] highest
--- ARGV[4] after_score       go on behind this entry; empty: from the beginning
+-- ARGV[4] after_score       continue behind this entry; empty: from the beginning
 -- ARGV[5] after_member
 -- ARGV[6] limit NUMBER
 -- ARGV[7] max_bytes NUMBER  stop behind the entry that reaches it
 -- ARGV[8] now
 --
--- Returns {more | end, {member, score, envelope or nil, record or nil, ...}}; more: go on behind the last
+-- Returns {more | end, {member, score, envelope or nil, record or nil, ...}}; more: continue behind the last
 
 local descending = order == 'descending'
 -- check: types

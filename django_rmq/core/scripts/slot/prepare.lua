@@ -1,4 +1,4 @@
--- Phase one: hand out what can be taken, after the upkeep that time has made due.
+-- Phase one: deliver available messages, after the upkeep that is due.
 --
 -- KEYS[1] store       ZSET  member -> due ms, or priority
 -- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left
@@ -29,15 +29,15 @@
 -- ARGV[11] owner
 -- ARGV[12] epoch NUMBER        of the owner's acquire; empty: not fenced
 -- ARGV[13] limit NUMBER        messages at most
--- ARGV[14] max_bytes NUMBER    of members and envelopes; one message is handed out whatever its size
--- ARGV[15] after_score         with ARGV[16]: go on behind this entry; empty: from the head
+-- ARGV[14] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
+-- ARGV[15] after_score         with ARGV[16]: continue behind this entry; empty: from the head
 -- ARGV[16] after_member
 -- ARGV[17] now
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
---       | {'more', next due, score, member}                                    go on behind this entry
+--       | {'more', next due, score, member}                                    continue behind this entry
 --       | {'ok', next due, receipt, {member, score, ...}, {retries left, ...}, {envelope, ...}[, 'suspect']}
---         no retries left: all have ARGV[9]; no envelopes: each member is its own body; suspect: its last end was a time-out
+--         no retries left: all have ARGV[9]; no envelopes: each member is its own body; suspect: its last delivery timed out
 
 -- check: types but claim claims claim_body
 -- The other keys of claims are touched only while something is claimed.
@@ -48,7 +48,7 @@ local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 
   'max_retries', 'sleeping_until', 'moving', 'undrained_since')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
 local receipt = (tonumber(known[5]) or 0) + 1 -- rule: receipts_repeat
--- What the caller assumes where no retries left are told: those of its own settings.
+-- What the caller assumes if no retries left are returned: those of its own settings.
 local expected = tonumber(max_retries)
 local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
 local undrained_since = known[10]
@@ -75,7 +75,7 @@ limit = math.max(1, math.min(limit, 1000))
 -- include: _promote
 -- include: _undrained
 -- include: _after
--- A write of nothing first, so that a full server lets the rest pass: taking drains.
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '') -- rule: prepare_needs_memory
 if not (known_slots and known[6] and known[7]) then
   redis.call('HSET', control, 'slots', slots, 'timeout', text_of(timeout), 'max_retries', text_of(max_retries))
@@ -83,7 +83,7 @@ end
 local share = math.min(limit, 400)
 local expired = expire_due(share) -- rule: no_upkeep
 local promoted = promote_due(share)
--- Read here, for `limit` may become less: there may be more upkeep to do.
+-- Read here, because `limit` may become less: there may be more upkeep to do.
 local behind = expired >= share or promoted >= share
 local in_flight = redis.call('ZCARD', prepare)
 claimed = claimed and redis.call('ZCARD', claimants) > 0
@@ -93,12 +93,12 @@ claimed = claimed and redis.call('ZCARD', claimants) > 0
 -- include: _take
 local shut = in_flight >= room -- rule: room_off
 if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end -- rule: gate
--- While a re-slotting moves messages, nothing is handed out by anybody.
+-- While a re-slotting moves messages, nothing is delivered.
 if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
 if not serial then limit = math.min(limit, room - in_flight) end
 
--- A member whose last end was a time-out is handed out alone, for it may kill its process.
+-- A member whose last delivery timed out is delivered alone, because it may kill its process.
 local function suspicious(member)
   local failure = redis.call('HGET', failures, member)
   return failure and string.sub(failure, 1, 10) == 'timed_out '
@@ -111,7 +111,7 @@ end
 
 local free, retries, complete, is_head, last_score, last_member = choose()
 
--- Choose: the limit, the bytes, a suspicious one alone, what has lapsed to Dead.
+-- Apply the limit and the bytes, deliver a suspect alone, move expired messages to Dead.
 local total = math.min(#free / 2, limit)
 local more = not complete or total < #free / 2
 local kept = {}

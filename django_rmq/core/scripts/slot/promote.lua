@@ -1,4 +1,4 @@
--- Return to Store what has rested long enough.
+-- Return messages whose back-off has ended to Store.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] retry     ZSET  member -> ms + retries/1024

@@ -1,4 +1,4 @@
--- Delete what waits, rests or is dead, oldest first; never what is in flight.
+-- Delete waiting, resting or dead messages, oldest first; never messages in flight.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] retry     ZSET  member -> ms + retries/1024
@@ -18,7 +18,7 @@
 -- ARGV[5] limit NUMBER
 -- ARGV[6] now
 --
--- Returns how many are gone
+-- Returns how many were deleted
 
 -- check: types
 limit = math.min(limit, 1000)
@@ -35,7 +35,7 @@ if state == 'dead' then
   redis.call('HDEL', deaths, unpack(members))
   count('purged_dead', #members)
 else
-  -- A copy in the other set keeps body and diagnosis; one that runs or is claimed has a body of its own.
+  -- A copy in the other set keeps body and diagnosis; one that is in flight or claimed has its own body.
   local running = redis.call('ZMSCORE', prepare, unpack(members))
   local claimed = redis.call('ZMSCORE', claim, unpack(members))
   local other, gone, well = redis.call('ZMSCORE', state == 'store' and retry or store, unpack(members)), {}, {}

@@ -1,4 +1,4 @@
--- Where members of one state stand among those of the same score, changing nothing.
+-- The rank of members of one state among those of the same score.
 -- Changes nothing.
 --
 -- KEYS[1] set ZSET BY STATE  store, prepare, retry, dead or claim
@@ -6,7 +6,7 @@
 -- ARGV[1...] members
 -- ARGV[#ARGV] now
 --
--- Returns for each member its rank from 0 among those of its score, nil where it is not there
+-- Returns for each member its rank from 0 among those of its score, nil if it is not there
 
 -- check: types
 if last - first >= 1000 then return redis.error_reply('ERR too many members') end

@@ -1,4 +1,4 @@
--- The state of a consumer's newest claim, and of a sealed one what it holds: the same rows however often it is read.
+-- The state of a consumer's newest claim, and the rows of a sealed one: the same however often it is read.
 -- Changes nothing.
 --
 -- KEYS[1] claim       ZSET  member -> score it was taken with
@@ -12,7 +12,7 @@
 -- ARGV[5] now
 --
 -- Returns {state, number, size, {member, score, ...}, {envelope, ...}}
---         state: open | sealed | acked | lost | returned | none; size and rows of another claim are never told
+--         state: open | sealed | acked | lost | returned | none; size and rows of another claim are never returned
 
 -- check: types
 limit = math.min(limit, 1000)

@@ -1,4 +1,4 @@
--- Give deliveries back as if they had never been handed out: shutdown, a fenced owner, a dead child.
+-- Give messages back as if they had never been delivered: shutdown, a fenced owner, a dead child.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left

@@ -1,4 +1,4 @@
--- Delete messages by hand; one in flight is marked and goes when its delivery ends.
+-- Delete messages for an operator; one in flight is marked, and deleted when its delivery ends.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
@@ -45,12 +45,12 @@ for i = first, last do
       local outlived = string.find(record, ' outlived', 1, true) and ' outlived' or ''
       redis.call('HSET', inflight, member, receipt_and_score .. ' removed' .. outlived) -- rule: remove_lets_it_run
     elseif redis.call('ZSCORE', claim, member) then -- rule: remove_tears_the_failures_of_the_claimed
-      -- Spark goes on with what it has claimed.
+      -- Spark continues with claimed messages.
       word = gone + rested > 0 and 'in_flight_and_waiting' or 'in_flight'
     elseif gone + rested > 0 then
       redis.call('HDEL', failures, member)
     end
-    -- What runs or is claimed has a body of its own.
+    -- A copy that is in flight or claimed has its own body.
     if gone + rested > 0 then redis.call('HDEL', body, member) end -- rule: remove_leaves_the_body
   end
   if word == 'not_found' and which ~= 'live' and redis.call('ZREM', dead, member) > 0 then -- rule: remove_digs_up

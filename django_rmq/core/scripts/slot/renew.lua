@@ -1,4 +1,4 @@
--- Let the lease of a claim start again; sealed, it takes nothing more and can be read and acknowledged.
+-- Restart the lease of a claim. A sealed one takes no more messages, and can be read and acknowledged.
 --
 -- KEYS[1] stats      HASH  counter -> n
 -- KEYS[2] control    HASH  field -> value
@@ -18,7 +18,7 @@
 if not (lease >= 1 and lease <= 86400000) then return redis.error_reply('ERR lease is out of bounds') end
 -- include: _now
 -- include: _ledger
--- A write of nothing first, so that a full server lets the rest pass.
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')
 local newest, state = string.match(redis.call('HGET', claims, consumer) or '', '^(%d+) (%l+) ')
 if tonumber(newest) ~= number or not (state == 'open' or state == 'sealed') then -- rule: renewal_of_the_lost

@@ -1,4 +1,4 @@
--- Open a slot that a re-slotting had shut, and wake who waits for it.
+-- Open a slot that a re-slotting had shut, and wake the consumer that waits for it.
 --
 -- KEYS[1] control  HASH  field -> value
 -- KEYS[2] arrived  HASH  slot -> last ticket
@@ -6,11 +6,11 @@
 -- ARGV[1] channel
 -- ARGV[2] slot
 -- ARGV[3] reslot       the number of the re-slotting
--- ARGV[4] deliveries   the highest receipt of the slots that messages came from: receipts go on rising
+-- ARGV[4] deliveries   the highest receipt of the slots that messages came from: receipts keep rising
 -- ARGV[5] paused FLAG  1: one of those slots was paused
 -- ARGV[6] now
 --
--- Returns open | known (it was open) | stale (another re-slotting was here, or none)
+-- Returns open | known (it was open) | stale (another re-slotting has shut it, or none)
 
 -- check: types
 local known = redis.call('HMGET', control, 'reslot', 'moving', 'deliveries')

@@ -1,4 +1,4 @@
--- Send dead messages again with their full budget; one that lives already keeps its live copy, and its newer body.
+-- Send dead messages again with their full budget; a message with a live copy keeps that copy and its newer body.
 --
 -- KEYS[1] store     ZSET  member -> due ms, or priority
 -- KEYS[2] prepare   ZSET  member -> seconds*1000 + retries left
@@ -33,13 +33,13 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _ledger
 -- include: _wake
 -- include: _undrained
--- A new body must find room; without one, a write of nothing first lets a full server pass the rest.
+-- A new body needs memory. Without one, start with a deletion of nothing: after it, a full server accepts the rest.
 local edited = false
 for i = first, last, 2 do
   edited = edited or ARGV[i + 1] ~= ''
 end
 if not edited then redis.call('HDEL', control, '') end -- rule: replay_needs_memory
--- Whether the body that is handed out now is newer than that of the dead copy, and will not end by a person's mark.
+-- Whether the body in flight is newer than that of the dead copy, and will not end by an operator's mark.
 local function is_newer(member)
   if redis.call('ZSCORE', claim, member) then return true end -- rule: replay_past_what_is_claimed
   return redis.call('ZSCORE', prepare, member)

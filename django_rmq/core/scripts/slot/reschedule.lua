@@ -1,4 +1,4 @@
--- Give waiting messages a new due time or priority; what rests after a failure keeps its budget.
+-- Give waiting messages a new due time or priority; resting messages keep their budget.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
 -- KEYS[2] retry    ZSET  member -> ms + retries/1024

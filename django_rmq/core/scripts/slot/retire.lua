@@ -1,4 +1,4 @@
--- Forget an empty slot of a topic that nobody uses any more: what it counted, its owner and its settings.
+-- Delete the keys of an empty slot of a topic that is no longer used: its ledger, its owner and its settings.
 --
 -- KEYS[1] store       ZSET  member -> due ms, or priority
 -- KEYS[2] prepare     ZSET  member -> seconds*1000 + retries left

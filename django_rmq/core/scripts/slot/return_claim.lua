@@ -1,4 +1,4 @@
--- Give back what a claim holds: as if never claimed, or with a retry spent as after a time-out.
+-- Give back the messages of a claim: as if never claimed, or with a retry used as after a time-out.
 --
 -- KEYS[1] store        ZSET  member -> due ms, or priority
 -- KEYS[2] prepare      ZSET  member -> seconds*1000 + retries left
@@ -48,7 +48,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _tidy
 -- include: _claims
 -- include: _undrained
--- A write of nothing first, so that a full server lets the rest pass.
+-- Start with a deletion of nothing: after it, a full server accepts the rest.
 redis.call('HDEL', control, '')
 local newest, state = newest_claim(consumer)
 if number ~= newest or state == 'acked' then -- rule: return_of_the_acknowledged
@@ -58,7 +58,7 @@ if number ~= newest or state == 'acked' then -- rule: return_of_the_acknowledged
 end
 local left = 0
 if redis.call('ZSCORE', claimants, consumer) then
-  -- What was begun as one of the two ends as that one.
+  -- A claim that began to return in one of the two ways ends in that way.
   if state == 'open' or state == 'sealed' then
     state = spent and 'lost' or 'returned'
     note_claim(consumer, number, state) -- rule: return_without_end

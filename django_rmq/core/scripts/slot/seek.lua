@@ -1,4 +1,4 @@
--- Find members by their digests in some areas of a slot, from a place in each outwards: a bounded look, changing nothing.
+-- Find members by their digests in some areas of a slot, from a place in each outwards: a bounded search.
 -- Changes nothing.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
@@ -7,14 +7,14 @@
 -- KEYS[4] dead     ZSET  member -> ms of death
 -- KEYS[5] claim    ZSET  claimed member -> score it was taken with
 --
--- ARGV[1] scan NUMBER       entries to look at, about at most
+-- ARGV[1] scan NUMBER       entries to read, at most, approximately
 -- ARGV[2] max_bytes NUMBER  read at most about this much
 -- ARGV[3] digests           SHA-1 in hexadecimal, one after the other
--- ARGV[4...] state, score (empty: all scores), rank of the place among these, how far from it was looked before; of each area
+-- ARGV[4...] state, score (empty: all scores), rank of the place among these, how far from it was read before; of each area
 -- ARGV[#ARGV] now
 --
 -- Returns {members, looked}     members: one for each digest, nil where it was not found;
---                               looked: for each area how far from its place was looked, -1 where nothing of it is left
+--                               looked: for each area how far from its place was read, -1 if nothing of it is left
 
 -- check: types
 scan = math.min(scan, 2000)
@@ -52,7 +52,7 @@ local function is_left(area)
   return area.from < area.to and (area.place - area.looked >= area.from or area.place + area.looked < area.to)
 end
 
--- All areas grow in turns, so that a member that is gone does not use up the look for the others.
+-- All areas grow in turns, so that a missing member does not use up the search for the others.
 local step = 1
 for _ = 1, scan do
   local went_on = false

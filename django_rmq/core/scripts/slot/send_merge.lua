@@ -11,7 +11,7 @@
 -- ARGV[3] backlog NUMBER   how many may wait here; 0: any number
 -- ARGV[4] range_ms NUMBER
 -- ARGV[5] n NUMBER
--- ARGV[6...] members       n of them, then n envelopes where the topic is keyed
+-- ARGV[6...] members       n of them, then n envelopes if the topic is keyed
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | {'stored', score} | {'mixed', words, scores}

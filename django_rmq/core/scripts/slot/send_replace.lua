@@ -1,4 +1,4 @@
--- Send priority or fixed_time messages of one slot: the last score given is the one that counts.
+-- Send priority or fixed_time messages of one slot: the last score wins.
 --
 -- KEYS[1] store    ZSET  member -> due ms, or priority
 -- KEYS[2] retry    ZSET  member -> ms + retries/1024
@@ -12,7 +12,7 @@
 -- ARGV[4] kind            priority or fixed_time
 -- ARGV[5] max_retries     the topic's, until the slot has its own
 -- ARGV[6] n NUMBER
--- ARGV[7...] pairs        n times score, member; then n envelopes where the topic is keyed
+-- ARGV[7...] pairs        n times score, member; then n envelopes if the topic is keyed
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
@@ -24,7 +24,7 @@ local max_retries, settled_retries = tonumber(known[3] or max_retries), known[3]
 -- include: _retries
 local at, answer = ARGV[first], { 'stored' }
 local met, floor = 'replaced', kind == 'priority' and floor_priority() or 999
--- The first priority that waits takes the long way, which notes since when, and which scores are retries.
+-- The first waiting priority takes the slow path, which stores since when, and which scores are retries.
 local is_noted = kind ~= 'priority' or known[4] -- rule: alone_notes_nothing
 local alone = n == 1 and is_noted and is_fresh(tonumber(at)) and ARGV[first + 1] -- rule: alone_takes_any_score
 local due = kind == 'priority' and 0 or tonumber(at)

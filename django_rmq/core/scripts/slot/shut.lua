@@ -1,4 +1,4 @@
--- Shut a slot for a re-slotting and give it the new slot count: sends with another one are moved on from now.
+-- Shut a slot for a re-slotting and give it the new slot count: sends with another count are rejected as moved from now on.
 --
 -- KEYS[1] control    HASH  field -> value
 -- KEYS[2] store      ZSET  member -> due ms, or priority
@@ -11,13 +11,13 @@
 -- ARGV[2] slot
 -- ARGV[3] slots        the new slot count
 -- ARGV[4] reslot       the number of the re-slotting
--- ARGV[5] fresh FLAG   1: the slot was no slot of the topic before, and takes time-out and retries from here
+-- ARGV[5] fresh FLAG   1: a new slot of the topic, which takes time-out and retries from this call
 -- ARGV[6] timeout      seconds
 -- ARGV[7] max_retries
 -- ARGV[8] empty FLAG   1: only if the slot holds nothing
 -- ARGV[9] now
 --
--- Returns shut | known (by this re-slotting before) | stale (a later one was here) | holds
+-- Returns shut | known (by this re-slotting before) | stale (a later one has shut it) | holds
 
 -- check: types
 local known = tonumber(redis.call('HGET', control, 'reslot')) or 0
@@ -26,7 +26,7 @@ if known == tonumber(reslot) then return 'known' end -- rule: a_slot_is_shut_aga
 local held = redis.call('ZCARD', store) + redis.call('ZCARD', prepare) + redis.call('ZCARD', retry)
   + redis.call('ZCARD', dead) + redis.call('ZCARD', claimants)
 if empty and held > 0 then return 'holds' end -- rule: shut_though_it_holds_something
--- A removal first, so that a full server lets the rest pass.
+-- Start with a removal: after it, a full server accepts the rest.
 redis.call('HDEL', control, 'sleeping_until')
 redis.call('HSET', control, 'slots', slots, 'reslot', reslot, 'moving', '1')
 if fresh then redis.call('HSET', control, 'timeout', timeout, 'max_retries', max_retries) end

@@ -1,4 +1,4 @@
--- How far a re-slotting is with a slot, read in one instant.
+-- How far a re-slotting has progressed in a slot, read in one instant.
 -- Changes nothing.
 --
 -- KEYS[1] control    HASH  field -> value
@@ -9,8 +9,8 @@
 --
 -- ARGV[1] now
 --
--- Returns {slots, reslot, 1 where shut, 1 where paused, deliveries, in flight, claims, rescheduled, revived, ticket on its way}
---         as texts, empty where there is none; in flight and claims are numbers
+-- Returns {slots, reslot, 1 if shut, 1 if paused, deliveries, in flight, claims, rescheduled, revived, ticket on its way}
+--         as texts, empty if there is none; in flight and claims are numbers
 
 -- check: types
 local known = redis.call('HMGET', control, 'slots', 'reslot', 'moving', 'paused', 'deliveries')

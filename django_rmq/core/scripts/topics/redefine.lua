@@ -1,4 +1,4 @@
--- Write a topic's definition, if it is still the one that the new one was made from.
+-- Write a topic's definition, if it has not changed since it was read.
 --
 -- KEYS[1] topics  HASH  topic -> definition
 --

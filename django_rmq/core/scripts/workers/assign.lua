@@ -1,4 +1,4 @@
--- Write a new assignment, if membership and assignment are still those that it was made from.
+-- Write a new assignment, if membership and assignment have not changed since they were read.
 --
 -- KEYS[1] assignment  HASH  field -> value
 --
@@ -14,7 +14,7 @@
 -- include: _now
 local known = redis.call('HMGET', assignment, 'members', 'number')
 if (known[1] or '') ~= members or (known[2] or '') ~= number then return { 'changed' } end
--- A write of nothing first, so that a full server lets the rest pass: who owns can drain.
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that owners can drain it.
 redis.call('HDEL', assignment, '')
 local version = math.max(now_us, (tonumber(number) or 0) + 1)
 if not (version < 9007199254740992) then version = now_us end

@@ -1,13 +1,13 @@
--- Join, or renew a worker's session; end the sessions that ran out; answer what changed since the worker last asked.
+-- Join, or renew a worker's session; end the sessions that ran out; return what changed since the worker's last call.
 --
 -- KEYS[1] sessions    ZSET  worker -> ms when its session ends
--- KEYS[2] workers     HASH  worker -> its token, and what it says of itself
+-- KEYS[2] workers     HASH  worker -> its token, and its description of itself
 -- KEYS[3] assignment  HASH  field -> value
 --
 -- ARGV[1] channel
 -- ARGV[2] worker
--- ARGV[3] token              drawn by whoever calls itself `worker`
--- ARGV[4] record             begins with the token: joins, or says something new of the worker; empty: only renews
+-- ARGV[3] token              random, drawn by the process that uses the id `worker`
+-- ARGV[4] record             begins with the token: joins, or updates the worker's description; empty: only renews
 -- ARGV[5] session_ms NUMBER
 -- ARGV[6] known_members      the version of the membership that the worker knows
 -- ARGV[7] known_number       the number of the assignment that the worker knows
@@ -15,7 +15,7 @@
 --
 -- Returns {ok, members, number, ms until the first session ends, basis, plan, workers, records}: basis and plan are empty
 
--- and the lists are empty where the worker knows them | {expired} | {duplicate, record} | {full}
+-- and the lists are empty if the worker knows them | {expired} | {duplicate, record} | {full}
 -- check: types
 -- include: _now
 local found, ends = redis.call('HGET', workers, worker), redis.call('ZSCORE', sessions, worker)
@@ -24,7 +24,7 @@ if found and not ours and ends and tonumber(ends) > now_ms then return { 'duplic
 if record == '' and not (ours and ends) then return { 'expired' } end
 if not ends and redis.call('ZCARD', sessions) >= 2000 then return { 'full' } end
 
--- A write of nothing first, so that a full server lets the rest pass: who beats can drain.
+-- Start with a deletion of nothing: after it, a full server accepts the rest, so that workers can drain it.
 redis.call('ZREM', sessions, '')
 local changed = not ends or not ours
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', sessions, '-inf', now_ms, 'LIMIT', 0, 100)) do
@@ -34,7 +34,7 @@ for _, other in ipairs(redis.call('ZRANGEBYSCORE', sessions, '-inf', now_ms, 'LI
     changed = true
   end
 end
--- A session that ends in more than an hour: the clock was set back since.
+-- A session that ends in more than an hour: the clock was set back in the meantime.
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', sessions, now_ms + 3600000, '+inf', 'LIMIT', 0, 100)) do
   redis.call('ZADD', sessions, now_ms + session_ms, other)
 end
@@ -47,7 +47,7 @@ end
 local known = redis.call('HMGET', assignment, 'members', 'number')
 local members, number = known[1] or '', known[2] or ''
 if changed or members == '' then
-  -- Never the same twice, not even after all was wiped.
+  -- Never the same twice, not even after all data was deleted.
   local version = math.max(now_us, (tonumber(members) or 0) + 1)
   if not (version < 9007199254740992) then version = now_us end
   members = string.format('%.0f', version)

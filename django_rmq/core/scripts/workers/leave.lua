@@ -1,7 +1,7 @@
 -- End a worker's session at once, so that others take over what it owned.
 --
 -- KEYS[1] sessions    ZSET  worker -> ms when its session ends
--- KEYS[2] workers     HASH  worker -> its token, and what it says of itself
+-- KEYS[2] workers     HASH  worker -> its token, and its description of itself
 -- KEYS[3] assignment  HASH  field -> value
 --
 -- ARGV[1] channel

@@ -1,7 +1,7 @@
--- Who is a worker, since when and until when, and what was assigned: read in one instant, changing nothing.
+-- The workers, since when and until when, and the assignment: read in one instant.
 --
 -- KEYS[1] sessions    ZSET  worker -> ms when its session ends
--- KEYS[2] workers     HASH  worker -> its token, and what it says of itself
+-- KEYS[2] workers     HASH  worker -> its token, and its description of itself
 -- KEYS[3] assignment  HASH  field -> value
 --
 -- ARGV[1] now

@@ -23,14 +23,12 @@ def main() -> int:
     parser.add_argument(
         "--single-rounds", type=int, default=24, help="rounds of the noisiest work (default 24)"
     )
-    parser.add_argument(
-        "--messages", type=int, default=200_000, help="messages per bulk work: enough to drown a start"
-    )
+    parser.add_argument("--messages", type=int, default=200_000, help="messages per bulk work")
     parser.add_argument("--singles", type=int, default=2_000, help="messages per single-send work")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each rate of lateness, and of idling")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each rate, and of the idle worker")
     parser.add_argument("--only", default="", help="only works whose name contains this")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     begun = time.monotonic()
     with server() as (client, url):

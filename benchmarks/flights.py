@@ -132,7 +132,7 @@ def reconcile(
     pipeline(*ingest)
     books.compare("flights in the file, and stored", ledger()["stored"], flights)
     pipeline(*ingest)
-    books.compare("ingested again: merged with what waits", ledger()["merged"], flights)
+    books.compare("ingested again: merged with waiting messages", ledger()["merged"], flights)
     books.compare("waiting", ledger()["held: store"], flights)
 
     out = folder / "out"
@@ -165,7 +165,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, help="only the first flights")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was counted there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this JSON file")
     chosen = parser.parse_args()
 
     import django

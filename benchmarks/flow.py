@@ -155,7 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.flow", description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement (default 3)")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         server = start_redis(directory)

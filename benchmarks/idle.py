@@ -93,7 +93,7 @@ def measure(client: redis.Redis, url: str, seconds: float) -> list[Row]:
         end = time.monotonic() + 60
         while not _is_waiting_everywhere(client):
             if time.monotonic() > end or process.poll() is not None:
-                raise RuntimeError("the idle worker did not begin")
+                raise RuntimeError("the idle worker did not start")
             time.sleep(0.2)
         time.sleep(2)
         worker, served, begun = _cpu_seconds(process.pid), _redis_seconds(client), time.monotonic()

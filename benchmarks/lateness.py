@@ -122,7 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lateness", description=__doc__)
     parser.add_argument("--rates", type=int, nargs="+", default=RATES, help="messages per second")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each rate lasts (default 5)")
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     rows = []
     with server() as (client, _):

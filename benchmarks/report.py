@@ -29,7 +29,7 @@ PARTS = {"works": "benchmarks", "peers": "benchmarks.peers", "scale": "benchmark
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--again", action="store_true", help="measure nothing: write what was found last")
+    parser.add_argument("--again", action="store_true", help="do not measure; write the last results")
     options = parser.parse_args()
     begun = time.monotonic()
     for name in options.only:

@@ -181,7 +181,7 @@ def main() -> int:
     parser.add_argument("--largest", type=float, default=float("inf"), help="leave out larger values")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--plots", type=Path, default=Path("build/scale"), help="folder of the plots")
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     series: dict[str, list[Any]] = {}
     where: dict[str, str] = {}

@@ -110,11 +110,11 @@ def measure(server: EmbeddedRedis, data: Path, slots: int, idle: float) -> dict[
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slots", description=__doc__)
-    parser.add_argument("--slots", type=int, action="append", help="only so many slots; may be repeated")
     parser.add_argument(
-        "--idle", type=float, default=20, help="seconds to look at an idle worker (default 20)"
+        "--slots", type=int, action="append", help="only this number of slots; may be repeated"
     )
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--idle", type=float, default=20, help="seconds to watch an idle worker (default 20)")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     print(f"Python {platform.python_version()}, redis-py {redis.__version__}, {os.cpu_count()} cores")
     rows: list[dict[str, Any]] = []

@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument(
         "--promotions", type=int, default=1000, help="replicas promoted after a cut (default 1000)"
     )
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     for name in [options.only] if options.only else PARTS:

@@ -323,7 +323,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=16, help="slots of the topic (default 16)")
     parser.add_argument("--batch", type=int, default=250_000, help="messages per batch of the stream read")
     parser.add_argument("--only", default="", help="only works whose name contains this, as rates")
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rmq-spark-"))
     server = start_redis(folder)

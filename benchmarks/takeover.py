@@ -247,7 +247,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(prog="python -m benchmarks.takeover", description=__doc__)
     parser.add_argument("--only", default="", help="only ways whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as directory:

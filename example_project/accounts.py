@@ -149,14 +149,16 @@ class Accounts(TopicAccounts):
             if waiting:
                 found.append(f"{waiting} messages of {name} were not consumed")
         if figures[ORDERS].prepare:
-            found.append(f"{figures[ORDERS].prepare} messages of {ORDERS} are in flight with nobody at work")
+            found.append(
+                f"{figures[ORDERS].prepare} messages of {ORDERS} are in flight although no worker runs"
+            )
 
         if overdue := self._overdue():
-            found.append(f"{overdue} orders are neither paid nor closed though their time is up")
+            found.append(f"{overdue} orders are past their time but neither paid nor closed")
         still_open = Order.objects.filter(state=State.OPEN).count()
         if still_open > figures[ORDERS].live + figures[ORDERS].dead:
             found.append(
-                f"{still_open} orders are open, and only {figures[ORDERS].live} messages will close them"
+                f"{still_open} orders are open, but only {figures[ORDERS].live} messages will close them"
             )
         # What failed for good shows an old price, and is where a person finds it; nothing else may.
         excused = self._skus("dead") | self._skus("retry")

@@ -48,7 +48,9 @@ STALL_SECONDS = 60.0
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, help="traffic for so long, then a summary (default: until Ctrl-C)"
+        "--seconds",
+        type=float,
+        help="stop the traffic after this time and print a summary (default: run until Ctrl-C)",
     )
     parser.add_argument("--port", type=int, help="the web server's port (default 8000, or a free one)")
     parser.add_argument("--products", type=int, default=2000, help="size of the catalogue (default 2000)")
@@ -56,12 +58,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--zookeeper",
         action="store_true",
-        help="let the workers come together in ZooKeeper: that of ZOOKEEPER_HOSTS, or one started here (needs Java)",
+        help="coordinate the workers through ZooKeeper: that of ZOOKEEPER_HOSTS, or one that the demo starts (needs Java)",
     )
     parser.add_argument(
         "--no-selection",
         action="store_true",
-        help="leave out the selection, which needs PySpark and Java and is left out without them",
+        help="skip the selection; it is also skipped without PySpark or Java",
     )
     options = parser.parse_args(argv)
     if options.seconds is not None and options.seconds <= 0:
@@ -114,12 +116,12 @@ class Demo:
             self.consumers.stop()
             show.close()
             self._summary()
-            print("\nWhat still waits is sent again from the database when the demo next starts.")
+            print("\nThe next start of the demo sends waiting messages again from the database.")
             return 0
         self.traffic.stop()
         if self.selection is not None:
             self.selection.stop_feeds()
-        show.note("The traffic has stopped; the consumers finish what is left.")
+        show.note("The traffic has stopped; the consumers finish the remaining messages.")
         self._drain(show, began)
         self._check()
         ended_with = self.consumers.stop()
@@ -132,7 +134,7 @@ class Demo:
         if ended_with:
             complaints.append(f"the consumers ended with {ended_with}; see {self.consumers.log}")
         self._summary()
-        return verdict(complaints, self.consumers, "Everything that was sent is accounted for.")
+        return verdict(complaints, self.consumers, "Every sent message is accounted for.")
 
     def _prepare(self) -> Path:
         """Set the environment, start Redis, set up Django; return the folder for data."""
@@ -217,7 +219,7 @@ class Demo:
         if self.options.no_selection:
             return None
         if reason := why_not():
-            print(f"Selection: left out. {reason}")
+            print(f"Selection: skipped. {reason}")
             return None
         selection = SelectionRun(data, items=min(self.options.products, 500), rate=self.options.rate)
         selection.start(self.cleanup)
@@ -252,7 +254,7 @@ class Demo:
         self.consumers.check()
         self.web.check()
         if self.traffic.error is not None:
-            raise DemoFailed(f"the traffic broke off: {self.traffic.error!r}") from self.traffic.error
+            raise DemoFailed(f"the traffic failed: {self.traffic.error!r}") from self.traffic.error
         if self.selection is not None:
             self.selection.check()
 

@@ -38,9 +38,9 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="*", choices=PEERS, default=PEERS, help="only these; none: this queue alone"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of all queues in turn (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all queues (default 3)")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    parser.add_argument("--json", type=Path, help="write the results there too")
+    parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
     names = ("rmq", *options.only)
     rounds: list[dict[str, dict[str, Any]]] = []

@@ -130,7 +130,9 @@ class SendForm(BodyForm):
     """A message to send, with the options of its topic's type."""
 
     key = forms.CharField(
-        label=_("Key"), required=False, help_text=_("Messages with equal keys are the same message. Leave empty for a new key.")
+        label=_("Key"),
+        required=False,
+        help_text=_("Messages with equal keys are the same message. Leave empty for a new key."),
     )
     fresh_key = forms.UUIDField(required=False, widget=forms.HiddenInput, initial=uuid4)
     priority = forms.IntegerField(label=_("Priority"), help_text=_("The highest number is delivered first."))

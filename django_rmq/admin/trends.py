@@ -157,9 +157,7 @@ def _merging(minutes: Sequence[Minute]) -> Titled:
         for minute in minutes
     ]
     series = [Series(_("share of all sends"), "merged", merged)]
-    return _drawn(
-        minutes, "merging", _("Merged sends"), series, lambda part: f"{part * 100:.0f} %"
-    )
+    return _drawn(minutes, "merging", _("Merged sends"), series, lambda part: f"{part * 100:.0f} %")
 
 
 def _local(seconds: float) -> datetime:

@@ -27,7 +27,7 @@ def create_order(sku: int, quantity: int = 1) -> Order:
         if product is None:
             raise Http404(f"There is no product {sku}.")
         if not Product.objects.filter(sku=sku, stock__gte=quantity).update(stock=F("stock") - quantity):
-            raise OutOfStock(f"Of {product.name} fewer than {quantity} are left.")
+            raise OutOfStock(f"Fewer than {quantity} of {product.name} are left.")
         now = timezone.now()
         order = Order.objects.create(
             product=product,

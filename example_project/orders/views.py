@@ -55,5 +55,5 @@ def pay(request: HttpRequest, pk: int) -> HttpResponse:
     """Pay an order, if it is still open."""
     found = get_object_or_404(Order, pk=pk)
     if not pay_order(found):
-        messages.error(request, "This order had been closed by then; the goods are back on the shelf.")
+        messages.error(request, "This order was already closed; the goods are back in stock.")
     return redirect(found)

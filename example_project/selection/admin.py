@@ -70,7 +70,9 @@ class ProductSetAdmin(admin.ModelAdmin):
     @admin.action(description="Evaluate all items again", permissions=["change"])
     def evaluate(self, request: HttpRequest, queryset: QuerySet[ProductSet]) -> None:
         sent = evaluate_all()
-        self.message_user(request, f"{len(sent)} items are looked at again, for all sets.", messages.SUCCESS)
+        self.message_user(
+            request, f"{len(sent)} items will be evaluated again, for all sets.", messages.SUCCESS
+        )
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):

@@ -38,8 +38,8 @@ RULES = ("rating >= 4 and price is known", "rating >= 4.5 and price is known")
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.selection.demo", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30, help="changes for so long (default 30)")
-    parser.add_argument("--items", type=int, default=500, help="how many items there are (default 500)")
+    parser.add_argument("--seconds", type=float, default=30, help="duration of the changes (default 30)")
+    parser.add_argument("--items", type=int, default=500, help="number of items (default 500)")
     parser.add_argument("--rate", type=float, default=200, help="changes per second (default 200)")
     options = parser.parse_args(argv)
     if not (options.seconds > 0 and options.items > 0 and options.rate > 0):
@@ -80,17 +80,17 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
             signals.wait(min(0.5, seconds))
 
     watch(SPARK_BEGINS_SECONDS, lambda: selection.taken_in() > 0)
-    show.note("Spark has taken in what there was; the sources begin to report changes.")
+    show.note("Spark has loaded all items; the sources start to report changes.")
     selection.start_feeds()
     watch(options.seconds / 2)
     edited = ProductSet.objects.filter(name=EDITED, active=True).first()
     if edited is not None:
         edited.rule = RULES[edited.rule == RULES[0]]
         save_set(edited)
-        show.note(f"A person edits the rule of {edited.name}: {edited.rule}")
+        show.note(f"The rule of {edited.name} is edited: {edited.rule}")
     watch(options.seconds / 2)
     selection.stop_feeds()
-    show.note("The sources are silent; Spark finishes what is left.")
+    show.note("The sources have stopped; Spark finishes the remaining work.")
     watch(FINISH_SECONDS, selection.finished)
     ended_with = selection.stop()
     show.close()
@@ -99,7 +99,7 @@ def _demonstrate(options: argparse.Namespace, signals: Signals, cleanup: ExitSta
     complaints = selection.complaints()
     if ended_with:
         complaints.append(f"Spark ended with {ended_with}")
-    praise = "Everything is accounted for: the sets are what plain Python makes of the same events."
+    praise = "Everything is accounted for: plain Python computes the same sets from the same events."
     return verdict(complaints, selection.pipeline, praise)
 
 

@@ -129,7 +129,7 @@ def evaluate(spark: SparkSession, skus: list[int]) -> Evaluation:
             rules[product_set.pk] = product_set.parsed
         except RuleError:
             logger.exception(
-                "The rule of the set %r cannot be read: the set stays as it is", product_set.name
+                "The rule of the set %r cannot be read, so the set stays unchanged", product_set.name
             )
             continue
         revisions[product_set.pk] = product_set.revision

@@ -27,13 +27,16 @@ class Selection(Pipeline):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--feeds", type=Path, default=settings.SELECTION_FEEDS, help="the folder of the sources' folders"
+            "--feeds",
+            type=Path,
+            default=settings.SELECTION_FEEDS,
+            help="the folder with the folders of the sources",
         )
 
     def run(self, context: Context, **options: Any) -> None:
         if context.remote is not None:
             raise InvalidRequest(
-                "the selection writes to the database from Spark's driver, which --remote puts elsewhere"
+                "the selection writes to the database from Spark's driver: use --master instead of --remote"
             )
         # PySpark is not there in every process that lists pipelines.
         from example_project.selection.engine import intake, selecting

@@ -114,7 +114,7 @@ Rule = Comparison | Negation | Conjunction | Disjunction
 def parse(text: str) -> Rule:
     """Read a rule. Raises RuleError."""
     if len(text) > LONGEST:
-        raise RuleError(f"A rule has {LONGEST} characters at most, this one has {len(text)}.")
+        raise RuleError(f"A rule has at most {LONGEST} characters, but this one has {len(text)}.")
     return _Reader(text).rule()
 
 
@@ -138,7 +138,7 @@ class _Reader:
     def rule(self) -> Rule:
         found = self._either()
         if self._token.kind != "end":
-            raise RuleError(f"Wanted 'and', 'or' or the end of the rule, found {self._token}.")
+            raise RuleError(f"Expected 'and', 'or' or the end of the rule, found {self._token}.")
         return found
 
     @property
@@ -160,7 +160,7 @@ class _Reader:
 
     def _expect(self, *texts: str) -> None:
         if not self._accept(*texts):
-            raise RuleError(f"Wanted '{' '.join(texts)}', found {self._token}.")
+            raise RuleError(f"Expected '{' '.join(texts)}', found {self._token}.")
 
     def _either(self) -> Rule:
         parts = [self._both()]
@@ -177,7 +177,7 @@ class _Reader:
     def _one(self) -> Rule:
         self._depth += 1
         if self._depth > DEEPEST:
-            raise RuleError(f"'not' and parentheses go {DEEPEST} deep at most.")
+            raise RuleError(f"'not' and parentheses can be nested at most {DEEPEST} deep.")
         if self._accept("not"):
             found: Rule = Negation(self._one())
         elif self._accept("("):
@@ -192,7 +192,7 @@ class _Reader:
         token = self._take()
         field = token.text.lower()
         if token.kind != "word" or field not in FIELDS:
-            raise RuleError(f"Wanted one of {', '.join(FIELDS)}, found {token}.")
+            raise RuleError(f"Expected one of {', '.join(FIELDS)}, found {token}.")
         if self._accept("is", "known"):
             return Comparison(field, "known")
         if self._accept("is", "not", "known"):
@@ -201,7 +201,7 @@ class _Reader:
         found = self._worded(field)
         if negated:
             if found is None:
-                raise RuleError(f"After 'not' wanted {self._words(field)}, found {self._token}.")
+                raise RuleError(f"After 'not', expected {self._words(field)}, found {self._token}.")
             return Negation(found)
         if found is not None:
             return found
@@ -209,7 +209,7 @@ class _Reader:
         wanted = tuple(COMPARISONS) if field in NUMBERS else ("=", "!=")
         if sign.text not in wanted:
             raise RuleError(
-                f"After {field} wanted {' '.join(wanted)}, {self._words(field)} or 'is known', found {sign}."
+                f"After {field}, expected {' '.join(wanted)}, {self._words(field)} or 'is known', found {sign}."
             )
         return Comparison(field, sign.text, (self._value(field),))
 
@@ -233,7 +233,7 @@ class _Reader:
             self._expect("and")
             high = self._value(field)
             if not COMPARISONS["<="](low, high):
-                raise RuleError(f"Nothing is between {low} and {high}: the smaller one comes first.")
+                raise RuleError(f"No number is between {low} and {high}: put the smaller one first.")
             return Comparison(field, "between", (low, high))
         for words in (("contains",), ("starts", "with")):
             if self._accept(*words):

@@ -71,7 +71,7 @@ class SelectionRun:
         """Raise DemoFailed if anything that should run does not."""
         self.pipeline.check()
         if self.thread.error is not None:
-            raise DemoFailed(f"the feeds broke off: {self.thread.error!r}") from self.thread.error
+            raise DemoFailed(f"the feeds failed: {self.thread.error!r}") from self.thread.error
 
     def start_feeds(self) -> None:
         """Let changes come."""

@@ -134,7 +134,7 @@ def test_a_short_demo_accounts_for_everything_and_leaves_no_process(
     demo = start_demo("--seconds", "5", "--rate", "200")
     code = demo.wait()
     assert code == 0, demo.output
-    assert "Everything that was sent is accounted for." in demo.output
+    assert "Every sent message is accounted for." in demo.output
     summary = dict(re.findall(r"^  ([a-z ]+): +(.*)$", demo.output, re.MULTILINE))
     count = {name: int(value.split()[0]) for name, value in summary.items() if value[0].isdigit()}
     changes, orders = map(int, re.findall(r"\d+", summary["sent"])[1:])
@@ -157,7 +157,7 @@ def test_the_shop_has_its_product_sets_where_spark_can_run(start_demo: Callable[
     demo = start_demo("--seconds", "4", selection=True)
     assert demo.wait(600) == 0, demo.output
     assert re.search(r"^Sets: +http\S+/admin/selection/productset/$", demo.output, re.MULTILINE)
-    assert "Everything that was sent is accounted for." in demo.output
+    assert "Every sent message is accounted for." in demo.output
     assert re.search(r"^  product sets: +Best rated: [1-9]", demo.output, re.MULTILINE), demo.output
     assert demo.processes() == []
 
@@ -175,7 +175,7 @@ def test_the_selection_alone_is_reconciled_and_leaves_no_process(
     sent, merged = map(int, re.findall(r"\d+", summary["messages sent"]))
     assert count["messages consumed"] == sent - merged
     assert count["messages consumed"] < count["events written"]
-    assert "A person edits the rule of Best rated: rating >= 4 and price is known" in demo.output
+    assert "The rule of Best rated is edited: rating >= 4 and price is known" in demo.output
     assert (summary["evaluated again"], summary["ledger"]) == ("the same sets", "balanced")
     assert "Everything is accounted for" in demo.output
     assert demo.processes() == []
@@ -196,7 +196,7 @@ def test_one_switch_lets_the_workers_come_together_in_zookeeper(
     slots = {"price-changes": 64, "image-renders": 16, "order-timeouts": 16}
     eventually(lambda: owned() == slots, "owning all slots", 30)
     assert demo.wait() == 0, demo.output
-    assert "Everything that was sent is accounted for." in demo.output
+    assert "Every sent message is accounted for." in demo.output
     assert demo.processes() == []
 
 
@@ -208,7 +208,7 @@ def test_sigterm_ends_everything(start_demo: Callable[..., RunningDemo]) -> None
     commands = " ".join(demo.processes())
     for part in ("runrmqconsumers", "runserver", "example_project.demo"):
         assert part in commands
-    assert "Selection: left out. JAVA_HOME is '/nowhere', which does not contain bin/java" in demo.output
+    assert "Selection: skipped. JAVA_HOME is '/nowhere', which does not contain bin/java" in demo.output
     assert demo.redis_answers()
     demo.process.send_signal(signal.SIGTERM)
     assert demo.wait() == 128 + signal.SIGTERM, demo.output

@@ -221,7 +221,9 @@ def test_rmqpurge(broker: Broker, run: Run) -> None:
     )
     assert "0 matching" in run("rmqpurge", "orders", "--state", "dead", "--older-than", "1h", "--dry-run")
     assert "--no-input" in run("rmqpurge", "orders", "--state", "dead", code=2)
-    assert "cannot be filtered by age" in run("rmqpurge", "renders", "--state", "store", "--older-than", "5", "--no-input", code=2)
+    assert "cannot be filtered by age" in run(
+        "rmqpurge", "renders", "--state", "store", "--older-than", "5", "--no-input", code=2
+    )
     run("rmqpurge", "orders", "--state", "prepare", code=2)
     assert dead(broker, "orders") == 30
     assert run("rmqpurge", "orders", "--state", "dead", "--no-input") == "orders: 30 purged\n"

@@ -321,7 +321,7 @@ def test_a_foreign_key_stops_its_slot_alone_and_is_complained_about_once(
     ):
         heard.wait(100 - stuck)
         threading.Event().wait(0.5)
-        complaints = [record for record in caplog.records if "Cannot work on" in record.getMessage()]
+        complaints = [record for record in caplog.records if "Cannot process" in record.getMessage()]
         assert len(complaints) == 1
         assert "slot 3" in complaints[0].getMessage()
         assert len(heard.bodies) == 100 - stuck

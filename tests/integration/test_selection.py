@@ -141,7 +141,7 @@ def test_a_new_rule_has_all_items_looked_at_and_one_that_stays_none(items: None)
 
 
 def test_a_rule_that_cannot_be_read_is_not_saved(items: None) -> None:
-    with pytest.raises(ValidationError, match="Wanted one of price"):
+    with pytest.raises(ValidationError, match="Expected one of price"):
         save_set(ProductSet(name="bad", rule="exec('x')"))
     assert not ProductSet.objects.exists() and not waiting()
 
@@ -254,7 +254,7 @@ def test_the_sets_are_watched_from_now_on(items: None) -> None:
 
 def test_a_spark_elsewhere_cannot_write_to_this_database() -> None:
     context = Context("selection", remote="sc://127.0.0.1:15002")
-    with pytest.raises(InvalidRequest, match="which --remote puts elsewhere"):
+    with pytest.raises(InvalidRequest, match="use --master instead of --remote"):
         pipelines()["selection"]().run(context)
 
 
@@ -296,7 +296,7 @@ def test_all_items_are_evaluated_again_on_request(client: Client, items: None) -
     product_set = ProductSet.objects.create(name="cheap", rule="price < 5")
     listing = "/admin/selection/productset/"
     answer = client.post(listing, {"action": "evaluate", "_selected_action": product_set.pk}, follow=True)
-    assert "10 items are looked at again" in answer.content.decode()
+    assert "10 items will be evaluated again" in answer.content.decode()
     assert len(waiting()) == 10
 
 

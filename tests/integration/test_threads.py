@@ -383,7 +383,9 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
             crew.succeed(0)
             assert crew.is_manned(0)
         hang()
-        with pytest.raises(RuntimeError, match=f"{SPARE} listeners that exceeded MAX_RUNTIME are still running"):
+        with pytest.raises(
+            RuntimeError, match=f"{SPARE} listeners that exceeded MAX_RUNTIME are still running"
+        ):
             crew.succeed(0)
         assert len({id(thread.marks) for thread, _ in hung}) == SPARE + 1
         assert crew.returned() == []

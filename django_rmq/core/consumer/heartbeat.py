@@ -99,7 +99,7 @@ class Heartbeat(threading.Thread):
         frame = sys._current_frames().get(batch.thread.ident or 0) if batch.thread else None
         # This comes before anything that may fail: the slot has to be shut, and its thread replaced.
         self._overrun(batch)
-        stack = "".join(traceback.format_stack(frame)) if frame else "(its thread is gone)"
+        stack = "".join(traceback.format_stack(frame)) if frame else "(its thread has ended)"
         logger.error(
             "A listener of topic %s has run for %.0f s, longer than MAX_RUNTIME; its message will time "
             "out. Its stack:\n%s",

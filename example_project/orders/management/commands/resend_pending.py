@@ -13,8 +13,8 @@ from example_project.prices.models import Product
 
 class Command(BaseCommand):
     help = (
-        "Send what the database says is still to be done: outdated images and open orders. For a Redis that has "
-        "lost its data; harmless otherwise, for what waits already merges."
+        "Send messages for all work that is open in the database: outdated images and open orders. Use it "
+        "after Redis has lost its data. Otherwise it is harmless, because messages merge with waiting ones."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:

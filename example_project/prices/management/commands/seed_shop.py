@@ -31,12 +31,10 @@ MISSING_SKU = 5
 
 
 class Command(BaseCommand):
-    help = "Fill the catalogue: the same shops and products every time; what is there already stays as it is."
+    help = "Fill the catalogue with the same shops and products every time. Existing ones stay unchanged."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--products", type=int, default=2000, help="how many there shall be (default 2000)"
-        )
+        parser.add_argument("--products", type=int, default=2000, help="number of products (default 2000)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         draw = Random(20)

@@ -17,7 +17,7 @@ SETS = {
 
 
 class Command(BaseCommand):
-    help = "Make a few product sets with rules, unless there are any."
+    help = "Create a few product sets with rules, unless some exist."
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not ProductSet.objects.exists():

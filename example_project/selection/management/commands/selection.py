@@ -13,8 +13,8 @@ from example_project.selection.showing import Showing
 
 class Command(BaseCommand):
     help = (
-        "Watch the product sets: what they hold, and how many items have joined and left since the command began. "
-        "On a terminal, and with rich installed, the table stays in its place. Ctrl-C ends it."
+        "Watch the product sets: their members, and how many items have joined and left since the command "
+        "started. On a terminal, and with rich installed, the table is updated in place. Ctrl-C ends it."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -23,9 +23,9 @@ class Command(BaseCommand):
             type=at_least(0.1, float),
             default=1.0,
             metavar="SECONDS",
-            help="between two looks (default 1)",
+            help="time between updates (default 1)",
         )
-        parser.add_argument("--count", type=at_least(1), metavar="N", help="end after so many looks")
+        parser.add_argument("--count", type=at_least(1), metavar="N", help="end after N updates")
 
     def handle(self, *args: Any, **options: Any) -> None:
         showing = Showing()

@@ -12,15 +12,15 @@ from example_project.selection.feeds import Feeds, FeedThread
 
 
 class Command(BaseCommand):
-    help = "Have the sources report: every item once, then changes, as files. Ctrl-C ends it."
+    help = "Write the reports of the sources as files: every item once, then changes. Ctrl-C ends it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--folder", type=Path, default=settings.SELECTION_FEEDS, help="where the files go"
+            "--folder", type=Path, default=settings.SELECTION_FEEDS, help="the folder for the files"
         )
-        parser.add_argument("--items", type=at_least(1), default=500, help="how many items (default 500)")
+        parser.add_argument("--items", type=at_least(1), default=500, help="number of items (default 500)")
         parser.add_argument("--rate", type=at_least(1), default=100, help="changes per second (default 100)")
-        parser.add_argument("--seconds", type=at_least(0, float), help="end after so long")
+        parser.add_argument("--seconds", type=at_least(0, float), help="end after this time")
 
     def handle(self, *args: Any, **options: Any) -> None:
         feeds = Feeds(options["folder"], options["items"])

@@ -1,11 +1,12 @@
 """Hold the texts of the project to plain English: the words of ``style.toml``, and lines of at most 100 columns in docs/.
 
-It reads all pages, and the docstrings of all modules of the packages, those of attributes included.
+It reads all pages, the docstrings of the packages (those of attributes included), the comments of the scripts, and what
+the programs print or show: every string with a space in it, and the texts of the templates.
 
-    python tests/style.py            complains of what it finds
+    python tests/style.py            reports what it finds
     python tests/style.py --wrap     wraps the prose of docs/ and the README first
 
-Code, tables, addresses and quoted texts are left alone. The spelling is ``codespell``'s business.
+Code, tables, addresses and quoted texts are not checked. ``codespell`` checks the spelling.
 """
 
 from __future__ import annotations
@@ -20,12 +21,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-INSTEAD: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["instead"]
-RULES = [(re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?!\w)"), better) for pattern, better in INSTEAD.items()]
+WORDS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+Rules = list[tuple[re.Pattern[str], str]]
+
+
+def rules(table: str) -> Rules:
+    """Return the words of a table of ``style.toml`` that a text avoids, and what to say instead."""
+    return [
+        (re.compile(rf"(?i)(?<![\w-])(?:{pattern})(?!\w)"), better)
+        for pattern, better in WORDS[table].items()
+    ]
+
+
+RULES = rules("instead")
+MESSAGE_RULES = RULES + rules("messages")
 COLUMNS = 100
 PACKAGES = ("django_rmq", "pyspark_rmq")
+PROGRAMS = (*PACKAGES, "example_project")
+"""They print or show texts."""
+LATER = ("django_rmq/api/", "django_rmq/metrics/", "django_rmq/checks.py")
+"""Their messages do not avoid the words yet."""
 
 NOT_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)|<[^>]+>|\*\"[^\"]*\"\*")
+TRANSLATED = re.compile(r'\{% translate "([^"]*)"')
+TAGS = re.compile(r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<(?:[^<>\"]|\"[^\"]*\")*>", re.DOTALL)
 FENCE = re.compile(r"\s*(```|~~~)")
 BEGIN = re.compile(r"<!-- (?!end )\w+ -->$")
 APART = re.compile(r"\s*(#|\||<!--|:::|!\[|\[\^?\w+\]:|---|$)|    (?! *[-*\d])")
@@ -41,16 +60,48 @@ def pages() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-def docstrings() -> Iterator[tuple[Path, int, str]]:
-    """Yield each docstring of the packages, of attributes too, with its file and first line."""
-    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                yield path, node.lineno, node.value.value
+def strings(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """Yield each string of a module with its line, and whether it is a docstring; placeholders become an ellipsis."""
+    docs: set[int] = set()
+    parts: set[int] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr):
+            docs.add(id(node.value))
+        if isinstance(node, ast.JoinedStr):
+            parts.update(map(id, node.values))
+            said = (str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            yield node.lineno, "".join(said), False
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.lineno, node.value, id(node) in docs
+
+
+def shown_by(template: str) -> str:
+    """Return the texts of a template, each on its line."""
+    lines = zip(
+        template.split("\n"),
+        TAGS.sub(lambda found: "\n" * found[0].count("\n"), template).split("\n"),
+        strict=True,
+    )
+    return "\n".join(" | ".join((text, *TRANSLATED.findall(line))) for line, text in lines)
+
+
+def texts() -> Iterator[tuple[Path, int, str, Rules]]:
+    """Yield each docstring, comment of a script and text of a program, with its file, line and rules."""
+    for program in PROGRAMS:
+        for path in sorted((ROOT / program).rglob("*.py")):
+            for line, text, is_docstring in strings(path):
+                if is_docstring and program in PACKAGES:
+                    yield path, line, text, RULES
+                elif (
+                    not is_docstring
+                    and " " in text
+                    and not path.relative_to(ROOT).as_posix().startswith(LATER)
+                ):
+                    yield path, line, text, MESSAGE_RULES
+        for path in sorted((ROOT / program).rglob("*.html")):
+            yield path, 1, shown_by(path.read_text()), MESSAGE_RULES
+        for path in sorted((ROOT / program).rglob("*.lua")):
+            yield path, 1, "\n".join(line.partition("--")[2] for line in path.read_text().split("\n")), RULES
 
 
 def is_wrapped(page: Path) -> bool:
@@ -70,11 +121,11 @@ def outside_code(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def findings(text: str, wrapped: bool) -> Iterator[tuple[int, str]]:
-    """Yield what is wrong with a page, with the number of the line."""
+def findings(text: str, wrapped: bool = False, avoided: Rules = RULES) -> Iterator[tuple[int, str]]:
+    """Yield what is wrong with a text, with the number of the line."""
     for number, line in outside_code(text):
         prose = NOT_PROSE.sub("…", line)
-        for rule, better in RULES:
+        for rule, better in avoided:
             for found in rule.finditer(prose):
                 yield number, f"{found[0].strip()!r}: say {better}"
         if (
@@ -140,8 +191,8 @@ def main() -> int:
         for number, what in findings(page.read_text(), is_wrapped(page)):
             print(f"{page.relative_to(ROOT)}:{number}: {what}")
             count += 1
-    for path, start, text in docstrings():
-        for number, what in findings(text, False):
+    for path, start, text, avoided in texts():
+        for number, what in findings(text, avoided=avoided):
             print(f"{path.relative_to(ROOT)}:{start + number - 1}: {what}")
             count += 1
     return count

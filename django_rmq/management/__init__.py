@@ -73,7 +73,7 @@ class RmqCommand(BaseCommand):
             return
         if not sys.stdin.isatty():
             raise CommandError(f"{question} Use --no-input if the command cannot ask", returncode=2)
-        if input(f"{question} Type {wanted} to go on: ").strip() != wanted:
+        if input(f"{question} Type {wanted} to continue: ").strip() != wanted:
             raise CommandError("nothing was done", returncode=1)
 
     def print_json(self, found: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import style
@@ -58,3 +60,43 @@ def test_wrapping_changes_nothing_but_the_ends_of_lines() -> None:
     assert style.rewrapped(wrapped) == wrapped
     assert list(style.findings(wrapped, wrapped=True)) == []
     assert f"```sh\n{'code ' * 30}\n```" in wrapped
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.py", 'def f(x):\n    raise ValueError(f"{x} is no number")', 2),
+        ("a.py", 'logger.warning("Redis is away (%s)", error)', 1),
+        ("a.py", 'help = (\n    "Send messages, "\n    "whoever has sent them before"\n)', 2),
+        ("a.py", 'parser.add_argument("--topic", help="at most so many messages")', 1),
+        ("a.py", 'DETAIL = {"gone": _("not there any more")}', 1),
+        ("a.py", 'def f():\n    """Begin anew."""', 2),
+        ("a.html", '<p>\n{% translate "Nobody is here." %}</p>', 2),
+        ("a.html", '<p\n class="x" aria-label="{% translate "Nobody" %}"></p>', 2),
+        ("a.html", "{% if a %}\n<b>{{ count }}</b> by now{% endif %}", 2),
+        ("a.lua", "-- Answers.\nlocal a = 1 -- whoever asks", 2),
+    ],
+)
+def test_a_word_is_found_in_what_a_program_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, line: int
+) -> None:
+    monkeypatch.setattr(style, "ROOT", tmp_path)
+    (tmp_path / "django_rmq").mkdir()
+    (tmp_path / "django_rmq" / name).write_text(text)
+    (found,) = [
+        (path.name, start + number - 1)
+        for path, start, said, avoided in style.texts()
+        for number, _ in style.findings(said, avoided=avoided)
+    ]
+    assert found == (name, line)
+
+
+def test_code_and_names_of_a_program_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(style, "ROOT", tmp_path)
+    (tmp_path / "django_rmq").mkdir()
+    (tmp_path / "django_rmq/a.py").write_text('told = {"told": 1}\nraise ValueError(f"{told} is missing")\n')
+    (tmp_path / "django_rmq/a.html").write_text('<p class="nobody {{ told }}">{% if told %}ok{% endif %}</p>')
+    (tmp_path / "django_rmq/a.lua").write_text("local whoever = 1 -- The caller.\n")
+    assert not [
+        found for *_, said, avoided in style.texts() for found in style.findings(said, avoided=avoided)
+    ]

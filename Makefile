@@ -26,7 +26,7 @@ help: ## list the targets
 
 $(REQUIRED): requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "django_rmq needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Say: make PYTHON=python3.12 ..." >&2; exit 1; }
+	  { echo "django_rmq needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
@@ -35,7 +35,7 @@ $(INSTALLED): $(REQUIRED) pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-install: $(INSTALLED) ## make .venv with everything pinned, and the package in it
+install: $(INSTALLED) ## create .venv with pinned dependencies and the package
 
 demo: $(INSTALLED) ## the example shop: Redis, workers, web server, traffic (DEMO_ARGS=...)
 	$(BIN)/python -m example_project.demo $(DEMO_ARGS)
@@ -55,7 +55,7 @@ quick-unit: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m "not slow and not proof" tests/unit
 
 # All of it in two halves beside each other, whose output comes one after the other; what TEST_ARGS choose in one.
-test: $(INSTALLED) ## what one wants to know of a checkout, in minutes (TEST_ARGS='tests/unit -k receipt')
+test: $(INSTALLED) ## the tests that take minutes, not hours (TEST_ARGS='tests/unit -k receipt')
 ifeq ($(strip $(TEST_ARGS)),)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rules test-rooms
 else
@@ -87,7 +87,7 @@ lint: $(INSTALLED) ## ruff: rules and format; the sizes of files and functions; 
 docs: $(INSTALLED) ## the documentation site, into build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-format: $(INSTALLED) ## let ruff rewrite what it can
+format: $(INSTALLED) ## fix and format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -157,7 +157,7 @@ lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of a
 	  build/lowest/bin/python -m pytest -m "not slow and not proof" tests/unit tests/integration $(TEST_ARGS)
 
 # Built, installed without extras, and used from elsewhere: a file the wheel lacks cannot hide behind the source tree.
-wheel: $(INSTALLED) ## build the wheel and use it in an environment of its own
+wheel: $(INSTALLED) ## build the wheel and test it in a separate environment
 	rm -rf build/wheel
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(PYTHON) -m venv build/wheel/venv
@@ -181,6 +181,6 @@ requirements: ## pin the requirements, with hashes (needs uv)
 	  --extra cli --extra demo --extra health --extra openapi --extra otel --extra prometheus \
 	  pyproject.toml requirements/lowest.in --output-file requirements/lowest.txt
 
-clean: ## remove what was made: .venv, builds, caches
+clean: ## remove .venv, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

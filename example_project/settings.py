@@ -15,7 +15,7 @@ BASE_DIR = Path(__file__).resolve().parent
 SHOP_DATA = Path(os.environ.get("SHOP_DATA") or BASE_DIR.parent / "var").absolute()
 SHOP_DATA.mkdir(parents=True, exist_ok=True)
 
-# For development only: whoever knows the key can forge sessions.
+# For development only: anyone who knows the key can forge sessions.
 SECRET_KEY = "an-example-is-no-secret-and-must-not-be-used-on-a-real-site"
 DEBUG = os.environ.get("DJANGO_DEBUG", "1") == "1"
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]

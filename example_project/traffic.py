@@ -63,7 +63,7 @@ class Traffic(threading.Thread):
                 if self.done.price_changes // CHANGES_PER_ORDER > self.done.orders:
                     self._order()
                 self._pay()
-        except Exception as error:  # noqa: BLE001 - a thread has nobody above it: whoever started it asks for `error`
+        except Exception as error:  # noqa: BLE001 - a thread cannot raise to its starter, which reads `error`
             self.error = error
         finally:
             connection.close()

@@ -123,5 +123,5 @@ class FeedThread(threading.Thread):
                 wanted = round((time.monotonic() - began) * self.rate)
                 self.feeds.report_changes(wanted - reported)
                 reported = wanted
-        except Exception as error:  # noqa: BLE001 - a thread has nobody above it: whoever started it asks for `error`
+        except Exception as error:  # noqa: BLE001 - a thread cannot raise to its starter, which reads `error`
             self.error = error

@@ -43,7 +43,7 @@ class Showing:
         for i, name in enumerate(COLUMNS):
             drawn.add_column(name, justify="right" if i >= 2 else "left", min_width=7)
         for name, rule, *figures in self.rows():
-            # Whoever edits rules may type what rich would take for markup.
+            # People who edit rules may type text that rich would take for markup.
             drawn.add_row(Text(name), Text(rule), *(f"{figure:,}" for figure in figures))
         return drawn
 

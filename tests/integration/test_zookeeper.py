@@ -362,7 +362,7 @@ def test_a_path_that_holds_something_else_is_refused(party: Party) -> None:
 def test_workers_of_another_prefix_do_not_share_a_path(party: Party) -> None:
     party.add()
     other = Ensemble(party.ensemble.hosts, party.ensemble.root, SESSION, key_prefix="other:")
-    with pytest.raises(ConfigurationError, match="KEY_PREFIX '', here it is 'other:'"):
+    with pytest.raises(ConfigurationError, match="KEY_PREFIX '', this process has 'other:'"):
         party.make(ensemble=other).coordinator.start()
 
 

@@ -33,7 +33,7 @@ def _check_returned(returned: Any) -> None:
         if hasattr(returned, "close"):
             returned.close()
         raise TypeError(
-            f"the listener returned a {type(returned).__name__}, which is not run: use a plain function"
+            f"the listener returned a {type(returned).__name__}, which is not run: it must do its work before it returns"
         )
 
 

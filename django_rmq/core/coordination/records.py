@@ -37,7 +37,7 @@ def read_record(worker: str, record: bytes) -> Worker:
             _read_topics(topics),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"the record of worker {worker} is {record[:100]!r}") from error
+        raise ValueError(f"unreadable record of worker {worker}: {record[:100]!r}") from error
 
 
 _TOPICS = b',"topics":'

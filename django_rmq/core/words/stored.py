@@ -49,8 +49,8 @@ def unreadable(key: bytes, name: str) -> WrongType:
     """Return the error for an unreadable definition in the hash ``key``."""
     return WrongType(
         f"the definition of topic {name} cannot be read: field {name!r} of the hash {key.decode()!r} in "
-        "Redis is not a definition. Correct the field, or delete it; the next process then registers the "
-        "topic of its settings"
+        "Redis is not a definition. Correct the field, or delete it; the next process then registers "
+        "its settings"
     )
 
 

@@ -45,7 +45,7 @@ def check(session: Session) -> bool:
         )
     if prefix != ensemble.key_prefix:
         raise ConfigurationError(
-            f"the ZooKeeper path {ensemble.root} belongs to workers with KEY_PREFIX {prefix!r}, here it is "
+            f"the ZooKeeper path {ensemble.root} belongs to workers with KEY_PREFIX {prefix!r}, this process has "
             f'{ensemble.key_prefix!r}: give each KEY_PREFIX its own RMQ["ZOOKEEPER"]["ROOT"]'
         )
     return True

@@ -1,6 +1,6 @@
 """Errors as a status and a stable code; the text may change.
 
-    {"code": "message_gone", "detail": "topic orders has no message 3.IjEi (any more)"}
+    {"code": "message_gone", "detail": "topic orders does not hold the message 3.IjEi. It may have been processed or deleted"}
 
 Only the views of this package use it; a project's own EXCEPTION_HANDLER is left alone.
 """

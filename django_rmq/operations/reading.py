@@ -90,7 +90,9 @@ def copies_of(desk: Desk, topic: Topic, message_id: str) -> list[Copy]:
         copies = list(from_look(topic, identity.slot, member, looked, message_id, hidden=_hides(desk)))
         if copies:
             return as_shown(desk.actor, topic, copies)
-    raise MessageGone(f"topic {topic.name} does not hold the message {message_id[:80]}, or no longer")
+    raise MessageGone(
+        f"topic {topic.name} does not hold the message {message_id[:80]}. It may have been processed or deleted"
+    )
 
 
 def sent_id(desk: Desk, result: SendResult) -> str:

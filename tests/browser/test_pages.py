@@ -29,7 +29,7 @@ def consumers(shop: Shop) -> Iterator[None]:
 
 
 def tab(page: Page, name: str) -> Any:
-    return page.get_by_role("navigation", name="States of messages").get_by_role("link", name=name)
+    return page.get_by_role("navigation", name="Views of this topic").get_by_role("link", name=name)
 
 
 def content(page: Page) -> Any:
@@ -95,7 +95,7 @@ def test_workers_and_their_slots_are_shown(shop: Shop, log_in: LogIn, consumers:
     page.get_by_label("Refresh").select_option("2")
     expect(content(page).locator("table").first.locator("tbody tr")).to_have_count(1)
     expect(content(page).locator("table").first.locator("tbody tr td").nth(3)).to_have_text("16")
-    expect(content(page).get_by_text("nobody")).to_have_count(0)
+    expect(content(page).get_by_text("none", exact=True)).to_have_count(0)
 
 
 # --- acting

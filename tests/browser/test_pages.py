@@ -249,7 +249,7 @@ def test_a_viewer_sees_depths_but_neither_bodies_nor_buttons(shop: Shop, log_in:
         expect(page.get_by_role("button", name=name)).to_have_count(0)
     expect(page.get_by_label("Text", exact=True)).to_have_count(0)
     rows(page).get_by_role("link").first.click()
-    expect(page.get_by_text("shown to those who may read them")).to_be_visible()
+    expect(page.get_by_text("You need permission to see bodies")).to_be_visible()
     assert "12345" not in page.content()
     page.watched.allow("403")  # type: ignore[attr-defined]
     page.goto(f"{shop.admin}notes/send/")

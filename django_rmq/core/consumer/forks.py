@@ -43,8 +43,8 @@ def _exit_copy(error: BaseException | None) -> NoReturn:
             # Logging is not used here: a lock that another thread held at the fork is never released in this
             # process.
             text = (
-                f"A listener forked, and the child process {os.getpid()} returned from the listener; it "
-                f"is ended now.\n{how}"
+                f"A listener forked, and the child process {os.getpid()} left the listener without exiting; it is "
+                f"ended now.\n{how}"
             )
             os.write(2, text.encode("utf-8", "backslashreplace"))
     finally:

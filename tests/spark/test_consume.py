@@ -102,7 +102,7 @@ def test_bodies_that_do_not_fit_are_counted_and_kept(
     assert stored(fine, "n", "v", "batch") == {(1, "a", 0): 1}
     assert stored(bad, "value") == Counter(raw)
     assert total(broker, topic("events"), "acked") == 12
-    assert "--bad goes with --schema" in run("consume", "events", *arguments, code=2)
+    assert "--bad requires --schema" in run("consume", "events", *arguments, code=2)
 
 
 def test_a_function_is_told_the_name_of_a_batch(

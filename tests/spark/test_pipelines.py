@@ -35,7 +35,7 @@ def test_pipelines_of_apps_are_listed_and_run(run: Run, broker: Broker) -> None:
     assert waiting(broker, "doubled") == {"3": 50.0, "6": 50.0, "9": 50.0}
     assert "--times must be" in run("doubling", "events", "doubled", "--times", 0, code=2)
     assert "no topic 'nobody'" in run("doubling", "nobody", "doubled", code=2)
-    assert "--master or --remote" in run(
+    assert "use --master or --remote, not both" in run(
         "ingest", "notes", "x.csv", "--master", "local", "--remote", "sc://x", code=2
     )
 
@@ -52,8 +52,8 @@ def test_files_are_ingested_merged_and_by_rule(run: Run, broker: Broker, tmp_pat
     )
     run("ingest", "events", tmp_path / "events.json", "--select", "n as item", "--priority", "p")
     assert waiting(broker, "events") == {'{"item":1}': 90.0, '{"item":2}': 20.0}
-    assert "say --priority" in run("ingest", "events", tmp_path / "events.json", code=2)
-    assert "say --format" in run("ingest", "notes", tmp_path, code=2)
+    assert "--priority is missing" in run("ingest", "events", tmp_path / "events.json", code=2)
+    assert "use --format" in run("ingest", "notes", tmp_path, code=2)
     assert run("ingest", "notes", tmp_path / "none.csv", code=1).startswith("[PATH_NOT_FOUND]")
     bad = run("ingest", "events", tmp_path / "events.json", "--priority", "3", code=2)
     assert "priority must be from 17" in bad and "\n" not in bad.splitlines()[-1]
@@ -85,7 +85,7 @@ def test_a_topic_is_consumed_into_files_and_each_batch_is_there_once(
     assert total(broker, topic("events"), "acked") == 500 and live(broker, topic("events")) == 0
     send_messages("events", ["later"], priority=40)
     assert "1 messages of events consumed" in run(*arguments)
-    assert "say --checkpoint" in run("consume", "events", "--parquet", tmp_path / "out", code=2)
+    assert "--checkpoint is missing" in run("consume", "events", "--parquet", tmp_path / "out", code=2)
     assert "--each" in run("consume", "events", "--each", "nowhere.at", "--checkpoint", "x", code=2)
 
 

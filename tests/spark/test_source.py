@@ -134,9 +134,9 @@ def test_an_empty_topic_reads_as_nothing(spark: Any, queue: MakeQueue) -> None:
         ([("{", 50)], "value string, priority int", {}, "row {'value': '{'"),
         ([(bytearray(b"\xff"), 50)], "value binary, priority int", {}, "row {'value': b'\\xff'"),
         ([(None, 50)], "value string, priority int", {}, "value is null"),
-        ([("1",)], "value string", {}, "is priority"),
+        ([("1",)], "value string", {}, "has the type priority"),
         ([("1", 50, 1)], "value string, priority int, odd int", {}, "odd"),
-        ([("1", 50)], "value string, priority int", {"colour": "red"}, "no option colour"),
+        ([("1", 50)], "value string, priority int", {"colour": "red"}, "of format rmq: colour"),
         ([("1", 50)], "value string, priority int", {"patience": "long"}, "option patience"),
     ],
 )
@@ -153,7 +153,7 @@ def test_bad_values_are_refused_with_the_row(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (TopicType.RANGE_MERGE, "set the option timeRange (ms), or give a column time_range"),
+        (TopicType.RANGE_MERGE, "set the option timeRange (ms), or add a column time_range"),
         (TopicType.FIXED_TIME, "a write needs the column fixed_time"),
         (TopicType.PRIORITY, "a write needs the column priority"),
     ],
@@ -335,7 +335,7 @@ def test_a_stream_is_written_to_a_topic(spark: Any, queue: MakeQueue, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"colour": "red"}, "no option colour"),
+        ({"colour": "red"}, "of format rmq: colour"),
         ({"claimTimeout": "0"}, "claimTimeout"),
         ({"topic": "nobody"}, "not registered"),
         ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger"),

@@ -73,7 +73,7 @@ def test_a_batch_is_read_again_with_the_same_rows_until_it_is_committed(begun: A
     assert (following["claim"], following["rows"]) == (2, 1)
     assert topic.total("acked") == 5_000
     source.commit(end)
-    with pytest.raises(LostRace, match="older than that"):
+    with pytest.raises(LostRace, match="the checkpoint is older"):
         rows(source, start, end)
     assert rows(source, end, following) == {b'"more"': 1}
 
@@ -275,7 +275,7 @@ def test_a_claim_lost_while_it_is_read_fails_the_task_which_then_reads_nothing(b
     reading = executor.read(task)
     assert next(reading).num_rows == 64
     topic.broker.return_claim(topic.topic, 0, start["consumer"], 1)
-    with pytest.raises(LostRace, match="while it was read"):
+    with pytest.raises(LostRace, match="while it was being read"):
         list(reading)
     assert list(executor.read(task)) == []
 
@@ -321,7 +321,7 @@ def test_a_checkpoint_from_before_what_was_acknowledged_is_refused(begun: Any) -
     topic.send(["c"])
     third = source.latestOffset(second, ALL)
     # Restored from a copy it would use the numbers of its batches again, for other messages.
-    with pytest.raises(LostRace, match=r"claim 1 of topic .* Begin with a new checkpoint"):
+    with pytest.raises(LostRace, match=r"claim 1 of topic .* Start with a new checkpoint"):
         reader(topic).partitions(start, first)
     with pytest.raises(LostRace, match="claim 2 of topic"):
         reader(topic).partitions(first, second)

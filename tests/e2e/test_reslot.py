@@ -220,7 +220,7 @@ def test_what_cannot_be_done_is_refused_with_its_reason(load: Load, broker: Brok
     load.run("rmqtopics", load.topic, "--apply")
     registered = broker.definitions()
     assert "must be a power of two" in refused(load.topic, "48")
-    assert "say how many slots it gets" in refused(load.topic)
+    assert "give the new number of slots" in refused(load.topic)
     assert "nothing" in refused("nothing", "4")
     assert "--at-once: must be at least 1" in refused(load.topic, "4", "--at-once", "0")
     for order in (("32", "--dry-run"), ("--dry-run", "32")):

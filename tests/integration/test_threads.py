@@ -183,7 +183,7 @@ def test_a_dead_thread_is_replaced_and_holds_nothing(
         assert worker.dispatcher._hand.load == pytest.approx([0.0])
     assert Counter(heard.bodies) == Counter(range(40))
     assert total(broker, topic, "expired") == begun, "only what had begun is charged"
-    assert "another one takes its place" in caplog.text
+    assert "has stopped working and was replaced" in caplog.text
 
 
 def test_a_batch_of_a_dead_thread_is_not_extended(broker: Any) -> None:

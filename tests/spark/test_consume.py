@@ -60,7 +60,7 @@ def test_a_new_checkpoint_writes_beside_what_another_has_written(
     # What Spark's own file sink has written, its readers would go on to read alone.
     (out / "_spark_metadata").mkdir()
     send_messages("events", ["kept"], priority=40)
-    assert "Give another folder" in consume("three", code=2)
+    assert "Use another folder" in consume("three", code=2)
     assert live(broker, topic("events")) == 1
 
 

@@ -134,5 +134,5 @@ def test_events_become_members_and_every_count_agrees(
 
     # A batch that was acknowledged is never replayed: as it would have no rows, sinks would replace what they have by nothing.
     forget_newest(tmp_path / "selection" / "commits")
-    with pytest.raises(Exception, match="Begin with a new checkpoint"):
+    with pytest.raises(Exception, match="Start with a new checkpoint"):
         flow()

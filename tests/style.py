@@ -39,8 +39,6 @@ COLUMNS = 100
 PACKAGES = ("django_rmq", "pyspark_rmq")
 PROGRAMS = (*PACKAGES, "example_project")
 """They print or show texts."""
-LATER = ("django_rmq/api/", "django_rmq/metrics/", "django_rmq/checks.py")
-"""Their messages do not avoid the words yet."""
 
 NOT_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)|<[^>]+>|\*\"[^\"]*\"\*")
 TRANSLATED = re.compile(r'\{% translate "([^"]*)"')

@@ -318,7 +318,7 @@ class Project:
         try:
             return self.answers.difference(json.loads(shown.text), json.loads(self.said))
         except ValueError:
-            return f"the answer is no JSON: {self.said[:500]}"
+            return f"the answer is not JSON: {self.said[:500]}"
 
     @contextmanager
     def workers(self, snippet: Snippet) -> Iterator[None]:

@@ -6,10 +6,11 @@ TEST_ARGS ?=
 PROOF_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+EXACTLY_ONCE_ARGS ?=
 MATRIX_ARGS ?=
 
 RULES := tests/unit tests/contract tests/stateful tests/proof
-PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_redis_faults.py tests/e2e/test_many_slots.py
+PROOFS := tests/proof tests/stateful tests/e2e/test_kills.py tests/e2e/test_exactly_once.py tests/e2e/test_redis_faults.py tests/e2e/test_many_slots.py
 
 BIN := .venv/bin
 TESTED = $(BIN)/python
@@ -22,7 +23,7 @@ unexport PYTHONPATH DJANGO_SETTINGS_MODULE PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak lowest wheel dist requirements clean
+.PHONY: help install demo demo-spark quick test coverage matrix slow proof lint docs openapi clients format types layers check bench bench-peers bench-scale bench-report bench-admin bench-spark flights soak exactly-once lowest wheel dist requirements clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -184,6 +185,9 @@ flights: $(INSTALLED) ## 336,776 flights through Spark and through workers, ever
 soak: $(INSTALLED) ## thousands of deaths, hundreds of take-overs, a thousand promotions (SOAK_ARGS=...)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
+exactly-once: $(INSTALLED) ## 100,000 transfers while workers, Redis and PostgreSQL die: every balance has to be exact (EXACTLY_ONCE_ARGS=...)
+	$(BIN)/python -m benchmarks.exactly_once $(EXACTLY_ONCE_ARGS)
+
 # The environment of the tests, with the oldest version that pyproject.toml allows of everything the package uses before it.
 lowest: $(INSTALLED) ## unit and integration tests with the lowest versions of all dependencies but Spark's
 	$(PYTHON) -m venv build/lowest
@@ -210,7 +214,7 @@ dist: $(INSTALLED) ## the wheel and the source distribution, into dist, and thei
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --mc-type library --spec-version 1.6 \
 	  --output-file build/sbom.cdx.json requirements/core.txt
 
-requirements: $(INSTALLED) ## pin the requirements, with hashes
+requirements: $(INSTALLED) ## pin the requirements, with hashes (needs npm)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --all-extras --group dev pyproject.toml requirements/dev.in --output-file requirements/dev.txt
@@ -224,9 +228,12 @@ requirements: $(INSTALLED) ## pin the requirements, with hashes
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --extra cli --extra demo --extra health --extra openapi --extra otel --extra prometheus \
 	  pyproject.toml requirements/lowest.in --output-file requirements/lowest.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --allow-unsafe --upgrade \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  requirements/clients.in --output-file requirements/clients.txt
+	@rm -rf build/npm && mkdir -p build/npm && cp tests/clients/typescript/package.json build/npm
+	npm install --prefix build/npm --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
+	cp build/npm/package-lock.json tests/clients/typescript/pinned.json
 
 clean: ## remove .venv, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -23,7 +23,7 @@ from example_project.embedded_redis import EmbeddedRedis, start_redis
 from tests.e2e.chaos import Chaos
 from tests.e2e.load import CHAOS, Load
 from tests.e2e.processes import WorkerProcess
-from tests.e2e.promotions import promotions
+from tests.e2e.promotions import cluster_promotions, promotions
 from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
 from tests.workers import client_of
 
@@ -35,6 +35,9 @@ def main() -> int:
     parser.add_argument("--takeovers", type=int, default=200, help="take-overs after kill -9 (default 200)")
     parser.add_argument(
         "--promotions", type=int, default=1000, help="replicas promoted after a cut (default 1000)"
+    )
+    parser.add_argument(
+        "--fail-overs", type=int, default=200, help="fail-overs of a Redis Cluster (default 200)"
     )
     parser.add_argument("--json", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
@@ -145,9 +148,27 @@ def _promotions(server: EmbeddedRedis, directory: Path, options: argparse.Namesp
     )
     print(
         f"\n{found.runs} promotions: {found.confirmed} messages confirmed, {found.confirmed_and_lost} of them lost; "
-        f"{found.others_lost} others lost"
+        f"{found.others_lost} others lost; {found.deliveries_lost} deliveries lost, {found.receipts_twice} receipts given twice"
     )
-    return {**asdict(found), "met": found.confirmed > 0 and not found.confirmed_and_lost}
+    met = (
+        found.confirmed
+        and found.deliveries_lost
+        and not found.confirmed_and_lost
+        and not found.receipts_twice
+    )
+    return {**asdict(found), "met": bool(met)}
+
+
+def _clusters(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Cut replicas of a Redis Cluster off, kill their primaries, and look for receipts that are given twice."""
+    found = cluster_promotions(
+        options.fail_overs, lambda done: _progress(f"{done} of {options.fail_overs} fail-overs")
+    )
+    print(
+        f"\n{found.runs} fail-overs of a Redis Cluster: {found.deliveries_lost} deliveries lost, "
+        f"{found.receipts_twice} receipts given twice"
+    )
+    return {**asdict(found), "met": found.deliveries_lost > 0 and not found.receipts_twice}
 
 
 def _progress(text: str) -> None:
@@ -158,6 +179,7 @@ PARTS: dict[str, Callable[[EmbeddedRedis, Path, argparse.Namespace], dict[str, A
     "kills": _kills,
     "takeovers": _takeovers,
     "promotions": _promotions,
+    "clusters": _clusters,
 }
 
 if __name__ == "__main__":

@@ -31,9 +31,10 @@ from example_project.stage import (
     start_redis,
     verdict,
 )
+from example_project.table import drawn, line, summary
 
 if TYPE_CHECKING:
-    from example_project.accounts import Accounts, Figures
+    from example_project.accounts import Accounts
     from example_project.selection.run import SelectionRun
     from example_project.traffic import Traffic
 
@@ -115,7 +116,7 @@ class Demo:
                 self.selection.stop()
             self.consumers.stop()
             show.close()
-            self._summary()
+            print_summary(summary(self.accounts, self.traffic.done, self.selection))
             print("\nThe next start of the demo sends waiting messages again from the database.")
             return 0
         self.traffic.stop()
@@ -133,7 +134,7 @@ class Demo:
             complaints += self.selection.complaints()
         if ended_with:
             complaints.append(f"the consumers ended with {ended_with}; see {self.consumers.log}")
-        self._summary()
+        print_summary(summary(self.accounts, self.traffic.done, self.selection))
         return verdict(complaints, self.consumers, "Every sent message is accounted for.")
 
     def _prepare(self) -> Path:
@@ -176,15 +177,14 @@ class Demo:
 
     def _start(self, data: Path) -> None:
         """Start the processes and the traffic, and say where to look."""
-        from django.core.management import call_command
-
         from example_project.accounts import Accounts
+        from example_project.resuming import resume
         from example_project.traffic import Traffic
 
         self.accounts = Accounts()
         self.selection = self._start_selection(data)
         # What an earlier run left undone was lost with its Redis.
-        call_command("resend_pending")
+        resume()
         self.consumers = Child(
             "consumers", data / "consumers.log", "runrmqconsumers", "--threads", "4", DJANGO_DEBUG="0"
         )
@@ -283,94 +283,6 @@ class Demo:
             self._show(show, time.monotonic() - began)
             self.signals.wait(0.5)
             self._check()
-
-    def _summary(self) -> None:
-        figures = self.accounts.figures()
-        found = totals(figures, self.accounts)
-        ledgers = [ledger for slots in self.accounts.ledgers().values() for ledger in slots]
-        unbalanced = sum(not ledger.balanced for ledger in ledgers)
-        done = self.traffic.done
-        late = self.accounts.latest_close().total_seconds()
-        lines: dict[str, object] = {
-            "sent": f"{found['sent']} ({done.price_changes} price changes, {done.orders} orders)",
-            "merged": found["merged"],
-            "rendered": found["rendered"],
-            "paid": done.paid,
-            "closed": f"{found['closed']} (the latest {late:.3f} s after its time)",
-            "retried": found["retried"],
-            "dead": found["dead"],
-            "not yet due or resting": found["waiting"] + found["resting"],
-            "ledger": f"NOT balanced in {unbalanced} slots"
-            if unbalanced
-            else f"balanced in {len(ledgers)} slots",
-            "delivered early": self.accounts.closed_early(),
-        }
-        if self.selection is not None:
-            lines["product sets"] = self.selection.told()
-        print_summary(lines)
-
-
-def totals(figures: dict[str, Figures], accounts: Accounts) -> dict[str, int]:
-    """The whole shop in a few numbers; `sent` is what came from outside, not what listeners sent on."""
-    topics = list(figures.values())
-    return {
-        "sent": sum(topic.counters["sent"] for name, topic in figures.items() if name != "image-renders"),
-        "merged": sum(topic.merged for topic in topics),
-        "rendered": figures["image-renders"].counters["committed"],
-        "closed": accounts.closed_orders().count(),
-        "retried": sum(topic.retried for topic in topics),
-        "dead": sum(topic.dead for topic in topics),
-        "waiting": sum(topic.store for topic in topics),
-        "running": sum(topic.prepare for topic in topics),
-        "resting": sum(topic.retry for topic in topics),
-    }
-
-
-COLUMNS = ("sent", "merged", "delivered", "done", "retried", "dead", "waiting", "running", "resting")
-
-
-def row(figures: Figures) -> tuple[int, ...]:
-    """A topic's figures in the order of COLUMNS."""
-    counters = figures.counters
-    return (
-        counters["sent"],
-        figures.merged,
-        counters["prepared"] + counters["claimed"],
-        counters["committed"] + counters["acked"],
-        figures.retried,
-        figures.dead,
-        figures.store,
-        figures.prepare + figures.claimed,
-        figures.retry,
-    )
-
-
-def drawn(
-    figures: dict[str, Figures], accounts: Accounts, selection: SelectionRun | None, seconds: float
-) -> Any:
-    """Return what a terminal shows."""
-    from rich.console import Group
-    from rich.table import Table
-
-    early = accounts.closed_early()
-    table = Table(
-        title=f"{seconds:.0f} s",
-        caption=f"orders closed: {accounts.closed_orders().count()}, early: {early}",
-    )
-    table.add_column("topic")
-    for column in COLUMNS:
-        table.add_column(column, justify="right", min_width=7)
-    if selection is not None:
-        figures = figures | selection.accounts.figures()
-    for name, topic in figures.items():
-        table.add_row(name, *(f"{value:,}" for value in row(topic)))
-    return table if selection is None else Group(table, selection.showing.rich_table())
-
-
-def line(figures: dict[str, Figures], accounts: Accounts, selection: SelectionRun | None) -> str:
-    """Return the same in one line."""
-    found = "  ".join(f"{name} {value}" for name, value in totals(figures, accounts).items())
-    return found if selection is None else f"{found}  sets {selection.told()}"
 
 
 if __name__ == "__main__":

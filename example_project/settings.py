@@ -110,6 +110,8 @@ RMQ = {
             "LISTENER": False,
         },
     },
+    # What a transaction sends is a row of its database until Redis has it, so nothing committed is lost.
+    "OUTBOX": True,
     "ADMIN": {"PAGE_SIZE": 25},
 }
 

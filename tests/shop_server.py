@@ -21,6 +21,7 @@ from tests.workers import eventually
 
 ROOT = Path(__file__).parents[1]
 TOPIC = "image-renders"
+DEVELOPMENT = ("manage.py", "runserver", "--noreload", "127.0.0.1:{port}")
 
 
 class Shop:
@@ -76,8 +77,13 @@ class Shop:
 
 
 @contextmanager
-def running(redis_url: str, folder: Path, **topic: Any) -> Iterator[Shop]:
-    """Serve the shop, with its data in a folder, keys of its own, and other settings of the topic."""
+def running(
+    redis_url: str, folder: Path, program: tuple[str, ...] = DEVELOPMENT, **topic: Any
+) -> Iterator[Shop]:
+    """Serve the shop, with its data in a folder, keys of its own, and other settings of the topic.
+
+    `program`: what Python runs; `{port}` stands for the port.
+    """
     (folder / "shop_settings.py").write_text(
         f"from example_project.settings import *\nRMQ['TOPICS'][{TOPIC!r}] |= {topic!r}\n"
     )
@@ -96,7 +102,7 @@ def running(redis_url: str, folder: Path, **topic: Any) -> Iterator[Shop]:
     shop.manage("createsuperuser", "--noinput", "--username", "program", "--email", "program@example.com")
     shop.token = shop.manage("drf_create_token", "program").split()[2]
     server = subprocess.Popen(
-        [sys.executable, "manage.py", "runserver", "--noreload", f"127.0.0.1:{port}"],
+        [sys.executable, *(each.format(port=port) for each in program)],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.DEVNULL,

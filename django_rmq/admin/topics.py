@@ -12,7 +12,7 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
-from django_rmq.admin.pages import acts, dashboard, message, topic, writing
+from django_rmq.admin.pages import acts, dashboard, message, outbox, topic, writing
 from django_rmq.admin.pages.answers import Pages, View, page
 from django_rmq.operations import Permission
 
@@ -27,6 +27,7 @@ class TopicAdmin(Pages):
     message_view, raw_view = message.message_view, message.raw_view
     edit_view, send_view = writing.edit_view, writing.send_view
     act_view = acts.act_view
+    outbox_view = outbox.outbox_view
 
     def get_urls(self) -> list[URLPattern]:
         """Return the addresses of all pages, each behind the admin site."""
@@ -37,6 +38,7 @@ class TopicAdmin(Pages):
         return [
             at("", self.changelist_view, "changelist"),
             at("live/", self.dashboard_live_view, "dashboard_live"),
+            at("outbox/", self.outbox_view, "outbox"),
             at("<str:object_id>/change/", self.change_view, "change"),
             at("<str:object_id>/live/", self.topic_live_view, "live"),
             at("<str:object_id>/history/", self.history_view, "history"),

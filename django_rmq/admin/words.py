@@ -66,11 +66,12 @@ OUTCOMES: Mapping[str, Text] = {
     "replaced": gettext_lazy("replaced"),
     "superseded": gettext_lazy("stored in place of a retry"),
     "matching": gettext_lazy("match"),
+    "retried": gettext_lazy("retried"),
 }
 DID = frozenset(
     (
         *("replayed", "merged", "deleted", "buried", "rescheduled", "purged", "paused", "resumed"),
-        *("stored", "replaced", "superseded"),
+        *("stored", "replaced", "superseded", "retried"),
     )
 )
 """Outcomes that changed something."""

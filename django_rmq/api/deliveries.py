@@ -40,8 +40,8 @@ class PrepareView(RmqView):
                     {
                         "id": "3.eyJza3UiOjF9",
                         "slot": 3,
-                        "receipt": "17.0b5c7c1f3e9d4a6f8b21",
-                        "delivery": 17,
+                        "receipt": "1795377634414739.0b5c7c1f3e9d4a6f8b21",
+                        "delivery": 1795377634414739,
                         "body": {"sku": 1},
                         "encoding": "json",
                         "key": None,
@@ -105,7 +105,9 @@ _SETTLED: dict[str, Any] = {
     "takes": requests.SettleFields,
     "answers": {200: answers.SettlementAnswer},
     "errors": [404, 409, 507],
-    "examples": {"one": {"deliveries": [{"id": "3.eyJza3UiOjF9", "receipt": "17.0b5c7c1f3e9d4a6f8b21"}]}},
+    "examples": {
+        "one": {"deliveries": [{"id": "3.eyJza3UiOjF9", "receipt": "1795377634414739.0b5c7c1f3e9d4a6f8b21"}]}
+    },
 }
 
 
@@ -149,7 +151,7 @@ class RollbackView(SettlingView):
                 "deliveries": [
                     {
                         "id": "3.eyJza3UiOjF9",
-                        "receipt": "17.0b5c7c1f3e9d4a6f8b21",
+                        "receipt": "1795377634414739.0b5c7c1f3e9d4a6f8b21",
                         "error": "Timeout: no answer",
                     }
                 ]

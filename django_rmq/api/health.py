@@ -92,7 +92,9 @@ class ReadyView(PublicView):
         operations = self.operations
         if operations.actor.may(Permission.VIEW):
             known = self.known()
-            limits = Limits(asked.get("max_age"), asked.get("max_dead"), asked["workers"])
+            limits = Limits(
+                asked.get("max_age"), asked.get("max_dead"), asked["workers"], asked.get("max_outbox_age")
+            )
             found = answers.ready(operations.health(limits, known), set(known))
         elif request.query_params:
             self.permission_denied(request, "Only users with the permission view_topic may set limits.")

@@ -79,6 +79,12 @@ class HealthQuery(Strict):
         required=False, min_value=0, max_value=MAX_AGE, help_text="Maximum age in seconds of a due message"
     )
     max_dead = serializers.IntegerField(required=False, min_value=0, max_value=(1 << 53) - 1)
+    max_outbox_age = Seconds(
+        required=False,
+        min_value=0,
+        max_value=MAX_AGE,
+        help_text="Maximum age in seconds of a message in the outbox",
+    )
     workers = serializers.BooleanField(
         default=False, help_text="True: every topic with a listener must have a live worker"
     )

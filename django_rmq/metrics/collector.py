@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from django_rmq.exceptions import RmqError
-from django_rmq.operations import Actor, Measured, Operations
+from django_rmq.metrics import outbox as kept
+from django_rmq.operations import Actor, Measured, Operations, Waiting
 from django_rmq.operations.measuring import EDGES_MS
 
 logger = logging.getLogger("django_rmq.metrics")
@@ -53,6 +54,8 @@ class _Looked(NamedTuple):
     until: float
     measured: list[Measured] | None
     workers: int | None
+    outbox: list[Waiting]
+    """What is in the outbox. Empty also if the project has none, or its database cannot be asked."""
     seconds: float
 
 
@@ -60,7 +63,7 @@ class RmqCollector(Collector):
     """Collects the metrics of all topics of the settings.
 
     Redis is queried at most once a second, by one thread at a time, for at most 8,192 slots. While it is
-    unavailable the only metric is ``rmq_up`` 0. Registering it sends no query.
+    unavailable the only metrics are ``rmq_up`` 0 and those of the outbox. Registering it sends no query.
     """
 
     def __init__(self) -> None:
@@ -76,6 +79,8 @@ class RmqCollector(Collector):
         looked = self._look()
         found = looked.measured
         yield GaugeMetricFamily("rmq_up", "1 if Redis answered, else 0.", value=int(found is not None))
+        if looked.outbox:
+            yield from kept.families(looked.outbox)
         if found is None:
             return
         yield GaugeMetricFamily(
@@ -113,7 +118,9 @@ class RmqCollector(Collector):
         except RmqError as error:
             logger.warning("Metrics cannot be read: %s", error)
         now = time.monotonic()
-        return _Looked(config, now + CACHE_SECONDS, measured, workers, now - began)
+        return _Looked(
+            config, now + CACHE_SECONDS, measured, workers, kept.waiting(_operations()), now - began
+        )
 
 
 def _operations() -> Operations:

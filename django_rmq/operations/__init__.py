@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from django_rmq.core.telling.history import Minute
 from django_rmq.operations import editing, looking, named, reading, sending, sweeping
+from django_rmq.operations import outbox as outboxes
 from django_rmq.operations.actors import Actor, Permission, Trace
 from django_rmq.operations.copies import Copy
 from django_rmq.operations.crew import WorkerFigures
@@ -28,6 +29,7 @@ from django_rmq.operations.ids import STATES, Identity, identify
 from django_rmq.operations.listing import Listing
 from django_rmq.operations.measuring import Measured, Measurement
 from django_rmq.operations.named import MAX_IDS, Done
+from django_rmq.operations.outbox import OutboxRow, Waiting
 from django_rmq.operations.reading import not_found
 from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.runs import Limits, Progress, Run
@@ -49,6 +51,9 @@ class Operations(Desk):
 
     send, send_many, send_each = sending.send, sending.send_many, sending.send_each
     spend_sends, once = sending.spend_sends, sending.once
+
+    outbox, outbox_rows, relay_outbox = outboxes.outbox, outboxes.outbox_rows, outboxes.relay_outbox
+    retry_outbox, delete_outbox = outboxes.retry_outbox, outboxes.delete_outbox
 
     deliveries = deliveries_of
 
@@ -77,6 +82,7 @@ __all__ = [
     "Measurement",
     "Minute",
     "Operations",
+    "OutboxRow",
     "Overview",
     "Permission",
     "Progress",
@@ -86,6 +92,7 @@ __all__ = [
     "Stranded",
     "TopicFigures",
     "Trace",
+    "Waiting",
     "WorkerFigures",
     "identify",
     "not_found",

@@ -8,7 +8,7 @@ from django_rmq.core.calls import looking, people
 from django_rmq.core.producer.placing import score_at_once
 from django_rmq.core.words.answers import Looked
 from django_rmq.core.words.bodies import encode_body
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.envelopes import Envelope, encode_envelope, new_origin
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import InvalidMessage
@@ -74,9 +74,13 @@ def _replay(desk: Desk, topic: Topic, slot: int, member: bytes, looked: Looked, 
 
 
 def _edited(topic: Topic, looked: Looked, dead: Copy, body: Any, now_ms: int) -> bytes:
-    """Return the envelope of a keyed message with another body; an expiry in the past is dropped."""
+    """Return the envelope of a keyed message with another body; an expiry in the past is dropped.
+
+    It is a new send, so it has an origin of its own.
+    """
     expires_ms = dead.expires_ms if dead.expires_ms > now_ms else 0
-    envelope = Envelope(encode_body(topic, body), expires_ms, dead.slot_basis, dead.headers or None)
+    origin = new_origin() if topic.origin else None
+    envelope = Envelope(encode_body(topic, body), expires_ms, dead.slot_basis, dead.headers or None, origin)
     return encode_envelope(envelope)
 
 

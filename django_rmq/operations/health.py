@@ -21,6 +21,7 @@ from django_rmq.exceptions import RmqError, ServerTrouble, WrongType
 from django_rmq.operations import figures
 from django_rmq.operations.retiring import Stranded
 from django_rmq.project import connections
+from django_rmq.project.outbox.looking import Waiting
 
 LOOK_AGAIN_SECONDS = 0.5
 """Seconds between two checks of an assignment that does not fit; workers that join or leave are assigned
@@ -38,6 +39,8 @@ class Limits:
     """Maximum number of dead messages of a topic."""
     needs_workers: bool = True
     """Whether every topic with a listener must have a live worker."""
+    max_outbox_age: float | None = None
+    """Maximum seconds for which a message of a topic may have been in the outbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Finding:
     """The result of one check."""
 
     name: str
-    """redis, coordinator, definition, workers, age, dead or undeclared."""
+    """redis, coordinator, definition, workers, age, dead, outbox or undeclared."""
     topic: str
     """The topic. Empty: the finding is not about a topic."""
     is_well: bool
@@ -87,18 +90,23 @@ def check(
     *,
     patience: float = 0.0,
     stranded: Callable[[], Sequence[Stranded]] = list,
+    outbox: Callable[[], Sequence[Waiting]] = list,
 ) -> Health:
     """Run all checks. An unavailable Redis is a finding, not an error.
 
     ``coordinator`` is that of the settings. ``patience``: seconds to wait for an assignment to fit its
-    workers. ``stranded`` returns the registered topics that are not declared.
+    workers. ``stranded`` returns the registered topics that are not declared, ``outbox`` what is in the outbox.
     """
+    kept = [] if limits.max_outbox_age is None else _outbox(outbox, limits.max_outbox_age)
     began = time.monotonic()
     try:
         broker.ping()
     except RmqError as error:
-        return Health([Finding("redis", "", False, str(error))])
-    findings = [Finding("redis", "", True, f"answers within {(time.monotonic() - began) * 1000:.0f} ms")]
+        return Health([Finding("redis", "", False, str(error)), *kept])
+    findings = [
+        Finding("redis", "", True, f"answers within {(time.monotonic() - began) * 1000:.0f} ms"),
+        *kept,
+    ]
     try:
         if coordinator == "redis":
             findings.append(_coordinator(lambda: _in_redis(broker), patience))
@@ -157,6 +165,22 @@ def _flaw(roster: Roster) -> str:
         return Plan.decode(roster.plan).flaw(workers)
     except ValueError:
         return "the assignment in Redis cannot be read"
+
+
+def _outbox(outbox: Callable[[], Sequence[Waiting]], max_age: float) -> list[Finding]:
+    """Return for each topic how long its oldest message has been in the outbox."""
+    try:
+        found = outbox()
+    except RmqError as error:
+        return [Finding("outbox", "", False, str(error))]
+    findings = []
+    for one in found:
+        age = (one.oldest_ms or 0) / 1000
+        text = f"the oldest of {one.messages} messages was sent {age:.0f} s ago"
+        if one.refused:
+            text = f"{text if one.messages else 'nothing waits'}, and {one.refused} were refused"
+        findings.append(Finding("outbox", one.topic, age <= max_age, text))
+    return findings or [Finding("outbox", "", True, "it is empty")]
 
 
 def _topic(one: figures.TopicFigures, limits: Limits) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from django_rmq.operations.figures import Overview, SlotsFigures, TopicFigures
 from django_rmq.operations.flow import Flow
 from django_rmq.operations.health import Health, Limits
 from django_rmq.operations.measuring import Measurement
+from django_rmq.operations.outbox import outbox
 from django_rmq.operations.retiring import Stranded
 
 EVENTS_SECONDS = 0.5
@@ -87,13 +88,16 @@ def last_minutes(desk: Desk, minutes: Mapping[Topic, int]) -> dict[Topic, list[M
 
 
 def health(
-    desk: Desk, limits: Limits, names: Iterable[str] | None = None, *, patience: float = 0.0
+    desk: Desk, limits: Limits, names: Collection[str] | None = None, *, patience: float = 0.0
 ) -> Health:
     """Check the health of all topics (or those named). An unavailable Redis is a finding, not an error."""
     desk.actor.require(Permission.VIEW)
     topics, coordinator = desk.present_all(names), desk.config.coordinator
     left: Callable[[], list[Stranded]] = partial(stranded, desk) if names is None else list
-    return checking.check(desk.broker, topics, coordinator, limits, patience=patience, stranded=left)
+    kept = partial(outbox, desk, names)
+    return checking.check(
+        desk.broker, topics, coordinator, limits, patience=patience, stranded=left, outbox=kept
+    )
 
 
 def stranded(desk: Desk) -> list[Stranded]:

@@ -79,7 +79,7 @@ class Plan:
     redis_connections: int
     """Connections of all worker processes, if every listener sends."""
     database_connections: int
-    """Connections of all worker processes, if every listener uses one database."""
+    """Connections of all worker processes, if every listener uses one database, which also has the outbox."""
 
 
 def plan(load: Load) -> Plan:
@@ -107,7 +107,7 @@ def plan(load: Load) -> Plan:
         waiting_bytes=waiting,
         maxmemory=round(waiting * HEADROOM),
         redis_connections=processes * (CONNECTIONS + load.threads),
-        database_connections=threads,
+        database_connections=threads + processes,
     )
 
 

@@ -54,7 +54,7 @@ def test_a_pipeline_answers_each_call_in_order_and_errors_in_their_places(
         pipeline.ensure(topic, 0, [score], [b"a"]),
         pipeline.ensure(slot.with_topic(slots=8).topic, 0, [score], [b"b"]),
         pipeline.prepare(topic, 0, "A", None, 5),
-        pipeline.commit(topic, 0, 1, [b"a"]),
+        pipeline.commit(topic, 0, slot.clock() + 1, [b"a"]),
     ]
     assert indexes == [0, 1, 2, 3] and len(pipeline) == 4
     present, moved, prepared, committed = pipeline.send().receive()

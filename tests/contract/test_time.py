@@ -302,12 +302,20 @@ def test_at_most_half_of_a_prepare_is_retries_while_fresh_messages_are_due(
 
 
 @time_kinds
-def test_one_at_a_time_retries_and_fresh_messages_take_turns(make_slot: MakeSlot, kind: TopicType) -> None:
+@pytest.mark.parametrize("step_ms", [0, 0.001, 0.137, 2])
+def test_one_at_a_time_retries_and_fresh_messages_take_turns_however_the_clock_goes(
+    make_slot: MakeSlot, kind: TopicType, clock: Clock, step_ms: float
+) -> None:
     slot = make_slot(kind, backoff=NO_BACKOFF)
-    slot.send(b"r1", b"r2", b"r3")
-    slot.fail(slot.take().receipt, b"r1", b"r2", b"r3")
-    slot.send(b"f1", b"f2", b"f3")
-    taken = [slot.take_one()[1].member[:1] for _ in range(6)]
+    slot.send(b"r")
+    slot.fail(slot.take().receipt, b"r")
+    slot.send(b"f")
+    taken = []
+    for _ in range(6):
+        clock.advance(ms=step_ms)
+        receipt, delivery = slot.take_one()
+        taken.append(delivery.member)
+        slot.release(receipt, [delivery.member])
     assert taken in ([b"r", b"f"] * 3, [b"f", b"r"] * 3)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-CHANGING = re.compile(r".*_ms|receipt|cursor|next|worker|host|pid|text")
+CHANGING = re.compile(r".*_ms|receipt|delivery|cursor|next|worker|host|pid|text")
 """Fields whose value is another one each time. The others are as shown."""
 
 

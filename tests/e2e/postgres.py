@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,9 +25,14 @@ def programs() -> Path:
 class Postgres:
     """A server with an empty database `shop`."""
 
-    def __init__(self, programs: Path, port: int) -> None:
+    def __init__(self, programs: Path, port: int, run: Callable[..., None]) -> None:
         self._programs = programs
+        self._run = run
         self.port = port
+
+    def restart(self, mode: str = "fast") -> None:
+        """Stop the server and start it again; `immediate` is a crash, after which it recovers from its log."""
+        self._run("pg_ctl", "restart", "-w", "-m", mode)
 
     def query(self, text: str, database: str = "shop") -> str:
         """Return what the server answers to one statement."""
@@ -41,8 +46,8 @@ class Postgres:
 
 
 @contextmanager
-def postgres() -> Iterator[Postgres]:
-    """Run a PostgreSQL while the block does."""
+def postgres(fsync: str = "off") -> Iterator[Postgres]:
+    """Run a PostgreSQL while the block does. ``fsync`` off: it is quick, and safe only from its own death."""
     bin_folder, folder = programs(), Path(tempfile.mkdtemp(prefix="rmq-postgres-"))
     as_owner = []
     if os.geteuid() == 0:
@@ -50,7 +55,7 @@ def postgres() -> Iterator[Postgres]:
         shutil.chown(folder, "postgres")
         as_owner = ["runuser", "-u", "postgres", "--"]
     port = free_port()
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync={fsync}"
 
     def run(program: str, *arguments: str) -> None:
         command = [*as_owner, str(bin_folder / program), "-D", str(folder / "data"), *arguments]
@@ -60,7 +65,7 @@ def postgres() -> Iterator[Postgres]:
         run("initdb", "-A", "trust", "-U", "shop", "--no-sync")
         run("pg_ctl", "start", "-w", "-l", str(folder / "log"), "-o", options)
         try:
-            server = Postgres(bin_folder, port)
+            server = Postgres(bin_folder, port, run)
             server.query("CREATE DATABASE shop", "postgres")
             yield server
         finally:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -108,106 +109,78 @@ def test_a_consumer_whom_nothing_helps_says_why_and_ends(
     assert said in ran.stderr
 
 
-class Troubled(BaseHTTPRequestHandler):
-    """A server that is in trouble once, and hands out one message to who asks what it holds."""
+Answer = tuple[int, str, bytes]
+"""Status, Retry-After, body."""
 
-    asked: ClassVar[list[tuple[str, Any]]]
-    hold = (
-        b'{"messages":[{"id":"0.YQ","slot":0,"receipt":"1.r","delivery":1,"body":{"n":1},"encoding":"json","key":null}],'
-        b'"timeout":30,"next_slot":null}'
-    )
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path.split("/")[-2], request))
-        if len(self.asked) in (1, 3):
-            answer = b'{"code":"redis_unavailable","detail":"not now"}'
-            self.send_response(503)
-            self.send_header("Retry-After", "1")
-        else:
-            answer = self.hold if len(self.asked) == 2 else b'{"results":[],"outcomes":{"ok":1}}'
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
+HELD = (
+    b'{"messages":[{"id":"0.YQ","slot":0,"receipt":"1.r","delivery":1,"body":{"n":1},"encoding":"json","key":null}],'
+    b'"timeout":30,"next_slot":null}'
+)
+HANDED_OUT: Answer = (200, "", HELD)
+DONE: Answer = (200, "", b'{"results":[],"outcomes":{"ok":1}}')
+UNAVAILABLE: Answer = (503, "1", b'{"code":"redis_unavailable","detail":"not now"}')
+CROWDED: Answer = (200, "1", b'{"messages":[],"timeout":30,"next_slot":null,"wait_refused":true}')
+UNKNOWN: Answer = (409, "", b'{"code":"refused","detail":"the topic is not SERIAL"}')
 
 
-def test_a_consumer_that_may_not_wait_asks_again_a_second_later(shop: Shop, program: list[str]) -> None:
-    class Crowded(Troubled):
-        asked: ClassVar[list[tuple[str, Any]]] = []
-        times: ClassVar[list[float]] = []
+class Asked(NamedTuple):
+    """A request that a server has had."""
 
+    verb: str
+    request: Any
+    at: float
+
+
+def consume_from(
+    shop: Shop, program: list[str], *answers: Answer
+) -> tuple[subprocess.CompletedProcess[str], list[Asked]]:
+    """Let a program consume one message from a server that gives these answers in turn, and the last one on and on."""
+    asked: list[Asked] = []
+
+    class Scripted(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.asked.append((self.path.split("/")[-2], request))
-            self.times.append(time.monotonic())
-            answer = b'{"messages":[],"timeout":30,"next_slot":null,"wait_refused":true}'
-            if len(self.asked) >= 3:
-                answer = self.hold if len(self.asked) == 3 else b'{"results":[],"outcomes":{"ok":1}}'
-            self.send_response(200)
-            if len(self.asked) < 3:
-                self.send_header("Retry-After", "1")
+            asked.append(Asked(self.path.split("/")[-2], request, time.monotonic()))
+            status, again, answer = answers[min(len(asked), len(answers)) - 1]
+            self.send_response(status)
+            if again:
+                self.send_header("Retry-After", again)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Crowded) as server:
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         other = Shop(shop.environment, server.server_address[1])
         other.url = f"http://127.0.0.1:{server.server_address[1]}"
         ran = other.run(*program, TOPIC, "1")
         server.shutdown()
     assert ran.returncode == 0, ran.stderr
-    assert [verb for verb, _ in Crowded.asked] == ["prepare", "prepare", "prepare", "commit"]
-    assert Crowded.times[1] - Crowded.times[0] >= 0.9
-    assert Crowded.times[2] - Crowded.times[1] >= 0.9
+    return ran, asked
+
+
+def test_a_consumer_that_may_not_wait_asks_again_a_second_later(shop: Shop, program: list[str]) -> None:
+    _, asked = consume_from(shop, program, CROWDED, CROWDED, HANDED_OUT, DONE)
+    assert [each.verb for each in asked] == ["prepare", "prepare", "prepare", "commit"]
+    assert asked[1].at - asked[0].at >= 0.9
+    assert asked[2].at - asked[1].at >= 0.9
 
 
 def test_a_consumer_goes_on_where_the_server_does_not_know_what_it_holds(
     shop: Shop, program: list[str]
 ) -> None:
-    class Forgetful(Troubled):
-        asked: ClassVar[list[tuple[str, Any]]] = []
-
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.asked.append((self.path.split("/")[-2], request))
-            status, answer = {
-                1: (503, b'{"code":"redis_unavailable","detail":"not now"}'),
-                2: (409, b'{"code":"refused","detail":"the topic is not SERIAL"}'),
-                3: (200, self.hold),
-            }.get(len(self.asked), (200, b'{"results":[],"outcomes":{"ok":1}}'))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Forgetful) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        other = Shop(shop.environment, server.server_address[1])
-        other.url = f"http://127.0.0.1:{server.server_address[1]}"
-        ran = other.run(*program, TOPIC, "1")
-        server.shutdown()
-    assert ran.returncode == 0, ran.stderr
-    assert [verb for verb, _ in Forgetful.asked] == ["prepare", "prepare", "prepare", "commit"]
-    assert ["held" in request for _, request in Forgetful.asked] == [False, True, False, False]
+    away: Answer = (503, "", UNAVAILABLE[2])
+    _, asked = consume_from(shop, program, away, UNKNOWN, HANDED_OUT, DONE)
+    assert [each.verb for each in asked] == ["prepare", "prepare", "prepare", "commit"]
+    assert ["held" in each.request for each in asked] == [False, True, False, False]
 
 
 def test_a_consumer_outlasts_a_server_in_trouble(shop: Shop, program: list[str]) -> None:
-    class Once(Troubled):
-        asked: ClassVar[list[tuple[str, Any]]] = []
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Once) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        other = Shop(shop.environment, server.server_address[1])
-        other.url = f"http://127.0.0.1:{server.server_address[1]}"
-        ran = other.run(*program, TOPIC, "1")
-        server.shutdown()
-    assert ran.returncode == 0, ran.stderr
+    ran, asked = consume_from(shop, program, UNAVAILABLE, HANDED_OUT, UNAVAILABLE, DONE)
     assert json.loads(ran.stdout) == {"n": 1} and "503" in ran.stderr
     # After the trouble it asks what it holds, and says "commit" until it is heard.
-    assert [verb for verb, _ in Once.asked] == ["prepare", "prepare", "commit", "commit"]
-    assert Once.asked[1][1]["held"] is True
+    assert [each.verb for each in asked] == ["prepare", "prepare", "commit", "commit"]
+    assert asked[1].request["held"] is True

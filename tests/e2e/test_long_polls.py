@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from example_project.embedded_server import free_port
-from tests.shop_server import TOPIC, Shop
-from tests.workers import eventually
+from tests.shop_server import TOPIC, Shop, running
 
-ROOT = Path(__file__).parents[2]
 PROCESSES, THREADS = 2, 4
 POLLS = 24
 
@@ -26,30 +20,9 @@ POLLS = 24
 @pytest.fixture
 def shop(redis_url: str, tmp_path: Path) -> Iterator[Shop]:
     """The example project under a server with eight threads in all."""
-    port = free_port()
-    environment = {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": "example_project.settings",
-        "REDIS_URL": redis_url,
-        "RMQ_KEY_PREFIX": f"t{uuid.uuid4().hex[:12]}:",
-        "SHOP_DATA": str(tmp_path),
-        "DJANGO_SUPERUSER_PASSWORD": "program",
-    }
-    shop = Shop(environment, port)
-    shop.manage("migrate", "--verbosity", "0")
-    shop.manage("createsuperuser", "--noinput", "--username", "program", "--email", "program@example.com")
-    shop.token = shop.manage("drf_create_token", "program").split()[2]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.prefork", str(port), str(PROCESSES), str(THREADS)],
-        cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        eventually(shop.is_up, "the web server", 60)
-        yield shop
-    finally:
-        server.terminate()
-        server.wait(30)
+    program = ("-m", "tests.prefork", "{port}", str(PROCESSES), str(THREADS))
+    with running(redis_url, tmp_path, program) as found:
+        yield found
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from tests.brokers import Broker, ClusterBroker
 from tests.e2e.ledger import Findings, examine, read
 from tests.e2e.load import CHAOS, Load, shares
 from tests.e2e.processes import Start, WorkerProcess
+from tests.e2e.promotions import cluster_promotions
 from tests.servers import RedisCluster, SentinelGuard, ask, wait_for_link, wait_until
 from tests.workers import cluster_of, eventually, live, total
 
@@ -192,6 +193,14 @@ def test_a_replica_takes_over_and_nothing_it_confirmed_is_lost(
         assert sender.longest < 10
         end(started)
         web.close()
+
+
+@pytest.mark.slow
+def test_no_receipt_is_given_twice_when_replicas_that_lack_deliveries_take_over() -> None:
+    outcome = cluster_promotions(3)
+    print(outcome)
+    assert outcome.receipts_twice == 0
+    assert outcome.deliveries_lost >= 20, "what was taken after the cut is gone, or the test cuts nothing"
 
 
 @pytest.mark.slow

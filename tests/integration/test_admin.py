@@ -163,7 +163,7 @@ def test_every_address_is_behind_the_admin_and_declares_a_permission() -> None:
         assert Permission.VIEW in permissions, pattern
         assert view.__wrapped__, pattern
         names.add(pattern.name)
-    assert len(names) == 10
+    assert len(names) == 11
 
 
 def addresses(message_id: str) -> dict[str, str]:
@@ -842,8 +842,8 @@ def test_without_redis_there_is_a_banner_within_three_seconds(log_in: Callable[.
     message_id = "0.eyJhIjoxfQ"
     with override_settings(RMQ={"REDIS": address, "TOPICS": TOPICS}):
         for name, page in addresses(message_id).items():
-            if name in ("history", "send", "act"):
-                continue
+            if name in ("history", "send", "act", "outbox"):
+                continue  # they ask a database, or nobody
             began = time.monotonic()
             answer = client.get(page)
             assert time.monotonic() - began < 5 * 3, name

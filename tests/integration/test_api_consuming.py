@@ -81,7 +81,8 @@ def test_what_is_taken_is_committed_by_its_receipt_and_once(broker: Any) -> None
     consumer.send({"n": 1}, {"n": 2})
     taken = consumer.take(5)
     assert sorted(one["body"]["n"] for one in taken) == [1, 2]
-    assert {(one["delivery"], one["retries_left"], one["encoding"]) for one in taken} == {(1, 2, "json")}
+    assert len({one["delivery"] for one in taken}) == 1
+    assert {(one["retries_left"], one["encoding"]) for one in taken} == {(2, "json")}
     assert consumer.settle("commit", taken[0], taken[0]) == {"ok": 1, "stale": 1}
     assert consumer.settle("commit", *taken) == {"stale": 1, "ok": 1}
     (ledger,) = audit(broker, topic_of("work"))

@@ -152,7 +152,8 @@ def test_every_error_of_ours_has_an_answer() -> None:
             yield one
             yield from kinds(one)
 
-    leaves = [kind for kind in kinds(RmqError) if not kind.__subclasses__()]
+    # One that a module keeps for itself reaches no face.
+    leaves = [kind for kind in kinds(RmqError) if not kind.__subclasses__() and kind.__name__[0] != "_"]
     assert len(leaves) > 12
     for kind in leaves:
         assert any(issubclass(kind, known) for known in errors.ANSWERS), kind

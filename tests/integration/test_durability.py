@@ -138,9 +138,13 @@ def test_fsync_is_yes_or_no() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_confirmed_by_a_replica_is_lost_when_it_is_promoted_after_a_cut() -> None:
+def test_nothing_confirmed_is_lost_and_no_receipt_given_twice_when_a_replica_is_promoted_after_a_cut() -> (
+    None
+):
     outcome = promotions(10)
     print(outcome)
     assert outcome.confirmed > 10 * 100
     assert outcome.confirmed_and_lost == 0
     assert outcome.others_lost, "what was stored after the cut is gone, or the test cuts nothing"
+    assert outcome.receipts_twice == 0
+    assert outcome.deliveries_lost > 10, "what was taken after the cut is gone, or the test cuts nothing"

@@ -29,6 +29,7 @@ from example_project.prices.changes import change_prices
 from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
 from example_project.prices.rendering import PhotoMissing, PhotoServerBusy, render_price
+from example_project.resuming import resume
 from example_project.traffic import Done
 from tests.brokers import direct
 
@@ -380,7 +381,7 @@ def test_what_a_lost_redis_held_is_sent_again_from_the_database(product: Product
     late = timezone.now() - timedelta(hours=1)
     order = Order.objects.create(product=product, total=1, due_at=late)
     Order.objects.create(product=product, total=1, due_at=late, state=State.PAID)
-    call_command("resend_pending", verbosity=0)
+    resume()
     assert waiting("price-changes") == [b'{"sku":1}']
     assert waiting("order-timeouts") == [b'{"order":%d}' % order.pk]
 

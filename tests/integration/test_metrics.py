@@ -34,7 +34,7 @@ from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, times_key
 from django_rmq.core.words.samples import LATENESS_BUCKETS
 from django_rmq.core.words.topics import Topic
-from django_rmq.metrics import RmqCollector, collector
+from django_rmq.metrics import RmqCollector, collector, outbox
 from django_rmq.metrics.views import metrics
 from django_rmq.operations import figures
 from django_rmq.project import connections
@@ -470,7 +470,7 @@ SUFFIXES = re.compile(r"_(bucket|sum|count)$")
 
 def told_names() -> set[str]:
     with (
-        override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS}),
+        override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS, "OUTBOX": True}),
         connections.replaced_broker(InMemoryBroker("m:")),
     ):
         live_through_everything(connections.get_broker())
@@ -486,6 +486,7 @@ def named(text: str) -> set[str]:
     return {SUFFIXES.sub("", name) for name in names}
 
 
+@pytest.mark.django_db
 def test_dashboard_and_alerts_name_only_what_is_told() -> None:
     told = told_names()
     dashboard = json.loads((ROOT / "monitoring" / "grafana-dashboard.json").read_text())
@@ -498,9 +499,10 @@ def test_dashboard_and_alerts_name_only_what_is_told() -> None:
     for expression in (*queries, *expressions):
         assert named(expression) and named(expression) <= told, expression
         assert expression.count("(") == expression.count(")")
+        states = outbox.STATES if "rmq_outbox" in expression else collector.STATES
         for labels in re.findall(r"\{([^}]*)\}", expression):
             assert set(re.findall(r"(\w+)[!=]", labels)) <= {"topic", "state", "reason"}
-            assert set(re.findall(r'state="(\w+)"', labels)) <= set(collector.STATES)
+            assert set(re.findall(r'state="(\w+)"', labels)) <= set(states)
     assert set().union(*map(named, queries)) == told, "the dashboard shows everything"
     for rule in rules:
         assert (
@@ -525,6 +527,7 @@ def test_the_names_pass_the_linter_of_prometheus(broker: Any) -> None:
     assert linted("# HELP rmq_sent Sent.\n# TYPE rmq_sent counter\nrmq_sent 1\n").returncode == 3
 
 
+@pytest.mark.django_db
 def test_the_docs_name_every_metric_and_no_other() -> None:
     table = [
         line

@@ -815,6 +815,11 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
         lambda o: o.retire(left_behind(o), to="timed").result(),
     ),
     "events": ({Permission.VIEW, Permission.VIEW_BODIES}, begin_to_watch),
+    "outbox": ({Permission.VIEW}, lambda o: o.outbox()),
+    "outbox_rows": ({Permission.VIEW}, lambda o: o.outbox_rows()),
+    "relay_outbox": ({Permission.SEND}, lambda o: list(o.relay_outbox())),
+    "retry_outbox": ({Permission.SEND}, lambda o: o.retry_outbox(["default:1"])),
+    "delete_outbox": ({Permission.DELETE}, lambda o: o.delete_outbox(["default:1"])),
     "pause": ({Permission.PAUSE}, lambda o: o.pause("timed").result()),
     "resume": ({Permission.PAUSE}, lambda o: o.resume("timed").result()),
 }
@@ -825,6 +830,7 @@ def test_every_public_act_is_in_the_matrix() -> None:
     assert public == {name.partition(" ")[0] for name in ACTS}
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize("act", ACTS)
 def test_an_act_needs_just_its_permissions(broker: Any, act: str) -> None:
     needed, do = ACTS[act]

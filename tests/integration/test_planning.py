@@ -117,7 +117,7 @@ def test_slots_and_processes_follow_from_rate_and_time(
 ) -> None:
     found = plan(load)
     assert (found.slots, found.busy_threads, found.processes) == (slots, busy, processes)
-    assert found.database_connections == processes * load.threads
+    assert found.database_connections == processes * (load.threads + 1)
     assert found.redis_connections == processes * (CONNECTIONS + load.threads)
     assert found.maxmemory > found.waiting_bytes > load.messages * load.body_bytes
 

@@ -17,9 +17,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from tests.proof.python_mutants import PYTHON_MUTANTS, PythonMutant
+from tests.proof import python_mutants
+from tests.proof.database_mutants import DATABASE_MUTANTS
+from tests.proof.python_mutants import PythonMutant
 
 ROOT = Path(__file__).parents[2]
+PYTHON_MUTANTS = python_mutants.PYTHON_MUTANTS | DATABASE_MUTANTS
 COPIED = ("django_rmq", "example_project", "tests", "manage.py", "pyproject.toml")
 COPIES = 3
 FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(.+?::.+?)(?: - |$)", re.MULTILINE)
@@ -85,6 +88,8 @@ def run(root: Path, tests: Iterable[str], redis_url: str) -> Outcome:
             "-q",
             "-p",
             "no:cacheprovider",
+            "-p",
+            "no:schemathesis",
             *(f"tests/{test}" for test in tests),
         ],
         check=False,

@@ -17,6 +17,7 @@ from django_rmq.core.words.bounds import shown
 from django_rmq.core.words.topics import BackOff, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.project import settings
+from django_rmq.project.listening import conditions
 from django_rmq.project.settings import Config, Problem, get_config, read_settings
 from django_rmq.project.settings.keys import keys_of
 from django_rmq.project.settings.reader import RMQ_KEYS, SECTIONS
@@ -93,6 +94,8 @@ def test_every_option_of_a_topic_arrives() -> None:
         "FLOW": "auto",
         "DEAD_RETENTION": timedelta(days=1),
         "LISTENER": False,
+        "ORIGIN": True,
+        "OUTBOX": True,
     }
     topic = config(TOPICS={"renders": options}).topic("renders")
     assert dataclasses.asdict(topic) == {
@@ -118,6 +121,8 @@ def test_every_option_of_a_topic_arrives() -> None:
         "flow": "auto",
         "dead_retention": 86_400.0,
         "listener": False,
+        "origin": True,
+        "outbox": True,
     }
 
 
@@ -431,6 +436,7 @@ def test_a_topic_needs_a_type() -> None:
         {"TYPE": "priority", "TIME_RANGE": 1000},
         {"TYPE": "fixed_time", "RETRY_PRIORITY": "lowest"},
         {"TYPE": "priority", "SLOT_BASIS": "shop", "BODY": "text"},
+        {"TYPE": "priority", "ORIGIN": True, "IDENTITY": "body"},
     ],
     ids=str,
 )
@@ -706,7 +712,8 @@ def test_the_document_names_no_setting_that_does_not_exist() -> None:
 
 def test_every_check_is_documented_in_both_places() -> None:
     assert checks.__doc__ is not None
-    files = [Path(str(checks.__file__)), *Path(str(settings.__file__)).parent.glob("*.py")]
+    folders = [Path(str(module.__file__)).parent for module in (checks, settings)]
+    files = [*(file for folder in folders for file in folder.glob("*.py")), Path(str(conditions.__file__))]
     source = "".join(file.read_text() for file in files)
     used = set(re.findall(r"\"(?:django_rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15
@@ -746,3 +753,33 @@ def test_how_many_requests_may_wait(
 )
 def test_bytes_have_a_rate(given: str | None, expected: tuple[int, float] | None) -> None:
     assert config(API={"SEND_BYTES": given}).api.byte_rate == expected
+
+
+@pytest.mark.parametrize(
+    ("outbox", "kept"),
+    [
+        ({}, {"kept"}),
+        ({"OUTBOX": False}, {"kept"}),
+        ({"OUTBOX": True}, {"kept", "any"}),
+        ({"OUTBOX": {"GRACE": timedelta(seconds=2), "REPLICAS": 1}}, {"kept", "any"}),
+        ({"OUTBOX": True, "TOPIC_DEFAULTS": {"OUTBOX": False}}, {"kept"}),
+    ],
+)
+def test_a_topic_has_the_outbox_of_the_project_unless_it_says_otherwise(
+    outbox: dict[str, Any], kept: set[str]
+) -> None:
+    kind = {"TYPE": "priority"}
+    topics = {"any": kind, "kept": {**kind, "OUTBOX": True}, "not": {**kind, "OUTBOX": False}}
+    found = config(TOPICS=topics, **outbox)
+    assert {name for name, topic in found.topics.items() if topic.outbox} == kept
+    assert found.uses_outbox
+    assert (found.outbox.grace, found.outbox.replicas) == (
+        (2.0, 1) if "REPLICAS" in str(outbox) else (5.0, 0)
+    )
+
+
+@pytest.mark.parametrize(
+    "outbox", [None, 1, "default", ["default"], {"GRACE": 0}, {"REPLICAS": -1}, {"GRACES": 1}]
+)
+def test_an_outbox_that_cannot_be_used_is_named(outbox: object) -> None:
+    assert any('RMQ["OUTBOX"]' in problem.message for problem in problems(OUTBOX=outbox))

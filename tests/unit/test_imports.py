@@ -57,6 +57,10 @@ def test_no_process_but_that_of_its_command_imports_pipelines_or_spark() -> None
     assert answer.stdout.strip() == "[]"
 
 
+def test_the_worker_is_imported_without_models() -> None:
+    assert "django" in modules_loaded_by("import django_rmq.project.listening.processes")
+
+
 @pytest.mark.parametrize("name", django_rmq.__all__)
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(django_rmq, name) is not None

@@ -214,8 +214,8 @@ def test_what_travels_with_a_keyed_body_comes_back(producer: Producer) -> None:
         KEYED, {"a": 1}, key="k", headers={"trace": "ü"}, expires=TOMORROW, slot_basis="shop 7"
     )
     assert out.envelope is not None
-    body, expires_ms, basis, headers = decode_envelope(out.envelope)
-    assert (body, basis, headers) == (b'{"a":1}', "shop 7", {"trace": "ü"})
+    body, expires_ms, basis, headers, origin = decode_envelope(out.envelope)
+    assert (body, basis, headers, origin) == (b'{"a":1}', "shop 7", {"trace": "ü"}, None)
     assert 0 <= expires_ms - TOMORROW.timestamp() * 1000 < 1
 
 
@@ -463,3 +463,39 @@ def test_batches_are_drawn_as_they_are_needed() -> None:
     assert next(batches) == [0, 1]
     assert drawn == [0, 1]
     assert list(batches) == [[2, 3], [4]]
+
+
+# --- origins
+
+
+def test_each_send_to_a_topic_with_origins_has_its_own_and_they_rise_with_time(producer: Producer) -> None:
+    topic = replace(KEYED, origin=True)
+    origins = []
+    for _ in range(3):
+        out = producer.build(topic, {"a": 1}, key="k")
+        assert out.envelope is not None
+        origins.append(decode_envelope(out.envelope).origin or "")
+        time.sleep(0.002)
+    assert [uuid.UUID(each).version for each in origins] == [7, 7, 7]
+    assert [uuid.UUID(each).variant for each in origins] == [uuid.RFC_4122] * 3
+    assert origins == sorted(set(origins))
+    sent_ms = uuid.UUID(origins[-1]).int >> 80
+    assert abs(sent_ms - time.time() * 1000) < 60_000
+
+
+def test_other_topics_store_not_a_byte_more(producer: Producer) -> None:
+    out = producer.build(KEYED, {"a": 1}, key="k")
+    assert out.envelope == b'0 {}\n{"a":1}'
+    assert "origin" not in KEYED.definition()
+
+
+def test_the_definition_of_a_topic_says_whether_it_has_origins() -> None:
+    topic = replace(KEYED, origin=True)
+    assert topic.definition()["origin"] is True
+    assert Topic.registered(topic.name, topic.definition(), topic.slots).origin
+    assert not Topic.registered(KEYED.name, KEYED.definition(), KEYED.slots).origin
+
+
+@pytest.mark.parametrize("origin", ["7", '""', "null", "[]"])
+def test_an_origin_that_is_no_text_is_none(origin: str) -> None:
+    assert decode_envelope(f'0 {{"origin":{origin}}}\n5'.encode()) == (b"5", 0, None, None, None)

@@ -23,9 +23,9 @@ LONGEST_SEARCH = 100
 @page(Permission.VIEW)
 def changelist_view(pages: Pages, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
     """Show all topics."""
-    return pages.render(
-        request, "topic/change_list.html", {**_dashboard(pages, request), **(extra_context or {})}
-    )
+    uses_outbox = pages.operations(request).config.uses_outbox
+    context = {"outbox_url": pages.url("outbox") if uses_outbox else "", **_dashboard(pages, request)}
+    return pages.render(request, "topic/change_list.html", {**context, **(extra_context or {})})
 
 
 @page(Permission.VIEW)

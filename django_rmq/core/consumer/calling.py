@@ -27,7 +27,7 @@ def _is(error: BaseException, *kinds: type[BaseException]) -> bool:
     return issubclass(type(error), kinds)
 
 
-def _check_returned(returned: Any) -> None:
+def check_returned(returned: Any) -> None:
     """Raise ``TypeError`` for a coroutine or generator: it has not run yet, and a commit would lose the message."""
     if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
         if hasattr(returned, "close"):
@@ -53,7 +53,7 @@ def call_one(function: Callable[[Any], Any], message: Message, argument: Any) ->
             if returned is False:
                 failure = Failure(message.delivery.member, "failed", None, "the listener returned False")
                 return judged(message, failure)
-            _check_returned(returned)
+            check_returned(returned)
     except BaseException as error:
         failure = failure_of(message, error)
         if _is(error, KeyboardInterrupt, SystemExit):
@@ -84,7 +84,7 @@ def call_group(function: Callable[[Any], Any], group: list[Message]) -> list[Out
                 if forks.forking is not None:
                     forks.end_copy()
             if returned is not None and returned is not False:
-                _check_returned(returned)
+                check_returned(returned)
         except BaseException as error:
             if _is(error, KeyboardInterrupt, SystemExit):
                 failed = [*((message, error) for message in readable), *unreadable]
@@ -135,4 +135,4 @@ def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | N
     return [outcomes[id(message)] for message in messages]
 
 
-__all__ = ["Interrupted", "call_group", "call_one", "groups", "run"]
+__all__ = ["Interrupted", "call_group", "call_one", "check_returned", "groups", "run"]

@@ -23,7 +23,7 @@ def turned(
     """Take a part of the group of ``score``, which exceeds the limit, from a start that changes with every prepare."""
     above = [row for row in free if row[1] > score]
     group = [row for row in slot.store.rows(descending=True) if row[1] == score]
-    start = (slot.micros * 16_807 + receipt * 69_621) % 2_147_483_647 % len(group)
+    start = (slot.micros * 16_807 + receipt % 1_000_003 * 69_621) % 2_147_483_647 % len(group)
     want = min(len(group), limit - len(above) + look_further(slot))
     return above + [row for row in (group[start:] + group[:start])[:want] if not slot.runs(row[0])]
 

@@ -80,6 +80,7 @@ class Slot:
         micros = memory.micros()
         self.now_s, self.micros = divmod(micros, 1_000_000)
         self.now_ms = micros // 1000
+        self.now_us = micros
         self.counts: Counter[str] = Counter()
         self._memory = memory
         # A transition that does not name it touches no claimed message.

@@ -19,7 +19,7 @@ from django_rmq.core.producer.checks import (
 )
 from django_rmq.core.words.bodies import encode_body
 from django_rmq.core.words.bounds import MAX_PRIORITY, shown
-from django_rmq.core.words.envelopes import Envelope, basis_bytes, encode_envelope
+from django_rmq.core.words.envelopes import Envelope, basis_bytes, encode_envelope, new_origin
 from django_rmq.core.words.topics import Topic, TopicType, slot_counts
 from django_rmq.exceptions import InvalidMessage
 
@@ -165,6 +165,7 @@ def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]
         0 if expires is None else check_fixed_time(expires, name="expires"),
         None if basis is None else check_stored_basis(basis),
         check_headers(headers),
+        new_origin() if topic.origin else None,
     )
     return places.outgoing(topic, basis, member, score, encode_envelope(envelope))
 

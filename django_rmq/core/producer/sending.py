@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from zlib import crc32
 
 from django_rmq.core.calls.broker import Broker
 from django_rmq.core.producer.bulk import Bulk
@@ -81,6 +82,18 @@ class Producer:
         """Return a message with the slot and the member from ``address``, and this score and envelope."""
         member = member_of(topic, body, key)
         return self._places.outgoing(topic, basis_of(topic, body, slot_basis), member, score, envelope)
+
+    def restore(self, out: Outgoing) -> Outgoing:
+        """Return a message that was built by another process, and stored without its slot, in its slot.
+
+        Its ``crc`` must be known.
+        """
+        topic, crc = out.topic, out.crc
+        assert crc is not None
+        is_explicit = topic.identity == "body" and topic.slot_basis is None and crc != crc32(out.member)
+        if is_explicit and topic.name not in self._noted:
+            self._to_note[topic.name] = topic
+        return out.placed(self._places.present(topic))
 
     def slots(self, out: Outgoing) -> list[int]:
         """Return the slots that may hold a message.

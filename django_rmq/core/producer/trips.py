@@ -123,7 +123,7 @@ class Mixed:
                 continue
             for i, answer in zip(indexes, reply, strict=True):
                 complete(self.results[i], answer)
-                if confirmed is not None and self.results[i].ok:
+                if confirmed is not None and self.results[i].status != "refused":
                     self.results[i].replicas, self.results[i].fsynced = confirmed
 
     def lose(self, trip: list[list[int]], error: RmqError) -> None:

@@ -1,8 +1,10 @@
-"""Envelopes, which hold the body of a keyed message with its headers and expiry, and the basis of its slot."""
+"""Envelopes, which hold the body of a keyed message with its headers, expiry and origin, and the basis of its slot."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from typing import Any, NamedTuple
 
 from django_rmq.core.words.bodies import decode_body, encode_json
@@ -19,6 +21,8 @@ class Envelope(NamedTuple):
     """Not delivered after this instant (ms). 0: never expires."""
     slot_basis: str | None = None
     headers: dict[str, str] | None = None
+    origin: str | None = None
+    """What identifies the send (topics with ORIGIN). All copies of the message keep it."""
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
@@ -28,6 +32,8 @@ def encode_envelope(envelope: Envelope) -> bytes:
         meta["basis"] = envelope.slot_basis
     if envelope.headers:
         meta["headers"] = envelope.headers
+    if envelope.origin is not None:
+        meta["origin"] = envelope.origin
     return b"%d %s\n%s" % (envelope.expires_ms, encode_json(meta), envelope.body)
 
 
@@ -39,9 +45,25 @@ def decode_envelope(raw: bytes) -> Envelope:
         return Envelope(raw)
     try:
         meta = json.loads(meta_text)
-        return Envelope(body, int(expires), meta.get("basis"), meta.get("headers"))
+        origin = meta.get("origin")
+        return Envelope(
+            body,
+            int(expires),
+            meta.get("basis"),
+            meta.get("headers"),
+            origin if isinstance(origin, str) and origin else None,
+        )
     except (ValueError, AttributeError):
         return Envelope(raw)
+
+
+def new_origin() -> str:
+    """Return the origin of a new send: a UUID of version 7 in 32 hexadecimal digits.
+
+    It begins with the time, so rows with the origins of successive sends are close together in an index.
+    """
+    drawn = time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10))
+    return f"{drawn & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62:032x}"
 
 
 def basis_bytes(value: object) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 from django_rmq.core.words import discretion
@@ -95,6 +96,18 @@ class Message:
     def headers(self) -> dict[str, str]:
         """The headers that the sender gave (keyed topics only)."""
         return self.envelope.headers or {}
+
+    @property
+    def origin(self) -> str:
+        """What identifies the send, in every delivery of its message (topics with ``ORIGIN``).
+
+        Without one it identifies only this delivery: by slot count, slot, receipt and a hash of the member.
+        """
+        given = self.envelope.origin
+        if given is not None:
+            return given
+        digest = blake2b(self.delivery.member, digest_size=8).hexdigest()
+        return f"{self.topic.slots}.{self.slot}.{self.receipt}.{digest}"
 
     @property
     def retries_left(self) -> int:

@@ -52,8 +52,9 @@ class SendResult:
     member: bytes
     status: str = "pending"
     """pending, stored, merged, replaced, superseded, present, refused (the slot is full), failed
-    (the server was unavailable at the commit) or discarded (rolled back, or a callback that ran earlier in the commit
-    raised: Django then runs no more of them)."""
+    (the server was unavailable at the commit), in_outbox (it could not be sent at the commit, and the relay of the
+    outbox will send it) or discarded (rolled back, or a callback that ran earlier in the commit raised: Django then
+    runs no more of them, and what is in the outbox is sent by its relay)."""
     score: float = math.nan
     """The Store score: due time in ms, or priority. NaN while pending, and where nothing was stored."""
     replicas: int | None = None

@@ -73,6 +73,10 @@ class Topic:
     """Seconds after which Dead is trimmed; None keeps it."""
     listener: bool = True
     """Whether workers consume the topic. False: only REST or Spark does."""
+    origin: bool = False
+    """Whether each send gives its message an origin, by which a listener with ``once`` recognises it."""
+    outbox: bool = False
+    """Whether a send in a database transaction is written to that database, too, until Redis has it."""
 
     @property
     def is_priority(self) -> bool:
@@ -109,6 +113,8 @@ class Topic:
             "backoff": [self.backoff.base_ms, self.backoff.cap_ms],
             "retry_priority": self.retry_priority,
             "max_prepared": self.max_prepared,
+            # Only where it is on, so that other topics keep the definition that Redis has.
+            **({"origin": True} if self.origin else {}),
         }
 
     @classmethod
@@ -132,6 +138,7 @@ class Topic:
                 backoff=BackOff(base_ms, cap_ms),
                 retry_priority=definition["retry_priority"],
                 max_prepared=definition["max_prepared"],
+                origin=definition.get("origin", False),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"the definition of topic {name} is incomplete: {error}") from None

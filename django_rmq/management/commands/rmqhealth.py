@@ -16,7 +16,7 @@ class Command(RmqCommand):
 
     help = (
         "Check that Redis answers, that slots are assigned to the workers, and that every topic has a "
-        "live worker. With limits, also check how long messages have been due and how many are dead. "
+        "live worker. With limits, also check how long messages have been due or in the outbox, and how many are dead. "
         "Exits with 0 if healthy, 1 if not (also while Redis is unavailable), 2 if usage or settings are "
         "wrong."
     )
@@ -34,6 +34,12 @@ class Command(RmqCommand):
             "--max-dead", type=at_least(0), metavar="N", help="fail if more messages of a topic are dead"
         )
         parser.add_argument(
+            "--max-outbox-age",
+            type=duration,
+            metavar="AGE",
+            help="fail if a message has been in the outbox for longer: 90, 15m, 2h or 7d",
+        )
+        parser.add_argument(
             "--no-workers",
             action="store_true",
             help="do not check for live workers, which run only sometimes",
@@ -48,7 +54,9 @@ class Command(RmqCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        limits = Limits(options["max_age"], options["max_dead"], not options["no_workers"])
+        limits = Limits(
+            options["max_age"], options["max_dead"], not options["no_workers"], options["max_outbox_age"]
+        )
         names = [topic.name for topic in self.topics(options["topics"])]
         health = self.operations().health(limits, names, patience=options["patience"])
         if options["json"]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from argparse import ArgumentParser
+from collections.abc import Mapping
 from typing import Any
 
-from django_rmq.management import RmqCommand, ago, at_least, table
-from django_rmq.operations import Flow, Operations, TopicFigures
+from django_rmq.exceptions import RmqError
+from django_rmq.management import RmqCommand, ago, at_least, shown, table
+from django_rmq.operations import Flow, Operations, TopicFigures, Waiting
 
 
 class Command(RmqCommand):
@@ -48,19 +50,51 @@ class Command(RmqCommand):
         except KeyboardInterrupt:
             pass
 
+    def _outbox(self) -> dict[str, Waiting] | None:
+        """Return what is in the outbox, by topic. None: its database is unavailable."""
+        operations = self.operations()
+        if not operations.config.uses_outbox:
+            return {}
+        try:
+            return {one.topic: one for one in operations.outbox()}
+        except RmqError:
+            return None
+
     def _show(
         self, figures: list[TopicFigures], rates: dict[str, dict[str, float]], options: dict[str, Any]
     ) -> None:
-        rows = [row_of(one, rates.get(one.topic.name)) for one in figures]
+        kept = self._outbox()
+        rows = [row_of(one, rates.get(one.topic.name)) | _outbox_of(kept, one) for one in figures]
         if options["json"]:
             indent = None if options["interval"] else 2
             self.stdout.write(json.dumps(rows, indent=indent))
             return
-        for line in lines_of(figures, rates):
+        for line in [*lines_of(figures, rates), *outbox_lines(kept)]:
             self.stdout.write(line)
         if options["interval"]:
             self.stdout.write("")
         self.stdout.flush()
+
+
+def _outbox_of(kept: Mapping[str, Waiting] | None, one: TopicFigures) -> dict[str, Any]:
+    """Return for JSON what the outbox of a topic holds; nothing if it has none, or it is unknown."""
+    if kept is None or not (one.topic.outbox or one.topic.name in kept):
+        return {}
+    found = kept.get(one.topic.name) or Waiting(one.topic.name)
+    age = None if found.oldest_ms is None else found.oldest_ms / 1000
+    return {"outbox": {"waiting": found.messages, "refused": found.refused, "oldest_seconds": age}}
+
+
+def outbox_lines(kept: Mapping[str, Waiting] | None) -> list[str]:
+    """Return a line for each topic with something in the outbox. None: it cannot be read."""
+    if kept is None:
+        return ["outbox: its database is unavailable"]
+    lines = []
+    for one in kept.values():
+        oldest = "" if one.oldest_ms is None else f", the oldest for {ago(one.oldest_ms / 1000)}"
+        refused = f", {one.refused} refused" if one.refused else ""
+        lines.append(f"outbox of {shown(one.topic)}: {one.messages} waiting{oldest}{refused}")
+    return lines
 
 
 def row_of(one: TopicFigures, rates: dict[str, float] | None) -> dict[str, Any]:

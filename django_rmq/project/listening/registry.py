@@ -19,10 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.apps import apps
+from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import module_has_submodule
 
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import ConfigurationError
+from django_rmq.project.listening.once import Once
 from django_rmq.project.settings import get_config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,6 +46,8 @@ class Listener:
     """``module:line`` of the function in its source."""
     name: str
     """``module.qualname``, by which the same function is recognised after a reload."""
+    using: str | None = None
+    """The database in which its effects happen once. None: they may happen again."""
 
 
 class FailedModule(NamedTuple):
@@ -78,12 +82,19 @@ def is_library(path: str) -> bool:
 _listeners: dict[str, Listener] = {}
 
 
-def listener(topic: str, *, batch_size: int | None = None) -> Callable[[Function], Function]:
+def listener(
+    topic: str, *, batch_size: int | None = None, once: bool | str = False
+) -> Callable[[Function], Function]:
     """Register the decorated function as the listener of ``topic``, and return it unchanged.
 
     It gets one ``Message``; with ``batch_size`` a list of up to that many. Returning commits; ``False`` or an
-    exception rolls back. An ``async def`` runs to its end in an event loop of its own. Raises
-    ``ConfigurationError`` for an object that cannot listen and for a second listener of a topic.
+    exception rolls back. An ``async def`` runs to its end in an event loop of its own.
+
+    ``once``: True for the default database, or the alias of another one. The listener then runs in a
+    transaction of that database, and what it writes there happens exactly once for each message, although
+    the listener may be called more than once. The topic needs ``ORIGIN``.
+
+    Raises ``ConfigurationError`` for an object that cannot listen and for a second listener of a topic.
     """
     name: object = topic  # the argument of a decorator may be anything, such as the function itself
     if not isinstance(name, str) or not name:
@@ -95,16 +106,27 @@ def listener(topic: str, *, batch_size: int | None = None) -> Callable[[Function
         raise ConfigurationError(
             f'@listener("{topic}"): batch_size must be a whole number from 1 to {BATCH}, got {batch_size!r}'
         )
+    alias: object = once
+    if not isinstance(alias, (bool, str)) or alias == "":
+        raise ConfigurationError(
+            f'@listener("{topic}"): once must be True, False or the alias of a database, got {once!r}'
+        )
+    using = DEFAULT_DB_ALIAS if once is True else once or None
 
     def register(function: Function) -> Function:
-        add(topic, function, batch_size)
+        add(topic, function, batch_size, using)
         return function
 
     return register
 
 
-def add(topic: str, function: Callable[..., Any], batch_size: int | None = None) -> Listener:
-    """Register ``function`` like ``@listener``, and return the registered object."""
+def add(
+    topic: str, function: Callable[..., Any], batch_size: int | None = None, using: str | None = None
+) -> Listener:
+    """Register ``function`` like ``@listener``, and return the registered object.
+
+    ``using``: the database in which its effects happen once.
+    """
     if not callable(function):
         raise ConfigurationError(f'@listener("{topic}") needs a function, got {function!r}')
     written = inspect.unwrap(function)
@@ -127,7 +149,10 @@ def add(topic: str, function: Callable[..., Any], batch_size: int | None = None)
     except ValueError:
         pass  # some functions written in C do not expose their arguments
     runs_later = any(iscoroutinefunction(inner) for inner in (function, written, called))
-    found = Listener(topic, async_to_sync(function) if runs_later else function, batch_size, location, name)
+    runs: Callable[[Any], Any] = async_to_sync(function) if runs_later else function
+    if using is not None:
+        runs = Once(runs, using)
+    found = Listener(topic, runs, batch_size, location, name, using)
     other = _listeners.get(topic)
     # After a reload the same function is registered again.
     if other is not None and other.name != found.name:
@@ -141,6 +166,11 @@ def add(topic: str, function: Callable[..., Any], batch_size: int | None = None)
 def listeners() -> dict[str, Listener]:
     """Return the registered listeners by topic."""
     return dict(_listeners)
+
+
+def once_databases() -> dict[str, str]:
+    """Return the databases of the listeners with ``once``, by topic."""
+    return {topic: each.using for topic, each in _listeners.items() if each.using is not None}
 
 
 def discover() -> list[FailedModule]:

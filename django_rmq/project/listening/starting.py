@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from django.db import Error as DatabaseError
+
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.topics.definitions import register_topics
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project import connections
-from django_rmq.project.listening import registry
+from django_rmq.project.listening import conditions, registry
 from django_rmq.project.settings import get_config
 
 logger = safe_logger("django_rmq.consumer")
@@ -56,9 +58,9 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
 
     A topic whose registered definition cannot be read is left out, with an error in the log.
 
-    Raises ``ConfigurationError`` if workers could not use the coordinator or a strict DURABILITY is not met,
-    ``TopicMismatch`` if Redis has another definition, and ``ServerTrouble`` if Redis or ZooKeeper does not
-    answer.
+    Raises ``ConfigurationError`` if workers could not use the coordinator, a strict DURABILITY is not met or
+    a listener could not keep what ``once`` promises, ``TopicMismatch`` if Redis has another definition, and
+    ``ServerTrouble`` if Redis or ZooKeeper does not answer.
     """
     chosen = list(topics)
     connections.check_coordinator()
@@ -79,8 +81,32 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
         raise ConfigurationError(
             "no topic can be consumed, because none of their definitions in Redis can be read"
         )
+    _check_once(readable)
     register_topics(broker, readable)
     return readable
+
+
+def _check_once(topics: list[Topic]) -> None:
+    """Raise ``ConfigurationError`` if the effects of a listener with ``once`` could happen more than once."""
+    listeners = registry.listeners()
+    served = [listeners[topic.name] for topic in topics if topic.name in listeners]
+    chosen = [each for each in served if each.using is not None]
+    found = [problem for each in chosen for problem in conditions.problems(get_config(), each)]
+    aliases = sorted({each.using for each in chosen if each.using is not None})
+    if not found:
+        for alias in aliases:
+            try:
+                found += conditions.missing_tables([alias])
+            except DatabaseError as error:
+                # Other topics need not wait for it, and what needs it is tried again.
+                logger.warning(
+                    "Database %s cannot be asked whether its migrations are applied: %s",
+                    alias,
+                    error,
+                    extra={"rmq_event": "unknown_migrations"},
+                )
+    if found:
+        raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in found))
 
 
 def _look_at_server(topics: list[Topic]) -> None:

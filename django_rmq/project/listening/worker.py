@@ -20,7 +20,7 @@ from django.db import connections as databases
 
 from django_rmq.core.consumer import Dispatcher, Hooks, Ownership, Terms, Watching
 from django_rmq.core.consumer.children import RECYCLE
-from django_rmq.core.consumer.duties import Duties, trim_dead
+from django_rmq.core.consumer.duties import Duties, Duty, trim_dead
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.logs.safe import safe_logger
@@ -30,6 +30,7 @@ from django_rmq.core.words.topics import Topic, slot_counts
 from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
+from django_rmq.project.outbox import relaying
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing, telemetry
 
@@ -150,16 +151,25 @@ class WorkerProcess:
         )
 
     def _new_duties(self, broker: Any, times: history.TimesCount | None) -> Duties:
-        everything = [connections.present(topic) for topic in self._config.topics.values()]
         hours = self._config.history.hours
+        everything = [connections.present(topic) for topic in self._config.topics.values()]
         return Duties(
             [
                 # The first, because a duty that has not begun does nothing at the end.
                 *([times.flushing] if times else []),
                 *trim_dead(broker, everything, self._slots_to_look_after),
                 *history.sampling(broker, everything, hours, self._may_sample, connections.present),
+                *self._forgetting(),
+                *([relaying.duty] if self._config.uses_outbox else []),
             ]
         )
+
+    def _forgetting(self) -> list[Duty]:
+        if not (using := registry.once_databases()):
+            return []
+        from django_rmq.project.listening.processed import forgetting  # a model, which needs loaded apps
+
+        return forgetting(self._topics, using, self._config.once_retention, self._may_sample)
 
     def run(self) -> int:
         """Join, work until told to stop or done, leave; return 0, 1 (something had to be left behind) or ``RECYCLE``."""

@@ -22,8 +22,9 @@ from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.results import STORED, Durability, SendResult
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import RmqError, ServerTrouble
-from django_rmq.project import connections
-from django_rmq.project.sending.failures import explained, report, too_full
+from django_rmq.project import connections, outbox
+from django_rmq.project.outbox import Row
+from django_rmq.project.sending.failures import explained, report, report_waiting, too_full
 from django_rmq.project.sending.results import DeferredResult, RemoveResult
 from django_rmq.project.watching import announcing, telemetry
 
@@ -44,6 +45,8 @@ class Call:
     results: Sequence[DeferredResult | RemoveResult] = ()
     context: Any = None
     """The context of its span, if sends are traced."""
+    rows: Sequence[Row] = ()
+    """The row of each message in the outbox, if the topic has one."""
 
     def flush(self) -> None:
         """Send, unless an earlier callback has done so; the first callback of a commit sends everything that follows it."""
@@ -58,13 +61,14 @@ class Call:
         try:
             _flush(together)
         except BaseException:
-            for result in (result for call in together for result in call.results):
-                if result.status == "pending":
-                    result.status = "failed"
+            for call in together:
+                for result in call.results:
+                    if result.status == "pending":
+                        result.status = "in_outbox" if call.rows else "failed"
             raise
         finally:
             for call in together:
-                call.messages = call.results = ()
+                call.messages = call.results = call.rows = ()
 
 
 _waiting: WeakKeyDictionary[Any, WeakValueDictionary[int, Call]] = WeakKeyDictionary()
@@ -105,6 +109,9 @@ def _register(
             pass  # Redis may be available again at the commit
     others = _waiting.setdefault(connection, WeakValueDictionary())
     call = Call(producer, topic, messages, wanted, connection, next(_numbers), others)
+    # Without a block, which autocommit switched off by hand does not open, Django refuses the callback.
+    if topic.outbox and producer is not None and connection.in_atomic_block:
+        call.rows = outbox.write(connection, messages, wanted)
     transaction.on_commit(call.flush, using=connection.alias, robust=True)
     others[call.number] = call
     return call
@@ -119,13 +126,20 @@ def _flush(together: Sequence[Call]) -> None:
         producer = sendable[-1].producer
         assert producer is not None
         messages = [out for call in sendable for out in call.messages]
-        wanted = Durability(
-            max(call.wanted.replicas for call in sendable), any(call.wanted.fsync for call in sendable)
+        kept = outbox.Keeping(
+            sendable[-1].connection.alias, [row for call in sendable for row in _rows(call)]
         )
+        needed = [kept.wanted, *(call.wanted for call in sendable)]
+        wanted = Durability(max(one.replicas for one in needed), any(one.fsync for one in needed))
         outcomes, errors = producer.attempt(messages, wanted, removes=any(map(_removes, sendable)))
         for error in errors.values():
             commit.fail(error)
+    kept.conclude(messages, outcomes)
     _tell(sendable, outcomes, errors)
+
+
+def _rows(call: Call) -> Sequence[Row | None]:
+    return call.rows or [None] * len(call.messages)
 
 
 def _removes(call: Call) -> bool:
@@ -151,6 +165,9 @@ def _is_sendable(call: Call, commit: telemetry.Commit) -> bool:
         connections.agree(call.topic)
     except RmqError as error:
         commit.fail(error)
+        if call.rows:
+            report_waiting(call.topic.name, call.results, error)
+            return False
         if not _removes(call):
             telemetry.count_sent(call.topic.name, len(call.messages), error)
         report(call.topic.name, call.results, error)
@@ -162,8 +179,10 @@ def _tell(calls: Sequence[Call], outcomes: Sequence[SendResult], errors: dict[in
     """Complete the results of ``calls``, and announce topic by topic what was sent and what failed."""
     sent: defaultdict[str, list[SendResult]] = defaultdict(list)
     failed: defaultdict[str, list[tuple[DeferredResult | RemoveResult, RmqError]]] = defaultdict(list)
-    completed = [(call.topic, result) for call in calls for result in call.results]
-    for index, ((topic, result), outcome) in enumerate(zip(completed, outcomes, strict=True)):
+    waiting: defaultdict[str, list[tuple[DeferredResult | RemoveResult, RmqError]]] = defaultdict(list)
+    completed = [(call, result) for call in calls for result in call.results]
+    for index, ((call, result), outcome) in enumerate(zip(completed, outcomes, strict=True)):
+        topic = call.topic
         result.complete(outcome)
         failure = errors.get(index)
         if isinstance(result, DeferredResult):
@@ -171,7 +190,9 @@ def _tell(calls: Sequence[Call], outcomes: Sequence[SendResult], errors: dict[in
                 failure = too_full(topic, result)
             if failure is None:
                 sent[topic.name].append(result)
-        if failure is not None:
+        if failure is not None and call.rows:
+            waiting[topic.name].append((result, failure))
+        elif failure is not None:
             failed[topic.name].append((result, failure))
             telemetry.count_sent(topic.name, int(isinstance(result, DeferredResult)), failure)
     for name, topic in {call.topic.name: call.topic for call in calls}.items():
@@ -179,6 +200,10 @@ def _tell(calls: Sequence[Call], outcomes: Sequence[SendResult], errors: dict[in
         telemetry.count_sent(name, len(sent[name]))
         if failed[name]:
             report(name, [result for result, _ in failed[name]], explained(topic, failed[name][0][1]))
+        if waiting[name]:
+            report_waiting(
+                name, [result for result, _ in waiting[name]], explained(topic, waiting[name][0][1])
+            )
 
 
 def went_nowhere(out: Outgoing, wanted: Durability = STORED) -> SendResult:

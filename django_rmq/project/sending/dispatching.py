@@ -11,7 +11,7 @@ from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.words.results import Durability, SendResult
 from django_rmq.core.words.topics import Topic
-from django_rmq.project import connections
+from django_rmq.project import connections, outbox
 from django_rmq.project.sending.commit import defer, went_nowhere
 from django_rmq.project.sending.failures import explained
 from django_rmq.project.settings import get_config
@@ -51,10 +51,12 @@ def dispatch(
     seen: list[tuple[Any, dict[str, Any]]],
     wanted: Durability,
     connection: Any,
+    using: str | None = None,
 ) -> list[SendResult]:
     """Send validated messages of ``topic``, or defer them to the commit of ``connection``.
 
-    ``seen``: what observers are shown of each, its body and its options.
+    ``seen``: what observers are shown of each, its body and its options. ``using``: the database whose outbox
+    may have older states of messages that are sent at once.
     """
     watching = list(observers)
     delivers = all(observer.delivers for observer in watching)
@@ -65,7 +67,9 @@ def dispatch(
         results = [went_nowhere(out, wanted) for out in built]
     else:
         connections.agree(topic)
+        kept = outbox.Direct(topic, built, using)
         results, errors = producer.attempt(built, wanted)
+        kept.conclude(results)
         for error in errors.values():
             raise explained(topic, error)
         announcing.sent(topic.name, results)

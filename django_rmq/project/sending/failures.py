@@ -49,6 +49,22 @@ def report(topic: str, results: Sequence[DeferredResult | RemoveResult], error: 
         announcing.remove_failed(topic, removals, error)
 
 
+def report_waiting(topic: str, results: Sequence[DeferredResult | RemoveResult], error: RmqError) -> None:
+    """Report that ``results`` wait in the outbox, from where the relay sends them."""
+    for result in results:
+        result.status = "in_outbox"
+    if (left_out := _repeated.admit(("kept", topic, type(error)))) is not None:
+        logger.warning(
+            "%d message(s) of topic %s wait in the outbox, because they could not be sent after the database "
+            "commit: %s%s",
+            len(results),
+            topic,
+            error,
+            counted(left_out, "such commits"),
+            extra={"rmq_event": "in_outbox", "rmq_topic": topic, "rmq_count": len(results)},
+        )
+
+
 def _log(done: str, error: RmqError, *, extra: dict[str, Any]) -> None:
     topic = extra["rmq_topic"]
     if (left_out := _repeated.admit((done, topic, type(error)))) is not None:
@@ -90,4 +106,4 @@ def explained(topic: Topic, error: RmqError) -> RmqError:
     return explanation
 
 
-__all__ = ["explained", "failed_sends", "report", "too_full"]
+__all__ = ["explained", "failed_sends", "report", "report_waiting", "too_full"]

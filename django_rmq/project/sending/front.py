@@ -19,7 +19,7 @@ from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import CallerError, SlotMoved
-from django_rmq.project import connections
+from django_rmq.project import connections, outbox
 from django_rmq.project.sending.commit import defer_removal, went_nowhere
 from django_rmq.project.sending.dispatching import commit_to_wait_for, dispatch, observers
 from django_rmq.project.sending.failures import explained, too_full
@@ -118,7 +118,7 @@ def send_messages(
         chunks = [list(bodies)]
     else:
         chunks = batched(bodies, ROUND_TRIP)
-    bulk = _Bulk(declared, shared, wanted, connection)
+    bulk = _Bulk(declared, shared, wanted, connection, using)
     with telemetry.sending(declared, waits=connection is not None) as call:
         try:
             for chunk in chunks:
@@ -174,7 +174,9 @@ def remove_message(
     if not delivers:
         return RemoveResult(went_nowhere(out).status, topic, out.member)
     connections.agree(declared)
+    kept = outbox.Direct(declared, [out], using)
     (found,), errors = producer.attempt([out], removes=True)
+    kept.conclude([found])
     for error in errors.values():
         raise explained(declared, error)
     return RemoveResult(found.status, topic, out.member)
@@ -224,7 +226,9 @@ def _send_one(
         outgoing = producer.build(topic, body, **call.options(options))
         if ensure:
             outgoing = outgoing._replace(act="ensure")
-        (result,) = results = dispatch(producer, topic, [outgoing], [(body, options)], wanted, connection)
+        (result,) = results = dispatch(
+            producer, topic, [outgoing], [(body, options)], wanted, connection, using
+        )
         call.note(results)
         if connection is None and result.status == "refused":
             raise too_full(topic, result)
@@ -234,7 +238,9 @@ def _send_one(
 class _Bulk:
     """The messages of one call of ``send_messages``, chunk by chunk."""
 
-    def __init__(self, topic: Topic, shared: dict[str, Any], wanted: Durability, connection: Any) -> None:
+    def __init__(
+        self, topic: Topic, shared: dict[str, Any], wanted: Durability, connection: Any, using: str | None
+    ) -> None:
         self.results = SendResults(topic.name)
         self.under_way = 0
         """The number of messages of which it is not known whether they have been sent."""
@@ -243,8 +249,10 @@ class _Bulk:
         self._shared = shared
         self._wanted = wanted
         self._connection = connection
+        self._using = using
         self._is_plain = (
             connection is None
+            and not topic.outbox
             and not topic.keyed
             and not {"slot_basis", "headers", "expires"} & set(shared)
             and wanted == STORED
@@ -271,7 +279,7 @@ class _Bulk:
                 raise type(error)(f"item {index}: {error}{self._so_far()}") from None
             seen.append((body, options))
         self.results.extend(
-            dispatch(self._producer, self._topic, built, seen, self._wanted, self._connection)
+            dispatch(self._producer, self._topic, built, seen, self._wanted, self._connection, self._using)
         )
 
     def _send_plain(self, bodies: Sequence[Any]) -> None:

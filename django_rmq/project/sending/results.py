@@ -52,8 +52,8 @@ class RemoveResult(str):
 
     ``waiting``, ``retry``, ``in_flight``, ``in_flight_and_waiting`` or ``not_found``: where the message was.
     In a transaction the word is ``pending``, and so is ``status`` until the commit; after it one of the
-    above, or ``failed`` (the server was unavailable). After a rollback ``status`` is ``discarded``: nothing
-    was removed.
+    above, ``failed`` (the server was unavailable) or ``in_outbox`` (the relay of the outbox will remove it).
+    After a rollback ``status`` is ``discarded``: nothing was removed.
     """
 
     __slots__ = ("_call", "member", "status", "topic")

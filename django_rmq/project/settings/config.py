@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from django_rmq.core.producer.checks import MAX_REPLICAS
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import UnknownTopic
 from django_rmq.project.settings import values
@@ -103,6 +104,20 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class Outbox:
+    """``RMQ["OUTBOX"]`` as a dict: its options. True: the defaults, for all topics."""
+
+    grace: float = setting(values.seconds(0.1), 5.0)
+    replicas: int = setting(values.whole(0, MAX_REPLICAS), 0)
+    """How many replicas of Redis must have a message before its row is deleted."""
+
+    @property
+    def grace_ms(self) -> int:
+        """How long after its send the relay leaves a message to the process that sends it, in ms."""
+        return round(self.grace * 1000)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All settings of the package, validated."""
 
@@ -117,6 +132,8 @@ class Config:
     """Whether this is a test run; BROKER is then "memory", and REDIS is not read."""
     zookeeper: ZooKeeper | None = None
     on_commit: bool = setting(values.boolean, True)
+    once_retention: float = setting(values.seconds(1.0), 604_800.0)
+    """How long (seconds) a database remembers the messages of listeners with ``once``."""
     autodiscover: str | None = setting(values.optional(values.module_name), "listeners")
     durability: str = setting(values.one_of("relaxed", "strict"), "relaxed")
     consumer: Consumer = field(default_factory=Consumer, metadata={"section": Consumer})
@@ -124,10 +141,16 @@ class Config:
     admin: Admin = field(default_factory=Admin, metadata={"section": Admin})
     api: Api = field(default_factory=Api, metadata={"section": Api})
     metrics: Metrics = field(default_factory=Metrics, metadata={"section": Metrics})
+    outbox: Outbox = field(default_factory=Outbox, metadata={"section": Outbox})
     tracing: bool = setting(values.opentelemetry, False)
     """Whether sends and calls of listeners are spans of OpenTelemetry."""
     events: bool = setting(values.boolean, False)
     """Whether processes publish what happens to messages."""
+
+    @property
+    def uses_outbox(self) -> bool:
+        """Whether any topic has the outbox."""
+        return any(topic.outbox for topic in self.topics.values())
 
     def topic(self, name: str) -> Topic:
         """Return the topic called ``name``, or raise ``UnknownTopic``."""

@@ -19,7 +19,7 @@ from django_rmq.project.settings.keys import Keys, keys_of
 from django_rmq.project.settings.problems import Problem, Problems
 from django_rmq.project.settings.redis import read_redis
 from django_rmq.project.settings.topics import read_topics
-from django_rmq.project.settings.wording import did_you_mean
+from django_rmq.project.settings.wording import did_you_mean, shown
 from django_rmq.project.settings.zookeeper import read_coordinator, read_zookeeper
 
 PLAIN_KEYS: Keys = keys_of(Config)
@@ -52,7 +52,11 @@ def _read(problems: Problems) -> Config | None:
     root = problems.section("RMQ", given, RMQ_KEYS)
     values = problems.values("RMQ", {key: root[key] for key in root if key in PLAIN_KEYS}, PLAIN_KEYS)
     for key, (name, kind, keys) in SECTIONS.items():
-        if key in root:
+        if key == "OUTBOX" and not isinstance(root.get(key, {}), Mapping):
+            if not isinstance(root[key], bool):
+                message = f'RMQ["OUTBOX"] is {shown(root[key])}: it must be True, False or a dict.'
+                problems.report("E003", message)
+        elif key in root:
             values[name] = kind(**problems.values(f'RMQ["{key}"]', root[key], keys))
     values["topics"] = read_topics(problems, root)
     values["zookeeper"] = read_zookeeper(problems, root)

@@ -99,6 +99,8 @@ TOPIC_KEYS: Keys = {
     "FLOW": ("flow", optional(one_of("auto"))),
     "DEAD_RETENTION": ("dead_retention", optional(seconds(1.0))),
     "LISTENER": ("listener", boolean),
+    "ORIGIN": ("origin", boolean),
+    "OUTBOX": ("outbox", boolean),
 }
 """Settings key -> (field of ``Topic``, parser of its value)."""
 
@@ -106,7 +108,11 @@ TOPIC_KEYS: Keys = {
 def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Topic]:
     """Return the declared topics that have no problem."""
     defaults_place = 'RMQ["TOPIC_DEFAULTS"]'
-    defaults = problems.values(defaults_place, root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS)
+    has_outbox = root.get("OUTBOX", False) is not False
+    defaults = {
+        "outbox": has_outbox,
+        **problems.values(defaults_place, root.get("TOPIC_DEFAULTS", {}), TOPIC_KEYS),
+    }
     declared = root.get("TOPICS", {})
     if not isinstance(declared, Mapping):
         problems.report("E001", f'RMQ["TOPICS"] is {shown(declared)}: it must be a dict.')
@@ -152,4 +158,13 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
             f'{place} has SLOT_BASIS and BODY "{values["body"]}": a field of the body needs BODY "json".',
             "Give slot_basis= with each send instead.",
         )
+    if values.get("origin") and values.get("identity", "body") != "key":
+        if own.get("origin"):
+            problems.report(
+                "E006",
+                f'{place} has ORIGIN and IDENTITY "{values.get("identity", "body")}": equal bodies are one message, '
+                "which has no place for an origin.",
+                'Set IDENTITY "key". A send without key= then gets a key of its own.',
+            )
+        values.pop("origin")
     return None if len(problems) > before else Topic(name, **values)

@@ -113,6 +113,24 @@ def _fail(topic: str, bodies: list[Any], kind: str, error: str, delay_ms: int | 
         assert set(words) == {"ok"}, words
 
 
+def outbox(topic: str, bodies: list[Any], *, refused: str = "") -> None:
+    """Leave messages in the outbox as a process does that dies after its commit; ``refused``: the error they have."""
+    from django.db import connection, transaction
+
+    from django_rmq.core.words.results import STORED
+    from django_rmq.models import OutboxMessage
+    from django_rmq.project import connections
+    from django_rmq.project.outbox import write
+    from django_rmq.project.settings import get_config
+
+    found, producer = get_config().topic(topic), connections.get_producer()
+    with transaction.atomic():
+        written = write(connection, [producer.build(found, body, priority=500) for body in bodies], STORED)
+    if refused:
+        rows = OutboxMessage.objects.filter(id__in=[row.id for row in written])
+        rows.update(due_ms=None, attempts=5, error=refused, failed_ms=1_800_000_000_000)
+
+
 def worker(host: str, topic: str) -> None:
     """Let a worker join that says it runs on this host; its session ends in a minute."""
     from django_rmq.core.coordination import Worker, topic_slots

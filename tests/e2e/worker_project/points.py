@@ -67,10 +67,16 @@ POINTS = (
 RARE = {"assign", "losing", "gaining"}
 """Passed only when workers come or go."""
 
+OF_DATABASE = ("in-transaction", "before-database-commit", "after-database-commit")
+"""In a listener, and around the commit of a database transaction: passed only by listeners that have one."""
+
 OF_PARENTS = ("settling-for", "settled-for")
 """Around what a parent does after the death of a child: here it is the parent who dies."""
 
 PATIENCE_SECONDS = 2.0
+
+MOST_PASSES = int(os.environ.get("WORKER_PASSES", "4"))
+"""How often a process passes its point, at most."""
 
 KILLS = WORKER_DATA / "kills"
 """One line for each death: its point."""
@@ -95,7 +101,7 @@ class Doom:
         self.point = random.choice(by_deaths[: max(3, len(by_deaths) // 3)])
         name = self.point.partition("-")[0]
         self.until = time.monotonic() + PATIENCE_SECONDS
-        self.passes = 1 if name in RARE else random.randint(1, 4)
+        self.passes = 1 if name in RARE else random.randint(1, MOST_PASSES)
         if name in OF_AN_END:
             self.passes = 1
             ending = threading.Timer(random.uniform(0.5, 1.0), os.kill, (os.getpid(), signal.SIGTERM))
@@ -123,9 +129,12 @@ doom = Doom()
 def chosen_points() -> list[str]:
     """The points of children that this run is about."""
     named = os.environ["WORKER_POINTS"]
-    return [
-        point for point in POINTS if named == "all" or point in named.split(",") if point not in OF_PARENTS
-    ]
+    chosen = (
+        POINTS
+        if named == "all"
+        else [point for point in (*POINTS, *OF_DATABASE) if point in named.split(",")]
+    )
+    return [point for point in chosen if point not in OF_PARENTS]
 
 
 def counts() -> Counter[str]:
@@ -150,7 +159,7 @@ def around(before: str, after: str) -> Iterator[None]:
     doom.passing(after)
 
 
-def _wrapped(function: Callable[..., Any], before: str = "", after: str = "") -> Callable[..., Any]:
+def wrapped(function: Callable[..., Any], before: str = "", after: str = "") -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         with around(before, after):
@@ -207,13 +216,13 @@ def install() -> None:
     Pipeline.receive = receiving  # type: ignore[method-assign]
     RedisBroker.run = running  # type: ignore[method-assign]
     thread: Any = threads.ExecutorThread
-    thread.put = _wrapped(thread.put, "before-thread", "after-thread")
-    thread._report = _wrapped(thread._report, "after-listener", "after-report")
+    thread.put = wrapped(thread.put, "before-thread", "after-thread")
+    thread._report = wrapped(thread._report, "after-listener", "after-report")
     worker: Any = loop.Dispatcher
     django: Any = processes
     recovery: Any = doubts.Recovery
-    recovery.adopt = _wrapped(recovery.adopt, "going-on", "gone-on")
-    worker.own, worker.disown = _wrapped(worker.own, after="gaining"), _wrapped(worker.disown, after="losing")
+    recovery.adopt = wrapped(recovery.adopt, "going-on", "gone-on")
+    worker.own, worker.disown = wrapped(worker.own, after="gaining"), wrapped(worker.disown, after="losing")
     run_child, django.run_child = django.run_child, child
     settle, django.settle = django.settle, settling
     # They die young here, and shall have successors all the same.

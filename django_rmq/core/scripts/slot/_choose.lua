@@ -68,7 +68,7 @@ local function turn_group(free, score)
   end
   local base = redis.call('ZCOUNT', store, '(' .. score, '+inf')
   -- Mixed, so that regular intervals still reach every member.
-  local start = (micros * 16807 + receipt * 69621) % 2147483647 % size -- rule: no_random_start
+  local start = (micros * 16807 + receipt % 1000003 * 69621) % 2147483647 % size -- rule: no_random_start
   local want = math.min(size, limit - above + running_ahead())
   local group = redis.call('ZREVRANGE', store, base + start, base + math.min(start + want, size) - 1, 'WITHSCORES')
   if start + want > size then

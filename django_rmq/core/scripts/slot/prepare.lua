@@ -47,11 +47,11 @@ if wrong_claim then return wrong_claim end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
   'max_retries', 'sleeping_until', 'moving', 'undrained_since')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
-local receipt = (tonumber(known[5]) or 0) + 1 -- rule: receipts_repeat
 -- What the caller assumes if no retries left are returned: those of its own settings.
 local expected = tonumber(max_retries)
 local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
 local undrained_since = known[10]
+local last_receipt = tonumber(known[5]) or 0
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
 if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
   redis.pcall('HINCRBY', stats, 'fenced', 1) -- rule: fenced_uncounted
@@ -59,6 +59,11 @@ if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
 end
 limit = math.max(1, math.min(limit, 1000))
 -- include: _now
+-- A hybrid logical clock: if a fail-over loses the last deliveries, the next receipt is higher than theirs. Receipts are odd
+-- and even in turn, and what is decided by that takes turns as well.
+local receipt = last_receipt + 1 -- rule: receipts_repeat
+local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
+receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _numbers
 -- include: _retries
 -- include: _retry_score
@@ -125,7 +130,7 @@ end
 local bytes, taken, stamp, plain, refused, suspect = 0, 0, now_s * 1000, true, false, nil
 local members, flights, prepared, lefts, envelopes, lapsed, dates = {}, {}, {}, {}, {}, {}, {}
 local bodies = {}
-local ticket, last_text, flight = receipt .. ' '
+local ticket, last_text, flight = text_of(receipt) .. ' ' -- rule: receipts_lose_digits
 for i = 1, total do
   local member, score, envelope = free[i * 2 - 1], free[i * 2], kept[i]
   if envelope and has_lapsed(envelope) then -- rule: lapsed_is_delivered

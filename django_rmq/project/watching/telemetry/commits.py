@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_rmq.exceptions import RmqError
 from django_rmq.project.watching.telemetry import names
 from django_rmq.project.watching.telemetry.instruments import note_operation
 from django_rmq.project.watching.telemetry.spans import MOST_LINKS, span_around
 from django_rmq.project.watching.telemetry.switches import is_measured, is_on, is_traced
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
 
 Created = tuple[str, int, Any]
 """A topic, a number of messages, and the context in which they were created."""
@@ -55,7 +52,7 @@ def committing(created: Sequence[Created]) -> AbstractContextManager[Commit]:
 
 @contextmanager
 def _observed(created: Sequence[Created]) -> Iterator[Commit]:
-    from opentelemetry.trace import INVALID_SPAN, Link, SpanKind, Status, StatusCode
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
     topics = {topic for topic, _, _ in created}
     topic = next(iter(topics)) if len(topics) == 1 else None
@@ -69,13 +66,8 @@ def _observed(created: Sequence[Created]) -> Iterator[Commit]:
     of_span = attributes if messages == 1 else {**attributes, names.COUNT: messages}
     name = "send" if topic is None else f"send {topic}"
     # Errors of a server, which are all there is here, contain nothing of a message.
-    span_: AbstractContextManager[Span] = (
-        span_around(name, SpanKind.CLIENT, of_span, links, hidden=False)
-        if is_traced()
-        else nullcontext(INVALID_SPAN)
-    )
     began = time.perf_counter()
-    with span_ as span:
+    with span_around(name, SpanKind.CLIENT, of_span, links, hidden=False) as span:
         commit = _Observed()
         yield commit
         failure = None if commit.error is None else names.error_type(commit.error)

@@ -24,6 +24,7 @@ class Instruments(NamedTuple):
     consumed: Counter
     operation: Histogram
     process: Histogram
+    processed_before: Counter
 
 
 def _meter() -> Meter:
@@ -57,6 +58,11 @@ def instruments() -> Instruments:
             "Duration of processing operation.",
             explicit_bucket_boundaries_advisory=EDGES,
         ),
+        meter.create_counter(
+            names.PROCESSED_BEFORE,
+            "{message}",
+            "Number of messages for which a listener with once was not called, because they were processed before.",
+        ),
     )
 
 
@@ -78,6 +84,12 @@ def count_sent(topic: str, messages: int, error: BaseException | None = None) ->
         instruments().sent.add(messages, attributes)
 
 
+def count_processed(topic: str, messages: int) -> None:
+    """Count messages that a listener with ``once`` had processed before."""
+    if is_measured():
+        instruments().processed_before.add(messages, _counted(names.attributes(topic, "process")))
+
+
 def note_operation(attributes: Attributes, seconds: float, error: str | None) -> None:
     """Record how long a send, a commit or a rollback took."""
     instruments().operation.record(seconds, with_error(attributes, error))
@@ -90,4 +102,4 @@ def note_processing(attributes: Attributes, messages: int, seconds: float, error
     found.process.record(seconds, with_error(attributes, error))
 
 
-__all__ = ["count_sent", "instruments", "note_operation", "note_processing"]
+__all__ = ["count_processed", "count_sent", "instruments", "note_operation", "note_processing"]

@@ -31,6 +31,7 @@ SENT_MESSAGES = "messaging.client.sent.messages"
 CONSUMED_MESSAGES = "messaging.client.consumed.messages"
 OPERATION_DURATION = "messaging.client.operation.duration"
 PROCESS_DURATION = "messaging.process.duration"
+PROCESSED_BEFORE = "messaging.rmq.processed_before.messages"
 
 TYPES = {"commit": "settle", "rollback": "settle"}
 """Operations whose type has another name."""

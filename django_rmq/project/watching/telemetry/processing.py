@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from django_rmq.core.words import discretion
@@ -50,16 +50,14 @@ class _Observed:
                 note_processing(self._attributes, len(messages), time.perf_counter() - began, failure)
 
     def _span(self, messages: list[Message], *, is_batch: bool) -> AbstractContextManager[Span]:
-        from opentelemetry.trace import INVALID_SPAN, SpanKind
+        from opentelemetry.trace import SpanKind
 
-        if not self._is_traced:
-            return nullcontext(INVALID_SPAN)
         more: dict[str, str | int] = {names.COUNT: len(messages)} if is_batch else of_message(messages[0])
         return span_around(
             f"process {self._topic.name}",
             SpanKind.CONSUMER,
             {**self._attributes, **more, names.SLOT: str(messages[0].slot)},
-            links_to(messages),
+            links_to(messages) if self._is_traced else (),
             hidden=self._is_hidden,
         )
 

@@ -16,7 +16,7 @@ from django_rmq.exceptions import CallerError, TopicFull
 from django_rmq.project.watching.telemetry import names
 from django_rmq.project.watching.telemetry.instruments import count_sent, note_operation
 from django_rmq.project.watching.telemetry.spans import creator, message_name, span_around
-from django_rmq.project.watching.telemetry.switches import is_measured, is_on, is_traced
+from django_rmq.project.watching.telemetry.switches import is_measured, is_on
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -86,20 +86,14 @@ def sending(topic: Topic, *, waits: bool) -> AbstractContextManager[Sending]:
 
 @contextmanager
 def _observed(topic: Topic, waits: bool) -> Iterator[Sending]:
-    from opentelemetry.trace import INVALID_SPAN, SpanKind
+    from opentelemetry.trace import SpanKind
 
     operation = "create" if waits else "send"
     attributes = names.attributes(topic.name, operation)
     hidden = discretion.hides(topic.name)
-    name = f"{operation} {topic.name}"
-    span_: AbstractContextManager[Span] = (
-        span_around(name, SpanKind.PRODUCER, attributes, (), hidden=hidden)
-        if is_traced()
-        else nullcontext(INVALID_SPAN)
-    )
     began = time.perf_counter()
     error: Exception | None = None
-    with span_ as span:
+    with span_around(f"{operation} {topic.name}", SpanKind.PRODUCER, attributes, hidden=hidden) as span:
         call = _Observed(topic, span)
         try:
             yield call

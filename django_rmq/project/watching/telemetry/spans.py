@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from django_rmq.core.words import discretion
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
 from django_rmq.project.watching.telemetry import names
+from django_rmq.project.watching.telemetry.switches import is_traced
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer
@@ -30,11 +31,19 @@ def tracer() -> Tracer:
     return trace.get_tracer("django_rmq", __version__, schema_url=names.SCHEMA_URL)
 
 
-@contextmanager
 def span_around(
-    name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link], *, hidden: bool
+    name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link] = (), *, hidden: bool
+) -> AbstractContextManager[Span]:
+    """Make a span current, if spans are switched on. ``hidden``: of an error only its class is recorded."""
+    from opentelemetry.trace import INVALID_SPAN
+
+    return _recorded(name, kind, attributes, links, hidden) if is_traced() else nullcontext(INVALID_SPAN)
+
+
+@contextmanager
+def _recorded(
+    name: str, kind: SpanKind, attributes: Mapping[str, Any], links: Sequence[Link], hidden: bool
 ) -> Iterator[Span]:
-    """Make a span current. ``hidden``: of an error only its class is recorded."""
     from opentelemetry.trace import Status, StatusCode
 
     with tracer().start_as_current_span(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -36,18 +35,6 @@ RMQ = {
     "TRACING": True,
     "TOPICS": {"plain": KIND, "keyed": {**KIND, "IDENTITY": "key"}},
 }
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(1_800_000_000_000)
-
-
-@pytest.fixture
-def broker(clock: Clock) -> Iterator[InMemoryBroker]:
-    broker = InMemoryBroker("m:", clock)
-    with override_settings(RMQ=RMQ), connections.replaced_broker(broker):
-        yield broker
 
 
 @pytest.fixture

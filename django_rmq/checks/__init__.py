@@ -34,6 +34,16 @@ django_rmq.W041    Redis deletes messages when its memory is full. If DURABILITY
 django_rmq.W042    Redis keeps nothing on disk
 django_rmq.W043    Redis is too old
 django_rmq.W044    Redis refuses its user something that RMQ needs
+django_rmq.E060    a listener with once= for a topic without ORIGIN
+django_rmq.E061    a listener with once= names a database that is not in DATABASES
+django_rmq.E062    the database of a listener with once= has AUTOCOMMIT: False
+django_rmq.E063    DATABASE_ROUTERS do not allow the table that once= needs
+django_rmq.E064    messages of a listener with once= can be tried for longer than ONCE_RETENTION
+django_rmq.W065    the migration that once= needs was not applied (with ``check --database``)
+django_rmq.W066    sends of a listener with once= do not wait for its transaction
+django_rmq.E050    no database may have the outbox, because the routers forbid it
+django_rmq.E051    the default database has no table for the outbox (with ``--deploy``)
+django_rmq.W051    another database that may have the outbox has no table for it (with ``--deploy``)
 django_rmq.W001    a topic without a listener
 django_rmq.W002    no topic is declared
 =================  ==================================================================================
@@ -50,37 +60,19 @@ from pathlib import Path
 from typing import Any
 
 from django.apps import AppConfig
-from django.core import checks
 from django.core.checks import CheckMessage, register
+from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import import_string
 
+from django_rmq.checks.listeners import check_listeners, check_tables
+from django_rmq.checks.reports import TAGS, AppError, AppWarning
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.project import connections
-from django_rmq.project.listening import registry
-from django_rmq.project.settings import Config, did_you_mean, read_settings
+from django_rmq.project.outbox import databases, looking
+from django_rmq.project.settings import Config, read_settings
 
 NAMESAKE = "django-rmq"
 """Another project's package: a wrapper for RabbitMQ, which is also imported as ``django_rmq``."""
-
-TAGS = ("django_rmq", "rmq")
-"""The tags of all checks: the app's label, and a short form."""
-
-
-class _OldIds(CheckMessage):
-    """A message that is also silenced by its id of older versions, which began with ``rmq``."""
-
-    def is_silenced(self) -> bool:
-        """Return whether the project silences this message."""
-        old = CheckMessage(self.level, self.msg, id=str(self.id).removeprefix("django_"))
-        return super().is_silenced() or old.is_silenced()
-
-
-class _Error(_OldIds, checks.Error):
-    """An error of this app."""
-
-
-class _Warning(_OldIds, checks.Warning):
-    """A warning of this app."""
 
 
 @register(*TAGS)
@@ -88,11 +80,11 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
     """Check ``settings.RMQ`` and the CACHES alias it names."""
     config, problems = read_settings()
     if config is None:
-        return [_Error(message, hint=hint or None, id=id_) for id_, message, hint in problems]
+        return [AppError(message, hint=hint or None, id=id_) for id_, message, hint in problems]
     found = list(_paths(config))
     if not config.topics:
         found.append(
-            _Warning(
+            AppWarning(
                 'RMQ["TOPICS"] is empty: no message can be sent.',
                 hint='RMQ = {"TOPICS": {"orders": {"TYPE": "fixed_time"}}, ...}.',
                 id="django_rmq.W002",
@@ -108,7 +100,7 @@ def check_package(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
     if other is None:
         return []
     return [
-        _Error(
+        AppError(
             f"The package {NAMESAKE} {other.version} is installed. It belongs to another project and has the same "
             "import name: each of the two packages overwrites files of the other or hides it.",
             hint=f"pip uninstall {NAMESAKE} django-redis-rmq, then: pip install django-redis-rmq",
@@ -149,12 +141,12 @@ def _paths(config: Config) -> list[CheckMessage]:
         except Exception as error:  # noqa: BLE001 - whatever a module of the project raises is reported
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             found.append(
-                _Error(f"{place} is {path!r}, which cannot be imported: {reason}.", id="django_rmq.E008")
+                AppError(f"{place} is {path!r}, which cannot be imported: {reason}.", id="django_rmq.E008")
             )
         else:
             if not callable(target):
                 message = f"{place} is {path!r}, which is a {type(target).__name__}: it must be callable."
-                found.append(_Error(message, id="django_rmq.E008"))
+                found.append(AppError(message, id="django_rmq.E008"))
     return found
 
 
@@ -167,11 +159,13 @@ def check_zookeeper(app_configs: Sequence[AppConfig] | None = None, **kwargs: An
     try:
         connections.check_coordinator()
     except ServerRefused as error:
-        return [_Error(f"{error}.", hint='Check RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"].', id="django_rmq.E031")]
+        return [
+            AppError(f"{error}.", hint='Check RMQ["ZOOKEEPER"]["AUTH"] and ["TLS"].', id="django_rmq.E031")
+        ]
     except ServerTrouble as error:
-        return [_Error(f"{error}.", hint='Check RMQ["ZOOKEEPER"]["HOSTS"].', id="django_rmq.E030")]
+        return [AppError(f"{error}.", hint='Check RMQ["ZOOKEEPER"]["HOSTS"].', id="django_rmq.E030")]
     except ConfigurationError as error:
-        return [_Error(f"{error}.", id="django_rmq.E032")]
+        return [AppError(f"{error}.", id="django_rmq.E032")]
     return []
 
 
@@ -190,7 +184,7 @@ def check_testing(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any)
     if config is None or not config.testing:
         return []
     message = 'RMQ["TESTING"] is True: messages stay in the memory of the process that sends them.'
-    return [_Error(message, hint="Set it only in the settings of your tests.", id="django_rmq.E013")]
+    return [AppError(message, hint="Set it only in the settings of your tests.", id="django_rmq.E013")]
 
 
 @register(*TAGS, deploy=True)
@@ -199,53 +193,53 @@ def check_redis(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -
     config, _ = read_settings()
     if config is None or config.broker == "memory":
         return []
-    kind, letter = (_Error, "E") if config.durability == "strict" else (_Warning, "W")
+    kind, letter = (AppError, "E") if config.durability == "strict" else (AppWarning, "W")
     try:
         return [
             kind(flaw.message, hint=flaw.hint, id=_FLAWS[flaw.name].replace("W", letter))
             for flaw in connections.server_flaws(config.topics.values())
         ]
     except ServerTrouble as error:
-        return [_Error(f"{error}.", hint='Check RMQ["REDIS"].', id="django_rmq.E040")]
+        return [AppError(f"{error}.", hint='Check RMQ["REDIS"].', id="django_rmq.E040")]
 
 
 @register(*TAGS)
-def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Import the listeners of every app and check that each topic has exactly one."""
+def check_outbox(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that the outbox may be in some database."""
     config, _ = read_settings()
-    if config is None:
-        return []  # check_settings reports why
-    found: list[CheckMessage] = []
-    failed = registry.discover()
-    for one in failed:
-        if isinstance(one.error, ConfigurationError):
-            kind = "E021" if isinstance(one.error, registry.DuplicateListener) else "E022"
-            found.append(_Error(f"{one.module}: {one.error}.", id=f"django_rmq.{kind}"))
-        else:
-            message = f"The listeners in {one.module} cannot be imported: {one.reason}."
-            found.append(_Error(message, id="django_rmq.E020"))
-    listeners = registry.listeners()
-    for topic, listener in listeners.items():
-        declared = config.topics.get(topic)
-        if declared is None:
-            meant = did_you_mean(topic, config.topics)
-            message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{meant}'
-            found.append(_Error(message, id="django_rmq.E023"))
-        elif not declared.listener:
-            message = (
-                f'{listener.name} ({listener.location}) listens to "{topic}", which has LISTENER: False.'
-            )
-            found.append(_Error(message, id="django_rmq.E024"))
-    # The listeners that seem to be missing may be in what could not be loaded.
-    if config.autodiscover is not None and not failed:
-        for name, topic_ in config.topics.items():
-            if topic_.listener and name not in listeners:
-                found.append(
-                    _Warning(
-                        f'Topic "{name}" has no listener: its messages are never delivered.',
-                        hint=f'Write @listener("{name}") in the {config.autodiscover}.py of an installed app, '
-                        'or set "LISTENER": False if REST or Spark consumes it.',
-                        id="django_rmq.W001",
-                    )
-                )
-    return found
+    if config is None or not config.uses_outbox or databases.aliases():
+        return []
+    message = 'RMQ["OUTBOX"] is on, and DATABASE_ROUTERS allow its migration to no database.'
+    hint = "Allow the migration of django_rmq to the databases in whose transactions you send."
+    return [AppError(message, hint=hint, id="django_rmq.E050")]
+
+
+@register(*TAGS, deploy=True)
+def check_outbox_tables(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Ask the databases whether they have the table of the outbox."""
+    config, _ = read_settings()
+    if config is None or not config.uses_outbox:
+        return []
+    return [
+        AppError(f"{reason}.", hint=_MIGRATE, id="django_rmq.E051")
+        if alias == DEFAULT_DB_ALIAS
+        else AppWarning(f"{reason}.", hint=f"{_MIGRATE} {_FORBID}", id="django_rmq.W051")
+        for alias, reason in looking.missing()
+    ]
+
+
+_MIGRATE = "Until then, a send in a transaction of this database raises ConfigurationError."
+_FORBID = "If nothing is sent there, forbid the migration in DATABASE_ROUTERS."
+
+
+__all__ = [
+    "check_listeners",
+    "check_outbox",
+    "check_outbox_tables",
+    "check_package",
+    "check_redis",
+    "check_settings",
+    "check_tables",
+    "check_testing",
+    "check_zookeeper",
+]

@@ -40,18 +40,6 @@ Points = dict[str, dict[tuple[str | None, ...], Any]]
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock(1_800_000_000_000)
-
-
-@pytest.fixture
-def broker(clock: Clock) -> Iterator[InMemoryBroker]:
-    broker = InMemoryBroker("m:", clock)
-    with override_settings(RMQ=RMQ), connections.replaced_broker(broker):
-        yield broker
-
-
-@pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
     """What an SDK of the project would export; its provider is global there."""
     reader = InMemoryMetricReader()

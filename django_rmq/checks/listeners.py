@@ -1,0 +1,89 @@
+"""Checks of the listeners: whether each topic has one, and whether those with ``once`` can keep what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Tags, register
+from django.db import Error as DatabaseError
+
+from django_rmq.checks.reports import TAGS, AppError, AppWarning
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.project.listening import conditions, registry
+from django_rmq.project.settings import Config, did_you_mean, read_settings
+
+
+@register(*TAGS)
+def check_listeners(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Import the listeners of every app and check that each topic has exactly one."""
+    config, _ = read_settings()
+    if config is None:
+        return []  # check_settings reports why
+    found: list[CheckMessage] = []
+    failed = registry.discover()
+    for one in failed:
+        if isinstance(one.error, ConfigurationError):
+            kind = "E021" if isinstance(one.error, registry.DuplicateListener) else "E022"
+            found.append(AppError(f"{one.module}: {one.error}.", id=f"django_rmq.{kind}"))
+        else:
+            message = f"The listeners in {one.module} cannot be imported: {one.reason}."
+            found.append(AppError(message, id="django_rmq.E020"))
+    for topic, listener in registry.listeners().items():
+        declared = config.topics.get(topic)
+        if declared is None:
+            meant = did_you_mean(topic, config.topics)
+            message = f'{listener.name} ({listener.location}) listens to "{topic}", which is not in RMQ["TOPICS"]{meant}'
+            found.append(AppError(message, id="django_rmq.E023"))
+        elif not declared.listener:
+            message = (
+                f'{listener.name} ({listener.location}) listens to "{topic}", which has LISTENER: False.'
+            )
+            found.append(AppError(message, id="django_rmq.E024"))
+        if listener.using is not None:
+            found += map(_of_once, conditions.problems(config, listener))
+            found += map(_of_once, conditions.warnings(config, listener))
+    # The listeners that seem to be missing may be in what could not be loaded.
+    if config.autodiscover is not None and not failed:
+        found += _missing(config)
+    return found
+
+
+def _missing(config: Config) -> Iterator[CheckMessage]:
+    listeners = registry.listeners()
+    for name, topic in config.topics.items():
+        if topic.listener and name not in listeners:
+            yield AppWarning(
+                f'Topic "{name}" has no listener: its messages are never delivered.',
+                hint=f'Write @listener("{name}") in the {config.autodiscover}.py of an installed app, '
+                'or set "LISTENER": False if REST or Spark consumes it.',
+                id="django_rmq.W001",
+            )
+
+
+@register(*TAGS, Tags.database)
+def check_tables(
+    app_configs: Sequence[AppConfig] | None = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Ask the databases of listeners with ``once`` whether they have the table that it needs.
+
+    A warning, because ``migrate`` refuses to run after an error.
+    """
+    config, _ = read_settings()
+    if config is None or not databases:
+        return []
+    registry.discover()
+    wanted = {*registry.once_databases().values()} & {*databases}
+    try:
+        return [_of_once(each) for each in conditions.missing_tables(sorted(wanted))]
+    except DatabaseError:
+        return []  # Django reports a database that does not answer
+
+
+def _of_once(problem: conditions.Problem) -> CheckMessage:
+    kind = AppWarning if problem.id.startswith("W") else AppError
+    return kind(problem.message, hint=problem.hint, id=f"django_rmq.{problem.id}")
+
+
+__all__ = ["check_listeners", "check_tables"]

@@ -1,0 +1,29 @@
+"""What checks report: errors and warnings, which a project silences by their ids."""
+
+from __future__ import annotations
+
+from django.core import checks
+from django.core.checks import CheckMessage
+
+TAGS = ("django_rmq", "rmq")
+"""The tags of all checks: the app's label, and a short form."""
+
+
+class _OldIds(CheckMessage):
+    """A message that is also silenced by its id of older versions, which began with ``rmq``."""
+
+    def is_silenced(self) -> bool:
+        """Return whether the project silences this message."""
+        old = CheckMessage(self.level, self.msg, id=str(self.id).removeprefix("django_"))
+        return super().is_silenced() or old.is_silenced()
+
+
+class AppError(_OldIds, checks.Error):
+    """An error of this app."""
+
+
+class AppWarning(_OldIds, checks.Warning):
+    """A warning of this app."""
+
+
+__all__ = ["TAGS", "AppError", "AppWarning"]

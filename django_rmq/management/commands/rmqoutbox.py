@@ -1,0 +1,158 @@
+"""``manage.py rmqoutbox``: what waits in the outbox, the relay that sends it, and the rows that were refused."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from argparse import ArgumentParser
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import close_old_connections
+
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.exceptions import ServerTrouble
+from django_rmq.management import RmqCommand, ago, at_least, outcomes_text, shown, table
+from django_rmq.operations import OutboxRow
+
+logger = safe_logger("django_rmq.outbox")
+
+
+class Command(RmqCommand):
+    """Look after the outbox."""
+
+    help = (
+        "Show how many messages wait in the outbox of each topic. --once sends what is due and ends, --watch "
+        "continues until SIGTERM or Ctrl-C; every worker does the same, so this is for projects without one. "
+        "--list shows single rows, --retry and --delete take their ids."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topics", nargs="*", metavar="topic", help="only these (default: all)")
+        chosen = parser.add_mutually_exclusive_group()
+        chosen.add_argument("--once", action="store_true", help="send what is due in all topics, then end")
+        chosen.add_argument("--watch", action="store_true", help="send what is due until SIGTERM or Ctrl-C")
+        chosen.add_argument("--list", action="store_true", help="list rows, oldest first")
+        chosen.add_argument("--retry", nargs="+", metavar="ID", help="have these rows sent at once")
+        chosen.add_argument(
+            "--delete", nargs="+", metavar="ID", help="delete these rows; they are never sent"
+        )
+        parser.add_argument("--refused", action="store_true", help="with --list: only rows that were refused")
+        parser.add_argument(
+            "--limit",
+            type=at_least(1),
+            default=100,
+            metavar="N",
+            help="with --list: at most N (default: 100)",
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["once"]:
+            self._relay_once(options)
+        elif options["watch"]:
+            self._watch()
+        elif options["list"]:
+            self._list(options)
+        elif options["retry"] or options["delete"]:
+            self._act(options)
+        else:
+            self._show(options)
+
+    def _relay_once(self, options: dict[str, Any]) -> None:
+        done: Counter[str] = Counter(sent=0, failed=0)
+        for step in self.operations().relay_outbox():
+            done += Counter(sent=step.sent, failed=step.failed)
+        if options["json"]:
+            self.print_json({"sent": done["sent"], "failed": done["failed"]})
+        else:
+            self.stdout.write(f"outbox: {done['sent']} sent, {done['failed']} failed")
+        if done["failed"]:
+            raise CommandError(
+                f"{done['failed']} messages could not be sent; see rmqoutbox --list", returncode=1
+            )
+
+    def _watch(self) -> None:
+        stopped, complain = threading.Event(), Complaints(logger)
+        before = {
+            number: signal.signal(number, lambda *_: stopped.set())
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        operations = self.operations()
+        pause = operations.config.outbox.grace / 4
+        try:
+            while not stopped.is_set():
+                began = time.monotonic()
+                try:
+                    for _ in operations.relay_outbox():
+                        if stopped.is_set():
+                            break
+                except ServerTrouble as error:
+                    complain("relay", "The outbox waits for its server: %s", error)
+                finally:
+                    close_old_connections()
+                stopped.wait(max(0.05, began + pause - time.monotonic()))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _list(self, options: dict[str, Any]) -> None:
+        found = self.operations().outbox_rows(
+            options["topics"] or None, refused=options["refused"] or None, limit=options["limit"]
+        )
+        if options["json"]:
+            self.print_json([_row(one) for one in found])
+            return
+        now = time.time()
+        rows = [("id", "topic", "action", "sent", "attempts", "state", "error")]
+        for one in found:
+            state = "refused" if one.is_refused else "waits"
+            sent = f"{ago(max(0.0, now - one.sent_ms / 1000))} ago"
+            rows.append((one.id, one.topic, one.act, sent, str(one.attempts), state, shown(one.error)[:100]))
+        for line in table(rows, right=(4,)):
+            self.stdout.write(line)
+
+    def _act(self, options: dict[str, Any]) -> None:
+        operations = self.operations()
+        if options["retry"]:
+            outcomes = operations.retry_outbox(options["retry"])
+        else:
+            outcomes = operations.delete_outbox(options["delete"])
+        if options["json"]:
+            self.print_json(outcomes)
+        else:
+            self.stdout.write(f"outbox: {outcomes_text(outcomes)}")
+
+    def _show(self, options: dict[str, Any]) -> None:
+        found = self.operations().outbox(options["topics"] or None)
+        if options["json"]:
+            self.print_json([asdict(one) for one in found])
+            return
+        if not found:
+            self.stdout.write("the outbox is empty")
+            return
+        rows = [("topic", "waiting", "oldest", "refused")]
+        for one in found:
+            oldest = ago(None if one.oldest_ms is None else one.oldest_ms / 1000)
+            rows.append((one.topic, str(one.messages), oldest, str(one.refused)))
+        for line in table(rows, right=(1, 2, 3)):
+            self.stdout.write(line)
+
+
+def _row(one: OutboxRow) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "topic": one.topic,
+        "action": one.act,
+        "sent_ms": one.sent_ms,
+        "due_ms": one.due_ms,
+        "attempts": one.attempts,
+        "refused": one.is_refused,
+        "error": one.error,
+        "failed_ms": one.failed_ms,
+        "size": one.size,
+    }

@@ -1,0 +1,183 @@
+"""Once: calls a listener in a transaction that also records its messages, so that its effects happen exactly once.
+
+The row of a message and what the listener writes are committed together, or not at all. A message whose row
+exists has had its effects: the listener is not called for it, and the queue commits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.db import connections, transaction
+
+from django_rmq.core.consumer import forks
+from django_rmq.core.consumer.calling import check_returned
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.words.messages import Message
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.project.watching import telemetry
+
+logger = safe_logger("django_rmq.consumer")
+
+_POSTGRES_IN_ERROR = 3
+"""libpq's PQTRANS_INERROR: a statement has failed, and COMMIT will roll back."""
+
+_warned: set[str] = set()
+"""Topics of which a message without an origin was already logged."""
+
+
+class NotCommitted(Exception):
+    """A listener with ``once`` returned, but its transaction cannot be committed."""
+
+
+class _PartlyDone(Exception):
+    """Some messages of a list were processed before, and it is unknown which."""
+
+
+class Once:
+    """What is called in place of a listener with ``once``; ``using`` is the database that has its effects."""
+
+    def __init__(self, function: Callable[[Any], Any], using: str) -> None:
+        self._function = function
+        self.using = using
+
+    def __call__(self, argument: Any) -> Any:
+        """Call the listener with a message, or with those of a list that were not processed before."""
+        if isinstance(argument, list):
+            return self._call_list(argument)
+        connection = self._connection()
+        # Durable: if somebody else had begun a transaction, the end of this one would commit nothing.
+        with transaction.atomic(using=self.using, durable=True):
+            is_new = bool(_record(connection, [argument]))
+            returned = self._call(connection, argument, [argument]) if is_new else None
+        if not is_new:
+            _note_done([argument])
+        return returned
+
+    def _call_list(self, messages: list[Message]) -> Any:
+        """Call the listener with the messages that are new, in one transaction.
+
+        If it gives up some of them with ``retry`` or ``reject``, nothing is kept, and it is called again with the
+        others: what it wrote for one message cannot be told from what it wrote for another.
+        """
+        connection, is_partly_done = self._connection(), False
+        while messages:
+            try:
+                with transaction.atomic(using=self.using, durable=True):
+                    new = _record(connection, messages, one_by_one=is_partly_done)
+                    # A list of its own: the listener may change it.
+                    returned = self._call(connection, list(new), new) if new else None
+            except _PartlyDone:
+                is_partly_done = True
+                continue
+            if returned is False:
+                return False
+            called = set(map(id, new))
+            _note_done([message for message in messages if id(message) not in called])
+            kept = [message for message in new if message.outcome is None]
+            messages = kept if len(kept) < len(new) else []
+        return None
+
+    def _connection(self) -> Any:
+        connection = connections[self.using]
+        if not connection.in_atomic_block and not connection.get_autocommit():
+            raise ConfigurationError(
+                f"autocommit is off on database {self.using!r}: a listener with once= needs it on, because nothing "
+                "would commit its transaction"
+            )
+        return connection
+
+    def _call(self, connection: Any, argument: Any, messages: list[Message]) -> Any:
+        """Call the listener; have the transaction rolled back unless all ``messages`` are a success."""
+        try:
+            returned = self._function(argument)
+        finally:
+            # A copy of the process must not reach the end of the transaction: it would commit it.
+            if forks.forking is not None:
+                forks.end_copy()
+        if returned is False or any(message.outcome is not None for message in messages):
+            connection.set_rollback(True)
+            return returned
+        if returned is not None:
+            check_returned(returned)
+        _check_kept(connection)
+        return returned
+
+
+def _record(connection: Any, messages: list[Message], *, one_by_one: bool = False) -> list[Message]:
+    """Record ``messages``, and return those that were not recorded before."""
+    # A model, which cannot be imported before the apps are loaded.
+    from django_rmq.project.listening.processed import insert, row_of
+
+    for message in messages:
+        if message.envelope.origin is None:
+            _warn_of(message)
+    if len(messages) == 1:
+        return messages if insert(connection, [row_of(messages[0])]) else []
+    rows = {id(message): row_of(message) for message in messages}
+    # In one order everywhere, so that two transactions with the same messages do not wait for each other.
+    ordered = sorted(rows.items(), key=lambda item: item[1])
+    if one_by_one:
+        new = {name for name, row in ordered if insert(connection, [row])}
+        return [message for message in messages if id(message) in new]
+    if insert(connection, [row for _, row in ordered]) < len(messages):
+        raise _PartlyDone
+    return messages
+
+
+def _check_kept(connection: Any) -> None:
+    """Raise ``NotCommitted`` if the end of the transaction will not commit it."""
+    if connection.closed_in_transaction:
+        reason = "it has closed the connection"
+    elif connection.needs_rollback or _has_lost_transaction(connection):
+        reason = (
+            "it has called set_rollback(True), or has caught an error of the database without an atomic block "
+            "inside the try"
+        )
+    else:
+        return
+    raise NotCommitted(
+        f"what the listener wrote to database {connection.alias!r} cannot be committed, because {reason}"
+    )
+
+
+def _has_lost_transaction(connection: Any) -> bool:
+    """Return whether the database has given up the transaction; a COMMIT would raise no error all the same."""
+    if connection.vendor == "postgresql":
+        return bool(connection.connection.info.transaction_status == _POSTGRES_IN_ERROR)
+    if connection.vendor == "sqlite":
+        return not connection.connection.in_transaction
+    # MySQL rolls back the whole transaction at a deadlock, and begins another one with the next statement.
+    return bool(connection.vendor == "mysql" and connection.errors_occurred)
+
+
+def _note_done(messages: Sequence[Message]) -> None:
+    """Count and log messages that were processed before."""
+    if not messages:
+        return
+    topic = messages[0].topic.name
+    telemetry.count_processed(topic, len(messages))
+    for message in messages:
+        logger.debug(
+            "Message %s of topic %s was processed before: its listener is not called",
+            message.name,
+            topic,
+            extra={"rmq_event": "processed_before", "rmq_topic": topic, "rmq_message": message.name},
+        )
+
+
+def _warn_of(message: Message) -> None:
+    topic = message.topic.name
+    if topic not in _warned:
+        _warned.add(topic)
+        logger.warning(
+            "Message %s of topic %s has no origin, so its effects may happen more than once. It was sent before "
+            "ORIGIN was switched on, or by a program that does not use RMQ",
+            message.name,
+            topic,
+            extra={"rmq_event": "no_origin", "rmq_topic": topic, "rmq_message": message.name},
+        )
+
+
+__all__ = ["NotCommitted", "Once"]

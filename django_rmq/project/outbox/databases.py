@@ -1,0 +1,79 @@
+"""Databases with an outbox, and the errors of those without."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from django.apps import apps
+from django.db import DatabaseError, OperationalError, ProgrammingError, connections, router
+
+from django_rmq.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from django_rmq.models import OutboxMessage
+
+LOOK_SECONDS = 60.0
+"""Seconds between two checks whether a database without the table has it by now."""
+
+_missing: dict[str, float] = {}
+"""Alias of a database without the table -> when to check again (monotonic)."""
+
+
+def model() -> type[OutboxMessage]:
+    """Return the model, which is imported only where it is needed. Raises ``ConfigurationError`` without the app."""
+    if not apps.is_installed("django_rmq"):
+        raise ConfigurationError("the outbox needs 'django_rmq' in INSTALLED_APPS")
+    from django_rmq.models import OutboxMessage
+
+    return OutboxMessage
+
+
+def aliases() -> list[str]:
+    """Return the databases that may have an outbox: those to which the routers allow its migration."""
+    return [alias for alias in connections if is_allowed(alias)]
+
+
+def is_allowed(alias: str) -> bool:
+    """Return whether the routers allow the migration of the outbox to this database."""
+    return bool(router.allow_migrate_model(alias, model()))
+
+
+def check_allowed(topic: str, alias: str) -> None:
+    """Raise ``ConfigurationError`` if the routers keep the outbox out of this database."""
+    if not is_allowed(alias):
+        raise ConfigurationError(
+            f"topic {topic} has the outbox, and DATABASE_ROUTERS do not allow it in the database {alias!r}. "
+            "Allow the migration of django_rmq there, or send with on_commit=False or OUTBOX: False"
+        )
+
+
+def explained(alias: str, error: DatabaseError) -> Exception:
+    """Return what to raise for an error of the table: how to make it, if it is missing or out of date."""
+    table = model()._meta.db_table
+    is_of_table = isinstance(error, ProgrammingError) or (
+        isinstance(error, OperationalError) and table in str(error)
+    )
+    if not is_of_table:
+        return error
+    return ConfigurationError(
+        f"the outbox cannot use the table {table} in the database {alias!r} ({str(error).strip()}). "
+        f"Run manage.py migrate django_rmq --database={alias}"
+    )
+
+
+def has_table(alias: str) -> bool:
+    """Return whether the database has the table; one without it is asked once a minute."""
+    if time.monotonic() < _missing.get(alias, 0.0):
+        return False
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        found = model()._meta.db_table in connection.introspection.table_names(cursor)
+    if found:
+        _missing.pop(alias, None)
+    else:
+        _missing[alias] = time.monotonic() + LOOK_SECONDS
+    return found
+
+
+__all__ = ["aliases", "check_allowed", "explained", "has_table", "is_allowed", "model"]

@@ -1,0 +1,105 @@
+"""What the relay sends of the rows of one message, and what becomes of them. Pure: no database, no server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+from uuid import UUID
+
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.words.bounds import MAX_PRIORITY
+from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.exceptions import CallerError, InvalidMessage, MessageTooLarge
+
+REFUSALS = 5
+"""How often a message that cannot be sent as it is, is tried before the relay leaves it out. Other processes may
+have other settings while a new version is deployed."""
+
+LONGEST_REST_MS = 600_000
+"""The longest time between two attempts at one message."""
+
+
+_ACTS: dict[str, Literal["send", "ensure", "remove"]] = {
+    "send": "send",
+    "ensure": "ensure",
+    "remove": "remove",
+}
+
+
+class Stored(NamedTuple):
+    """A row of the outbox. The fields are those of ``OutboxMessage``."""
+
+    id: int
+    topic: str
+    type: str
+    act: str
+    identity: UUID
+    crc: int
+    member: bytes
+    envelope: bytes | None
+    score: int
+    replicas: int
+    fsync: bool
+    sent_ms: int
+    due_ms: int | None
+    attempts: int
+
+
+def folded(rows: Sequence[Stored]) -> list[Stored]:
+    """Return what has to be done for the ``rows`` of one message, in order: a removal, a send, both or one of them.
+
+    It leaves what all rows one after the other would leave. A removal ends everything before it. Of sends, the
+    last one counts, but a range_merge message keeps the time of the first. An ``ensure`` after a send finds
+    the message present.
+    """
+    removal: Stored | None = None
+    last: Stored | None = None
+    for row in rows:
+        if row.act == "remove":
+            removal, last = row, None
+        elif last is None:
+            last = row
+        elif row.act == "send":
+            merges = row.type == last.type == TopicType.RANGE_MERGE
+            last = row._replace(sent_ms=last.sent_ms, score=last.score) if merges else row
+    return [row for row in (removal, last) if row is not None]
+
+
+def outgoing(row: Stored, topic: Topic, now_ms: int) -> Outgoing:
+    """Return the message of a row, not yet placed, as its sender would have sent it.
+
+    A range_merge message is due when it would have been, and at once if that time has passed. Raises
+    ``InvalidMessage`` if it is none of ``topic`` any more.
+    """
+    _check(row, topic)
+    score = row.score
+    if topic.type is TopicType.RANGE_MERGE and row.act != "remove":
+        score = min(max(0, row.sent_ms + row.score - now_ms), row.score)
+    return Outgoing(topic, 0, row.member, score, row.envelope, _ACTS[row.act], row.crc)
+
+
+def _check(row: Stored, topic: Topic) -> None:
+    if row.type != topic.type.value:
+        raise InvalidMessage(f"topic {topic.name} had the type {row.type}, and now it is {topic.type.value}")
+    if row.act == "remove":
+        return
+    if topic.keyed != (row.envelope is not None):
+        before = "key" if row.envelope is not None else "body"
+        raise InvalidMessage(
+            f"topic {topic.name} had IDENTITY {before!r} when this message was sent, and now {topic.identity!r}"
+        )
+    size = len(row.member if row.envelope is None else row.envelope.partition(b"\n")[2])
+    if size > topic.max_body:
+        raise MessageTooLarge(f"the body has {size} bytes, more than MAX_BODY = {topic.max_body}")
+    if topic.is_priority and not topic.min_priority <= row.score <= MAX_PRIORITY:
+        raise InvalidMessage(f"priority must be from {topic.min_priority} to {MAX_PRIORITY}, got {row.score}")
+
+
+def next_attempt(error: Exception, attempts: int, now_ms: int, grace_ms: int) -> int | None:
+    """Return when to try again after ``attempts`` attempts failed. None: the relay leaves the message out."""
+    if isinstance(error, CallerError) and attempts >= REFUSALS:
+        return None
+    return now_ms + min(grace_ms << min(attempts, 20), LONGEST_REST_MS)
+
+
+__all__ = ["LONGEST_REST_MS", "REFUSALS", "Stored", "folded", "next_attempt", "outgoing"]

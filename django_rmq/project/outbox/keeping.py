@@ -1,0 +1,105 @@
+"""One trip of sends to Redis beside the outbox: what is looked up before it, and deleted after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import connections as databases
+
+from django_rmq.core.logs.complaints import Complaints
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.words.results import STORED, Durability, SendResult
+from django_rmq.core.words.topics import Topic
+from django_rmq.project.outbox import rows
+from django_rmq.project.outbox.rows import Landed, Older, Row
+from django_rmq.project.settings import get_config
+
+logger = safe_logger("django_rmq.outbox")
+_complain = Complaints(logger)
+
+
+class Keeping:
+    """Sends of a transaction and their rows; made before the trip. ``kept`` has a row or None for each message."""
+
+    def __init__(self, alias: str, kept: Sequence[Row | None]) -> None:
+        self._alias = alias
+        self._kept = kept
+        self._own = [row for row in kept if row is not None]
+        self._older: list[Older] | None = []
+        if self._own:
+            self._older = _look(alias, self._own)
+
+    @property
+    def wanted(self) -> Durability:
+        """What the rows require beyond what the senders asked for."""
+        return Durability(get_config().outbox.replicas) if self._own else STORED
+
+    def conclude(self, messages: Sequence[Outgoing], outcomes: Sequence[SendResult]) -> None:
+        """Delete the rows of what Redis has, and those that it replaces. A row that stays is sent again."""
+        if not self._own or self._older is None:
+            return
+        landed = [
+            Landed(row.id, row.identity, rows.decides(out, outcome))
+            for out, outcome, row in zip(messages, outcomes, self._kept, strict=True)
+            if row is not None and row.is_kept_by(outcome)
+        ]
+        try:
+            rows.conclude(self._alias, landed, self._own, self._older)
+        except Exception as error:  # noqa: BLE001 - logged, not raised: the messages are in Redis
+            _complain_of_rows(error)
+
+
+class Direct:
+    """Sends without rows, because they wait for no commit: they replace older rows of the same messages."""
+
+    def __init__(self, topic: Topic, messages: Sequence[Outgoing], using: str | None) -> None:
+        self._alias = using or DEFAULT_DB_ALIAS
+        self._messages = messages
+        self._older: list[Older] = []
+        if topic.outbox and not get_config().testing:
+            try:
+                with _apart(self._alias):
+                    self._older = rows.visible(self._alias, {rows.identity_of(out) for out in messages})
+            except Exception as error:  # noqa: BLE001 - a send that needs no database does not fail without one
+                _complain("older", "Cannot look for older messages in the outbox: %s", error)
+
+    def conclude(self, outcomes: Sequence[SendResult]) -> None:
+        """Delete the older rows of what Redis has."""
+        if not self._older:
+            return
+        landed = [
+            Landed(None, rows.identity_of(out), rows.decides(out, outcome))
+            for out, outcome in zip(self._messages, outcomes, strict=True)
+            if outcome.status not in ("failed", "refused")
+        ]
+        try:
+            with _apart(self._alias):
+                rows.conclude(self._alias, landed, (), self._older)
+        except Exception as error:  # noqa: BLE001 - as above
+            _complain_of_rows(error)
+
+
+def _apart(alias: str) -> AbstractContextManager[Any]:
+    """Return a savepoint within a transaction of the caller, which an error of ours must not break."""
+    is_in_block = databases[alias].in_atomic_block
+    return transaction.atomic(using=alias) if is_in_block else nullcontext()
+
+
+def _look(alias: str, own: Sequence[Row]) -> list[Older] | None:
+    """Return the rows that ``own`` replaces. None: they are unknown or too many, so all rows have to stay."""
+    try:
+        return rows.older(alias, own)
+    except Exception as error:  # noqa: BLE001 - the message is sent, and sent again by the relay
+        _complain("older", "Cannot look for older messages in the outbox: %s", error)
+        return None
+
+
+def _complain_of_rows(error: Exception) -> None:
+    _complain("delete", "Cannot delete rows of the outbox; their messages are sent again: %s", error)
+
+
+__all__ = ["Direct", "Keeping"]

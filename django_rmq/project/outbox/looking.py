@@ -1,0 +1,152 @@
+"""What is in the outbox of each database, for people and monitoring; and their retries and deletions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from django.db import DatabaseError
+from django.db.models import Count, Min, Q
+
+from django_rmq.core.words.bounds import BATCH
+from django_rmq.project.outbox.databases import aliases, explained, has_table, model
+from django_rmq.project.outbox.folding import Stored
+from django_rmq.project.outbox.rows import delete, now_ms
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is in the outbox of one topic, in all databases together."""
+
+    topic: str
+    messages: int = 0
+    """The number of rows, without those that were refused."""
+    refused: int = 0
+    """The number of rows that the relay leaves out, because their messages cannot be sent."""
+    oldest_ms: int | None = None
+    """How long ago the oldest of ``messages`` was sent, in ms. None: there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row as it is in its database."""
+
+    database: str
+    row: Stored
+    error: str
+    failed_ms: int | None
+
+
+def waiting(topics: Collection[str] | None = None) -> list[Waiting]:
+    """Return what is in the outbox, by topic (None: all topics), with one query for each database.
+
+    Raises ``DatabaseError``.
+    """
+    now, found = now_ms(), dict[str, Waiting]()
+    for alias in aliases():
+        for name, messages, refused, oldest in _asked(alias, _counted(alias)):
+            had = found.get(name, Waiting(name))
+            ages = [had.oldest_ms, None if oldest is None else max(0, now - oldest)]
+            known = [age for age in ages if age is not None]
+            found[name] = Waiting(
+                name, had.messages + messages, had.refused + refused, max(known) if known else None
+            )
+    return [found[name] for name in sorted(found) if topics is None or name in topics]
+
+
+def _counted(alias: str) -> Iterable[tuple[str, int, int, int | None]]:
+    is_waiting = Q(due_ms__isnull=False)
+    rows = model().objects.using(alias).values("topic").order_by("topic")
+    counted = rows.annotate(
+        waiting=Count("id", filter=is_waiting),
+        refused=Count("id", filter=~is_waiting),
+        oldest=Min("sent_ms", filter=is_waiting),
+    )
+    found: Iterable[tuple[str, int, int, int | None]] = counted.values_list(
+        "topic", "waiting", "refused", "oldest"
+    )
+    return found
+
+
+def rows(
+    topics: Collection[str] | None = None, *, refused: bool | None = None, limit: int = 100
+) -> list[Found]:
+    """Return rows of each database, oldest first, up to ``limit`` in all.
+
+    ``refused``: only those that the relay leaves out, or only the others.
+    """
+    found: list[Found] = []
+    for alias in aliases():
+        chosen = _chosen(alias, topics, refused)[: limit - len(found)]
+        found += [_found(alias, row) for row in _asked(alias, chosen)]
+    return found
+
+
+def one(database: str, number: int) -> Found | None:
+    """Return one row. None: there is none."""
+    if database not in aliases():
+        return None
+    row = model().objects.using(database).filter(pk=number).first()
+    return None if row is None else _found(database, row)
+
+
+def _chosen(alias: str, topics: Collection[str] | None, refused: bool | None) -> Any:
+    chosen = model().objects.using(alias).order_by("id")
+    if topics is not None:
+        chosen = chosen.filter(topic__in=topics)
+    return chosen if refused is None else chosen.filter(due_ms__isnull=refused)
+
+
+def _found(alias: str, row: Any) -> Found:
+    envelope = None if row.envelope is None else bytes(row.envelope)
+    values = {name: getattr(row, name) for name in Stored._fields}
+    stored = Stored(**{**values, "member": bytes(row.member), "envelope": envelope})
+    return Found(alias, stored, row.error, row.failed_ms)
+
+
+def retry(database: str, numbers: Iterable[int]) -> int:
+    """Have the relay try these rows at once, as if for the first time; return how many there were."""
+    changes = {"due_ms": now_ms(), "attempts": 0}
+    return sum(
+        model().objects.using(database).filter(pk__in=some).update(**changes) for some in _parts(numbers)
+    )
+
+
+def remove(database: str, numbers: Iterable[int]) -> int:
+    """Delete rows, so that their messages are never sent; return how many there were."""
+    return delete(database, numbers)
+
+
+def missing() -> list[tuple[str, str]]:
+    """Return the databases without a usable table, and what is wrong. A database that does not answer is not one."""
+    found = []
+    for alias in aliases():
+        try:
+            model().objects.using(alias).order_by("id").first()
+        except DatabaseError as error:
+            reason = explained(alias, error)
+            if reason is not error:
+                found.append((alias, str(reason)))
+    return found
+
+
+def _asked(alias: str, query: Iterable[T]) -> list[T]:
+    """Return the answer of a database; nothing if it has no outbox."""
+    try:
+        return list(query)
+    except DatabaseError:
+        if has_table(alias):
+            raise
+        return []
+
+
+def _parts(numbers: Iterable[int]) -> Iterator[list[int]]:
+    chosen = sorted(set(numbers))
+    for start in range(0, len(chosen), BATCH):
+        yield chosen[start : start + BATCH]
+
+
+__all__ = ["Found", "Waiting", "missing", "one", "remove", "retry", "rows", "waiting"]

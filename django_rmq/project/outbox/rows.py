@@ -1,0 +1,279 @@
+"""Rows of the outbox as the sender handles them: written in its transaction, and deleted when Redis has the message.
+
+Which rows a successful send replaces is decided here. It deletes its own, and the older rows of the same
+message that were visible before it was sent: what they stood for is older than what Redis has now. A row that
+became visible later may belong to a transaction that was committed later, so it stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+from uuid import UUID
+from zlib import crc32
+
+from django.db import DatabaseError, transaction
+from django.db import connections as databases
+
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.words.results import Durability, SendResult
+from django_rmq.project.outbox.databases import check_allowed, explained, model
+from django_rmq.project.settings import get_config
+
+MOST_OLDER = 200
+"""The number of older rows that a sender looks at. A message that is sent all the time may leave thousands while
+Redis is unavailable, and looking at all of them for each send would take longer and longer."""
+
+MOST_PARAMETERS = 900
+"""The number of values in one query; SQLite was long built with a limit of 999."""
+
+
+class Row(NamedTuple):
+    """A row that the current transaction has written."""
+
+    id: int
+    identity: UUID
+    act: str
+    wanted: Durability
+    """What Redis has to confirm before the row may be deleted."""
+
+    def is_kept_by(self, result: SendResult) -> bool:
+        """Return whether Redis has the message as durably as the row requires."""
+        return (
+            result.status not in ("failed", "refused", "pending")
+            and (result.replicas or 0) >= self.wanted.replicas
+            and (bool(result.fsynced) or not self.wanted.fsync)
+        )
+
+
+class Older(NamedTuple):
+    """A row that was visible before a message with the same identity was sent."""
+
+    id: int
+    identity: UUID
+    act: str
+    due_ms: int | None
+
+
+class Landed(NamedTuple):
+    """A message that Redis has accepted."""
+
+    row: int | None
+    """The id of its row. None: it has none."""
+    identity: UUID
+    is_last: bool
+    """Whether it decides the state of its message. An ``ensure`` that found the message present does not."""
+
+
+def now_ms() -> int:
+    """Return the time of this machine."""
+    return time.time_ns() // 1_000_000
+
+
+def crc_of(out: Outgoing) -> int:
+    """Return the checksum of the slot basis of a message."""
+    return crc32(out.member) if out.crc is None else out.crc
+
+
+def identity_of(out: Outgoing) -> UUID:
+    """Return the hash of what makes a message the same one: topic, slot basis and member."""
+    name = out.topic.name.encode()
+    head = b"%d %d %s " % (crc_of(out), len(name), name)
+    return UUID(bytes=blake2b(head + out.member, digest_size=16).digest())
+
+
+def wanted_of(wanted: Durability) -> Durability:
+    """Return what Redis has to confirm of a send that asked for ``wanted``."""
+    return wanted._replace(replicas=max(wanted.replicas, get_config().outbox.replicas))
+
+
+def write(connection: Any, messages: Sequence[Outgoing], wanted: Durability) -> list[Row]:
+    """Write a row for each message in the transaction of ``connection``.
+
+    Raises ``ConfigurationError`` if the database has no table for them.
+    """
+    if not messages:
+        return []
+    alias = connection.alias
+    check_allowed(messages[0].topic.name, alias)
+    now, needed = now_ms(), wanted_of(wanted)
+    due_ms = now + get_config().outbox.grace_ms
+    identities = [identity_of(out) for out in messages]
+    made = [
+        {
+            "topic": out.topic.name,
+            "type": out.topic.type.value,
+            "act": out.act,
+            "identity": identity,
+            "crc": crc_of(out),
+            "member": out.member,
+            "envelope": out.envelope,
+            "score": out.score,
+            "replicas": wanted.replicas,
+            "fsync": wanted.fsync,
+            "sent_ms": now,
+            "due_ms": due_ms,
+            "attempts": 0,
+            "error": "",
+        }
+        for out, identity in zip(messages, identities, strict=True)
+    ]
+    try:
+        with transaction.mark_for_rollback_on_error(using=alias):
+            ids = _insert(connection, made)
+    except DatabaseError as error:
+        raise explained(alias, error) from error
+    found = zip(ids, identities, messages, strict=True)
+    return [Row(number, identity, out.act, needed) for number, identity, out in found]
+
+
+def _insert(connection: Any, made: Sequence[dict[str, Any]]) -> list[int]:
+    """Insert rows and return their ids. ``bulk_create`` computes several times as long as all the rest of a send."""
+    fields: Any = model()._meta
+    if not connection.features.can_return_rows_from_bulk_insert:
+        saved = [model()(**row) for row in made]
+        for row in saved:
+            row.save(using=connection.alias, force_insert=True)
+        return [row.pk for row in saved]
+    quote, names, ids = connection.ops.quote_name, list(made[0]), list[int]()
+    adapt = {name: fields.get_field(name).get_db_prep_save for name in ("identity", "member", "envelope")}
+    table, columns = quote(fields.db_table), ", ".join(map(quote, names))
+    places = f"({', '.join(['%s'] * len(names))})"
+    size = (connection.features.max_query_params or MOST_PARAMETERS) // len(names)
+    for some in _parts(list(made), size):
+        values = [
+            adapt[name](value, connection) if name in adapt else value
+            for row in some
+            for name, value in row.items()
+        ]
+        several = ", ".join([places] * len(some))
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"INSERT INTO {table} ({columns}) VALUES {several} RETURNING {quote('id')}",  # noqa: S608 - names of Django
+                values,
+            )
+            ids += [number for (number,) in cursor.fetchall()]
+    return ids
+
+
+def visible(alias: str, identities: Collection[UUID], most: int | None = None) -> list[Older]:
+    """Return the rows of these messages; of each query at most ``most``."""
+    connection = databases[alias]
+    fields: Any = model()._meta
+    quote, ready = connection.ops.quote_name, fields.get_field("identity").get_db_prep_value
+    columns, table = ", ".join(map(quote, Older._fields)), quote(fields.db_table)
+    limit = "" if most is None else f" {connection.ops.limit_offset_sql(0, most)}"
+    found: list[Older] = []
+    for some in _parts(list(identities)):
+        places = ", ".join(["%s"] * len(some))
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {columns} FROM {table} WHERE {quote('identity')} IN ({places}){limit}",  # noqa: S608 - names of Django
+                [ready(identity, connection) for identity in some],
+            )
+            for number, identity, act, due_ms in cursor.fetchall():
+                known = identity if isinstance(identity, UUID) else UUID(identity)
+                found.append(Older(number, known, act, due_ms))
+    return found
+
+
+def older(alias: str, own: Sequence[Row]) -> list[Older] | None:
+    """Return the rows of the same messages that are older than a transaction's ``own``.
+
+    None: there are too many, so they are left to the relay.
+    """
+    first: dict[UUID, int] = {}
+    for row in own:
+        first.setdefault(row.identity, row.id)
+    most = len(own) + len(first) + MOST_OLDER
+    found = visible(alias, first, most + 1)
+    return None if len(found) > most else [row for row in found if row.id < first[row.identity]]
+
+
+def conclude(alias: str, landed: Sequence[Landed], own: Sequence[Row], replaced: Sequence[Older]) -> None:
+    """Delete the rows of what Redis has accepted, ``landed``, and those that it replaces.
+
+    ``own``: all rows of the transaction. ``replaced``: what ``older`` returned before the send.
+    """
+    last = {one.identity: one for one in landed if one.is_last}
+    # An ensure that found its message present has done nothing. Before an older send or removal that is still
+    # to come it stays, so that the relay does both in order. An older ensure would find the same.
+    arrived = {one.row for one in landed}
+    sends = {row.identity for row in replaced if row.act != "ensure"}
+    sends |= {row.identity for row in own if row.act != "ensure" and row.id not in arrived}
+    ended = {one.identity for one in landed if one.is_last or one.identity not in sends}
+    gone = {one.row for one in landed if one.row is not None and one.identity in ended}
+    gone |= {
+        row.id
+        for row in own
+        if (final := last.get(row.identity)) is not None and final.row is not None and row.id <= final.row
+    }
+    beneath = [row for row in replaced if row.identity in ended]
+    # The relay may be sending what is due, and after us. Only who deletes these rows knows that it is not.
+    limit = now_ms() + get_config().outbox.grace_ms // 2
+    relayed = [row for row in beneath if row.due_ms is None or row.due_ms <= limit]
+    if relayed and not _delete_free(alias, [row.id for row in relayed]):
+        doubtful = {row.identity for row in relayed}
+        gone -= {row.id for row in own if row.identity in doubtful}
+    gone |= {row.id for row in beneath} - {row.id for row in relayed}
+    delete(alias, gone)
+
+
+def _delete_free(alias: str, ids: list[int]) -> bool:
+    """Delete rows that no relay holds; return whether these were all of them."""
+    rows = model().objects.using(alias)
+    deleted = 0
+    with transaction.atomic(using=alias):
+        for some in _parts(ids):
+            chosen: Sequence[int] = some
+            if databases[alias].features.has_select_for_update_skip_locked:
+                free = rows.filter(id__in=some).select_for_update(skip_locked=True)
+                chosen = list(free.values_list("id", flat=True))
+            deleted += delete(alias, chosen)
+    return deleted == len(ids)
+
+
+def delete(alias: str, ids: Iterable[int]) -> int:
+    """Delete rows and return how many there were, with one statement each, where ``QuerySet.delete`` opens a transaction."""
+    connection = databases[alias]
+    table, column = map(connection.ops.quote_name, (model()._meta.db_table, "id"))
+    # A deletion that a crash of the database undoes has its message sent again, so it need not wait for the disk.
+    # Within a transaction that is not for us to say.
+    hurried = connection.vendor == "postgresql" and not connection.in_atomic_block
+    also = " AND set_config('synchronous_commit', 'off', true) IS NOT NULL" if hurried else ""
+    deleted = 0
+    for some in _parts(sorted(ids)):
+        with connection.cursor() as cursor:
+            places = ", ".join(["%s"] * len(some))
+            cursor.execute(f"DELETE FROM {table} WHERE {column} IN ({places}){also}", some)  # noqa: S608 - names of Django
+            deleted += cursor.rowcount
+    return deleted
+
+
+def decides(out: Outgoing, result: SendResult) -> bool:
+    """Return whether a message that Redis has answered is the newest state of its identity."""
+    return out.act != "ensure" or result.status != "present"
+
+
+def _parts(values: list[Any], size: int = MOST_PARAMETERS) -> Iterator[list[Any]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+__all__ = [
+    "Landed",
+    "Older",
+    "Row",
+    "conclude",
+    "crc_of",
+    "decides",
+    "delete",
+    "identity_of",
+    "now_ms",
+    "older",
+    "visible",
+    "wanted_of",
+    "write",
+]

@@ -1,0 +1,240 @@
+"""Senders that die between the commit of their database and the end of their send, and a Redis that is stopped.
+
+    python -m tests.e2e.outbox_deaths --database postgres --deaths 2000
+    python -m tests.e2e.outbox_deaths --database sqlite --outage 10000
+
+Each transaction writes what it intends into a table of its own and sends the same; some are rolled back. In the end
+Redis must hold exactly what the table says. Prints the outcome as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import django
+import redis
+from django.conf import settings
+
+from tests.e2e.outbox_processes import (
+    ANY,
+    RELAY_POINTS,
+    SENDER_POINTS,
+    arm,
+    fork,
+    relay_on,
+    send_on,
+    write_values,
+)
+from tests.e2e.postgres import postgres
+from tests.servers import RedisServer
+from tests.workers import client_of
+
+TOPICS = {
+    "plain": {"TYPE": "priority", "SLOTS": 4},
+    "keyed": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 60_000, "IDENTITY": "key"},
+}
+GRACE = 0.2
+
+
+def configure(database: dict[str, Any], redis_url: str) -> None:
+    """Set up Django with these servers, and make the tables."""
+    settings.configure(
+        SECRET_KEY="none",
+        INSTALLED_APPS=["django_rmq"],
+        DATABASES={"default": database},
+        USE_TZ=True,
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        LOGGING={
+            "version": 1,
+            "disable_existing_loggers": False,
+            "loggers": {"django_rmq": {"level": "CRITICAL"}},
+        },
+        RMQ={"REDIS": redis_url, "TOPICS": TOPICS, "OUTBOX": {"GRACE": GRACE}},
+    )
+    django.setup()
+    from django.core.management import call_command
+    from django.db import connection
+
+    call_command("migrate", "django_rmq", verbosity=0)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE intents (topic varchar(10), name varchar(40) PRIMARY KEY, value integer)"
+        )
+
+
+@contextmanager
+def database_of(kind: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entry of DATABASES for a new database."""
+    if kind == "sqlite":
+        options = {"init_command": "PRAGMA journal_mode=WAL;", "transaction_mode": "IMMEDIATE", "timeout": 60}
+        yield {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": str(folder / "shop.sqlite3"),
+            "OPTIONS": options,
+        }
+        return
+    with postgres() as server:
+        yield {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": "shop",
+            "USER": "shop",
+            "HOST": "127.0.0.1",
+            "PORT": server.port,
+        }
+
+
+# --- the two runs
+
+
+def run_deaths(deaths: int, log: int) -> Counter[str]:
+    """Let so many processes die, each at a point or at any moment; return how many died where."""
+    points = itertools.cycle([*SENDER_POINTS, ANY, *SENDER_POINTS, ANY, *RELAY_POINTS])
+    died: Counter[str] = Counter()
+    living: dict[int, tuple[str, float]] = {}
+    numbers = itertools.count()
+    while died.total() < deaths or living:
+        while len(living) < 4 and died.total() + len(living) < deaths:
+            point, at, own = next(points), random.randint(1, 4), f"p{next(numbers)}"
+            kill_at = time.monotonic() + (random.uniform(0.01, 0.3) if point == ANY else 8.0)
+
+            def work(point: str = point, at: int = at, own: str = own) -> None:
+                arm(point, at)
+                until = time.monotonic() + 20
+                if point in RELAY_POINTS:
+                    relay_on(until)
+                else:
+                    send_on(own, log, until)
+
+            living[fork(work)] = (point, kill_at)
+        for pid, (point, kill_at) in list(living.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if not done and time.monotonic() > kill_at:
+                # A relay that finds nothing never comes to its point.
+                living[pid] = (ANY, float("inf"))
+                os.kill(pid, signal.SIGKILL)
+            elif done:
+                if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+                    raise RuntimeError(f"a process ended by itself at {point}: {status}")
+                died[living.pop(pid)[0]] += 1
+        time.sleep(0.002)
+    return died
+
+
+def run_outage(
+    commits: int, seconds: float, log: int, server: RedisServer, log_path: Path
+) -> dict[str, float]:
+    """Stop Redis, commit so many transactions in about so many seconds, start it again under two relays and more commits."""
+    writers, share = 4, commits // 4
+    pause = seconds * writers / commits
+
+    def writing(number: int) -> Callable[[], None]:
+        return lambda: write_values(f"w{number}", log, share + share // 4, pause)
+
+    write_all = [fork(writing(number)) for number in range(writers)]
+    while log_path.read_text().count("committed") < commits // 20:
+        time.sleep(0.01)
+    server.stop()
+    began, before = time.monotonic(), log_path.read_text().count("committed")
+    relays = [fork(lambda: relay_on(time.monotonic() + 3600)) for _ in range(2)]
+    while log_path.read_text().count("committed") < commits:
+        time.sleep(0.05)
+    without = log_path.read_text().count("committed") - before
+    seconds = time.monotonic() - began
+    server.start()
+    for pid in write_all:
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise RuntimeError(f"a writer failed: {status}")
+    for relay in relays:
+        os.kill(relay, signal.SIGKILL)
+        os.waitpid(relay, 0)
+    return {"seconds_without_redis": round(seconds, 1), "commits_without_redis": without}
+
+
+def examine(client: redis.Redis) -> dict[str, int]:
+    """Relay what was left, and compare what Redis holds with the table of intents."""
+    from django.db import connection
+
+    from django_rmq.core.words.envelopes import decode_envelope
+    from django_rmq.core.words.keys import slot_keys
+    from django_rmq.models import OutboxMessage
+    from django_rmq.project.outbox.relaying import relay_all
+    from django_rmq.project.settings import get_config
+
+    left, deadline = OutboxMessage.objects.count(), time.monotonic() + 60
+    while OutboxMessage.objects.exists() and time.monotonic() < deadline:
+        for _ in relay_all():
+            pass
+        time.sleep(0.05)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT topic, name, value FROM intents")
+        intended = {(topic, name): value for topic, name, value in cursor.fetchall()}
+    held: dict[tuple[str, str], int] = {}
+    for topic in get_config().topics.values():
+        for slot in range(topic.slots):
+            keys = slot_keys("", topic.name, slot)
+            bodies: Any = client.hgetall(keys.body)
+            members: Any = client.zrange(keys.store, 0, -1)
+            for member in members:
+                name = member.decode() if topic.keyed else json.loads(member)
+                held[topic.name, name] = int(decode_envelope(bodies[member]).body) if topic.keyed else 0
+    common = intended.keys() & held.keys()
+    return {
+        "intended": len(intended),
+        "lost": len(intended.keys() - held.keys()),
+        "never_committed": len(held.keys() - intended.keys()),
+        "outdated": sum(intended[one] != held[one] for one in common),
+        "left_to_the_relay": left,
+        "left_in_the_outbox": OutboxMessage.objects.count(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
+    parser.add_argument("--deaths", type=int, default=0)
+    parser.add_argument("--outage", type=int, default=0, metavar="COMMITS")
+    parser.add_argument("--seconds", type=float, default=0.0, help="with --outage: about how long it lasts")
+    options = parser.parse_args()
+    began = time.monotonic()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(RedisServer(appendonly=True, appendfsync="always"))
+        configure(stack.enter_context(database_of(options.database, folder)), server.url)
+        log_path = folder / "log"
+        log = os.open(log_path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        found: dict[str, Any] = {"database": options.database}
+        if options.deaths:
+            died = run_deaths(options.deaths, log)
+            found |= {"deaths": died.total(), "died": dict(sorted(died.items()))}
+        if options.outage:
+            found |= run_outage(options.outage, options.seconds, log, server, log_path)
+        counted = Counter(log_path.read_text().split())
+        found |= {
+            "commits": counted["committed"],
+            "rolled_back": counted["undone"],
+            **examine(client_of(server.url)),
+        }
+        from django.db import connections as databases
+
+        from django_rmq.project import connections
+
+        databases.close_all()
+        connections.close()
+    print(json.dumps({**found, "seconds": round(time.monotonic() - began, 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,729 @@
+"""Listeners with ``once``: what they write happens once, whatever becomes of their deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group
+from django.core import checks
+from django.db import connection, transaction
+from django.test import TestCase, override_settings
+from django.utils import timezone
+
+from django_rmq import (
+    Message,
+    Reject,
+    Retry,
+    asend_message,
+    ensure_message,
+    listener,
+    send_message,
+    send_messages,
+)
+from django_rmq.core.calls import ending, looking, people, taking
+from django_rmq.core.consumer import calling
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
+from django_rmq.core.words.failures import Failure
+from django_rmq.exceptions import ConfigurationError
+from django_rmq.models import ProcessedMessage
+from django_rmq.operations import Actor, Operations
+from django_rmq.project.listening import once, processed, registry, starting
+from django_rmq.project.settings import get_config
+from django_rmq.testing import RMQTestMixin, drain, memory_broker
+
+KEYED = {"TYPE": "range_merge", "TIME_RANGE": 1, "SLOTS": 1, "IDENTITY": "key", "BACKOFF": 0}
+RMQ: dict[str, Any] = {
+    "BROKER": "memory",
+    "AUTODISCOVER": None,
+    "TOPICS": {
+        "payments": {**KEYED, "ORIGIN": True},
+        "others": {**KEYED, "ORIGIN": True},
+        "plain": KEYED,
+        "unkeyed": {"TYPE": "range_merge", "TIME_RANGE": 1, "SLOTS": 1},
+    },
+}
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def settings_of_this_test() -> Iterator[None]:
+    with override_settings(RMQ=RMQ), registry.isolated():
+        yield
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1_800_000_000_000)
+
+
+@pytest.fixture
+def broker(clock: Clock) -> Iterator[InMemoryBroker]:
+    with memory_broker(clock) as found:
+        yield found
+
+
+def write(message: Message) -> None:
+    Group.objects.create(name=message.body)
+
+
+def groups() -> list[str]:
+    return sorted(Group.objects.values_list("name", flat=True))
+
+
+def deliver(
+    broker: InMemoryBroker, clock: Clock, topic: str = "payments"
+) -> tuple[list[Message], list[Failure | None]]:
+    """Take what is due and call the listener, but tell the queue nothing."""
+    declared, found = get_config().topic(topic), registry.listeners()[topic]
+    clock.advance(ms=5)
+    prepared = broker.run(taking.prepare(declared, 0, "test", None, 100))
+    messages = [Message(declared, 0, prepared.receipt, given) for given in prepared.deliveries]
+    return messages, calling.run(found, messages)
+
+
+def give_back(broker: InMemoryBroker, messages: list[Message]) -> None:
+    """Let the messages wait as if they had never been delivered, as after a fail-over."""
+    members = [message.delivery.member for message in messages]
+    broker.run(ending.release(messages[0].topic, 0, messages[0].receipt, members))
+
+
+def commit(broker: InMemoryBroker, messages: list[Message]) -> None:
+    members = [message.delivery.member for message in messages]
+    broker.run(ending.commit(messages[0].topic, 0, messages[0].receipt, members))
+
+
+# --- one message
+
+
+def test_a_delivery_whose_end_was_lost_has_no_second_effect(broker: InMemoryBroker, clock: Clock) -> None:
+    calls: list[str] = []
+
+    @listener("payments", once=True)
+    def pay(message: Message) -> None:
+        calls.append(message.origin)
+        Group.objects.create(name=f"{message.body}-{len(calls)}")
+
+    send_message("payments", "a")
+    first, outcomes = deliver(broker, clock)
+    assert outcomes == [None]
+    give_back(broker, first)
+    again, outcomes = deliver(broker, clock)
+    assert outcomes == [None], "the queue commits it"
+    assert [message.receipt for message in again] != [message.receipt for message in first]
+    assert [message.origin for message in again] == [message.origin for message in first] == calls
+    assert groups() == ["a-1"]
+    row = ProcessedMessage.objects.get()
+    assert (row.topic, row.origin.hex) == ("payments", calls[0])
+    assert abs(row.processed_at - timezone.now()) < timedelta(minutes=1)
+
+
+def test_a_new_send_is_another_message(broker: InMemoryBroker, clock: Clock) -> None:
+    listener("payments", once=True)(write)
+    for name in "ab":
+        send_message("payments", name, key="one key")
+        messages, outcomes = deliver(broker, clock)
+        assert outcomes == [None]
+        give_back(broker, messages)
+        messages, outcomes = deliver(broker, clock)
+        assert outcomes == [None]
+        commit(broker, messages)
+    assert groups() == ["a", "b"]
+    assert ProcessedMessage.objects.count() == 2
+
+
+def fails(message: Message) -> None:
+    raise ValueError("no")
+
+
+def retries(message: Message) -> None:
+    raise Retry("later")
+
+
+def rejects(message: Message) -> None:
+    raise Reject("never")
+
+
+def returns_false(message: Message) -> bool:
+    return False
+
+
+def decides(message: Message) -> None:
+    message.retry("later")
+
+
+def exits(message: Message) -> None:
+    raise SystemExit(3)
+
+
+def forgets_to_await(message: Message) -> Any:
+    return asend_message("payments", "x")
+
+
+@pytest.mark.parametrize(
+    "ending_of",
+    [fails, retries, rejects, returns_false, decides, forgets_to_await],
+    ids=lambda each: each.__name__,
+)
+def test_whatever_is_no_success_rolls_back(
+    broker: InMemoryBroker, clock: Clock, ending_of: Callable[[Message], Any]
+) -> None:
+    @listener("payments", once=True)
+    def pay(message: Message) -> Any:
+        write(message)
+        return ending_of(message)
+
+    send_message("payments", "a")
+    _, (outcome,) = deliver(broker, clock)
+    assert outcome is not None
+    assert outcome.kind == ("rejected" if ending_of is rejects else "failed")
+    assert groups() == []
+    assert not ProcessedMessage.objects.exists()
+
+
+def test_a_listener_that_exits_rolls_back(broker: InMemoryBroker, clock: Clock) -> None:
+    @listener("payments", once=True)
+    def pay(message: Message) -> Any:
+        write(message)
+        exits(message)
+
+    send_message("payments", "a")
+    with pytest.raises(SystemExit):
+        deliver(broker, clock)
+    assert groups() == []
+    assert not ProcessedMessage.objects.exists()
+
+
+def test_a_failed_message_is_tried_again_with_its_origin(broker: InMemoryBroker, clock: Clock) -> None:
+    origins: list[str] = []
+
+    @listener("payments", once=True)
+    def pay(message: Message) -> None:
+        origins.append(message.origin)
+        write(message)
+        if len(origins) < 3:
+            raise Retry("later", delay=0)
+
+    send_message("payments", "a")
+    clock.advance(ms=5)
+    for _ in range(5):
+        drain()
+        clock.advance(seconds=1)
+    assert len(origins) == 3
+    assert len(set(origins)) == 1
+    assert groups() == ["a"]
+
+
+def test_an_integrity_error_of_the_listener_is_its_own(broker: InMemoryBroker, clock: Clock) -> None:
+    Group.objects.create(name="a")
+    listener("payments", once=True)(write)
+    send_message("payments", "a")
+    _, (outcome,) = deliver(broker, clock)
+    assert outcome is not None
+    assert "IntegrityError" in outcome.error
+    assert not ProcessedMessage.objects.exists()
+
+
+def test_an_error_that_the_listener_catches_around_an_atomic_block_is_none(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    Group.objects.create(name="a")
+
+    @listener("payments", once=True)
+    def pay(message: Message) -> None:
+        try:
+            with transaction.atomic():
+                write(message)
+        except Exception:  # noqa: BLE001
+            Group.objects.create(name="instead")
+
+    send_message("payments", "a")
+    assert deliver(broker, clock)[1] == [None]
+    assert groups() == ["a", "instead"]
+
+
+def swallow_an_error() -> None:
+    try:
+        Group.objects.create(name="there")
+    except Exception:  # noqa: BLE001
+        pass
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda: transaction.set_rollback(True), swallow_an_error], ids=["rollback", "error"]
+)
+def test_a_listener_whose_transaction_cannot_be_committed_has_failed(
+    broker: InMemoryBroker, clock: Clock, spoil: Callable[[], None]
+) -> None:
+    Group.objects.create(name="there")
+
+    @listener("payments", once=True)
+    def pay(message: Message) -> None:
+        write(message)
+        spoil()
+
+    send_message("payments", "a")
+    _, (outcome,) = deliver(broker, clock)
+    assert outcome is not None
+    assert "NotCommitted" in outcome.error
+    assert groups() == ["there"]
+
+
+def test_hooks_of_the_listener_run_after_the_commit_and_not_for_what_was_rolled_back(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    hooked: list[bool] = []
+
+    @listener("payments", once=True)
+    def pay(message: Message) -> bool:
+        write(message)
+        transaction.on_commit(lambda: hooked.append(Group.objects.filter(name="a").exists()))
+        send_message("others", f"after {message.body}")
+        return message.retries_left < 16
+
+    send_message("payments", "a")
+    clock.advance(ms=5)
+    drain(raise_errors=False)
+    assert (hooked, groups()) == ([True], ["a"])
+    others = broker.run(looking.peek(get_config().topic("others"), 0, "store", limit=10)).entries
+    assert len(others) == 1, "what the delivery that failed had sent was never sent"
+
+
+def test_a_hook_that_fails_leaves_the_effect(broker: InMemoryBroker, clock: Clock) -> None:
+    @listener("payments", once=True)
+    def pay(message: Message) -> None:
+        write(message)
+        transaction.on_commit(lambda: fails(message))
+
+    send_message("payments", "a")
+    messages, (outcome,) = deliver(broker, clock)
+    assert outcome is not None
+    broker.run(ending.rollback(messages[0].topic, 0, messages[0].receipt, [outcome]))
+    clock.advance(seconds=2)
+    assert drain() == 1
+    assert groups() == ["a"]
+
+
+def test_a_listener_that_was_called_within_a_transaction_has_failed(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    listener("payments", once=True)(write)
+    with transaction.atomic():
+        send_message("payments", "a", on_commit=False)
+        _, (outcome,) = deliver(broker, clock)
+    assert outcome is not None
+    assert "durable atomic block" in outcome.error
+    assert groups() == []
+
+
+def test_a_listener_whose_connection_has_autocommit_off_has_failed(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    listener("payments", once=True)(write)
+    send_message("payments", "a")
+    transaction.set_autocommit(False)
+    try:
+        _, (outcome,) = deliver(broker, clock)
+        transaction.rollback()
+    finally:
+        transaction.set_autocommit(True)
+    assert outcome is not None
+    assert "autocommit is off" in outcome.error
+    assert groups() == []
+
+
+# --- coroutines
+
+
+def test_what_a_coroutine_writes_belongs_to_the_transaction(broker: InMemoryBroker, clock: Clock) -> None:
+    @listener("payments", once=True)
+    async def pay(message: Message) -> None:
+        await Group.objects.acreate(name=message.body)
+        assert await Group.objects.filter(name=message.body).aexists()
+        if message.body == "bad":
+            raise ValueError("no")
+
+    for name in ("bad", "good"):
+        send_message("payments", name)
+    messages, outcomes = deliver(broker, clock)
+    assert {message.body: outcome is None for message, outcome in zip(messages, outcomes, strict=True)} == {
+        "bad": False,
+        "good": True,
+    }
+    assert groups() == ["good"]
+    give_back(broker, messages)
+    assert [outcome is None for outcome in deliver(broker, clock)[1]].count(True) == 1
+    assert groups() == ["good"]
+
+
+# --- lists
+
+
+def pay_in_lists() -> list[list[str]]:
+    """Register a listener that writes what it gets in lists; return the bodies of each of its calls."""
+    calls: list[list[str]] = []
+
+    @listener("payments", once=True, batch_size=10)
+    def pay(messages: list[Message]) -> None:
+        calls.append(sorted(message.body for message in messages))
+        for message in messages:
+            write(message)
+
+    return calls
+
+
+def test_of_a_list_only_what_is_new_is_handed_over(broker: InMemoryBroker, clock: Clock) -> None:
+    calls = pay_in_lists()
+    send_messages("payments", ["a", "b"])
+    first, outcomes = deliver(broker, clock)
+    assert outcomes == [None, None]
+    give_back(broker, first)
+    send_messages("payments", ["c", "d"])
+    again, outcomes = deliver(broker, clock)
+    assert (len(again), outcomes) == (4, [None] * 4)
+    assert calls == [["a", "b"], ["c", "d"]]
+    give_back(broker, again)
+    assert deliver(broker, clock)[1] == [None] * 4
+    assert len(calls) == 2, "not called with an empty list"
+    assert groups() == ["a", "b", "c", "d"]
+    assert ProcessedMessage.objects.count() == 4
+
+
+def test_what_is_given_up_in_a_list_has_no_effect_and_the_others_have_theirs_once(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    calls: list[int] = []
+
+    @listener("payments", once=True, batch_size=10)
+    def pay(messages: list[Message]) -> None:
+        calls.append(len(messages))
+        for message in messages:
+            write(message)
+            if message.body == "bad":
+                message.reject("bad")
+            elif message.body == "late":
+                message.retry("late")
+
+    send_messages("payments", ["a", "bad", "c", "late"])
+    messages, outcomes = deliver(broker, clock)
+    kinds = {
+        message.body: None if outcome is None else outcome.kind
+        for message, outcome in zip(messages, outcomes, strict=True)
+    }
+    assert kinds == {"a": None, "bad": "rejected", "c": None, "late": "failed"}
+    assert (calls, groups()) == ([4, 2], ["a", "c"])
+    assert ProcessedMessage.objects.count() == 2
+
+
+def test_a_listener_that_empties_its_list_hides_no_outcome(broker: InMemoryBroker, clock: Clock) -> None:
+    @listener("payments", once=True, batch_size=10)
+    def pay(messages: list[Message]) -> None:
+        while messages:
+            message = messages.pop()
+            write(message)
+            if message.body == "bad":
+                message.reject("bad")
+
+    send_messages("payments", ["a", "bad"])
+    messages, outcomes = deliver(broker, clock)
+    assert [message.body for message, outcome in zip(messages, outcomes, strict=True) if outcome] == ["bad"]
+    assert groups() == ["a"]
+
+
+@pytest.mark.parametrize("how", ["raises", "returns False"])
+def test_a_list_that_fails_is_rolled_back_and_settled_one_by_one(
+    broker: InMemoryBroker, clock: Clock, how: str
+) -> None:
+    @listener("payments", once=True, batch_size=10)
+    def pay(messages: list[Message]) -> bool:
+        for message in messages:
+            write(message)
+        if any(message.body == "bad" for message in messages):
+            if how == "raises":
+                raise ValueError("bad")
+            return False
+        return True
+
+    send_messages("payments", ["a", "bad", "c"])
+    messages, outcomes = deliver(broker, clock)
+    assert [message.body for message, outcome in zip(messages, outcomes, strict=True) if outcome] == ["bad"]
+    assert groups() == ["a", "c"]
+    give_back(broker, messages)
+    deliver(broker, clock)
+    assert groups() == ["a", "c"]
+
+
+# --- origins
+
+
+def origins_in(broker: InMemoryBroker, clock: Clock) -> list[str]:
+    registry.add("payments", str)
+    messages, _ = deliver(broker, clock)
+    give_back(broker, messages)
+    return [message.origin for message in messages]
+
+
+def test_every_way_to_send_gives_an_origin(broker: InMemoryBroker, clock: Clock) -> None:
+    send_message("payments", 1)
+    send_messages("payments", [2, 3])
+    ensure_message("payments", 4)
+    with transaction.atomic():
+        send_message("payments", 5)
+    origins = origins_in(broker, clock)
+    assert len(set(origins)) == 5
+    assert all(len(origin) == 32 for origin in origins)
+
+
+def test_a_replay_keeps_the_origin_and_an_edited_one_is_a_new_send(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    send_message("payments", 1, key="k")
+    (sent,) = origins_in(broker, clock)
+    topic = get_config().topic("payments")
+    broker.run(people.bury(topic, 0, [b"k"]))
+    broker.run(people.replay(topic, 0, [b"k"]))
+    assert origins_in(broker, clock) == [sent]
+    broker.run(people.bury(topic, 0, [b"k"]))
+    operations = Operations(Actor("tester", "command"))
+    assert operations.replay_edited("payments", "0.aw", 2).outcomes == {"replayed": 1}
+    (edited,) = origins_in(broker, clock)
+    assert edited != sent
+    assert len(edited) == 32
+
+
+@pytest.mark.parametrize("topic", ["plain", "unkeyed"])
+def test_without_an_origin_it_is_that_of_the_delivery(
+    broker: InMemoryBroker, clock: Clock, topic: str
+) -> None:
+    registry.add(topic, str)
+    send_messages(topic, [1, 2])
+    first, _ = deliver(broker, clock, topic)
+    give_back(broker, first)
+    again, _ = deliver(broker, clock, topic)
+    origins = [message.origin for message in first + again]
+    assert len(set(origins)) == 4, "two messages, two deliveries"
+    receipt = first[0].receipt
+    assert origins[0].startswith(f"1.0.{receipt}.")
+
+
+def test_a_message_without_an_origin_is_processed_with_a_warning_per_topic(
+    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "_warned", set())
+    registry.add("plain", write, using="default")
+    send_messages("plain", ["a", "b"])
+    messages, outcomes = deliver(broker, clock, "plain")
+    assert outcomes == [None, None]
+    assert groups() == ["a", "b"]
+    assert ProcessedMessage.objects.count() == 2
+    warnings = [each for each in caplog.records if getattr(each, "rmq_event", "") == "no_origin"]
+    assert len(warnings) == 1
+    give_back(broker, messages)
+    _, outcomes = deliver(broker, clock, "plain")
+    assert all(outcome is not None for outcome in outcomes), "as without once: the listener is called again"
+
+
+def test_an_origin_of_another_program_is_one_too(broker: InMemoryBroker, clock: Clock) -> None:
+    from django_rmq.core.calls.sending import send_merge
+
+    listener("payments", once=True)(write)
+    topic = get_config().topic("payments")
+    for member, origin in ((b"k", "order 17"), (b"l", "order 18"), (b"m", "order 17")):
+        broker.run(
+            send_merge(topic, 0, 0, [member], [b'0 {"origin":"%s"}\n"%s"' % (origin.encode(), member)])
+        )
+        messages, outcomes = deliver(broker, clock)
+        assert outcomes == [None]
+        commit(broker, messages)
+    assert groups() == ["k", "l"]
+
+
+# --- the rows
+
+
+def test_old_rows_are_deleted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processed, "ROWS_AT_ONCE", 3)
+    now = timezone.now()
+    for hours in (30, 29, 28, 27, 26, 23, 22, 1):
+        ProcessedMessage.objects.create(
+            topic="payments", origin=f"{hours:032x}", processed_at=now - timedelta(hours=hours)
+        )
+    topic = get_config().topic("payments")
+    (duty,) = processed.forgetting([topic], {"payments": "default"}, 86_400, lambda _: True)
+    steps = duty()
+    assert next(steps) == 0.05
+    assert ProcessedMessage.objects.count() == 5
+    assert next(steps) == 600.0
+    assert ProcessedMessage.objects.count() == 3
+    (idle,) = processed.forgetting([topic], {"payments": "default"}, 1, lambda _: False)
+    next(idle())
+    assert ProcessedMessage.objects.count() == 3, "another worker looks after it"
+
+
+def test_a_database_that_cannot_ignore_rows_uses_savepoints(
+    broker: InMemoryBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processed, "COUNTING", set())
+    calls = pay_in_lists()
+    send_messages("payments", ["a", "b"])
+    first, _ = deliver(broker, clock)
+    give_back(broker, first)
+    send_message("payments", "c")
+    assert deliver(broker, clock)[1] == [None] * 3
+    assert calls == [["a", "b"], ["c"]]
+    assert groups() == ["a", "b", "c"]
+
+
+def test_of_many_rows_those_are_counted_that_are_new() -> None:
+    rows = [("payments", f"{n:032x}") for n in range(1000)]
+    with transaction.atomic():
+        assert processed.insert(connection, rows) == 1000
+        assert processed.insert(connection, [*rows, ("others", rows[0][1])]) == 1
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("given", [0, 1, "", ["default"], None])
+def test_once_is_true_false_or_an_alias(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="once must be True, False or the alias"):
+        listener("payments", once=given)
+
+
+class Nowhere:
+    """A router that keeps the package's tables out of every database."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "django_rmq" else None
+
+
+def told(**rmq: Any) -> list[Any]:
+    from django_rmq.checks import check_listeners
+
+    with override_settings(RMQ={**RMQ, **rmq}):
+        return check_listeners()
+
+
+def test_a_sound_listener_is_told_nothing() -> None:
+    listener("payments", once=True)(write)
+    assert told() == []
+
+
+@pytest.mark.parametrize("topic", ["plain", "unkeyed"])
+def test_a_topic_without_origins_is_an_error(topic: str) -> None:
+    listener(topic, once=True)(write)
+    (error,) = told()
+    assert error.id == "django_rmq.E060"
+    assert ('"IDENTITY": "key" and' in error.hint) is (topic == "unkeyed")
+    with pytest.raises(ConfigurationError, match='"ORIGIN": True'):
+        starting.check_start([get_config().topic(topic)])
+
+
+def test_a_database_that_is_not_there_is_an_error() -> None:
+    listener("payments", once="billing")(write)
+    (error,) = told()
+    assert error.id == "django_rmq.E061"
+    assert "'billing'" in error.msg
+    assert "'default'" in error.hint
+
+
+def test_a_database_without_autocommit_is_an_error(settings: Any) -> None:
+    listener("payments", once=True)(write)
+    changed = {**settings.DATABASES["default"], "AUTOCOMMIT": False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(settings.DATABASES, "default", changed)
+        assert [error.id for error in told()] == ["django_rmq.E062"]
+
+
+def test_a_router_that_forbids_the_table_is_an_error() -> None:
+    listener("payments", once=True)(write)
+    with override_settings(DATABASE_ROUTERS=[Nowhere()]):
+        assert [error.id for error in told()] == ["django_rmq.E063"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_fine"),
+    [
+        ({}, True),
+        ({"MAX_RETRIES": 999}, False),
+        ({"MAX_RETRIES": 999, "MAX_RUNTIME": 60, "TIMEOUT": 1}, True),
+        ({"BACKOFF": 86_400}, False),
+        ({"BACKOFF": "tests.integration.test_once.a_day"}, False),
+        ({"BACKOFF": "tests.integration.test_once.no_time"}, True),
+    ],
+    ids=str,
+)
+def test_messages_that_outlive_their_rows_are_an_error(changes: dict[str, Any], is_fine: bool) -> None:
+    listener("payments", once=True)(write)
+    found = told(TOPICS={"payments": {**RMQ["TOPICS"]["payments"], **changes}})
+    assert [error.id for error in found] == ([] if is_fine else ["django_rmq.E064"])
+    for error in found:
+        seconds = int(error.hint.partition("to more than ")[2].partition(",")[0])
+        topics = {"payments": {**RMQ["TOPICS"]["payments"], **changes}}
+        assert told(TOPICS=topics, ONCE_RETENTION=seconds + 1) == []
+        assert told(TOPICS=topics, ONCE_RETENTION=seconds - 1) != []
+
+
+def a_day(failures: int) -> float:
+    return 86_400.0
+
+
+def no_time(failures: int) -> float:
+    raise ValueError("no")
+
+
+def test_a_listener_whose_sends_do_not_wait_for_its_transaction_is_warned_of(settings: Any) -> None:
+    listener("payments", once="billing")(write)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(settings.DATABASES, "billing", settings.DATABASES["default"])
+        assert told() == []
+        (warning,) = told(OUTBOX=True)
+    assert warning.id == "django_rmq.W066"
+    assert "using='billing'" in warning.hint
+
+
+def test_a_worker_does_not_start_without_the_table_and_says_what_to_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listener("payments", once=True)(write)
+    topic = get_config().topic("payments")
+    starting.check_start([topic])
+    with monkeypatch.context() as patch:
+        patch.setattr(processed._MODEL, "db_table", "not_there")
+        with pytest.raises(ConfigurationError, match=r"python manage\.py migrate django_rmq"):
+            starting.check_start([topic])
+        (warning,) = checks.run_checks(tags=["rmq"], databases=["default"])
+        assert warning.id == "django_rmq.W065"
+    assert checks.run_checks(tags=["rmq"], databases=["default"]) == []
+
+
+# --- a project's own tests
+
+
+class InATestCase(RMQTestMixin, TestCase):
+    """A listener with ``once`` in the transaction that Django's TestCase rolls back."""
+
+    def test_a_project_tests_a_listener_with_once(self) -> None:
+        with override_settings(RMQ=RMQ), registry.isolated():
+            runs: list[str] = []
+
+            @listener("payments", once=True)
+            def pay(message: Message) -> None:
+                runs.append(message.origin)
+                write(message)
+                if len(runs) == 1:
+                    raise Retry("once more", delay=0)
+
+            with self.captureOnCommitCallbacks(execute=True):
+                send_message("payments", "a")
+            self.advance(ms=5)
+            self.drain()
+            self.advance(seconds=1)
+            self.drain()
+            assert len(runs) == 2
+            assert groups() == ["a"]
+            assert ProcessedMessage.objects.count() == 1

@@ -1,0 +1,815 @@
+"""The outbox: what a transaction sends is in its database until Redis has it, and the relay sends what was left."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+from urllib.parse import urlsplit
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission as AuthPermission
+from django.contrib.auth.models import User
+from django.core import checks
+from django.core.management import CommandError, call_command
+from django.db import DEFAULT_DB_ALIAS, OperationalError, connection, transaction
+from django.db.models import F
+from django.db.transaction import TransactionManagementError
+from django.test import Client, TestCase, override_settings
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.connection import ConnectionDoesNotExist
+
+from django_rmq import (
+    ConfigurationError,
+    Send,
+    ServerUnavailable,
+    aremove_message,
+    asend_message,
+    ensure_message,
+    remove_message,
+    send_message,
+    send_messages,
+    signals,
+)
+from django_rmq.models import OutboxMessage
+from django_rmq.project import connections
+from django_rmq.project.outbox import databases as outbox_databases
+from django_rmq.project.outbox import relaying
+from django_rmq.project.outbox.folding import REFUSALS
+from django_rmq.project.outbox.relaying import relay
+from django_rmq.project.settings import get_config
+from django_rmq.testing import RMQTestMixin, captured_messages
+from tests.brokers import direct
+from tests.servers import TcpProxy
+
+TOPICS = {
+    "prices": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5000},
+    "renders": {"TYPE": "priority", "SLOTS": 4},
+    "orders": {"TYPE": "fixed_time", "SLOTS": 4},
+    "keyed": {"TYPE": "priority", "SLOTS": 4, "IDENTITY": "key"},
+    "plain": {"TYPE": "priority", "SLOTS": 4, "OUTBOX": False},
+    "gone": {"TYPE": "priority", "SLOTS": 4},
+}
+
+
+class Undo(Exception):
+    pass
+
+
+@contextmanager
+def configured(url: str, prefix: str, **rmq: Any) -> Iterator[None]:
+    given = {"REDIS": url, "KEY_PREFIX": prefix, "TOPICS": TOPICS, "OUTBOX": {"GRACE": 60}, **rmq}
+    with override_settings(RMQ=given):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _settings(redis_url: str, prefix: str) -> Iterator[None]:
+    with configured(redis_url, prefix):
+        yield
+
+
+@pytest.fixture
+def proxy(redis_url: str) -> Iterator[TcpProxy]:
+    with TcpProxy(urlsplit(redis_url).port or 6379) as found:
+        yield found
+
+
+def rows() -> list[OutboxMessage]:
+    return list(OutboxMessage.objects.order_by("id"))
+
+
+def waiting(name: str) -> dict[bytes, float]:
+    """The members in the Stores of a topic with their scores."""
+    topic, broker = get_config().topic(name), direct(connections.get_broker("worker"))
+    return {
+        entry.member: entry.score
+        for slot in range(topic.slots)
+        for entry in broker.peek(topic, slot, "store").entries
+    }
+
+
+def make_due() -> None:
+    OutboxMessage.objects.filter(due_ms__isnull=False).update(due_ms=1)
+
+
+@contextmanager
+def dying() -> Iterator[None]:
+    """A process that dies between the commit and the callback."""
+    with mock.patch("django_rmq.project.sending.commit._flush"):
+        yield
+
+
+def left_behind(send: Any) -> Any:
+    with dying(), transaction.atomic():
+        return send()
+
+
+# --- the row is there from the send until Redis has the message
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_send_is_a_row_until_redis_has_it() -> None:
+    with transaction.atomic():
+        result = send_message("renders", 1, priority=100)
+        (row,) = rows()
+        assert (row.topic, row.act, bytes(row.member), row.score) == ("renders", "send", b"1", 100)
+        assert waiting("renders") == {}
+    assert result.status == "stored"
+    assert rows() == []
+    assert waiting("renders") == {b"1": 100}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_every_kind_of_call_is_a_row() -> None:
+    with transaction.atomic():
+        send_message("renders", 1, priority=100)
+        ensure_message("renders", 2, priority=100)
+        remove_message("renders", 3)
+        send_messages("renders", [4, 5], priority=100)
+        assert [(row.act, bytes(row.member)) for row in rows()] == [
+            ("send", b"1"),
+            ("ensure", b"2"),
+            ("remove", b"3"),
+            ("send", b"4"),
+            ("send", b"5"),
+        ]
+    assert rows() == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rollback_takes_the_rows_along() -> None:
+    with suppress(Undo), transaction.atomic():
+        result = send_message("renders", 1, priority=100)
+        raise Undo
+    assert (result.status, rows(), waiting("renders")) == ("discarded", [], {})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_savepoint_that_is_rolled_back_takes_its_rows_along() -> None:
+    with transaction.atomic():
+        send_message("renders", 1, priority=100)
+        with suppress(Undo), transaction.atomic():
+            send_message("renders", 2, priority=100)
+            with transaction.atomic():
+                send_message("renders", 3, priority=100)
+            raise Undo
+        assert [bytes(row.member) for row in rows()] == [b"1"]
+    assert (rows(), waiting("renders")) == ([], {b"1": 100})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_durable_block_is_a_transaction_like_any_other() -> None:
+    with transaction.atomic(durable=True):
+        send_message("renders", 1, priority=100)
+        assert len(rows()) == 1
+    assert (rows(), waiting("renders")) == ([], {b"1": 100})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_send_that_waits_for_no_commit_has_no_row() -> None:
+    send_message("renders", 1, priority=100)
+    with transaction.atomic():
+        assert send_message("renders", 2, priority=100, on_commit=False).status == "stored"
+        assert rows() == []
+    assert set(waiting("renders")) == {b"1", b"2"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_topic_may_do_without_it() -> None:
+    with transaction.atomic():
+        send_message("plain", 1, priority=100)
+        assert rows() == []
+    assert set(waiting("plain")) == {b"1"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_project_without_it_makes_no_query(
+    redis_url: str, prefix: str, django_assert_num_queries: Any
+) -> None:
+    with configured(redis_url, prefix, OUTBOX=False), django_assert_num_queries(0):
+        send_message("renders", 1, priority=100)
+    begin_and_commit = 2
+    without = configured(redis_url, prefix, OUTBOX=False)
+    with without, django_assert_num_queries(begin_and_commit), transaction.atomic():
+        send_message("renders", 2, priority=100)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_with_it_a_transaction_makes_three_more(django_assert_num_queries: Any) -> None:
+    send_message("renders", 0, priority=100)
+    begin_and_commit, row_older_and_deletion = 2, 3
+    with django_assert_num_queries(begin_and_commit + row_older_and_deletion), transaction.atomic():
+        send_message("renders", 1, priority=100)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_coroutines_write_rows_too() -> None:
+    from asgiref.sync import async_to_sync
+
+    async def send() -> None:
+        await asend_message("renders", 1, priority=100)
+        await aremove_message("renders", 2)
+
+    with transaction.atomic():
+        async_to_sync(send)()
+        assert [row.act for row in rows()] == ["send", "remove"]
+    assert (rows(), set(waiting("renders"))) == ([], {b"1"})
+
+
+# --- what is left behind, and the relay
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_dead_process_left_is_relayed() -> None:
+    left_behind(lambda: send_message("renders", 1, priority=100))
+    assert (len(rows()), waiting("renders")) == (1, {})
+    assert relay("default").sent == 0  # its process may still be sending it
+    make_due()
+    assert relay("default").sent == 1
+    assert (rows(), waiting("renders")) == ([], {b"1": 100})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_redis_down_at_the_commit_loses_nothing(
+    proxy: TcpProxy, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures: list[Any] = []
+    signals.send_failed.connect(lambda **what: failures.append(what), weak=False, dispatch_uid="failures")
+    with configured(proxy.url, prefix), caplog.at_level(logging.INFO, "django_rmq"):
+        send_message("renders", 0, priority=100)
+        proxy.cut()
+        with transaction.atomic():
+            sent = send_message("renders", 1, priority=100)
+            removed = remove_message("renders", 0)
+        assert (sent.status, removed.status, sent.ok) == ("in_outbox", "in_outbox", False)
+        assert len(rows()) == 2
+        make_due()
+        with pytest.raises(ServerUnavailable):
+            relay("default")
+        assert len(rows()) == 2
+        proxy.mend()
+        assert relay("default").sent == 2
+        assert (rows(), waiting("renders")) == ([], {b"1": 100})
+    signals.send_failed.disconnect(dispatch_uid="failures")
+    assert failures == []
+    assert [record.levelname for record in caplog.records if record.name == "django_rmq.sending"] == [
+        "WARNING"
+    ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_unknown_answer_leaves_the_row_and_the_message_arrives_again(proxy: TcpProxy, prefix: str) -> None:
+    with configured(proxy.url, prefix):
+        send_message("renders", 0, priority=100)
+        proxy.drop_reply(b"KEYED-BODY")
+        with transaction.atomic():
+            result = send_message("keyed", "KEYED-BODY", key="a", priority=100)
+        assert (result.status, len(rows()), set(waiting("keyed"))) == ("in_outbox", 1, {b"a"})
+        make_due()
+        assert relay("default").sent == 1
+        assert (rows(), set(waiting("keyed"))) == ([], {b"a"})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_relay_sends_what_the_process_would_have_sent() -> None:
+    due = timezone.now() + timedelta(hours=1)
+
+    def send_all() -> None:
+        send_message("prices", {"sku": 1}, time_range=3_600_000)
+        send_message("renders", 1, priority=77)
+        send_message("renders", 2, priority=78, slot_basis="shop 7")
+        send_message("orders", {"order": 1}, fixed_time=due)
+        send_message("keyed", {"n": 1}, key="k", priority=5_000, headers={"a": "b"}, expires=due)
+
+    with transaction.atomic():
+        send_all()
+    names = ("prices", "renders", "orders", "keyed")
+    broker = direct(connections.get_broker("worker"))
+
+    def held() -> dict[str, Any]:
+        return {
+            name: [
+                (entry.slot if hasattr(entry, "slot") else slot, entry.member, entry.score, entry.envelope)
+                for slot in range(4)
+                for entry in broker.peek(get_config().topic(name), slot, "store").entries
+            ]
+            for name in names
+        }
+
+    by_process = held()
+    for name in names:
+        for slot in range(4):
+            broker.purge(get_config().topic(name), slot, "store", float("inf"), 100)
+    assert not any(held().values())
+    left_behind(send_all)
+    make_due()
+    assert relay("default").sent == 5
+    by_relay = held()
+    times = [found["prices"][0][2] for found in (by_process, by_relay)]
+    assert abs(times[0] - times[1]) < 60_000
+    for found in (by_process, by_relay):
+        found["prices"] = [(*entry[:2], 0, entry[3]) for entry in found["prices"]]
+    assert by_relay == by_process
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_that_is_relayed_late_is_due_when_it_would_have_been() -> None:
+    left_behind(lambda: send_message("prices", 1, time_range=60_000))
+    (row,) = rows()
+    OutboxMessage.objects.update(due_ms=1, sent_ms=row.sent_ms - 40_000)
+    relay("default")
+    assert abs(waiting("prices")[b"1"] - (row.sent_ms + 20_000)) < 15_000
+    left_behind(lambda: send_message("prices", 2, time_range=60_000))
+    OutboxMessage.objects.update(due_ms=1, sent_ms=row.sent_ms - 90_000)
+    relay("default")
+    assert abs(waiting("prices")[b"2"] - timezone.now().timestamp() * 1000) < 15_000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_only_the_newest_state_of_a_message_is_relayed() -> None:
+    for priority in (100, 200, 300):
+        left_behind(lambda priority=priority: send_message("keyed", priority, key="a", priority=priority))
+    make_due()
+    step = relay("default")
+    assert (step.sent, step.rows, waiting("keyed")) == (1, 3, {b"a": 300})
+    assert step.results["keyed"][0].status == "stored"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_later_send_ends_what_was_left_of_the_same_message() -> None:
+    left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
+    left_behind(lambda: send_message("keyed", "other", key="b", priority=100))
+    with transaction.atomic():
+        send_message("keyed", "new", key="a", priority=900)
+    assert [bytes(row.member) for row in rows()] == [b"b"]
+    make_due()
+    relay("default")
+    assert waiting("keyed") == {b"a": 900, b"b": 100}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_later_removal_ends_what_was_left_of_the_same_message(at_once: bool) -> None:
+    left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
+    make_due()
+    with transaction.atomic():
+        remove_message("keyed", key="a", on_commit=not at_once)
+    assert (rows(), relay("default").sent, waiting("keyed")) == ([], 0, {})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_later_send_at_once_ends_what_was_left_of_the_same_message() -> None:
+    left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
+    send_message("keyed", "new", key="a", priority=900)
+    left_behind(lambda: send_message("renders", 1, priority=100))
+    send_messages("renders", [1, 2], priority=900)
+    assert (rows(), waiting("keyed"), waiting("renders")) == ([], {b"a": 900}, {b"1": 900, b"2": 900})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_same_body_with_another_slot_basis_is_another_message() -> None:
+    left_behind(lambda: send_message("renders", 1, priority=100, slot_basis="a"))
+    left_behind(lambda: send_message("renders", 1, priority=100, slot_basis="bb"))
+    with transaction.atomic():
+        send_message("renders", 1, priority=100, slot_basis="ccc")
+    assert len(rows()) == 2
+    make_due()
+    assert relay("default").sent == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_ensure_that_finds_its_message_before_an_older_removal_is_done_after_it() -> None:
+    send_message("keyed", "first", key="a", priority=100)
+    left_behind(lambda: remove_message("keyed", key="a"))
+    with transaction.atomic():
+        assert ensure_message("keyed", "again", key="a", priority=200).status == "pending"
+    assert [row.act for row in rows()] == ["remove", "ensure"]
+    make_due()
+    assert relay("default").rows == 2
+    assert waiting("keyed") == {b"a": 200}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_becomes_visible_after_the_send_is_not_deleted_by_it() -> None:
+    """A transaction with a lower id that is committed later has a newer state."""
+    left_behind(lambda: send_message("keyed", "late", key="a", priority=100))
+    late = OutboxMessage.objects.get()
+    OutboxMessage.objects.all().delete()
+    real = connections.get_producer().attempt
+
+    def commit_meanwhile(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        late.save(force_insert=True)
+        return found
+
+    with mock.patch.object(connections.get_producer(), "attempt", commit_meanwhile), transaction.atomic():
+        send_message("keyed", "early", key="a", priority=900)
+    assert [row.pk for row in rows()] == [late.pk]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_send_that_a_relay_may_have_overtaken_is_sent_again() -> None:
+    """The relay sends the older row while this process sends the newer one, and deletes it first."""
+    left_behind(lambda: send_message("keyed", "old", key="a", priority=100))
+    make_due()
+    real = connections.get_producer().attempt
+
+    def relayed_meanwhile(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        OutboxMessage.objects.filter(due_ms=1).delete()
+        return found
+
+    with mock.patch.object(connections.get_producer(), "attempt", relayed_meanwhile), transaction.atomic():
+        send_message("keyed", "new", key="a", priority=900)
+    (row,) = rows()
+    assert row.score == 900
+
+
+# --- what Redis does not take
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_of_a_topic_that_is_gone_is_kept_and_marked(
+    redis_url: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    left_behind(lambda: send_message("renders", 1, priority=100))
+    left_behind(lambda: send_message("keyed", 1, key="a", priority=100))
+    topics = {name: options for name, options in TOPICS.items() if name != "renders"}
+    with configured(redis_url, prefix, TOPICS=topics):
+        for attempt in range(1, REFUSALS + 1):
+            make_due()
+            assert relay("default").failed == 1
+            (row,) = rows()
+            assert (row.attempts, row.due_ms is None) == (attempt, attempt == REFUSALS)
+        make_due()
+        assert relay("default").failed == 0
+    assert "UnknownTopic" in row.error and row.failed_ms
+    assert [record.rmq_event for record in caplog.records if record.name == "django_rmq.outbox"] == [  # type: ignore[attr-defined]
+        "outbox_refused"
+    ]
+    assert set(waiting("keyed")) == {b"a"}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"TYPE": "fixed_time"}, "type"),
+        ({"IDENTITY": "key"}, "IDENTITY"),
+        ({"MAX_BODY": 3}, "MAX_BODY"),
+        ({"MAX_RETRIES": 100}, "priority"),
+    ],
+)
+def test_a_message_that_is_invalid_by_now_is_kept_and_marked(
+    redis_url: str, prefix: str, change: dict[str, Any], word: str
+) -> None:
+    left_behind(lambda: send_message("renders", "abcdef", priority=50))
+    # Under another prefix Redis has no earlier definition of the topic, as after `rmqtopics`.
+    with configured(redis_url, f"{prefix}2", TOPICS={"renders": {**TOPICS["renders"], **change}}):
+        make_due()
+        assert relay("default").failed == 1
+    (row,) = rows()
+    assert word in row.error
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_for_a_full_slot_waits_in_the_outbox(redis_url: str, prefix: str) -> None:
+    full = {"renders": {"TYPE": "priority", "SLOTS": 1, "MAX_BACKLOG": 1}}
+    with configured(redis_url, prefix, TOPICS=full):
+        send_message("renders", 1, priority=100)
+        with transaction.atomic():
+            result = send_message("renders", 2, priority=100)
+        assert (result.status, len(rows())) == ("in_outbox", 1)
+        for _ in range(REFUSALS + 2):
+            make_due()
+            assert relay("default").failed == 1
+        (row,) = rows()
+        assert row.due_ms is not None and "TopicFull" in row.error
+        remove_message("renders", 1)
+        make_due()
+        assert relay("default").sent == 1
+        assert set(waiting("renders")) == {b"2"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_stays_until_enough_replicas_have_its_message(redis_url: str, prefix: str) -> None:
+    with configured(redis_url, prefix, OUTBOX={"REPLICAS": 1}):
+        with transaction.atomic():
+            result = send_message("renders", 1, priority=100)
+            remove_message("renders", 2)
+        assert (result.status, len(rows()), set(waiting("renders"))) == ("stored", 2, {b"1"})
+        make_due()
+        assert relay("default").failed == 2
+        assert {row.error for row in rows()} == {"Unconfirmed: 0 of 1 replicas have confirmed the message"}
+    make_due()
+    assert relay("default").sent == 2
+    assert rows() == []
+
+
+# --- odd cases
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_alias_that_does_not_exist_is_said_at_the_call() -> None:
+    with pytest.raises(ConnectionDoesNotExist), transaction.atomic():
+        send_message("renders", 1, priority=100, using="nowhere")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_autocommit_off_is_refused_by_django_before_anything_is_written() -> None:
+    connection.ensure_connection()
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(TransactionManagementError):
+            send_message("renders", 1, priority=100)
+        assert rows() == []
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert waiting("renders") == {}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_without_the_table_is_said_at_the_call() -> None:
+    with connection.schema_editor() as editor:
+        editor.delete_model(OutboxMessage)
+    try:
+        said = pytest.raises(ConfigurationError, match=r"manage\.py migrate django_rmq --database=default")
+        with said, transaction.atomic():
+            send_message("renders", 1, priority=100)
+        assert waiting("renders") == {}
+        assert send_message("renders", 2, priority=100).status == "stored"
+        with transaction.atomic():
+            send_message("renders", 3, priority=100, on_commit=False)
+            assert User.objects.count() == 0  # the transaction goes on
+        assert list(relaying.relay_all()) == []
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(OutboxMessage)
+        outbox_databases._missing.clear()
+
+
+class NoOutbox:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "django_rmq" else None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_router_that_keeps_the_outbox_out_is_respected() -> None:
+    with override_settings(DATABASE_ROUTERS=[NoOutbox()]):
+        said = pytest.raises(ConfigurationError, match="DATABASE_ROUTERS")
+        with said, transaction.atomic():
+            send_message("renders", 1, priority=100)
+        assert list(relaying.relay_all()) == []
+    assert (rows(), waiting("renders")) == ([], {})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_is_written_where_nothing_is_delivered() -> None:
+    with captured_messages() as found, transaction.atomic():
+        result = send_message("renders", 1, priority=100)
+        remove_message("renders", 1)
+        assert rows() == []
+    assert (result.status, len(found), waiting("renders")) == ("stored", 1, {})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothing_else() -> None:
+    with (
+        mock.patch("django_rmq.project.outbox.rows.delete", side_effect=OSError("gone")),
+        transaction.atomic(),
+    ):
+        result = send_message("renders", 1, priority=100)
+    assert (result.status, len(rows())) == ("stored", 1)
+    make_due()
+    assert relay("default").sent == 1
+
+
+class InTestCase(RMQTestMixin, TestCase):
+    def test_callbacks_that_are_captured_send_and_delete(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True):
+            result = send_message("renders", 1, priority=100)
+            assert OutboxMessage.objects.count() == 1
+        assert (result.status, OutboxMessage.objects.count()) == ("stored", 0)
+
+    def test_callbacks_that_do_not_run_leave_the_row_in_the_transaction_of_the_test(self) -> None:
+        result = send_message("renders", 1, priority=100)
+        assert (result.status, OutboxMessage.objects.count()) == ("pending", 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_request_in_a_transaction_of_its_own_writes_rows(redis_url: str, prefix: str) -> None:
+    from django.core.handlers.base import BaseHandler
+    from django.db import connections as databases
+    from django.http import HttpRequest, HttpResponse
+    from django.test import RequestFactory
+
+    def view(request: HttpRequest) -> HttpResponse:
+        send_message("renders", 1, priority=100)
+        return HttpResponse(str(OutboxMessage.objects.count()))
+
+    handler = BaseHandler()
+    with mock.patch.dict(databases[DEFAULT_DB_ALIAS].settings_dict, ATOMIC_REQUESTS=True):
+        response = handler.make_view_atomic(view)(RequestFactory().get("/"))
+    assert isinstance(response, HttpResponse)
+    assert (response.content, rows(), set(waiting("renders"))) == (b"1", [], {b"1"})
+
+
+# --- the command
+
+
+def command(*arguments: str) -> Any:
+    out = io.StringIO()
+    call_command("rmqoutbox", *arguments, "--json", stdout=out)
+    return json.loads(out.getvalue())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_command_relays_lists_retries_and_deletes(redis_url: str, prefix: str) -> None:
+    assert command() == []
+    left_behind(lambda: send_message("renders", 1, priority=100))
+    left_behind(lambda: send_message("gone", 2, priority=100))
+    make_due()
+    less = {name: options for name, options in TOPICS.items() if name != "gone"}
+    with configured(redis_url, prefix, TOPICS=less):
+        with pytest.raises(CommandError, match="1 messages could not be sent"):
+            command("--once")
+        ((shown,), (row,)) = command(), command("--list")
+        assert (shown["topic"], shown["messages"], shown["refused"]) == ("gone", 1, 0)
+        assert (row["topic"], row["attempts"], row["refused"]) == ("gone", 1, False)
+        OutboxMessage.objects.update(due_ms=None)
+        assert command("--list", "--refused")[0]["id"] == row["id"]
+        assert command("--list", "renders") == []
+        assert command("--once") == {"sent": 0, "failed": 0}
+        assert command("--retry", row["id"], "default:999999") == {"retried": 1, "gone": 1}
+    assert command("--once") == {"sent": 1, "failed": 0}
+    assert (set(waiting("renders")), set(waiting("gone"))) == ({b"1"}, {b"2"})
+    left_behind(lambda: send_message("gone", 3, priority=100))
+    assert command("--delete", f"default:{rows()[0].pk}") == {"deleted": 1, "gone": 0}
+    with pytest.raises(CommandError, match="not a row of the outbox"):
+        command("--delete", "12")
+
+
+# --- what people and monitoring see
+
+
+@pytest.fixture
+def staff(db: None) -> Callable[..., Client]:
+    def log_in(*permissions: str) -> Client:
+        user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
+        user.user_permissions.set(
+            AuthPermission.objects.filter(content_type__app_label="django_rmq", codename__in=permissions)
+        )
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return log_in
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_admin_lists_filters_retries_and_deletes(staff: Callable[..., Client]) -> None:
+    left_behind(lambda: send_message("renders", {"secret": 1}, priority=100))
+    left_behind(lambda: send_message("keyed", {"secret": 2}, key="k", priority=100))
+    first, second = rows()
+    OutboxMessage.objects.filter(pk=second.pk).update(due_ms=None, error="InvalidMessage: too <b>long</b>")
+    url = reverse("admin:django_rmq_topic_outbox")
+    viewer, everything = (
+        staff("view_topic"),
+        ("view_topic", "view_bodies", "send_messages", "delete_messages"),
+    )
+    shown = viewer.get(url).content.decode()
+    assert "renders" in shown and "too &lt;b&gt;long" in shown and "secret" not in shown
+    assert 'value="retry"' not in shown and 'value="delete"' not in shown
+    for act in ("retry", "delete"):
+        assert viewer.post(url, {"act": act, "id": f"default:{first.pk}"}).status_code == 403
+    person = staff(*everything)
+    assert "secret" in person.get(url).content.decode()
+    refused = person.get(url, {"state": "refused"}).content.decode()
+    assert f"default:{second.pk}" in refused and f"default:{first.pk}" not in refused
+    assert f"default:{second.pk}" not in person.get(url, {"topic": "renders"}).content.decode()
+    assert person.post(url, {"act": "retry", "id": f"default:{second.pk}"}).status_code == 302
+    second.refresh_from_db()
+    assert second.due_ms is not None
+    question = person.post(url, {"act": "delete", "id": f"default:{first.pk}"})
+    assert question.status_code == 200 and OutboxMessage.objects.count() == 2
+    person.post(url, {"act": "delete", "id": f"default:{first.pk}", "confirmed": "yes"})
+    assert [row.pk for row in rows()] == [second.pk]
+    notes = list(LogEntry.objects.order_by("pk").values_list("object_id", "change_message"))
+    assert notes == [
+        ("keyed", "Retry in the outbox: 1 retried (admin)"),
+        ("renders", "Delete from the outbox: 1 deleted (admin)"),
+    ]
+    dashboard = person.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+    assert url in dashboard
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_redacted_topic_shows_no_content_of_its_rows(
+    staff: Callable[..., Client], redis_url: str, prefix: str
+) -> None:
+    with configured(redis_url, prefix, ADMIN={"FORMATTER": {"renders": "builtins.repr"}}):
+        left_behind(lambda: send_message("renders", {"secret": 1}, priority=100))
+        page = staff("view_topic", "view_bodies").get(reverse("admin:django_rmq_topic_outbox"))
+    assert "secret" not in page.content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_stats_and_health_tell_what_waits(proxy: TcpProxy, prefix: str) -> None:
+    left_behind(lambda: send_message("renders", 1, priority=100))
+    OutboxMessage.objects.update(sent_ms=F("sent_ms") - 90_000)
+    out = io.StringIO()
+    call_command("rmqstats", "renders", "--json", stdout=out)
+    (row,) = json.loads(out.getvalue())
+    assert row["outbox"]["waiting"] == 1 and 90 <= row["outbox"]["oldest_seconds"] < 120
+    call_command("rmqstats", "renders", stdout=out)
+    assert "outbox of renders: 1 waiting, the oldest for 9" in out.getvalue()
+    call_command("rmqhealth", "--no-workers", "--max-outbox-age", "2m", stdout=out)
+    with pytest.raises(CommandError, match=r"sent 9\d s ago"):
+        call_command("rmqhealth", "--no-workers", "--max-outbox-age", "1m", stdout=out)
+    with configured(proxy.url, prefix):
+        proxy.cut()
+        with pytest.raises(CommandError, match="2 of 2 checks failed"):
+            call_command("rmqhealth", "--no-workers", "--max-outbox-age", "1m", stdout=out)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_metrics_tell_what_waits_even_while_redis_or_the_database_is_down(
+    proxy: TcpProxy, prefix: str
+) -> None:
+    pytest.importorskip("prometheus_client")
+    from django_rmq.metrics.collector import RmqCollector
+
+    def collected() -> dict[tuple[str, ...], float]:
+        return {
+            (one.name, *one.labels.values()): one.value
+            for family in RmqCollector().collect()
+            for one in family.samples
+        }
+
+    left_behind(lambda: send_message("renders", 1, priority=100))
+    OutboxMessage.objects.update(sent_ms=F("sent_ms") - 90_000)
+    with configured(proxy.url, prefix):
+        proxy.cut()
+        found = collected()
+    assert found["rmq_up",] == 0
+    assert found["rmq_outbox_messages", "renders", "waiting"] == 1
+    assert found["rmq_outbox_messages", "keyed", "waiting"] == 0
+    assert 90 <= found["rmq_outbox_oldest_seconds", "renders"] < 120
+    with mock.patch("django_rmq.project.outbox.looking.waiting", side_effect=OperationalError("gone")):
+        found = collected()
+    assert found["rmq_up",] == 1
+    assert not any(name.startswith("rmq_outbox") for name, *_ in found)
+    assert found["rmq_messages", "renders", "waiting"] == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_checks_find_a_missing_table_and_routers_that_allow_no_outbox() -> None:
+    assert [
+        one.id
+        for one in checks.run_checks(tags=["rmq"], include_deployment_checks=True)
+        if "05" in str(one.id)
+    ] == []
+    with override_settings(DATABASE_ROUTERS=[NoOutbox()]):
+        assert "django_rmq.E050" in {one.id for one in checks.run_checks(tags=["rmq"])}
+    with connection.schema_editor() as editor:
+        editor.delete_model(OutboxMessage)
+    try:
+        found = {one.id: one for one in checks.run_checks(tags=["rmq"], include_deployment_checks=True)}
+        assert "manage.py migrate django_rmq --database=default" in found["django_rmq.E051"].msg
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(OutboxMessage)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_duty_of_a_worker_relays_and_costs_one_query_while_nothing_is_due(
+    django_assert_num_queries: Any,
+) -> None:
+    left_behind(lambda: send_message("renders", 1, priority=100))
+    make_due()
+    duty = relaying.duty()
+    assert [next(duty), next(duty)] == [0.0, 15.0]
+    assert (rows(), set(waiting("renders"))) == ([], {b"1"})
+    with django_assert_num_queries(1):
+        next(duty)
+    duty.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_with_very_many_older_rows_is_left_to_the_relay() -> None:
+    left_behind(lambda: send_messages("keyed", [Send(n, key="a") for n in range(300)], priority=100))
+    with transaction.atomic():
+        assert send_message("keyed", "new", key="a", priority=900).status == "pending"
+    assert (len(rows()), waiting("keyed")) == (301, {b"a": 900})
+    make_due()
+    step = relay("default")
+    assert (step.sent, step.rows, rows(), waiting("keyed")) == (1, 301, [], {b"a": 900})

@@ -1,0 +1,141 @@
+"""What the relay decides: which rows of a message it sends, with which time, and when it tries again."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID, uuid4
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.producer.placing import Outgoing
+from django_rmq.core.producer.sending import Producer
+from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.exceptions import InvalidMessage, TopicFull, UnknownTopic
+from django_rmq.project.outbox.folding import (
+    LONGEST_REST_MS,
+    REFUSALS,
+    Stored,
+    folded,
+    next_attempt,
+    outgoing,
+)
+from django_rmq.project.outbox.rows import identity_of
+from tests.brokers import direct
+
+NOW = 1_790_000_000_000
+TOPICS = [Topic("t", kind, slots=1, identity=identity) for kind in TopicType for identity in ("body", "key")]
+
+
+def row(topic: Topic, number: int, act: str, score: int, **more: Any) -> Stored:
+    envelope = None
+    if topic.keyed and act != "remove":
+        envelope = encode_envelope(Envelope(b"%d" % number))
+    given: dict[str, Any] = {
+        "id": number,
+        "topic": topic.name,
+        "type": topic.type.value,
+        "act": act,
+        "identity": UUID(int=1),
+        "crc": crc32(b"m"),
+        "member": b"m",
+        "envelope": envelope,
+        "score": score,
+        "replicas": 0,
+        "fsync": False,
+        "sent_ms": NOW,
+        "due_ms": NOW,
+        "attempts": 0,
+        **more,
+    }
+    return Stored(**given)
+
+
+def score_of(topic: Topic, number: int) -> int:
+    if topic.type is TopicType.RANGE_MERGE:
+        return 60_000 + number
+    return 100 + number if topic.is_priority else NOW + 60_000 + number
+
+
+def state_after(topic: Topic, before: list[Outgoing], messages: list[Outgoing]) -> list[Any]:
+    broker = InMemoryBroker("", lambda: NOW)
+    producer = Producer(broker)
+    producer.attempt(before)
+    results, errors = producer.attempt(messages, removes=True)
+    assert not errors and "failed" not in {result.status for result in results}
+    return [
+        (entry.member, entry.score, entry.envelope)
+        for entry in direct(broker).peek(topic, 0, "store").entries
+    ]
+
+
+acts = st.lists(st.sampled_from(["send", "ensure", "remove"]), min_size=1, max_size=8)
+
+
+@given(topic=st.sampled_from(TOPICS), acts=acts, waits=st.booleans())
+def test_folding_leaves_what_all_rows_one_after_the_other_leave(
+    topic: Topic, acts: list[str], waits: bool
+) -> None:
+    rows = [row(topic, number, act, score_of(topic, number)) for number, act in enumerate(acts, 1)]
+    before = [outgoing(row(topic, 0, "send", score_of(topic, 50)), topic, NOW)] if waits else []
+    one_by_one = state_after(topic, before, [outgoing(each, topic, NOW) for each in rows])
+    kept = folded(rows)
+    assert state_after(topic, before, [outgoing(each, topic, NOW) for each in kept]) == one_by_one
+    assert len(kept) <= 2
+    assert [each.act for each in kept if each.act == "remove"] == ["remove"][: len(kept)] * ("remove" in acts)
+
+
+def test_a_message_with_an_earlier_send_keeps_its_time_only_if_it_merges() -> None:
+    merging, replacing = TOPICS[0], TOPICS[2]
+    for topic, score in ((merging, 60_001), (replacing, 102)):
+        rows = [row(topic, number, "send", score_of(topic, number)) for number in (1, 2)]
+        (found,) = folded(rows)
+        assert (found.id, found.score) == (2, score)
+
+
+@pytest.mark.parametrize(
+    ("late", "waits"), [(0, 60_000), (59_999, 1), (60_000, 0), (10**9, 0), (-5_000, 60_000)]
+)
+def test_the_time_of_a_message_runs_from_its_send(late: int, waits: int) -> None:
+    topic = TOPICS[0]
+    assert outgoing(row(topic, 1, "send", 60_000), topic, NOW + late).score == waits
+
+
+def test_other_types_keep_their_score_however_late_it_is() -> None:
+    for topic in TOPICS[2:]:
+        each = row(topic, 1, "send", score_of(topic, 1))
+        assert outgoing(each, topic, NOW + 10**9).score == each.score
+
+
+def test_a_message_of_another_type_or_identity_is_refused() -> None:
+    body, key = TOPICS[2], TOPICS[3]
+    for had, has in ((body, key), (key, body), (body, TOPICS[4])):
+        with pytest.raises(InvalidMessage):
+            outgoing(row(had, 1, "send", 100), has, NOW)
+    assert outgoing(row(body, 1, "remove", 0), key, NOW).act == "remove"
+
+
+def test_attempts_are_made_less_and_less_often_and_end_only_for_what_cannot_help() -> None:
+    for error in (TopicFull(), UnknownTopic()):
+        rests = [next_attempt(error, attempts, 0, 5_000) for attempts in range(1, REFUSALS)]
+        assert rests == [10_000, 20_000, 40_000, 80_000]
+    assert next_attempt(UnknownTopic(), REFUSALS, 0, 5_000) is None
+    assert next_attempt(TopicFull(), 10_000, 0, 5_000) == LONGEST_REST_MS
+
+
+def test_the_identity_is_that_of_topic_member_and_slot_basis() -> None:
+    out = Outgoing(Topic("a", TopicType.PRIORITY), 0, b"m", 1, None, "send", crc32(b"m"))
+    same = [out._replace(slot=3, score=9, act="remove", envelope=b"x"), out._replace(crc=None)]
+    other = [
+        out._replace(topic=Topic("b", TopicType.PRIORITY)),
+        out._replace(member=b"n"),
+        out._replace(crc=7),
+        out._replace(topic=Topic("a m", TopicType.PRIORITY), member=b""),
+    ]
+    assert {identity_of(each) for each in same} == {identity_of(out)}
+    assert len({identity_of(each) for each in [out, *other]}) == 5
+    assert uuid4() != identity_of(out)

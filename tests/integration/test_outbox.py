@@ -41,7 +41,7 @@ from django_rmq import (
 from django_rmq.models import OutboxMessage
 from django_rmq.project import connections
 from django_rmq.project.outbox import databases as outbox_databases
-from django_rmq.project.outbox import relaying
+from django_rmq.project.outbox import relaying, statements
 from django_rmq.project.outbox.folding import REFUSALS
 from django_rmq.project.outbox.relaying import relay
 from django_rmq.project.settings import get_config
@@ -557,6 +557,33 @@ def test_a_database_without_the_table_is_said_at_the_call() -> None:
         outbox_databases._missing.clear()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_cannot_be_written_undoes_its_transaction() -> None:
+    failing = mock.patch(
+        "django_rmq.project.outbox.statements.insert", side_effect=OperationalError("disk full")
+    )
+    with failing, transaction.atomic():
+        with pytest.raises(OperationalError, match="disk full"):
+            send_message("renders", 1, priority=100)
+        with pytest.raises(TransactionManagementError):
+            User.objects.count()
+    assert waiting("renders") == {}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_databases_with_another_sql_write_and_find_rows_by_the_orm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "WRITTEN_HERE", frozenset[str]())
+    left_behind(lambda: send_messages("keyed", [Send(n, key=f"{n}", priority=n) for n in range(100, 300)]))
+    assert [row.score for row in rows()] == [*range(100, 300)]
+    with transaction.atomic():
+        send_message("keyed", "new", key="100", priority=900)
+        remove_message("keyed", key="101")
+    assert [row.score for row in rows()] == [*range(102, 300)]
+    make_due()
+    assert relay("default").sent == 198
+    assert waiting("keyed") == {b"100": 900} | {b"%d" % n: n for n in range(102, 300)}
+
+
 class NoOutbox:
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
         return False if app_label == "django_rmq" else None
@@ -584,7 +611,7 @@ def test_nothing_is_written_where_nothing_is_delivered() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_database_that_fails_at_the_deletion_costs_a_second_delivery_and_nothing_else() -> None:
     with (
-        mock.patch("django_rmq.project.outbox.rows.delete", side_effect=OSError("gone")),
+        mock.patch("django_rmq.project.outbox.statements.delete", side_effect=OSError("gone")),
         transaction.atomic(),
     ):
         result = send_message("renders", 1, priority=100)
@@ -745,7 +772,6 @@ def test_stats_and_health_tell_what_waits(proxy: TcpProxy, prefix: str) -> None:
 def test_metrics_tell_what_waits_even_while_redis_or_the_database_is_down(
     proxy: TcpProxy, prefix: str
 ) -> None:
-    pytest.importorskip("prometheus_client")
     from django_rmq.metrics.collector import RmqCollector
 
     def collected() -> dict[tuple[str, ...], float]:

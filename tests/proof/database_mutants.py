@@ -29,6 +29,13 @@ DATABASE_MUTANTS: dict[str, PythonMutant] = {
         "A row stays until as many replicas as it requires have its message.",
         (OUTBOX + "a_row_stays_until_enough_replicas_have_its_message",),
     ),
+    "goes_on_without_its_row": PythonMutant(
+        "project/outbox/rows.py",
+        "with transaction.mark_for_rollback_on_error(using=alias):",
+        "if True:",
+        "A transaction whose row could not be written cannot be committed.",
+        (OUTBOX + "a_row_that_cannot_be_written_undoes_its_transaction",),
+    ),
     "trusts_a_relay_that_is_under_way": PythonMutant(
         "project/outbox/rows.py",
         "gone -= {row.id for row in own if row.identity in doubtful}",

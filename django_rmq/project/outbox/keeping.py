@@ -14,8 +14,9 @@ from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.results import STORED, Durability, SendResult
 from django_rmq.core.words.topics import Topic
-from django_rmq.project.outbox import rows
-from django_rmq.project.outbox.rows import Landed, Older, Row
+from django_rmq.project.outbox import rows, statements
+from django_rmq.project.outbox.rows import Landed, Row
+from django_rmq.project.outbox.statements import Older
 from django_rmq.project.settings import get_config
 
 logger = safe_logger("django_rmq.outbox")
@@ -63,7 +64,7 @@ class Direct:
         if topic.outbox and not get_config().testing:
             try:
                 with _apart(self._alias):
-                    self._older = rows.visible(self._alias, {rows.identity_of(out) for out in messages})
+                    self._older = statements.visible(self._alias, {rows.identity_of(out) for out in messages})
             except Exception as error:  # noqa: BLE001 - a send that needs no database does not fail without one
                 _complain("older", "Cannot look for older messages in the outbox: %s", error)
 

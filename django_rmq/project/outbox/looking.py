@@ -12,7 +12,8 @@ from django.db.models import Count, Min, Q
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.project.outbox.databases import aliases, explained, has_table, model
 from django_rmq.project.outbox.folding import Stored
-from django_rmq.project.outbox.rows import delete, now_ms
+from django_rmq.project.outbox.rows import now_ms
+from django_rmq.project.outbox.statements import delete
 
 T = TypeVar("T")
 

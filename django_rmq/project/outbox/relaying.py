@@ -25,7 +25,8 @@ from django_rmq.exceptions import CallerError, LostRace, RmqError, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.outbox.databases import aliases, has_table, model
 from django_rmq.project.outbox.folding import Stored, folded, next_attempt, outgoing
-from django_rmq.project.outbox.rows import delete, now_ms
+from django_rmq.project.outbox.rows import now_ms
+from django_rmq.project.outbox.statements import delete
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing, telemetry
 

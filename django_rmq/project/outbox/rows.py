@@ -8,7 +8,7 @@ became visible later may belong to a transaction that was committed later, so it
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,15 +19,14 @@ from django.db import connections as databases
 
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.words.results import Durability, SendResult
+from django_rmq.project.outbox import statements
 from django_rmq.project.outbox.databases import check_allowed, explained, model
+from django_rmq.project.outbox.statements import Older
 from django_rmq.project.settings import get_config
 
 MOST_OLDER = 200
 """The number of older rows that a sender looks at. A message that is sent all the time may leave thousands while
 Redis is unavailable, and looking at all of them for each send would take longer and longer."""
-
-MOST_PARAMETERS = 900
-"""The number of values in one query; SQLite was long built with a limit of 999."""
 
 
 class Row(NamedTuple):
@@ -46,15 +45,6 @@ class Row(NamedTuple):
             and (result.replicas or 0) >= self.wanted.replicas
             and (bool(result.fsynced) or not self.wanted.fsync)
         )
-
-
-class Older(NamedTuple):
-    """A row that was visible before a message with the same identity was sent."""
-
-    id: int
-    identity: UUID
-    act: str
-    due_ms: int | None
 
 
 class Landed(NamedTuple):
@@ -122,61 +112,11 @@ def write(connection: Any, messages: Sequence[Outgoing], wanted: Durability) -> 
     ]
     try:
         with transaction.mark_for_rollback_on_error(using=alias):
-            ids = _insert(connection, made)
+            ids = statements.insert(connection, made)
     except DatabaseError as error:
         raise explained(alias, error) from error
     found = zip(ids, identities, messages, strict=True)
     return [Row(number, identity, out.act, needed) for number, identity, out in found]
-
-
-def _insert(connection: Any, made: Sequence[dict[str, Any]]) -> list[int]:
-    """Insert rows and return their ids. ``bulk_create`` computes several times as long as all the rest of a send."""
-    fields: Any = model()._meta
-    if not connection.features.can_return_rows_from_bulk_insert:
-        saved = [model()(**row) for row in made]
-        for row in saved:
-            row.save(using=connection.alias, force_insert=True)
-        return [row.pk for row in saved]
-    quote, names, ids = connection.ops.quote_name, list(made[0]), list[int]()
-    adapt = {name: fields.get_field(name).get_db_prep_save for name in ("identity", "member", "envelope")}
-    table, columns = quote(fields.db_table), ", ".join(map(quote, names))
-    places = f"({', '.join(['%s'] * len(names))})"
-    size = (connection.features.max_query_params or MOST_PARAMETERS) // len(names)
-    for some in _parts(list(made), size):
-        values = [
-            adapt[name](value, connection) if name in adapt else value
-            for row in some
-            for name, value in row.items()
-        ]
-        several = ", ".join([places] * len(some))
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"INSERT INTO {table} ({columns}) VALUES {several} RETURNING {quote('id')}",  # noqa: S608 - names of Django
-                values,
-            )
-            ids += [number for (number,) in cursor.fetchall()]
-    return ids
-
-
-def visible(alias: str, identities: Collection[UUID], most: int | None = None) -> list[Older]:
-    """Return the rows of these messages; of each query at most ``most``."""
-    connection = databases[alias]
-    fields: Any = model()._meta
-    quote, ready = connection.ops.quote_name, fields.get_field("identity").get_db_prep_value
-    columns, table = ", ".join(map(quote, Older._fields)), quote(fields.db_table)
-    limit = "" if most is None else f" {connection.ops.limit_offset_sql(0, most)}"
-    found: list[Older] = []
-    for some in _parts(list(identities)):
-        places = ", ".join(["%s"] * len(some))
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT {columns} FROM {table} WHERE {quote('identity')} IN ({places}){limit}",  # noqa: S608 - names of Django
-                [ready(identity, connection) for identity in some],
-            )
-            for number, identity, act, due_ms in cursor.fetchall():
-                known = identity if isinstance(identity, UUID) else UUID(identity)
-                found.append(Older(number, known, act, due_ms))
-    return found
 
 
 def older(alias: str, own: Sequence[Row]) -> list[Older] | None:
@@ -188,7 +128,7 @@ def older(alias: str, own: Sequence[Row]) -> list[Older] | None:
     for row in own:
         first.setdefault(row.identity, row.id)
     most = len(own) + len(first) + MOST_OLDER
-    found = visible(alias, first, most + 1)
+    found = statements.visible(alias, first, most + 1)
     return None if len(found) > most else [row for row in found if row.id < first[row.identity]]
 
 
@@ -218,7 +158,7 @@ def conclude(alias: str, landed: Sequence[Landed], own: Sequence[Row], replaced:
         doubtful = {row.identity for row in relayed}
         gone -= {row.id for row in own if row.identity in doubtful}
     gone |= {row.id for row in beneath} - {row.id for row in relayed}
-    delete(alias, gone)
+    statements.delete(alias, gone)
 
 
 def _delete_free(alias: str, ids: list[int]) -> bool:
@@ -226,30 +166,13 @@ def _delete_free(alias: str, ids: list[int]) -> bool:
     rows = model().objects.using(alias)
     deleted = 0
     with transaction.atomic(using=alias):
-        for some in _parts(ids):
+        for some in statements.parts(ids):
             chosen: Sequence[int] = some
             if databases[alias].features.has_select_for_update_skip_locked:
                 free = rows.filter(id__in=some).select_for_update(skip_locked=True)
                 chosen = list(free.values_list("id", flat=True))
-            deleted += delete(alias, chosen)
+            deleted += statements.delete(alias, chosen)
     return deleted == len(ids)
-
-
-def delete(alias: str, ids: Iterable[int]) -> int:
-    """Delete rows and return how many there were, with one statement each, where ``QuerySet.delete`` opens a transaction."""
-    connection = databases[alias]
-    table, column = map(connection.ops.quote_name, (model()._meta.db_table, "id"))
-    # A deletion that a crash of the database undoes has its message sent again, so it need not wait for the disk.
-    # Within a transaction that is not for us to say.
-    hurried = connection.vendor == "postgresql" and not connection.in_atomic_block
-    also = " AND set_config('synchronous_commit', 'off', true) IS NOT NULL" if hurried else ""
-    deleted = 0
-    for some in _parts(sorted(ids)):
-        with connection.cursor() as cursor:
-            places = ", ".join(["%s"] * len(some))
-            cursor.execute(f"DELETE FROM {table} WHERE {column} IN ({places}){also}", some)  # noqa: S608 - names of Django
-            deleted += cursor.rowcount
-    return deleted
 
 
 def decides(out: Outgoing, result: SendResult) -> bool:
@@ -257,23 +180,15 @@ def decides(out: Outgoing, result: SendResult) -> bool:
     return out.act != "ensure" or result.status != "present"
 
 
-def _parts(values: list[Any], size: int = MOST_PARAMETERS) -> Iterator[list[Any]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
-
-
 __all__ = [
     "Landed",
-    "Older",
     "Row",
     "conclude",
     "crc_of",
     "decides",
-    "delete",
     "identity_of",
     "now_ms",
     "older",
-    "visible",
     "wanted_of",
     "write",
 ]

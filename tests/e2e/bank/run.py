@@ -169,7 +169,7 @@ class Run:
             command.wait()
 
     def _left(self) -> tuple[float, float, float]:
-        """Return how many transfers are to be sent, in the outbox, and in Redis."""
+        """Replay what has died, and return how many transfers are to be sent, in the outbox, and in Redis."""
         sent = int(self._postgres.query("SELECT count(*) FROM bank_order"))
         kept = int(self._postgres.query("SELECT count(*) FROM django_rmq_outboxmessage"))
         client = client_of(self._redis.url)

@@ -1,0 +1,116 @@
+"""The SQL of a send with the outbox: insert rows, find those of a message, delete rows.
+
+The ORM computes several times as long as all the rest of a send (`docs/explanation/performance.md`), so these
+statements are written here, for the databases whose tests run. All others use the ORM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import connections as databases
+
+from django_rmq.project.outbox.databases import model
+
+MOST_PARAMETERS = 900
+"""The number of values in one query; SQLite was long built with a limit of 999."""
+
+WRITTEN_HERE = frozenset({"postgresql", "sqlite"})
+"""The vendors whose INSERT ... RETURNING and LIMIT are as written here."""
+
+
+class Older(NamedTuple):
+    """A row that was visible before a message with the same identity was sent."""
+
+    id: int
+    identity: UUID
+    act: str
+    due_ms: int | None
+
+
+def insert(connection: Any, made: Sequence[dict[str, Any]]) -> list[int]:
+    """Insert rows, each of the same fields, and return their ids."""
+    if not _is_written_here(connection) or not connection.features.can_return_rows_from_bulk_insert:
+        saved = [model()(**row) for row in made]
+        for row in saved:
+            row.save(using=connection.alias, force_insert=True)
+        return [row.pk for row in saved]
+    fields: Any = model()._meta
+    names, ids = list(made[0]), list[int]()
+    adapt = {name: fields.get_field(name).get_db_prep_save for name in ("identity", "member", "envelope")}
+    table, number, *columns = _quoted(connection, "id", *names)
+    head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "  # noqa: S608 - names of Django
+    places = f"({_places(names)})"
+    size = (connection.features.max_query_params or MOST_PARAMETERS) // len(names)
+    for some in parts(list(made), size):
+        values = [
+            adapt[name](value, connection) if name in adapt else value
+            for row in some
+            for name, value in row.items()
+        ]
+        with connection.cursor() as cursor:
+            cursor.execute(f"{head}{', '.join([places] * len(some))} RETURNING {number}", values)
+            ids += [number for (number,) in cursor.fetchall()]
+    return ids
+
+
+def visible(alias: str, identities: Collection[UUID], most: int | None = None) -> list[Older]:
+    """Return the rows of these messages; of each query at most ``most``."""
+    connection = databases[alias]
+    if not _is_written_here(connection):
+        rows = model().objects.using(alias).values_list(*Older._fields)
+        return [
+            Older(*row) for some in parts(list(identities)) for row in rows.filter(identity__in=some)[:most]
+        ]
+    ready = model()._meta.get_field("identity").get_db_prep_value
+    table, *columns = _quoted(connection, *Older._fields)
+    head = f"SELECT {', '.join(columns)} FROM {table} WHERE {columns[1]} IN "  # noqa: S608 - names of Django
+    limit = "" if most is None else f" LIMIT {most:d}"
+    found: list[Older] = []
+    for some in parts(list(identities)):
+        with connection.cursor() as cursor:
+            cursor.execute(f"{head}({_places(some)}){limit}", [ready(one, connection) for one in some])
+            for number, identity, act, due_ms in cursor.fetchall():
+                known = identity if isinstance(identity, UUID) else UUID(identity)
+                found.append(Older(number, known, act, due_ms))
+    return found
+
+
+def delete(alias: str, ids: Iterable[int]) -> int:
+    """Delete rows and return how many there were, with one statement each, where ``QuerySet.delete`` opens a transaction."""
+    connection = databases[alias]
+    table, column = _quoted(connection, "id")
+    # A deletion that a crash of the database undoes has its message sent again, so it need not wait for the disk.
+    # Within a transaction that is not for us to say.
+    hurried = connection.vendor == "postgresql" and not connection.in_atomic_block
+    also = " AND set_config('synchronous_commit', 'off', true) IS NOT NULL" if hurried else ""
+    deleted = 0
+    for some in parts(sorted(ids)):
+        with connection.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {table} WHERE {column} IN ({_places(some)}){also}", some)  # noqa: S608 - names of Django
+            deleted += cursor.rowcount
+    return deleted
+
+
+def parts(values: list[Any], size: int = MOST_PARAMETERS) -> Iterator[list[Any]]:
+    """Yield the values in lists that one query can hold."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def _is_written_here(connection: Any) -> bool:
+    return connection.vendor in WRITTEN_HERE
+
+
+def _quoted(connection: Any, *columns: str) -> tuple[str, ...]:
+    """Return the quoted name of the table, and those of the columns."""
+    return tuple(map(connection.ops.quote_name, (model()._meta.db_table, *columns)))
+
+
+def _places(values: Sequence[Any]) -> str:
+    return ", ".join(["%s"] * len(values))
+
+
+__all__ = ["Older", "delete", "insert", "parts", "visible"]

@@ -41,7 +41,7 @@ import platform, subprocess, sys
 from importlib.metadata import version
 server = subprocess.run([sys.argv[1], "--version"], capture_output=True, text=True, check=True).stdout.split()
 number = next(word[2:] for word in server if word.startswith("v="))
-print(platform.python_version(), version("django"), version("redis"), server[0], number, sep=" | ")
+print(platform.python_version(), version("django"), version("redis"), f"{server[0]} {number}", sep=" | ")
 """
 
 
@@ -70,7 +70,7 @@ def row(cell: str, versions: str, report: Path) -> str:
     failed = ran["failures"] + ran["errors"]
     passed = ran["tests"] - failed - ran["skipped"]
     return (
-        f"| {cell} | {versions} | {passed} | {failed} | {ran['skipped']} | {datetime.now(UTC):%Y-%m-%d} |\n"
+        f"| {cell} | {versions} | {passed:,} | {failed} | {ran['skipped']} | {datetime.now(UTC):%Y-%m-%d} |\n"
     )
 
 

@@ -474,6 +474,21 @@ MUTANTS: dict[str, Mutant] = {
         "A slot that is not serial has at most MAX_PREPARED in flight.",
         "tests/contract/test_gate.py::test_a_topic_without_a_gate_gives_to_everybody_up_to_max_prepared[redis-range_merge]",
     ),
+    "paceless": Mutant(
+        GONE,
+        "A slot delivers nothing beyond its rate.",
+        "tests/contract/test_pace.py::test_a_slot_delivers_no_more_than_its_rate[redis-range_merge]",
+    ),
+    "pace_without_spending": Mutant(
+        As("spent_us = string.format('%.0f', emptied_at())"),
+        "Each delivery is spent from the slot's rate.",
+        "tests/contract/test_pace.py::test_a_slot_delivers_no_more_than_its_rate[redis-range_merge]",
+    ),
+    "paced_out_by_a_clock": Mutant(
+        GONE,
+        "A clock that was set back does not stop a slot with a rate.",
+        "tests/contract/test_pace.py::test_a_clock_that_was_set_back_does_not_stop_a_paced_slot[redis-range_merge]",
+    ),
     "paused_hands_out": Mutant(
         GONE,
         "A paused slot hands out nothing.",

@@ -58,6 +58,7 @@ topics = st.builds(
     retry_priority=st.sampled_from(["original", "lowest"]),
     max_backlog=st.sampled_from([None, None, 4]),
     max_prepared=st.sampled_from([1, 2, 1_000]),
+    slot_rate=st.sampled_from([None, None, None, 0.5, 3.0, 50.0]),
 )
 
 

@@ -116,6 +116,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "max_body": 1000,
         "max_backlog": 5000,
         "max_rate": 12.5,
+        "slot_rate": None,
         "max_in_flight": 8,
         "max_prepared": 50,
         "flow": "auto",
@@ -124,6 +125,18 @@ def test_every_option_of_a_topic_arrives() -> None:
         "origin": True,
         "outbox": True,
     }
+
+
+@pytest.mark.parametrize("given", [{"rate": 0, "per": "slot"}, {"rate": 5, "per": "shop"}, {"rate": 5}, {}])
+def test_a_rate_per_slot_is_a_number_and_per_slot(given: dict[str, Any]) -> None:
+    (problem,) = topic_problems(MAX_RATE=given)
+    assert 'or {"rate": this number, "per": "slot"}; or None' in problem.message
+
+
+def test_a_rate_may_hold_for_each_slot() -> None:
+    options = {"TYPE": "priority", "MAX_RATE": {"rate": 10, "per": "slot"}}
+    topic = config(TOPICS={"renders": options}).topic("renders")
+    assert (topic.max_rate, topic.slot_rate, topic.slot_each_us) == (None, 10.0, 100_000)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +352,7 @@ def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, A
         ({"PREFETCH": 0}, "a whole number from 1 to 1000"),
         ({"MAX_BODY": 0}, "a whole number from 1"),
         ({"MAX_BACKLOG": 0}, "at least 1; or None"),
-        ({"MAX_RATE": 0}, "messages per second, more than 0; or None"),
+        ({"MAX_RATE": 0}, "messages per second, more than 0, or {"),
         ({"MAX_IN_FLIGHT": 0}, "at least 1; or None"),
         ({"MAX_PREPARED": 0}, "a whole number from 1"),
         ({"FLOW": "on"}, "'auto'; or None"),

@@ -136,5 +136,6 @@ FACTS: dict[str, Callable[[str, Any], Any]] = {
     "timeout": lambda _, place: place.topic.timeout,
     "max_retries": lambda _, place: place.topic.max_retries,
     "serial": lambda _, place: int(place.topic.serial),
+    "slot_each_us": lambda _, place: place.topic.slot_each_us,
 }
 """The arguments of scripts that are facts of the topic, by their names in the headers."""

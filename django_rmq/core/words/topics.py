@@ -65,6 +65,8 @@ class Topic:
     max_body: int = 262_144
     max_backlog: int | None = None
     max_rate: float | None = None
+    slot_rate: float | None = None
+    """Deliveries per second of each slot: MAX_RATE "per" slot."""
     max_in_flight: int | None = None
     max_prepared: int = 1_000
     """``serial=False``: messages in flight per slot."""
@@ -98,6 +100,11 @@ class Topic:
         0: no limit. It is per slot because no script crosses slots.
         """
         return math.ceil(self.max_backlog / self.slots) if self.max_backlog else 0
+
+    @property
+    def slot_each_us(self) -> int:
+        """The µs between two deliveries of a slot. 0: no limit."""
+        return math.ceil(1e6 / self.slot_rate) if self.slot_rate else 0
 
     def definition(self) -> dict[str, Any]:
         """Return the definition registered in Redis: everything that decides how a message is treated once it is there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.utils.module_loading import import_string
 
@@ -46,11 +46,21 @@ def time_range(value: object) -> int:
         raise Wanted(f"a timedelta or a whole number of ms ({error})") from None
 
 
-def rate(value: object) -> float:
-    """Return MAX_RATE."""
-    if not is_number(value) or not value > 0:
-        raise Wanted("a number of messages per second, more than 0")
-    return float(value)
+class PerSlot(NamedTuple):
+    """A rate that holds for each slot."""
+
+    rate: float
+
+
+def rate(value: object) -> float | PerSlot:
+    """Return MAX_RATE: of the topic, or of each slot."""
+    given: object = value
+    per_slot = isinstance(value, Mapping) and value.keys() == {"rate", "per"} and value["per"] == "slot"
+    if isinstance(value, Mapping) and per_slot:
+        given = value["rate"]
+    if not is_number(given) or not given > 0:
+        raise Wanted('a number of messages per second, more than 0, or {"rate": this number, "per": "slot"}')
+    return PerSlot(float(given)) if per_slot else float(given)
 
 
 def back_off(value: object) -> BackOff:
@@ -141,6 +151,8 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
     if len(problems) > before:
         return None
     kind = values["type"] = TopicType(values["type"])
+    if isinstance(values.get("max_rate"), PerSlot):
+        values["slot_rate"] = values.pop("max_rate").rate
 
     # A setting that does not fit the type is an error in the topic itself, and ignored in the defaults.
     for key, only in (("TIME_RANGE", TopicType.RANGE_MERGE), ("RETRY_PRIORITY", TopicType.PRIORITY)):

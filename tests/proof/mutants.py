@@ -474,6 +474,21 @@ MUTANTS: dict[str, Mutant] = {
         "A slot that is not serial has at most MAX_PREPARED in flight.",
         "tests/contract/test_gate.py::test_a_topic_without_a_gate_gives_to_everybody_up_to_max_prepared[redis-range_merge]",
     ),
+    "debounces_for_ever": Mutant(
+        As("local due = now_ms + range_ms"),
+        "No debounced message waits longer than MAX_WAIT after its first send.",
+        "tests/contract/test_debounce.py::test_no_message_waits_longer_than_max_wait[redis-1500]",
+    ),
+    "forgets_the_first_send": Mutant(
+        As("local units = last_units()"),
+        "The wait of a debounced message is counted from its first send.",
+        "tests/contract/test_debounce.py::test_no_message_waits_longer_than_max_wait[redis-1500]",
+    ),
+    "keeps_the_first_wait": Mutant(
+        As("local again = false"),
+        "Each send of a debounced message starts its wait again.",
+        "tests/contract/test_debounce.py::test_each_send_starts_the_wait_again[redis]",
+    ),
     "paceless": Mutant(
         GONE,
         "A slot delivers nothing beyond its rate.",

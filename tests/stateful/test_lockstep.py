@@ -50,6 +50,8 @@ topics = st.builds(
     name=st.just("topic"),
     type=st.sampled_from(TopicType),
     slots=st.just(2),
+    debounce=st.sampled_from([False, False, True]),
+    max_wait_ms=st.sampled_from([700, 5_000, 3_600_000]),
     identity=st.sampled_from(["body", "key"]),
     serial=st.sampled_from([True, True, False]),
     timeout=st.sampled_from([1, 30]),
@@ -236,17 +238,34 @@ class Lockstep(RuleBasedStateMachine):
         for member, score, envelope, sent in zip(names, scores, bodies, answer, strict=True):
             not_before = 0 if self.topic.is_priority else score
             if sent.status in ("stored", "superseded", "replaced"):
-                self.promises.waiting[member] = Promise(not_before, body=envelope)
+                self.promises.waiting[member] = Promise(
+                    min(not_before, sent.score), body=envelope, latest_ms=self.now_ms + self.most_wait
+                )
+                self.note_due(member, sent.score, score)
                 self.kept_by_strangers.discard(member)
                 self.note_order(member, envelope)
             elif sent.status == "merged":
                 self.require("INV-11", member in self.promises.waiting, member)
-                self.promises.waiting[member] = replace(self.promises.waiting[member], body=envelope)
+                promise = replace(self.promises.waiting[member], body=envelope)
+                if self.topic.debounce_ms:
+                    promise = replace(promise, not_before_ms=min(score, sent.score))
+                self.promises.waiting[member] = promise
+                self.note_due(member, sent.score, score)
                 self.note_order(member, envelope)
             elif sent.status == "present":
                 promises = self.promises
                 present = member in {*promises.waiting, *promises.flying, *promises.claimed}
                 self.require("INV-11", present, member)
+
+    @property
+    def most_wait(self) -> float:
+        return self.topic.debounce_ms or math.inf
+
+    def note_due(self, member: bytes, due: float, wanted: float) -> None:
+        """A debounced message waits as long as its last send says, but not beyond its deadline."""
+        if self.topic.debounce_ms:
+            latest = self.promises.waiting[member].latest_ms
+            self.require("INV-18", math.floor(due) <= min(wanted, latest), member, due, wanted, latest)
 
     def send(self, data: st.DataObject) -> None:
         names, envelopes, topic = self.draw_outgoing(data)

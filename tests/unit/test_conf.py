@@ -103,6 +103,8 @@ def test_every_option_of_a_topic_arrives() -> None:
         "type": TopicType.PRIORITY,
         "slots": 4,
         "time_range_ms": None,
+        "debounce": False,
+        "max_wait_ms": None,
         "body": "json",
         "identity": "key",
         "slot_basis": "shop",
@@ -125,6 +127,34 @@ def test_every_option_of_a_topic_arrives() -> None:
         "origin": True,
         "outbox": True,
     }
+
+
+def test_a_debounced_topic_has_a_longest_wait() -> None:
+    options = {
+        "TYPE": "range_merge",
+        "TIME_RANGE": 2_000,
+        "DEBOUNCE": True,
+        "MAX_WAIT": timedelta(seconds=30),
+    }
+    topic = config(TOPICS={"prices": options}).topic("prices")
+    assert (topic.debounce, topic.max_wait_ms, topic.debounce_ms) == (True, 30_000, 30_000)
+    assert topic.definition()["debounce"] == 30_000
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"DEBOUNCE": True}, "has DEBOUNCE and no MAX_WAIT"),
+        ({"MAX_WAIT": 500}, "has MAX_WAIT without DEBOUNCE"),
+        ({"DEBOUNCE": True, "MAX_WAIT": 500, "TIME_RANGE": 501}, "MAX_WAIT 500 ms and TIME_RANGE 501 ms"),
+        ({"TYPE": "priority", "DEBOUNCE": True}, "DEBOUNCE, which only range_merge topics have"),
+        ({"TYPE": "fixed_time", "MAX_WAIT": 500}, "MAX_WAIT, which only range_merge topics have"),
+    ],
+)
+def test_a_debounce_that_cannot_be_says_why(options: dict[str, Any], said: str) -> None:
+    (problem,) = topic_problems(**{"TYPE": "range_merge", **options})
+    assert problem.id == "django_rmq.E006"
+    assert said in problem.message
 
 
 @pytest.mark.parametrize("given", [{"rate": 0, "per": "slot"}, {"rate": 5, "per": "shop"}, {"rate": 5}, {}])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from django_rmq.core.memory.debouncing import first_due, prolonged
 from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
 from django_rmq.core.memory.scores import is_retry
 from django_rmq.core.memory.slot import SENDING, Slot, on
@@ -22,6 +24,9 @@ def send_merge(
     if not (0 <= range_ms <= 1e14 and 1 <= len(members) <= BATCH):
         raise ServerRefused("ERR range_ms or n is out of bounds")
     check_not_moved(slot)
+    if slot.topic.debounce_ms:
+        again = partial(prolonged, slot, range_ms)
+        return place(slot, members, [first_due(slot, range_ms)] * len(members), envelopes, "merged", again)
     return place(slot, members, [slot.now_ms + range_ms] * len(members), envelopes, "merged")
 
 
@@ -44,16 +49,26 @@ def ensure(
     if slot.topic.type is TopicType.RANGE_MERGE:
         scores = [slot.now_ms + range_ms if range_ms >= 0 else range_ms for range_ms in scores]
     check_fresh(slot, scores)
+    if slot.topic.debounce_ms:
+        return place(
+            slot, members, [first_due(slot, due - slot.now_ms) for due in scores], envelopes, "present"
+        )
     return place(slot, members, scores, envelopes, "present")
 
 
 def place(
-    slot: Slot, members: Sequence[bytes], scores: Sequence[float], envelopes: Sequence[bytes], met: str
+    slot: Slot,
+    members: Sequence[bytes],
+    scores: Sequence[float],
+    envelopes: Sequence[bytes],
+    met: str,
+    again: Callable[[float], float] | None = None,
 ) -> list[Sent]:
     """Put members into Store, one after the other. ``met``: what to do about a copy that waits fresh.
 
-    merged: it keeps its score. replaced: it gets the new score. present: nothing is sent; the same applies if
-    the member rests or is in flight. A copy that waits or rests as a retry is superseded otherwise.
+    merged: it keeps its score, or gets the one that ``again`` makes of it. replaced: it gets the new score.
+    present: nothing is sent; the same applies if the member rests or is in flight. A copy that waits or rests
+    as a retry is superseded otherwise.
     """
     sent: list[Sent] = []
     room = math.inf
@@ -69,9 +84,10 @@ def place(
             continue
         room -= word == "stored"
         give_up_retries(slot, member, word)
-        if word != "merged":
-            slot.store[member] = float(scores[i])
-            earliest = min(earliest, scores[i])
+        score = again(slot.store[member]) if again and word == "merged" else scores[i]
+        if word != "merged" or again:
+            slot.store[member] = float(score)
+            earliest = min(earliest, score)
         if envelopes:
             slot.body[member] = envelopes[i]
         slot.count("sent")

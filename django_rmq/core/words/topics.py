@@ -43,6 +43,10 @@ class Topic:
     slots: int = 16
     time_range_ms: int | None = None
     """range_merge: how long a message waits unless the send gives another time."""
+    debounce: bool = False
+    """range_merge: whether each send starts the wait again."""
+    max_wait_ms: int | None = None
+    """With ``debounce``: how long a message waits at most after its first send."""
     body: str = "json"
     """How bodies are encoded: json, text or bytes."""
     identity: str = "body"
@@ -89,6 +93,11 @@ class Topic:
         return self.identity == "key"
 
     @property
+    def debounce_ms(self) -> int:
+        """How long a message waits at most, if each send starts the wait again. 0: the first send decides."""
+        return (self.max_wait_ms or 0) if self.debounce and self.type is TopicType.RANGE_MERGE else 0
+
+    @property
     def min_priority(self) -> int:
         """The smallest priority that a send may use: a score below it is read as a retry."""
         return max(16, self.max_retries) + 1
@@ -122,6 +131,7 @@ class Topic:
             "max_prepared": self.max_prepared,
             # Only where it is on, so that other topics keep the definition that Redis has.
             **({"origin": True} if self.origin else {}),
+            **({"debounce": self.debounce_ms} if self.debounce else {}),
         }
 
     @classmethod
@@ -146,6 +156,8 @@ class Topic:
                 retry_priority=definition["retry_priority"],
                 max_prepared=definition["max_prepared"],
                 origin=definition.get("origin", False),
+                debounce="debounce" in definition,
+                max_wait_ms=definition.get("debounce"),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"the definition of topic {name} is incomplete: {error}") from None

@@ -39,7 +39,7 @@ def slots(value: object) -> int:
 
 
 def time_range(value: object) -> int:
-    """Return TIME_RANGE in ms."""
+    """Return TIME_RANGE or MAX_WAIT in ms."""
     try:
         return check_time_range(value)
     except InvalidMessage as error:
@@ -91,6 +91,8 @@ TOPIC_KEYS: Keys = {
     "TYPE": ("type", one_of(*(kind.value for kind in TopicType))),
     "SLOTS": ("slots", slots),
     "TIME_RANGE": ("time_range_ms", optional(time_range)),
+    "DEBOUNCE": ("debounce", boolean),
+    "MAX_WAIT": ("max_wait_ms", optional(time_range)),
     "BODY": ("body", one_of("json", "text", "bytes")),
     "IDENTITY": ("identity", one_of("body", "key")),
     "SLOT_BASIS": ("slot_basis", optional(text)),
@@ -150,20 +152,58 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
         problems.report("E005", f'{place} has no "TYPE": it must be one of {kinds}.')
     if len(problems) > before:
         return None
-    kind = values["type"] = TopicType(values["type"])
+    values["type"] = TopicType(values["type"])
     if isinstance(values.get("max_rate"), PerSlot):
         values["slot_rate"] = values.pop("max_rate").rate
 
-    # A setting that does not fit the type is an error in the topic itself, and ignored in the defaults.
-    for key, only in (("TIME_RANGE", TopicType.RANGE_MERGE), ("RETRY_PRIORITY", TopicType.PRIORITY)):
+    _check_type(problems, place, own, values)
+    _check_debounce(problems, place, own, values)
+    _check_identity(problems, place, own, values)
+    return None if len(problems) > before else Topic(name, **values)
+
+
+OF_ONE_TYPE = {
+    "TIME_RANGE": TopicType.RANGE_MERGE,
+    "DEBOUNCE": TopicType.RANGE_MERGE,
+    "MAX_WAIT": TopicType.RANGE_MERGE,
+    "RETRY_PRIORITY": TopicType.PRIORITY,
+}
+
+
+def _check_type(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Report settings that do not fit the type: errors in the topic itself, and ignored in the defaults."""
+    kind = values["type"]
+    for key, only in OF_ONE_TYPE.items():
         name_of_field = TOPIC_KEYS[key][0]
         if kind is not only:
             values.pop(name_of_field, None)
-            if own.get(name_of_field) is not None:
+            if own.get(name_of_field):
                 problems.report(
                     "E006",
                     f'{place} has TYPE "{kind.value}" and {key}, which only {only.value} topics have.',
                 )
+
+
+def _check_debounce(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Report a wait without an end, and one that is shorter than the time range."""
+    range_ms, wait_ms = values.get("time_range_ms"), values.get("max_wait_ms")
+    if values.get("debounce") and wait_ms is None:
+        problems.report(
+            "E006",
+            f"{place} has DEBOUNCE and no MAX_WAIT: a message that is sent all the time would never be delivered.",
+            "Set MAX_WAIT to the longest time from the first send to the delivery.",
+        )
+    elif own.get("max_wait_ms") and "max_wait_ms" in values and not values.get("debounce"):
+        problems.report("E006", f"{place} has MAX_WAIT without DEBOUNCE.", 'Set "DEBOUNCE": True, too.')
+    elif values.get("debounce") and range_ms is not None and wait_ms < range_ms:
+        problems.report(
+            "E006",
+            f"{place} has MAX_WAIT {wait_ms} ms and TIME_RANGE {range_ms} ms: MAX_WAIT is the shorter one.",
+        )
+
+
+def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Report options that another identity or form of the body rules out."""
     if values.get("slot_basis") is not None and values.get("body", "json") != "json":
         problems.report(
             "E006",
@@ -179,4 +219,3 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
                 'Set IDENTITY "key". A send without key= then gets a key of its own.',
             )
         values.pop("origin")
-    return None if len(problems) > before else Topic(name, **values)

@@ -1,6 +1,6 @@
 -- Put `members` into Store by `rows`, which has score and member of each. If a fresh copy waits, the answer is
 -- `met`, and takes the new score only if `overwrite`; one that waits or rests as a retry is superseded, unless `met` is
--- 'present'.
+-- 'present'. `overwrite` may be a function from the present score to the new one.
 -- Both at once: a ZADD of another program met a resting retry, which is dropped. `taken[i]`: the member counts as present.
 -- ZADD (or HSET) comes first, so that a full server refuses a send.
 --
@@ -38,6 +38,7 @@ local function place(members, rows, envelope, met, overwrite, taken)
         word, set = 'present', false
       elseif existing and not retried then
         word, set = met, overwrite
+        if set and set ~= true then rows[i * 2 - 1] = set(tonumber(existing)) end
       elseif retried or resting then
         word = 'superseded'
       elseif room < 1 then

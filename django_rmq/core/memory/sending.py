@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from django_rmq.core.memory.collecting import collect
 from django_rmq.core.memory.debouncing import first_due, prolonged
 from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
 from django_rmq.core.memory.scores import is_retry
@@ -77,7 +78,15 @@ def place(
     placed: dict[bytes, str] = {}
     earliest = math.inf
     for i, member in enumerate(members):
-        word = placed[member] = meet(slot, member, placed.get(member), met, has_room=room >= 1)
+        word = meet(slot, member, placed.get(member), met, has_room=room >= 1)
+        envelope, is_full = envelopes[i] if envelopes else None, False
+        if envelope and slot.topic.accumulate and met == "merged" and word != "refused":
+            envelope, is_full = collect(slot, None if word == "stored" else slot.body.get(member), envelope)
+            word = "refused" if envelope is None else word
+        if is_full and waits_longer(slot, member):
+            slot.store[member] = float(slot.now_ms)
+            earliest = min(earliest, slot.now_ms)
+        placed[member] = word
         slot.count(word)
         if word in ("refused", "present"):
             sent.append(Sent(word, math.nan if word == "refused" else slot.store.get(member, math.nan)))
@@ -86,19 +95,24 @@ def place(
         give_up_retries(slot, member, word)
         score = again(slot.store[member]) if again and word == "merged" else scores[i]
         if word != "merged" or again:
-            slot.store[member] = float(score)
-            earliest = min(earliest, score)
-        if envelopes:
-            slot.body[member] = envelopes[i]
+            slot.store[member] = float(slot.now_ms if is_full else score)
+            earliest = min(earliest, slot.store[member])
+        if envelope is not None:
+            slot.body[member] = envelope
         slot.count("sent")
         sent.append(Sent(word, slot.store[member]))
+    note_sent(slot, earliest)
+    return sent
+
+
+def note_sent(slot: Slot, earliest: float) -> None:
+    """Record the slot's settings, and wake who sleeps past the earliest due time."""
     slot.control.setdefault(b"slots", b"%d" % slot.topic.slots)
     if slot.topic.is_priority:
         slot.control.setdefault(b"max_retries", b"%d" % slot.max_retries)
     note_undrained(slot)
     if earliest < math.inf:
         wake(slot, 0 if slot.topic.is_priority else earliest)
-    return sent
 
 
 def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: bool) -> str:
@@ -113,6 +127,12 @@ def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: b
     if slot.waits(member):
         return "superseded"
     return "stored" if has_room else "refused"
+
+
+def waits_longer(slot: Slot, member: bytes) -> bool:
+    """Return whether a fresh copy waits for a later time than now."""
+    waiting = slot.store.get(member)
+    return waiting is not None and not is_retry(slot, waiting) and waiting > slot.now_ms
 
 
 def give_up_retries(slot: Slot, member: bytes, word: str) -> None:

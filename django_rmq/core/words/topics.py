@@ -47,6 +47,8 @@ class Topic:
     """range_merge: whether each send starts the wait again."""
     max_wait_ms: int | None = None
     """With ``debounce``: how long a message waits at most after its first send."""
+    accumulate: int | None = None
+    """range_merge with keys: the bodies of up to so many merged sends are kept. None: the last one counts."""
     body: str = "json"
     """How bodies are encoded: json, text or bytes."""
     identity: str = "body"
@@ -132,6 +134,7 @@ class Topic:
             # Only where it is on, so that other topics keep the definition that Redis has.
             **({"origin": True} if self.origin else {}),
             **({"debounce": self.debounce_ms} if self.debounce else {}),
+            **({"accumulate": self.accumulate} if self.accumulate else {}),
         }
 
     @classmethod
@@ -158,6 +161,7 @@ class Topic:
                 origin=definition.get("origin", False),
                 debounce="debounce" in definition,
                 max_wait_ms=definition.get("debounce"),
+                accumulate=definition.get("accumulate"),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"the definition of topic {name} is incomplete: {error}") from None

@@ -93,6 +93,7 @@ TOPIC_KEYS: Keys = {
     "TIME_RANGE": ("time_range_ms", optional(time_range)),
     "DEBOUNCE": ("debounce", boolean),
     "MAX_WAIT": ("max_wait_ms", optional(time_range)),
+    "ACCUMULATE": ("accumulate", optional(whole(2, 10_000))),
     "BODY": ("body", one_of("json", "text", "bytes")),
     "IDENTITY": ("identity", one_of("body", "key")),
     "SLOT_BASIS": ("slot_basis", optional(text)),
@@ -166,6 +167,7 @@ OF_ONE_TYPE = {
     "TIME_RANGE": TopicType.RANGE_MERGE,
     "DEBOUNCE": TopicType.RANGE_MERGE,
     "MAX_WAIT": TopicType.RANGE_MERGE,
+    "ACCUMULATE": TopicType.RANGE_MERGE,
     "RETRY_PRIORITY": TopicType.PRIORITY,
 }
 
@@ -210,6 +212,19 @@ def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], valu
             f'{place} has SLOT_BASIS and BODY "{values["body"]}": a field of the body needs BODY "json".',
             "Give slot_basis= with each send instead.",
         )
+    if own.get("accumulate") and values.get("identity", "body") != "key":
+        problems.report(
+            "E006",
+            f'{place} has ACCUMULATE and IDENTITY "{values.get("identity", "body")}": messages merge when they are equal, '
+            "so there is nothing to collect.",
+            'Set IDENTITY "key".',
+        )
+    if own.get("accumulate") and values.get("origin"):
+        problems.report(
+            "E006",
+            f"{place} has ACCUMULATE and ORIGIN: a message that holds several sends has no single origin.",
+            "Remove one of them.",
+        )
     if values.get("origin") and values.get("identity", "body") != "key":
         if own.get("origin"):
             problems.report(
@@ -219,3 +234,5 @@ def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], valu
                 'Set IDENTITY "key". A send without key= then gets a key of its own.',
             )
         values.pop("origin")
+    if values.get("identity", "body") != "key" or values.get("origin"):
+        values.pop("accumulate", None)

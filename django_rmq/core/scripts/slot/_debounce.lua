@@ -1,6 +1,6 @@
--- With each send a debounced message starts to wait again, until a deadline that is MAX_WAIT after its first send. The deadline is a
--- multiple of a unit. The fraction of the score, in 1/1024, says which: of the multiples from the due time on, the first
--- one with this remainder. So it needs no record of its own, and a copy that comes back keeps it.
+-- With each send a debounced message starts to wait again, until a deadline that is MAX_WAIT after its first send. The
+-- deadline is a multiple of a unit. The fraction of the score, in 1/1024, says which: of the multiples from the due time on,
+-- the first one with this remainder. So it needs no record of its own, and a copy that comes back keeps it.
 --
 -- needs: max_wait now_ms bounded text_of
 

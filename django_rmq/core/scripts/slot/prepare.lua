@@ -71,6 +71,7 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _ledger
 -- include: _wake
 -- include: _backoff
+-- include: _join
 -- include: _deaths
 -- include: _endings
 -- include: _failures

@@ -489,6 +489,61 @@ MUTANTS: dict[str, Mutant] = {
         "Each send of a debounced message starts its wait again.",
         "tests/contract/test_debounce.py::test_each_send_starts_the_wait_again[redis]",
     ),
+    "collects_the_last": Mutant(
+        GONE,
+        "A topic with ACCUMULATE keeps the bodies of all merged sends.",
+        "tests/contract/test_accumulate.py::test_bodies_are_kept_in_the_order_of_sending[redis]",
+    ),
+    "collects_without_end": Mutant(
+        GONE,
+        "A message collects up to ACCUMULATE bodies, and up to MAX_BODY bytes.",
+        "tests/contract/test_accumulate.py::test_a_full_message_is_due_at_once_and_refuses_until_it_is_taken[redis]",
+    ),
+    "full_but_not_due": Mutant(
+        GONE,
+        "A full message is due at once.",
+        "tests/contract/test_accumulate.py::test_a_full_message_is_due_at_once_and_refuses_until_it_is_taken[redis]",
+    ),
+    "refused_and_counted": Mutant(
+        GONE,
+        "A send that does not fit is refused.",
+        "tests/contract/test_accumulate.py::test_within_one_call_what_does_not_fit_is_refused[redis]",
+    ),
+    "collected_bodies_dropped": Mutant(
+        GONE,
+        "A copy that gives way to a newer one leaves it its collected bodies.",
+        "tests/contract/test_accumulate.py::test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile[redis-fail]",
+    ),
+    "failed_bodies_dropped": Mutant(
+        GONE,
+        "A failed delivery leaves its bodies to the copy that waits.",
+        "tests/contract/test_accumulate.py::test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile[redis-expire]",
+    ),
+    "released_bodies_dropped": Mutant(
+        GONE,
+        "A delivery that is given back leaves its bodies to the copy that waits.",
+        "tests/contract/test_accumulate.py::test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile[redis-release]",
+    ),
+    "claimed_bodies_dropped": Mutant(
+        GONE,
+        "A claim that is returned leaves its bodies to the copy that waits.",
+        "tests/contract/test_accumulate.py::test_a_claim_that_is_returned_joins_what_was_sent_meanwhile[redis]",
+    ),
+    "replayed_bodies_dropped": Mutant(
+        GONE,
+        "A replay leaves its bodies to the copy that waits.",
+        "tests/contract/test_accumulate.py::test_a_replay_comes_before_what_waits[redis]",
+    ),
+    "earlier_death_dropped": Mutant(
+        GONE,
+        "A key that dies again keeps the bodies of its earlier death.",
+        "tests/contract/test_accumulate.py::test_a_key_that_dies_twice_keeps_all_its_bodies[redis]",
+    ),
+    "moved_bodies_dropped": Mutant(
+        As("    if rest ~= '' and redis.call('HSETNX', body, member, rest) == 2 and collects(rest) then"),
+        "A message that moves to another slot leaves its bodies to the copy that was sent there.",
+        "tests/contract/test_accumulate.py::test_what_moves_to_another_slot_joins_what_was_sent_there[redis-store]",
+    ),
     "paceless": Mutant(
         GONE,
         "A slot delivers nothing beyond its rate.",

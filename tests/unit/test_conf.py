@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from django_rmq import checks
 from django_rmq.core.words.bounds import shown
-from django_rmq.core.words.topics import BackOff, TopicType
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.project import settings
 from django_rmq.project.listening import conditions
@@ -105,6 +105,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "time_range_ms": None,
         "debounce": False,
         "max_wait_ms": None,
+        "accumulate": None,
         "body": "json",
         "identity": "key",
         "slot_basis": "shop",
@@ -138,7 +139,7 @@ def test_a_debounced_topic_has_a_longest_wait() -> None:
     }
     topic = config(TOPICS={"prices": options}).topic("prices")
     assert (topic.debounce, topic.max_wait_ms, topic.debounce_ms) == (True, 30_000, 30_000)
-    assert topic.definition()["debounce"] == 30_000
+    assert Topic.registered("prices", topic.definition(), topic.slots).debounce_ms == 30_000
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,12 @@ def test_a_debounced_topic_has_a_longest_wait() -> None:
         ({"DEBOUNCE": True}, "has DEBOUNCE and no MAX_WAIT"),
         ({"MAX_WAIT": 500}, "has MAX_WAIT without DEBOUNCE"),
         ({"DEBOUNCE": True, "MAX_WAIT": 500, "TIME_RANGE": 501}, "MAX_WAIT 500 ms and TIME_RANGE 501 ms"),
+        ({"ACCUMULATE": 100}, 'ACCUMULATE and IDENTITY "body"'),
+        ({"ACCUMULATE": 100, "IDENTITY": "key", "ORIGIN": True}, "ACCUMULATE and ORIGIN"),
+        (
+            {"TYPE": "priority", "IDENTITY": "key", "ACCUMULATE": 100},
+            "ACCUMULATE, which only range_merge topics have",
+        ),
         ({"TYPE": "priority", "DEBOUNCE": True}, "DEBOUNCE, which only range_merge topics have"),
         ({"TYPE": "fixed_time", "MAX_WAIT": 500}, "MAX_WAIT, which only range_merge topics have"),
     ],

@@ -48,7 +48,7 @@ class Topic:
     max_wait_ms: int | None = None
     """With ``debounce``: how long a message waits at most after its first send."""
     accumulate: int | None = None
-    """range_merge with keys: the bodies of up to so many merged sends are kept. None: the last one counts."""
+    """range_merge with keys: the bodies of up to this many merged sends are kept. None: the last one counts."""
     body: str = "json"
     """How bodies are encoded: json, text or bytes."""
     identity: str = "body"
@@ -133,7 +133,7 @@ class Topic:
             "max_prepared": self.max_prepared,
             # Only where it is on, so that other topics keep the definition that Redis has.
             **({"origin": True} if self.origin else {}),
-            **({"debounce": self.debounce_ms} if self.debounce else {}),
+            **({"debounce": True, "max_wait_ms": self.max_wait_ms} if self.debounce else {}),
             **({"accumulate": self.accumulate} if self.accumulate else {}),
         }
 
@@ -159,8 +159,8 @@ class Topic:
                 retry_priority=definition["retry_priority"],
                 max_prepared=definition["max_prepared"],
                 origin=definition.get("origin", False),
-                debounce="debounce" in definition,
-                max_wait_ms=definition.get("debounce"),
+                debounce=definition.get("debounce", False),
+                max_wait_ms=definition.get("max_wait_ms"),
                 accumulate=definition.get("accumulate"),
             )
         except (KeyError, TypeError) as error:

@@ -212,7 +212,7 @@ def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], valu
             f'{place} has SLOT_BASIS and BODY "{values["body"]}": a field of the body needs BODY "json".',
             "Give slot_basis= with each send instead.",
         )
-    if own.get("accumulate") and values.get("identity", "body") != "key":
+    if own.get("accumulate") and "accumulate" in values and values.get("identity", "body") != "key":
         problems.report(
             "E006",
             f'{place} has ACCUMULATE and IDENTITY "{values.get("identity", "body")}": messages merge when they are equal, '

@@ -485,7 +485,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_debounce.py::test_no_message_waits_longer_than_max_wait[redis-1500]",
     ),
     "keeps_the_first_wait": Mutant(
-        As("  again = function(score) return text_of(score)"),
+        As("  again = function(score) if true then return score end"),
         "Each send of a debounced message starts its wait again.",
         "tests/contract/test_debounce.py::test_each_send_starts_the_wait_again[redis]",
     ),

@@ -39,7 +39,7 @@ local function place(members, rows, envelope, met, overwrite, taken, collect)
         word, set = 'present', false
       elseif existing and not retried then
         word, set = met, overwrite
-        if set and set ~= true then rows[i * 2 - 1] = set(tonumber(existing)) end
+        if set and set ~= true then rows[i * 2 - 1] = set(existing) end
       elseif retried or resting then
         word = 'superseded'
       elseif room < 1 then

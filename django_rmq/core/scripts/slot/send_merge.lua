@@ -46,10 +46,12 @@ end
 -- include: _join
 -- include: _collect
 due = max_wait > 0 and first_due(range_ms) or text_of(due)
-local again = false
+local again, prolongations = false, {}
 if max_wait > 0 then
   again = function(score) -- rule: keeps_the_first_wait
-    return prolonged(range_ms, score)
+    local due_again = prolongations[score] or prolonged(range_ms, tonumber(score))
+    prolongations[score] = due_again
+    return due_again
   end
 end
 local members, rows = {}, {}

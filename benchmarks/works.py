@@ -10,7 +10,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import hiredis
@@ -29,6 +29,7 @@ from django_rmq.core.words.topics import Topic, TopicType
 SLOTS = 64
 TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1)
 BYTES_TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1, body="bytes")
+DEBOUNCED = replace(BYTES_TOPIC, debounce=True, max_wait_ms=60_000)
 CHUNK = 6_000
 """Messages per round trip of the bare loop."""
 
@@ -98,6 +99,18 @@ class Bench:
     def send_dicts(self) -> float:
         self._empty()
         return self._timed(len(self.dicts), lambda: self.producer.send_bodies(TOPIC, self.dicts))
+
+    def bare_send_twice(self) -> float:
+        self._empty()
+        return self._timed(2 * len(self.raws), lambda: [self._bare_send(self.raws) for _ in range(2)])
+
+    def send_debounced(self) -> float:
+        """Send each message twice, so that every second send starts a wait again."""
+        self._empty()
+        return self._timed(
+            2 * len(self.raws),
+            lambda: [self.producer.send_bodies(DEBOUNCED, self.raws) for _ in range(2)],
+        )
 
     def raw_send_bytes(self) -> float:
         """The same commands through a socket without a client; Redis works on one trip while the next is packed."""
@@ -283,6 +296,7 @@ class Work:
 WORKS = (
     Work("bulk send, bytes", "send_bytes", "bare_send_bytes", 0.7, "raw_send_bytes"),
     Work("bulk send, dicts", "send_dicts", "bare_send_dicts", 0.8),
+    Work("bulk send, debounced", "send_debounced", "bare_send_twice", 0.4),
     Work("single send", "single", "bare_single", 0.6, "raw_single"),
     Work("consume, each message", "consume_each", "bare_send_bytes", 0.25, "raw_send_bytes"),
     Work("consume, batches of 500", "consume_batches", "bare_send_bytes", 0.35, "raw_send_bytes"),

@@ -79,9 +79,9 @@ def from_entry(
         # A live copy of the same key has a body of its own.
         envelope = None if death is None else death.envelope
     content = decode_envelope(envelope) if topic.keyed and envelope is not None else Envelope(member)
-    headers = content.headers or {}
+    shown, headers = _whole(topic, content), content.headers or {}
     known = death or failure
-    error = "" if known is None else known.error.decode("utf-8", "replace")
+    error = known.error.decode("utf-8", "replace") if known else ""
     return Copy(
         topic=topic,
         id=name,
@@ -91,9 +91,9 @@ def from_entry(
         at_ms=_at_ms(topic, state, score),
         priority=_priority(topic, state, score),
         retries_left=_retries_left(topic, state, score),
-        size=len(content.body),
+        size=len(shown),
         member=None if hidden else member,
-        raw=None if hidden else content.body,
+        raw=None if hidden else shown,
         key=None if hidden or not topic.keyed else member.decode("utf-8", "replace"),
         headers={} if hidden or not isinstance(headers, dict) else headers,
         expires_ms=content.expires_ms,
@@ -108,6 +108,13 @@ def from_entry(
         mark=mark,
         scored=_number(death.score) if death else None,
     )
+
+
+def _whole(topic: Topic, content: Envelope) -> bytes:
+    """Return the body, or what a topic with ACCUMULATE has collected: a JSON array, or lines of text or bytes."""
+    if content.bodies is None:
+        return content.body
+    return b"[" + b",".join(content.bodies) + b"]" if topic.body == "json" else b"\n".join(content.bodies)
 
 
 def from_look(

@@ -29,6 +29,11 @@ def replay_edited(desk: Desk, name: str, message_id: str, body: Any) -> Done:
     """
     desk.actor.require(Permission.REPLAY, Permission.EDIT)
     topic = desk.present(name)
+    if topic.accumulate:
+        raise InvalidMessage(
+            f"messages of topic {topic.name} cannot be edited, because each may hold several bodies (ACCUMULATE): "
+            "replay them as they are"
+        )
     encode_body(topic, body)
     identity, member = find_one(desk, topic, message_id)
     word = "gone"

@@ -99,8 +99,14 @@ def topic_of(name: str, definition: dict[str, Any] | None, **local: Any) -> Topi
     try:
         base_ms, cap_ms = definition["backoff"]
         parts |= {"type": TopicType(definition["type"]), "backoff": BackOff(base_ms, cap_ms)}
-        return Topic(name, **parts, **local)
+        topic = Topic(name, **parts, **local)
     except (KeyError, TypeError, ValueError):
         raise ConfigurationError(
             f"topic {name} has a definition in Redis that this version cannot read: see `manage.py rmqtopics`"
         ) from None
+    if topic.accumulate:
+        raise ConfigurationError(
+            f"topic {name} has ACCUMULATE: one message holds several bodies, which Spark neither reads nor writes. "
+            "Consume it with workers or over REST"
+        )
+    return topic

@@ -249,6 +249,18 @@ def test_a_low_rate_is_neither_exceeded_nor_waited_for_in_vain(broker: Any) -> N
     assert 0.95 <= gauge.begun[-1] - gauge.begun[0] < 5
 
 
+@pytest.mark.slow
+def test_each_slot_keeps_its_own_rate_whoever_takes_from_it(broker: Any) -> None:
+    topic = replace(TOPIC, slot_rate=10, slots=2, serial=False)
+    gauge = Gauge()
+    send(broker, topic, range(20))
+    most = max(len(entries) for entries in (broker.peek(topic, slot, "store").entries for slot in range(2)))
+    with Worker(broker, topic, gauge), Worker(broker, topic, gauge):
+        eventually(lambda: len(gauge.begun) == 20)
+    took = gauge.begun[-1] - gauge.begun[0]
+    assert 0.95 * (most - 1) / 10 <= took < 5 * most / 10
+
+
 @pytest.mark.parametrize(
     ("workers", "serial", "limit"), [(1, True, 3), (1, False, 3), (2, True, 1), (2, True, 3), (2, False, 3)]
 )

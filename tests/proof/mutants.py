@@ -474,6 +474,91 @@ MUTANTS: dict[str, Mutant] = {
         "A slot that is not serial has at most MAX_PREPARED in flight.",
         "tests/contract/test_gate.py::test_a_topic_without_a_gate_gives_to_everybody_up_to_max_prepared[redis-range_merge]",
     ),
+    "debounces_for_ever": Mutant(
+        As("local due = now_ms + range_ms"),
+        "No debounced message waits longer than MAX_WAIT after its first send.",
+        "tests/contract/test_debounce.py::test_no_message_waits_longer_than_max_wait[redis-1500]",
+    ),
+    "forgets_the_first_send": Mutant(
+        As("local units = last_units()"),
+        "The wait of a debounced message is counted from its first send.",
+        "tests/contract/test_debounce.py::test_no_message_waits_longer_than_max_wait[redis-1500]",
+    ),
+    "keeps_the_first_wait": Mutant(
+        As("  again = function(score) if true then return score end"),
+        "Each send of a debounced message starts its wait again.",
+        "tests/contract/test_debounce.py::test_each_send_starts_the_wait_again[redis]",
+    ),
+    "collects_the_last": Mutant(
+        GONE,
+        "A topic with ACCUMULATE keeps the bodies of all merged sends.",
+        "tests/contract/test_accumulate.py::test_bodies_are_kept_in_the_order_of_sending[redis]",
+    ),
+    "collects_without_end": Mutant(
+        GONE,
+        "A message collects up to ACCUMULATE bodies, and up to MAX_BODY bytes.",
+        "tests/contract/test_accumulate.py::test_a_full_message_is_due_at_once_and_refuses_until_it_is_taken[redis]",
+    ),
+    "full_but_not_due": Mutant(
+        GONE,
+        "A full message is due at once.",
+        "tests/contract/test_accumulate.py::test_a_full_message_is_due_at_once_and_refuses_until_it_is_taken[redis]",
+    ),
+    "refused_and_counted": Mutant(
+        GONE,
+        "A send that does not fit is refused.",
+        "tests/contract/test_accumulate.py::test_within_one_call_what_does_not_fit_is_refused[redis]",
+    ),
+    "collected_bodies_dropped": Mutant(
+        GONE,
+        "A copy that gives way to a newer one leaves it its collected bodies.",
+        "tests/contract/test_accumulate.py::test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile[redis-fail]",
+    ),
+    "failed_bodies_dropped": Mutant(
+        GONE,
+        "A failed delivery leaves its bodies to the copy that waits.",
+        "tests/contract/test_accumulate.py::test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile[redis-expire]",
+    ),
+    "released_bodies_dropped": Mutant(
+        GONE,
+        "A delivery that is given back leaves its bodies to the copy that waits.",
+        "tests/contract/test_accumulate.py::test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile[redis-release]",
+    ),
+    "claimed_bodies_dropped": Mutant(
+        GONE,
+        "A claim that is returned leaves its bodies to the copy that waits.",
+        "tests/contract/test_accumulate.py::test_a_claim_that_is_returned_joins_what_was_sent_meanwhile[redis]",
+    ),
+    "replayed_bodies_dropped": Mutant(
+        GONE,
+        "A replay leaves its bodies to the copy that waits.",
+        "tests/contract/test_accumulate.py::test_a_replay_comes_before_what_waits[redis]",
+    ),
+    "earlier_death_dropped": Mutant(
+        GONE,
+        "A key that dies again keeps the bodies of its earlier death.",
+        "tests/contract/test_accumulate.py::test_a_key_that_dies_twice_keeps_all_its_bodies[redis]",
+    ),
+    "moved_bodies_dropped": Mutant(
+        As("    if rest ~= '' and redis.call('HSETNX', body, member, rest) == 2 and collects(rest) then"),
+        "A message that moves to another slot leaves its bodies to the copy that was sent there.",
+        "tests/contract/test_accumulate.py::test_what_moves_to_another_slot_joins_what_was_sent_there[redis-store]",
+    ),
+    "paceless": Mutant(
+        GONE,
+        "A slot delivers nothing beyond its rate.",
+        "tests/contract/test_pace.py::test_a_slot_delivers_no_more_than_its_rate[redis-range_merge]",
+    ),
+    "pace_without_spending": Mutant(
+        As("spent_us = string.format('%.0f', emptied_at())"),
+        "Each delivery is spent from the slot's rate.",
+        "tests/contract/test_pace.py::test_a_slot_delivers_no_more_than_its_rate[redis-range_merge]",
+    ),
+    "paced_out_by_a_clock": Mutant(
+        GONE,
+        "A clock that was set back does not stop a slot with a rate.",
+        "tests/contract/test_pace.py::test_a_clock_that_was_set_back_does_not_stop_a_paced_slot[redis-range_merge]",
+    ),
     "paused_hands_out": Mutant(
         GONE,
         "A paused slot hands out nothing.",

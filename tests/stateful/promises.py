@@ -6,6 +6,7 @@ each delivery. Neither knows scores, keys or scripts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 FULL = 1 << 30
@@ -22,6 +23,8 @@ class Promise:
     """None: a stranger chose the score, so nothing was promised."""
     body: bytes | None = ANY
     """The envelope that it comes with; None: the member is its own body."""
+    latest_ms: float = math.inf
+    """When it has to be due at the latest, however often it is sent (topics with DEBOUNCE)."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from django_rmq.core.memory.clock import Clock
 from django_rmq.core.words.answers import Area, Delivery, Page, Prepared
 from django_rmq.core.words.bounds import MAX_PRIORITY
-from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.envelopes import Envelope, decode_envelope, encode_envelope
 from django_rmq.core.words.failures import Death, Failure
 from django_rmq.core.words.keys import slot_keys
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
@@ -50,6 +50,9 @@ topics = st.builds(
     name=st.just("topic"),
     type=st.sampled_from(TopicType),
     slots=st.just(2),
+    debounce=st.sampled_from([False, False, True]),
+    max_wait_ms=st.sampled_from([700, 5_000, 3_600_000]),
+    accumulate=st.sampled_from([None, 2, 4]),
     identity=st.sampled_from(["body", "key"]),
     serial=st.sampled_from([True, True, False]),
     timeout=st.sampled_from([1, 30]),
@@ -58,6 +61,11 @@ topics = st.builds(
     retry_priority=st.sampled_from(["original", "lowest"]),
     max_backlog=st.sampled_from([None, None, 4]),
     max_prepared=st.sampled_from([1, 2, 1_000]),
+    slot_rate=st.sampled_from([None, None, None, 0.5, 3.0, 50.0]),
+).map(
+    lambda topic: (
+        topic if topic.keyed and topic.type is TopicType.RANGE_MERGE else replace(topic, accumulate=None)
+    )
 )
 
 
@@ -209,15 +217,30 @@ class Lockstep(RuleBasedStateMachine):
             st.lists(st.sampled_from([0, 0, self.now_ms + 700]), min_size=count, max_size=count)
         )
         self.bodies += count
+        bodies = [b"\0\xff\n%d.%d" % (self.bodies, n) for n in range(count)]
         return [
-            encode_envelope(Envelope(b"\0\xff\n%d.%d" % (self.bodies, n), ends))
-            for n, ends in enumerate(expires)
+            encode_envelope(Envelope(body, ends, bodies=(body,) if self.topic.accumulate else None))
+            for body, ends in zip(bodies, expires, strict=True)
         ]
 
+    def parts_of(self, envelope: bytes) -> Sequence[bytes]:
+        """The bodies that a topic with ACCUMULATE has collected in an envelope; on others the envelope."""
+        return decode_envelope(envelope).bodies or () if self.topic.accumulate else [envelope]
+
     def note_order(self, member: bytes, envelope: bytes | None) -> None:
-        if envelope is not None:
+        for part in () if envelope is None else self.parts_of(envelope):
             self.ordered += 1
-            self.order[member, envelope] = self.ordered
+            self.order[member, part] = self.ordered
+
+    def order_of(self, member: bytes, envelope: bytes) -> int:
+        """When the last body of an envelope was sent. Those that were collected are in the order of sending, once each."""
+        orders = [self.order[member, part] for part in self.parts_of(envelope)]
+        self.require("INV-19", orders == sorted(set(orders)), member, envelope, orders)
+        return orders[-1]
+
+    def promised(self, envelope: bytes | None) -> bytes | None:
+        """The envelope that a message comes with. What a topic collects is looked at by `order_of`."""
+        return ANY if self.topic.accumulate else envelope
 
     def envelope_of(self, name: str, member: bytes, dump: Dump | None = None) -> bytes | None:
         found: bytes | None = (
@@ -235,17 +258,36 @@ class Lockstep(RuleBasedStateMachine):
         for member, score, envelope, sent in zip(names, scores, bodies, answer, strict=True):
             not_before = 0 if self.topic.is_priority else score
             if sent.status in ("stored", "superseded", "replaced"):
-                self.promises.waiting[member] = Promise(not_before, body=envelope)
+                self.promises.waiting[member] = Promise(
+                    min(not_before, sent.score),
+                    body=self.promised(envelope),
+                    latest_ms=self.now_ms + self.most_wait,
+                )
+                self.note_due(member, sent.score, score)
                 self.kept_by_strangers.discard(member)
                 self.note_order(member, envelope)
             elif sent.status == "merged":
                 self.require("INV-11", member in self.promises.waiting, member)
-                self.promises.waiting[member] = replace(self.promises.waiting[member], body=envelope)
+                promise = replace(self.promises.waiting[member], body=self.promised(envelope))
+                if self.topic.debounce_ms:
+                    promise = replace(promise, not_before_ms=min(score, sent.score))
+                self.promises.waiting[member] = promise
+                self.note_due(member, sent.score, score)
                 self.note_order(member, envelope)
             elif sent.status == "present":
                 promises = self.promises
                 present = member in {*promises.waiting, *promises.flying, *promises.claimed}
                 self.require("INV-11", present, member)
+
+    @property
+    def most_wait(self) -> float:
+        return self.topic.debounce_ms or math.inf
+
+    def note_due(self, member: bytes, due: float, wanted: float) -> None:
+        """A debounced message waits as long as its last send says, but not beyond its deadline."""
+        if self.topic.debounce_ms:
+            latest = self.promises.waiting[member].latest_ms
+            self.require("INV-18", math.floor(due) <= min(wanted, latest), member, due, wanted, latest)
 
     def send(self, data: st.DataObject) -> None:
         names, envelopes, topic = self.draw_outgoing(data)
@@ -596,16 +638,17 @@ class Lockstep(RuleBasedStateMachine):
                 )
                 self.require("INV-17", envelope is not None or died is None or not older, member)
                 self.promises.waiting[member] = Promise(
-                    0 if self.topic.is_priority else self.now_ms, body=body
+                    0 if self.topic.is_priority else self.now_ms, body=self.promised(body)
                 )
                 self.note_order(member, body)
             elif word == "merged" and envelope:
-                self.promises.waiting[member] = replace(self.promises.waiting[member], body=envelope)
+                changed = replace(self.promises.waiting[member], body=self.promised(envelope))
+                self.promises.waiting[member] = changed
                 self.note_order(member, envelope)
             elif word == "merged" and died and member not in self.kept_by_strangers:
                 lives = [self.envelope_of(name, member) for name in ("body", "prepare_body", "claim_body")]
-                newest = max((self.order[member, one] for one in lives if one is not None), default=0)
-                self.require("INV-17", newest > self.order[member, died], member, died, lives)
+                newest = max((self.order_of(member, one) for one in lives if one is not None), default=0)
+                self.require("INV-17", newest > self.order_of(member, died), member, died, lives)
 
     def note_marked(self, names: list[bytes]) -> None:
         for member in names:
@@ -806,12 +849,13 @@ class Lockstep(RuleBasedStateMachine):
             older = flying_bodies.get(member) or hashes["claim_body"].get(member)
             marked = member in self.promises.flying and self.promises.flying[member].marked
             if older is not None and not marked:
-                newer = self.order[member, waiting_body] > self.order[member, older]
+                newer = self.order_of(member, waiting_body) > self.order_of(member, older)
                 self.require("INV-17", newer, member, waiting_body, older)
         for member in dead:
             body, before = self.envelope_of("deaths", member), self.envelope_of("deaths", member, self.before)
             if body and before:
-                self.require("INV-17", self.order[member, body] >= self.order[member, before], member, body)
+                older, newer_body = self.order_of(member, before), self.order_of(member, body)
+                self.require("INV-17", newer_body >= older, member, body)
         twice = store.keys() & retry.keys()
         self.require("INV-12", twice <= self.kept_by_strangers, twice)
         if self.topic.serial:

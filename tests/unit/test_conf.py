@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from django_rmq import checks
 from django_rmq.core.words.bounds import shown
-from django_rmq.core.words.topics import BackOff, TopicType
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.project import settings
 from django_rmq.project.listening import conditions
@@ -103,6 +103,9 @@ def test_every_option_of_a_topic_arrives() -> None:
         "type": TopicType.PRIORITY,
         "slots": 4,
         "time_range_ms": None,
+        "debounce": False,
+        "max_wait_ms": None,
+        "accumulate": None,
         "body": "json",
         "identity": "key",
         "slot_basis": "shop",
@@ -116,6 +119,7 @@ def test_every_option_of_a_topic_arrives() -> None:
         "max_body": 1000,
         "max_backlog": 5000,
         "max_rate": 12.5,
+        "slot_rate": None,
         "max_in_flight": 8,
         "max_prepared": 50,
         "flow": "auto",
@@ -124,6 +128,52 @@ def test_every_option_of_a_topic_arrives() -> None:
         "origin": True,
         "outbox": True,
     }
+
+
+def test_a_debounced_topic_has_a_longest_wait() -> None:
+    options = {
+        "TYPE": "range_merge",
+        "TIME_RANGE": 2_000,
+        "DEBOUNCE": True,
+        "MAX_WAIT": timedelta(seconds=30),
+    }
+    topic = config(TOPICS={"prices": options}).topic("prices")
+    assert (topic.debounce, topic.max_wait_ms, topic.debounce_ms) == (True, 30_000, 30_000)
+    assert Topic.registered("prices", topic.definition(), topic.slots).debounce_ms == 30_000
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"DEBOUNCE": True}, "has DEBOUNCE and no MAX_WAIT"),
+        ({"MAX_WAIT": 500}, "has MAX_WAIT without DEBOUNCE"),
+        ({"DEBOUNCE": True, "MAX_WAIT": 500, "TIME_RANGE": 501}, "MAX_WAIT 500 ms and TIME_RANGE 501 ms"),
+        ({"ACCUMULATE": 100}, 'ACCUMULATE and IDENTITY "body"'),
+        ({"ACCUMULATE": 100, "IDENTITY": "key", "ORIGIN": True}, "ACCUMULATE and ORIGIN"),
+        (
+            {"TYPE": "priority", "IDENTITY": "key", "ACCUMULATE": 100},
+            "ACCUMULATE, which only range_merge topics have",
+        ),
+        ({"TYPE": "priority", "DEBOUNCE": True}, "DEBOUNCE, which only range_merge topics have"),
+        ({"TYPE": "fixed_time", "MAX_WAIT": 500}, "MAX_WAIT, which only range_merge topics have"),
+    ],
+)
+def test_a_debounce_that_cannot_be_says_why(options: dict[str, Any], said: str) -> None:
+    (problem,) = topic_problems(**{"TYPE": "range_merge", **options})
+    assert problem.id == "django_rmq.E006"
+    assert said in problem.message
+
+
+@pytest.mark.parametrize("given", [{"rate": 0, "per": "slot"}, {"rate": 5, "per": "shop"}, {"rate": 5}, {}])
+def test_a_rate_per_slot_is_a_number_and_per_slot(given: dict[str, Any]) -> None:
+    (problem,) = topic_problems(MAX_RATE=given)
+    assert 'or {"rate": this number, "per": "slot"}; or None' in problem.message
+
+
+def test_a_rate_may_hold_for_each_slot() -> None:
+    options = {"TYPE": "priority", "MAX_RATE": {"rate": 10, "per": "slot"}}
+    topic = config(TOPICS={"renders": options}).topic("renders")
+    assert (topic.max_rate, topic.slot_rate, topic.slot_each_us) == (None, 10.0, 100_000)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +389,7 @@ def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, A
         ({"PREFETCH": 0}, "a whole number from 1 to 1000"),
         ({"MAX_BODY": 0}, "a whole number from 1"),
         ({"MAX_BACKLOG": 0}, "at least 1; or None"),
-        ({"MAX_RATE": 0}, "messages per second, more than 0; or None"),
+        ({"MAX_RATE": 0}, "messages per second, more than 0, or {"),
         ({"MAX_IN_FLIGHT": 0}, "at least 1; or None"),
         ({"MAX_PREPARED": 0}, "a whole number from 1"),
         ({"FLOW": "on"}, "'auto'; or None"),

@@ -18,7 +18,7 @@ from django_rmq.core.memory.clock import Clock
 from django_rmq.core.producer.placing import Outgoing
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
-from django_rmq.core.words.envelopes import basis_bytes, decode_envelope
+from django_rmq.core.words.envelopes import Envelope, basis_bytes, decode_envelope
 from django_rmq.core.words.topics import Topic, TopicType
 from django_rmq.exceptions import (
     InvalidMessage,
@@ -214,8 +214,9 @@ def test_what_travels_with_a_keyed_body_comes_back(producer: Producer) -> None:
         KEYED, {"a": 1}, key="k", headers={"trace": "ü"}, expires=TOMORROW, slot_basis="shop 7"
     )
     assert out.envelope is not None
-    body, expires_ms, basis, headers, origin = decode_envelope(out.envelope)
+    body, expires_ms, basis, headers, origin, bodies = decode_envelope(out.envelope)
     assert (body, basis, headers, origin) == (b'{"a":1}', "shop 7", {"trace": "ü"}, None)
+    assert bodies is None
     assert 0 <= expires_ms - TOMORROW.timestamp() * 1000 < 1
 
 
@@ -498,4 +499,4 @@ def test_the_definition_of_a_topic_says_whether_it_has_origins() -> None:
 
 @pytest.mark.parametrize("origin", ["7", '""', "null", "[]"])
 def test_an_origin_that_is_no_text_is_none(origin: str) -> None:
-    assert decode_envelope(f'0 {{"origin":{origin}}}\n5'.encode()) == (b"5", 0, None, None, None)
+    assert decode_envelope(f'0 {{"origin":{origin}}}\n5'.encode()) == Envelope(b"5")

@@ -27,6 +27,10 @@ class DeliveryAnswer(Answer):
         help_text="Rises with every delivery of a slot. Use it as a fencing token where the consumer writes"
     )
     body = Anything(allow_null=True)
+    bodies = serializers.ListField(
+        child=Anything(allow_null=True),
+        help_text="Topics with ACCUMULATE: all bodies in the order of sending",
+    )
     encoding = serializers.ChoiceField(["json", "text", "base64"])
     key = maybe(serializers.CharField)
     headers = serializers.DictField()
@@ -49,6 +53,7 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
     found = []
     for one in messages:
         body, encoding = body_of(one.topic, one.raw)
+        collected = one.envelope.bodies or (one.raw,)
         found.append(
             {
                 "id": deliveries.id(one),
@@ -56,6 +61,9 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
                 "receipt": deliveries.receipt(one),
                 "delivery": one.receipt,
                 "body": body,
+                "bodies": [body_of(one.topic, raw)[0] for raw in collected]
+                if declared.accumulate
+                else [body],
                 "encoding": encoding,
                 "key": one.key,
                 "headers": one.headers,

@@ -136,5 +136,9 @@ FACTS: dict[str, Callable[[str, Any], Any]] = {
     "timeout": lambda _, place: place.topic.timeout,
     "max_retries": lambda _, place: place.topic.max_retries,
     "serial": lambda _, place: int(place.topic.serial),
+    "max_wait": lambda _, place: place.topic.debounce_ms,
+    "accumulate": lambda _, place: place.topic.accumulate or 0,
+    "max_body": lambda _, place: place.topic.max_body,
+    "slot_each_us": lambda _, place: place.topic.slot_each_us,
 }
 """The arguments of scripts that are facts of the topic, by their names in the headers."""

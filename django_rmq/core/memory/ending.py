@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from django_rmq.core.memory.collecting import join
 from django_rmq.core.memory.failing import end_failed, end_marked, forget, give_back, land
 from django_rmq.core.memory.numbers import bounded
 from django_rmq.core.memory.refusing import check_batch
@@ -63,7 +64,9 @@ def release(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
         if held[-1] and not end_marked(slot, member, i):
             score = slot.flight(member).score
             del slot.prepare[member], slot.inflight[member]
-            land(slot, member)
+            kept, is_outdated = land(slot, member)
+            if is_outdated:
+                join(slot, member, kept)
             slot.count("released")
             dues.append(give_back(slot, member, score))
     if any(held):

@@ -6,6 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
+from django_rmq.core.memory.collecting import dead_body, join, joined_death, joined_if
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.scores import first_score, is_retry, retry_score
 from django_rmq.core.memory.slot import InFlight, Slot
@@ -49,12 +50,15 @@ def note_failure(slot: Slot, copy: Copy, kind: str, error: bytes) -> None:
     slot.failures[copy.member] = head.encode() + error
 
 
-def land(slot: Slot, member: bytes) -> bytes | None:
-    """Move the body of a delivery to where the message goes, unless a newer body is there; return it."""
-    delivered = slot.prepare_body.pop(member, None)
+def land(slot: Slot, member: bytes) -> tuple[bytes | None, bool]:
+    """Move the body of a delivery to where the message goes, unless a newer body is there.
+
+    Return it, and whether a newer one is there.
+    """
+    delivered, is_outdated = slot.prepare_body.pop(member, None), member in slot.body
     if delivered is not None:
         slot.body.setdefault(member, delivered)
-    return delivered
+    return delivered, is_outdated
 
 
 def forget(slot: Slot, member: bytes) -> None:
@@ -91,6 +95,7 @@ def die(slot: Slot, copy: Copy, reason: str, error: bytes, failed: int) -> None:
     member, known, kept = copy.member, copy.failure, copy.kept
     if member in slot.dead:
         slot.count("dead_merged")
+        kept = joined_if(dead_body(slot.deaths.get(member)), kept)
     slot.dead[member] = float(slot.now_ms)
     times, first_ms = (known.times, known.first_ms) if known else (0, slot.now_ms)
     head = (
@@ -132,7 +137,8 @@ def end_failed(
     """End a failed delivery: removed, buried, dead, dropped for a newer send, waiting or resting again; see ``go_on``."""
     record = InFlight.parse(slot.inflight.pop(member, None))
     slot.prepare.pop(member, None)
-    copy = Copy.of(slot, member, record.score, land(slot, member))
+    kept, is_outdated = land(slot, member)
+    copy = Copy.of(slot, member, record.score, kept)
     if record.mark in ("removed", "buried"):
         slot.count("ended_marked")
     if record.mark == "removed":
@@ -141,6 +147,7 @@ def end_failed(
     elif record.mark == "buried" and record.outlived and member in slot.dead:
         # The newer copy that was buried with it is the one that stays.
         slot.count("dropped")
+        slot.deaths[member] = joined_death(slot.deaths.get(member, b""), kept)
         forget(slot, member)
     elif record.mark == "buried":
         die(slot, copy, "buried", error, 1)
@@ -148,6 +155,8 @@ def end_failed(
         slot.count("rejected")
         die(slot, copy, "rejected", error, 1)
     else:
+        if is_outdated:
+            join(slot, member, kept)
         slot.count("expired" if what == "timed_out" else "failed")
         return go_on(slot, copy, left, what, error, delay_ms, index)
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from django_rmq.core.memory.collecting import join
 from django_rmq.core.memory.failing import Copy, give_back, go_on
 from django_rmq.core.memory.scores import budget
 from django_rmq.core.memory.slot import Slot
@@ -49,8 +50,10 @@ def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
     for index, (member, score) in enumerate(slot.claim.rows()[: min(limit, UPKEEP) if spent else limit]):
         del slot.claim[member]
         kept = slot.claim_body.pop(member, None)
-        if kept is not None:
-            slot.body.setdefault(member, kept)
+        if member in slot.body:
+            join(slot, member, kept)
+        elif kept is not None:
+            slot.body[member] = kept
         slot.count("claim_returned")
         if spent:
             copy = Copy.of(slot, member, score, kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from django_rmq.core.memory.collecting import collects, dead_body, join, joined_death
 from django_rmq.core.memory.failing import forget, supersede_resting
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.scores import is_retry
@@ -169,10 +170,14 @@ def take_in_dead(slot: Slot, row: Row) -> None:
     score, died = float(row.score), slot.dead.get(row.member)
     if died is not None:
         slot.count("dead_merged")
+    there = slot.deaths.get(row.member, b"") if died is not None else b""
     if died is None or score > died:
         slot.dead[row.member] = score
-        if row.rest:
-            slot.deaths[row.member] = row.rest
+        rest = joined_death(row.rest, dead_body(there)) if there else row.rest
+        if rest:
+            slot.deaths[row.member] = rest
+    elif there:
+        slot.deaths[row.member] = joined_death(there, dead_body(row.rest))
     slot.count("moved_dead_in")
 
 
@@ -190,12 +195,14 @@ def take_in(slot: Slot, row: Row) -> None:
         if waiting is not None:
             slot.count("dropped")
         (slot.retry if row.state == "retry" else slot.store)[member] = score
-        if row.rest:
+        if row.rest and not collects(row.rest):
             slot.body[member] = row.rest
     else:
         slot.count("dropped")
     if row.failure:
         slot.failures.setdefault(member, row.failure)
-    if row.rest:
-        slot.body.setdefault(member, row.rest)
+    if row.rest and member not in slot.body:
+        slot.body[member] = row.rest
+    elif collects(row.rest):
+        join(slot, member, row.rest)
     slot.count("moved_in")

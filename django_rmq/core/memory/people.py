@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from django_rmq.core.memory.collecting import collects, join
 from django_rmq.core.memory.failing import Copy, die, forget, supersede_resting
 from django_rmq.core.memory.numbers import bounded, floor
 from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
@@ -30,6 +31,8 @@ def replay(slot: Slot, members: Sequence[bytes], envelopes: Sequence[bytes] = ()
         if is_outlived(slot, member, envelope, death):
             words.append("merged")
             slot.count("replay_merged")
+            if not envelope and death:
+                join(slot, member, death.envelope)
         else:
             words.append("replayed")
             slot.count("revived")
@@ -53,6 +56,7 @@ def is_outlived(slot: Slot, member: bytes, envelope: bytes, death: Death | None)
     if slot.waits(member):
         return True
     is_older = not envelope and death is not None and death.envelope is not None
+    is_older = is_older and not collects(death and death.envelope)
     return is_older and slot.runs(member) and not slot.flight(member).mark
 
 

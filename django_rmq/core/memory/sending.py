@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from django_rmq.core.memory.collecting import collect
+from django_rmq.core.memory.debouncing import first_due, prolonged
 from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
 from django_rmq.core.memory.scores import is_retry
 from django_rmq.core.memory.slot import SENDING, Slot, on
@@ -22,6 +25,9 @@ def send_merge(
     if not (0 <= range_ms <= 1e14 and 1 <= len(members) <= BATCH):
         raise ServerRefused("ERR range_ms or n is out of bounds")
     check_not_moved(slot)
+    if slot.topic.debounce_ms:
+        again = partial(prolonged, slot, range_ms)
+        return place(slot, members, [first_due(slot, range_ms)] * len(members), envelopes, "merged", again)
     return place(slot, members, [slot.now_ms + range_ms] * len(members), envelopes, "merged")
 
 
@@ -44,16 +50,26 @@ def ensure(
     if slot.topic.type is TopicType.RANGE_MERGE:
         scores = [slot.now_ms + range_ms if range_ms >= 0 else range_ms for range_ms in scores]
     check_fresh(slot, scores)
+    if slot.topic.debounce_ms:
+        return place(
+            slot, members, [first_due(slot, due - slot.now_ms) for due in scores], envelopes, "present"
+        )
     return place(slot, members, scores, envelopes, "present")
 
 
 def place(
-    slot: Slot, members: Sequence[bytes], scores: Sequence[float], envelopes: Sequence[bytes], met: str
+    slot: Slot,
+    members: Sequence[bytes],
+    scores: Sequence[float],
+    envelopes: Sequence[bytes],
+    met: str,
+    again: Callable[[float], float] | None = None,
 ) -> list[Sent]:
     """Put members into Store, one after the other. ``met``: what to do about a copy that waits fresh.
 
-    merged: it keeps its score. replaced: it gets the new score. present: nothing is sent; the same applies if
-    the member rests or is in flight. A copy that waits or rests as a retry is superseded otherwise.
+    merged: it keeps its score, or gets the one that ``again`` makes of it. replaced: it gets the new score.
+    present: nothing is sent; the same applies if the member rests or is in flight. A copy that waits or rests
+    as a retry is superseded otherwise.
     """
     sent: list[Sent] = []
     room = math.inf
@@ -62,27 +78,41 @@ def place(
     placed: dict[bytes, str] = {}
     earliest = math.inf
     for i, member in enumerate(members):
-        word = placed[member] = meet(slot, member, placed.get(member), met, has_room=room >= 1)
+        word = meet(slot, member, placed.get(member), met, has_room=room >= 1)
+        envelope, is_full = envelopes[i] if envelopes else None, False
+        if envelope and slot.topic.accumulate and met == "merged" and word != "refused":
+            envelope, is_full = collect(slot, None if word == "stored" else slot.body.get(member), envelope)
+            word = "refused" if envelope is None else word
+        if is_full and waits_longer(slot, member):
+            slot.store[member] = float(slot.now_ms)
+            earliest = min(earliest, slot.now_ms)
+        placed[member] = word
         slot.count(word)
         if word in ("refused", "present"):
             sent.append(Sent(word, math.nan if word == "refused" else slot.store.get(member, math.nan)))
             continue
         room -= word == "stored"
         give_up_retries(slot, member, word)
-        if word != "merged":
-            slot.store[member] = float(scores[i])
-            earliest = min(earliest, scores[i])
-        if envelopes:
-            slot.body[member] = envelopes[i]
+        score = again(slot.store[member]) if again and word == "merged" else scores[i]
+        if word != "merged" or again:
+            slot.store[member] = float(slot.now_ms if is_full else score)
+            earliest = min(earliest, slot.store[member])
+        if envelope is not None:
+            slot.body[member] = envelope
         slot.count("sent")
         sent.append(Sent(word, slot.store[member]))
+    note_sent(slot, earliest)
+    return sent
+
+
+def note_sent(slot: Slot, earliest: float) -> None:
+    """Record the slot's settings, and wake who sleeps past the earliest due time."""
     slot.control.setdefault(b"slots", b"%d" % slot.topic.slots)
     if slot.topic.is_priority:
         slot.control.setdefault(b"max_retries", b"%d" % slot.max_retries)
     note_undrained(slot)
     if earliest < math.inf:
         wake(slot, 0 if slot.topic.is_priority else earliest)
-    return sent
 
 
 def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: bool) -> str:
@@ -97,6 +127,12 @@ def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: b
     if slot.waits(member):
         return "superseded"
     return "stored" if has_room else "refused"
+
+
+def waits_longer(slot: Slot, member: bytes) -> bool:
+    """Return whether a fresh copy waits for a later time than now."""
+    waiting = slot.store.get(member)
+    return waiting is not None and not is_retry(slot, waiting) and waiting > slot.now_ms
 
 
 def give_up_retries(slot: Slot, member: bytes, word: str) -> None:

@@ -10,10 +10,11 @@ from django_rmq.core.memory.failing import bury_lapsed, has_lapsed, supersede_re
 from django_rmq.core.memory.keyspace import Memory
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.ordering import Candidates, Cursor, Entry, candidates
+from django_rmq.core.memory.pacing import pace, spend
 from django_rmq.core.memory.scores import budget
 from django_rmq.core.memory.slot import CLAIMING, ENDING, InFlight, Slot, on, opened
 from django_rmq.core.memory.upkeep import keep_up
-from django_rmq.core.memory.waking import next_due, note_undrained, sleep_until
+from django_rmq.core.memory.waking import earlier, next_due, note_undrained, sleep_until
 from django_rmq.core.words.answers import Acquired, Delivery, Held, Prepared
 from django_rmq.core.words.bounds import BATCH, GATE, NEVER
 from django_rmq.core.words.keys import slot_keys
@@ -108,6 +109,11 @@ def prepare(
         return idle(slot, word, GATE if word == "busy" else None, at_once=is_behind)
     if not slot.topic.serial:
         limit = min(limit, slot.room - len(slot.prepare))
+    if slot.topic.slot_each_us:
+        allowed, refilled = pace(slot)
+        if allowed < 1:
+            return idle(slot, "busy", None, at_once=is_behind, at=refilled)
+        limit = min(limit, allowed)
     receipt = next_receipt(slot)
     found = candidates(slot, limit, receipt, after)
     chosen = choose(slot, found.free[:limit], max_bytes)
@@ -117,7 +123,8 @@ def prepare(
         return empty_handed(slot, found, chosen, is_behind)
     hand_out(slot, owner, receipt, chosen.taken)
     more = chosen.cut or not found.complete or len(found.free) > limit
-    due = next_due(slot, at_once=is_behind or more)
+    at = spend(slot, len(chosen.taken)) if slot.topic.slot_each_us else None
+    due = earlier(next_due(slot, at_once=is_behind or (more and at is None)), at)
     is_suspect = is_suspicious(slot, chosen.taken[0].member)
     return Prepared("ok", due, receipt, chosen.taken, is_suspect=is_suspect)
 
@@ -129,12 +136,12 @@ def next_receipt(slot: Slot) -> int:
     return receipt + ahead + ahead % 2
 
 
-def idle(slot: Slot, word: str, sleep: int | None, *, at_once: bool) -> Prepared:
-    """Record that the caller sleeps: until its due time only a wake-up reaches it."""
+def idle(slot: Slot, word: str, sleep: int | None, *, at_once: bool, at: int | None = None) -> Prepared:
+    """Record that the caller sleeps: until its due time, or ``at``, only a wake-up reaches it."""
     if sleep is not None:
         sleep_until(slot, sleep)
     note_undrained(slot)
-    return Prepared(word, next_due(slot, at_once=at_once))
+    return Prepared(word, earlier(next_due(slot, at_once=at_once), at))
 
 
 def at_the_gate(slot: Slot, owner: str) -> str:

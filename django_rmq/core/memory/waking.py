@@ -41,6 +41,11 @@ def wake_at_gate(slot: Slot, due: float | None, *, ended: bool) -> None:
     wake(slot, 0 if ended and waits and len(slot.prepare) < slot.room else due)
 
 
+def earlier(due: int | None, other: int | None) -> int | None:
+    """Return the earlier of two times. None: there is none."""
+    return other if due is None else due if other is None else min(due, other)
+
+
 def earliest(dues: list[float | None]) -> float | None:
     """Return the earliest of the given times."""
     return min((due for due in dues if due is not None), default=None)

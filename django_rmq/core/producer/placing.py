@@ -166,6 +166,7 @@ def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]
         None if basis is None else check_stored_basis(basis),
         check_headers(headers),
         new_origin() if topic.origin else None,
+        (raw,) if topic.accumulate else None,
     )
     return places.outgoing(topic, basis, member, score, encode_envelope(envelope))
 

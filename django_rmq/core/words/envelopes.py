@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django_rmq.core.words.bodies import decode_body, encode_json
@@ -23,10 +24,15 @@ class Envelope(NamedTuple):
     headers: dict[str, str] | None = None
     origin: str | None = None
     """What identifies the send (topics with ORIGIN). All copies of the message keep it."""
+    bodies: tuple[bytes, ...] | None = None
+    """All bodies, in the order of sending (topics with ACCUMULATE); ``body`` is the last one. None: there is just one."""
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """Return ``expires_ms SP meta-JSON LF body``. Scripts read only the leading number."""
+    """Return ``expires_ms SP meta-JSON LF body``. Scripts read only the leading number.
+
+    With ``bodies`` the number has an additional leading 0, and behind the LF is what `collected` returns.
+    """
     meta: dict[str, Any] = {}
     if envelope.slot_basis is not None:
         meta["basis"] = envelope.slot_basis
@@ -34,7 +40,26 @@ def encode_envelope(envelope: Envelope) -> bytes:
         meta["headers"] = envelope.headers
     if envelope.origin is not None:
         meta["origin"] = envelope.origin
+    if envelope.bodies is not None:
+        return b"0%d %s\n%s" % (envelope.expires_ms, encode_json(meta), collected(envelope.bodies))
     return b"%d %s\n%s" % (envelope.expires_ms, encode_json(meta), envelope.body)
+
+
+def collected(bodies: Sequence[bytes]) -> bytes:
+    """Return the number of bodies in nine digits, a space, and the length of each, a colon and the body."""
+    return b"%09d " % len(bodies) + b"".join(b"%d:%s" % (len(body), body) for body in bodies)
+
+
+def _uncollected(raw: bytes) -> tuple[bytes, ...]:
+    """Return the bodies of `collected`. Raises ``ValueError`` for anything else."""
+    found, at = [], 10
+    while at < len(raw):
+        colon = raw.index(b":", at, at + 11)
+        at = colon + 1 + int(raw[at:colon])
+        found.append(raw[colon + 1 : at])
+    if not found or at != len(raw) or int(raw[:9]) != len(found):
+        raise ValueError("the bodies do not have the length that they say")
+    return tuple(found)
 
 
 def decode_envelope(raw: bytes) -> Envelope:
@@ -46,12 +71,14 @@ def decode_envelope(raw: bytes) -> Envelope:
     try:
         meta = json.loads(meta_text)
         origin = meta.get("origin")
+        bodies = _uncollected(body) if expires.startswith(b"0") and len(expires) > 1 else None
         return Envelope(
-            body,
+            bodies[-1] if bodies else body,
             int(expires),
             meta.get("basis"),
             meta.get("headers"),
             origin if isinstance(origin, str) and origin else None,
+            bodies,
         )
     except (ValueError, AttributeError):
         return Envelope(raw)

@@ -88,6 +88,15 @@ class Message:
         return self._body
 
     @property
+    def bodies(self) -> list[Any]:
+        """The decoded bodies of all merged sends in their order (topics with ``ACCUMULATE``); otherwise the only one.
+
+        Raises ``ValueError`` for bytes that do not match the topic's BODY.
+        """
+        collected = self.envelope.bodies
+        return [self.body] if collected is None else [decode_body(self.topic, raw) for raw in collected]
+
+    @property
     def key(self) -> str | None:
         """The key of a keyed message; None on other topics."""
         return self.delivery.member.decode("utf-8", "replace") if self.topic.keyed else None

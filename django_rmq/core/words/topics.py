@@ -43,6 +43,12 @@ class Topic:
     slots: int = 16
     time_range_ms: int | None = None
     """range_merge: how long a message waits unless the send gives another time."""
+    debounce: bool = False
+    """range_merge: whether each send starts the wait again."""
+    max_wait_ms: int | None = None
+    """With ``debounce``: how long a message waits at most after its first send."""
+    accumulate: int | None = None
+    """range_merge with keys: the bodies of up to this many merged sends are kept. None: the last one counts."""
     body: str = "json"
     """How bodies are encoded: json, text or bytes."""
     identity: str = "body"
@@ -65,6 +71,8 @@ class Topic:
     max_body: int = 262_144
     max_backlog: int | None = None
     max_rate: float | None = None
+    slot_rate: float | None = None
+    """Deliveries per second of each slot: MAX_RATE "per" slot."""
     max_in_flight: int | None = None
     max_prepared: int = 1_000
     """``serial=False``: messages in flight per slot."""
@@ -87,6 +95,11 @@ class Topic:
         return self.identity == "key"
 
     @property
+    def debounce_ms(self) -> int:
+        """How long a message waits at most, if each send starts the wait again. 0: the first send decides."""
+        return (self.max_wait_ms or 0) if self.debounce and self.type is TopicType.RANGE_MERGE else 0
+
+    @property
     def min_priority(self) -> int:
         """The smallest priority that a send may use: a score below it is read as a retry."""
         return max(16, self.max_retries) + 1
@@ -98,6 +111,11 @@ class Topic:
         0: no limit. It is per slot because no script crosses slots.
         """
         return math.ceil(self.max_backlog / self.slots) if self.max_backlog else 0
+
+    @property
+    def slot_each_us(self) -> int:
+        """The µs between two deliveries of a slot. 0: no limit."""
+        return math.ceil(1e6 / self.slot_rate) if self.slot_rate else 0
 
     def definition(self) -> dict[str, Any]:
         """Return the definition registered in Redis: everything that decides how a message is treated once it is there."""
@@ -115,6 +133,8 @@ class Topic:
             "max_prepared": self.max_prepared,
             # Only where it is on, so that other topics keep the definition that Redis has.
             **({"origin": True} if self.origin else {}),
+            **({"debounce": True, "max_wait_ms": self.max_wait_ms} if self.debounce else {}),
+            **({"accumulate": self.accumulate} if self.accumulate else {}),
         }
 
     @classmethod
@@ -139,6 +159,9 @@ class Topic:
                 retry_priority=definition["retry_priority"],
                 max_prepared=definition["max_prepared"],
                 origin=definition.get("origin", False),
+                debounce=definition.get("debounce", False),
+                max_wait_ms=definition.get("max_wait_ms"),
+                accumulate=definition.get("accumulate"),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"the definition of topic {name} is incomplete: {error}") from None

@@ -82,6 +82,11 @@ def _log(done: str, error: RmqError, *, extra: dict[str, Any]) -> None:
 
 def too_full(topic: Topic, result: SendResult) -> TopicFull:
     """Return the error for a slot that was too full for the message of ``result``."""
+    if topic.accumulate and not topic.max_backlog:
+        return TopicFull(
+            f"a message of topic {topic.name} has collected ACCUMULATE = {topic.accumulate} bodies, or MAX_BODY = "
+            f"{topic.max_body} bytes: it is due, and takes more when it was delivered"
+        )
     return TopicFull(
         f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of "
         f"MAX_BACKLOG = {topic.max_backlog}"

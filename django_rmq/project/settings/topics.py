@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.utils.module_loading import import_string
 
@@ -39,18 +39,28 @@ def slots(value: object) -> int:
 
 
 def time_range(value: object) -> int:
-    """Return TIME_RANGE in ms."""
+    """Return TIME_RANGE or MAX_WAIT in ms."""
     try:
         return check_time_range(value)
     except InvalidMessage as error:
         raise Wanted(f"a timedelta or a whole number of ms ({error})") from None
 
 
-def rate(value: object) -> float:
-    """Return MAX_RATE."""
-    if not is_number(value) or not value > 0:
-        raise Wanted("a number of messages per second, more than 0")
-    return float(value)
+class PerSlot(NamedTuple):
+    """A rate that holds for each slot."""
+
+    rate: float
+
+
+def rate(value: object) -> float | PerSlot:
+    """Return MAX_RATE: of the topic, or of each slot."""
+    given: object = value
+    per_slot = isinstance(value, Mapping) and value.keys() == {"rate", "per"} and value["per"] == "slot"
+    if isinstance(value, Mapping) and per_slot:
+        given = value["rate"]
+    if not is_number(given) or not given > 0:
+        raise Wanted('a number of messages per second, more than 0, or {"rate": this number, "per": "slot"}')
+    return PerSlot(float(given)) if per_slot else float(given)
 
 
 def back_off(value: object) -> BackOff:
@@ -81,6 +91,9 @@ TOPIC_KEYS: Keys = {
     "TYPE": ("type", one_of(*(kind.value for kind in TopicType))),
     "SLOTS": ("slots", slots),
     "TIME_RANGE": ("time_range_ms", optional(time_range)),
+    "DEBOUNCE": ("debounce", boolean),
+    "MAX_WAIT": ("max_wait_ms", optional(time_range)),
+    "ACCUMULATE": ("accumulate", optional(whole(2, 10_000))),
     "BODY": ("body", one_of("json", "text", "bytes")),
     "IDENTITY": ("identity", one_of("body", "key")),
     "SLOT_BASIS": ("slot_basis", optional(text)),
@@ -140,23 +153,77 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
         problems.report("E005", f'{place} has no "TYPE": it must be one of {kinds}.')
     if len(problems) > before:
         return None
-    kind = values["type"] = TopicType(values["type"])
+    values["type"] = TopicType(values["type"])
+    if isinstance(values.get("max_rate"), PerSlot):
+        values["slot_rate"] = values.pop("max_rate").rate
 
-    # A setting that does not fit the type is an error in the topic itself, and ignored in the defaults.
-    for key, only in (("TIME_RANGE", TopicType.RANGE_MERGE), ("RETRY_PRIORITY", TopicType.PRIORITY)):
+    _check_type(problems, place, own, values)
+    _check_debounce(problems, place, own, values)
+    _check_identity(problems, place, own, values)
+    return None if len(problems) > before else Topic(name, **values)
+
+
+OF_ONE_TYPE = {
+    "TIME_RANGE": TopicType.RANGE_MERGE,
+    "DEBOUNCE": TopicType.RANGE_MERGE,
+    "MAX_WAIT": TopicType.RANGE_MERGE,
+    "ACCUMULATE": TopicType.RANGE_MERGE,
+    "RETRY_PRIORITY": TopicType.PRIORITY,
+}
+
+
+def _check_type(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Report settings that do not fit the type: errors in the topic itself, and ignored in the defaults."""
+    kind = values["type"]
+    for key, only in OF_ONE_TYPE.items():
         name_of_field = TOPIC_KEYS[key][0]
         if kind is not only:
             values.pop(name_of_field, None)
-            if own.get(name_of_field) is not None:
+            if own.get(name_of_field):
                 problems.report(
                     "E006",
                     f'{place} has TYPE "{kind.value}" and {key}, which only {only.value} topics have.',
                 )
+
+
+def _check_debounce(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Report a wait without an end, and one that is shorter than the time range."""
+    range_ms, wait_ms = values.get("time_range_ms"), values.get("max_wait_ms")
+    if values.get("debounce") and wait_ms is None:
+        problems.report(
+            "E006",
+            f"{place} has DEBOUNCE and no MAX_WAIT: a message that is sent all the time would never be delivered.",
+            "Set MAX_WAIT to the longest time from the first send to the delivery.",
+        )
+    elif own.get("max_wait_ms") and "max_wait_ms" in values and not values.get("debounce"):
+        problems.report("E006", f"{place} has MAX_WAIT without DEBOUNCE.", 'Set "DEBOUNCE": True, too.')
+    elif values.get("debounce") and range_ms is not None and wait_ms < range_ms:
+        problems.report(
+            "E006",
+            f"{place} has MAX_WAIT {wait_ms} ms and TIME_RANGE {range_ms} ms: MAX_WAIT is the shorter one.",
+        )
+
+
+def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Report options that another identity or form of the body rules out."""
     if values.get("slot_basis") is not None and values.get("body", "json") != "json":
         problems.report(
             "E006",
             f'{place} has SLOT_BASIS and BODY "{values["body"]}": a field of the body needs BODY "json".',
             "Give slot_basis= with each send instead.",
+        )
+    if own.get("accumulate") and "accumulate" in values and values.get("identity", "body") != "key":
+        problems.report(
+            "E006",
+            f'{place} has ACCUMULATE and IDENTITY "{values.get("identity", "body")}": messages merge when they are equal, '
+            "so there is nothing to collect.",
+            'Set IDENTITY "key".',
+        )
+    if own.get("accumulate") and values.get("origin"):
+        problems.report(
+            "E006",
+            f"{place} has ACCUMULATE and ORIGIN: a message that holds several sends has no single origin.",
+            "Remove one of them.",
         )
     if values.get("origin") and values.get("identity", "body") != "key":
         if own.get("origin"):
@@ -167,4 +234,5 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
                 'Set IDENTITY "key". A send without key= then gets a key of its own.',
             )
         values.pop("origin")
-    return None if len(problems) > before else Topic(name, **values)
+    if values.get("identity", "body") != "key" or values.get("origin"):
+        values.pop("accumulate", None)

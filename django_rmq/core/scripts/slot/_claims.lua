@@ -1,7 +1,7 @@
 -- Returning the messages of a claim, and the end of its lease.
 --
 -- needs: store retry failures body claimants claim claim_body
--- needs: kind now_ms count is_retry budget parse_failure first_score go_on
+-- needs: kind now_ms count is_retry budget parse_failure first_score go_on join
 -- needs: newest_claim note_claim close_claim forget_claimed
 
 -- The body moves with the message, unless a newer one is there. Returns it.
@@ -10,7 +10,8 @@ local function unclaim(member)
   redis.call('ZREM', claim, member)
   if kept then
     redis.call('HDEL', claim_body, member)
-    redis.call('HSETNX', body, member, kept) -- rule: claimed_body_comes_back
+    local outdated = redis.call('HSETNX', body, member, kept) == 0 -- rule: claimed_body_comes_back
+    if outdated then join(member, kept) end -- rule: claimed_bodies_dropped
   end
   count('claim_returned')
   return kept

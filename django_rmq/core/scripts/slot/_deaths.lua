@@ -1,7 +1,7 @@
 -- The diagnosis of a message, and its death.
 --
 -- needs: store prepare retry dead deaths failures body [claim]
--- needs: kind now_ms count is_retry floor_priority text_of plain_score
+-- needs: kind now_ms count is_retry floor_priority text_of plain_score collects joined exhumed
 
 local function parse_failure(record)
   if not record then return nil end
@@ -39,7 +39,12 @@ end
 
 -- The caller has removed the dying copy from its place. `kept`: the body that it had there.
 local function die(member, reason, text, score, failure, failed, kept)
-  if redis.call('ZADD', dead, text_of(now_ms), member) == 0 then count('dead_merged') end -- rule: death_miscounted
+  local died = redis.call('ZADD', dead, text_of(now_ms), member) == 0
+  if died then count('dead_merged') end -- rule: death_miscounted
+  if died and collects(kept) then
+    local had = exhumed(redis.call('HGET', deaths, member))
+    if collects(had) then kept = joined(had, kept) end -- rule: earlier_death_dropped
+  end
   text = string.sub(text, 1, 1024)
   redis.call('HSET', deaths, member, string.format('%s %d %s %.0f %s %d %d\n', reason,
     (failure and failure.times or 0) + failed, failure and failure.first or string.format('%.0f', now_ms),

@@ -1,16 +1,16 @@
 -- The end of a delivery, including what an operator has marked it for meanwhile.
 --
--- needs: prepare inflight dead failures body prepare_body
--- needs: count parse_failure first_score note_failure waits forget die
+-- needs: prepare inflight dead deaths failures body prepare_body
+-- needs: count parse_failure first_score note_failure waits forget die join joined_death
 
--- The delivered body moves with the message, unless a newer body is there. Returns it.
+-- The delivered body moves with the message, unless a newer body is there. Returns it, and whether a newer one is there.
 local function land(member)
-  local delivered = redis.call('HGET', prepare_body, member)
+  local delivered, outdated = redis.call('HGET', prepare_body, member), false
   if delivered then
     redis.call('HDEL', prepare_body, member) -- rule: delivered_body_outlives
-    redis.call('HSETNX', body, member, delivered) -- rule: body_comes_back
+    outdated = redis.call('HSETNX', body, member, delivered) == 0 -- rule: body_comes_back
   end
-  return delivered
+  return delivered, outdated
 end
 
 -- A message without retries left dies; one with a newer copy is dropped. Returns whether either happened.
@@ -35,7 +35,7 @@ local function end_delivery(member, record, what, text)
   local origin = first_score(score, failure)
   redis.call('ZREM', prepare, member)
   redis.call('HDEL', inflight, member) -- rule: record_outlives
-  local kept = land(member)
+  local kept, outdated = land(member)
   if mark == 'removed' then -- rule: removed_returns
     count('ended_marked')
     count('removed')
@@ -47,6 +47,7 @@ local function end_delivery(member, record, what, text)
     if outlived ~= '' and redis.call('ZSCORE', dead, member) then -- rule: older_death
       -- The newer copy that was put into Dead with it is the one that stays.
       count('dropped')
+      redis.call('HSET', deaths, member, joined_death(redis.call('HGET', deaths, member) or '', kept))
       forget(member)
     else
       die(member, 'buried', text, origin, failure, 1, kept) -- rule: buried_with_the_newer_body
@@ -57,6 +58,7 @@ local function end_delivery(member, record, what, text)
     die(member, 'rejected', text, origin, failure, 1, kept) -- rule: dead_with_the_newer_body
     return nil
   end
+  if outdated then join(member, kept) end -- rule: failed_bodies_dropped
   count(what == 'timed_out' and 'expired' or 'failed')
   return origin, failure, kept
 end

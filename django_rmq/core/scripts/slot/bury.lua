@@ -28,6 +28,7 @@ local max_retries, undrained_since = tonumber(known[1] or max_retries), known[2]
 -- include: _numbers
 -- include: _retries
 -- include: _ledger
+-- include: _join
 -- include: _deaths
 -- include: _undrained
 redis.call('HDEL', control, '')

@@ -57,6 +57,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _ledger
 -- include: _wake
 -- include: _backoff
+-- include: _join
 -- include: _deaths
 -- include: _endings
 -- include: _failures
@@ -122,8 +123,7 @@ end
 local function as_they_are()
   if in_flight > 0 or redis.call('ZCARD', claim) > 0 then return nil end -- rule: claim_into_nothing
   if redis.call('ZCARD', retry) > 0 or redis.call('HLEN', body) > 0 then return nil end -- rule: claim_without_a_look
-  local waiting = redis.call('ZCARD', store)
-  local due = waiting
+  local waiting, due = redis.call('ZCARD', store), redis.call('ZCARD', store)
   -- rule: claim_of_the_future_as_it_is
   if kind ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', text_of(now_ms)) end
   local n = math.min(due, limit)

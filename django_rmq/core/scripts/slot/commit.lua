@@ -31,6 +31,7 @@ local sleeping_until, max_retries = known[1], tonumber(known[2] or 16)
 -- include: _retries
 -- include: _ledger
 -- include: _wake
+-- include: _join
 -- include: _deaths
 -- include: _endings
 -- include: _marked

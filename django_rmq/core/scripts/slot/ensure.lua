@@ -13,8 +13,9 @@
 -- ARGV[3] backlog NUMBER  how many may wait here; 0: any number
 -- ARGV[4] kind            range_merge, priority or fixed_time
 -- ARGV[5] max_retries     the topic's, until the slot has its own
--- ARGV[6] n NUMBER
--- ARGV[7...] pairs        n times score (range_merge: range_ms), member; then n envelopes if the topic is keyed
+-- ARGV[6] max_wait NUMBER  ms from the first send, at most, if each send starts the wait again; 0: the first one decides
+-- ARGV[7] n NUMBER
+-- ARGV[8...] pairs        n times score (range_merge: range_ms), member; then n envelopes if the topic is keyed
 -- ARGV[#ARGV] now
 --
 -- Returns {'moved', slots} | {'stored'} | {'mixed', words, scores}
@@ -33,14 +34,17 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _undrained
 -- include: _priorities
 -- include: _send
+-- include: _debounce
 local members, rows = {}, {}
 for i = 1, n do
   local score = ARGV[first + 2 * i - 2]
   local refused = kind == 'range_merge' and not (tonumber(score) >= 0)
-  if kind == 'range_merge' then score = text_of(now_ms + tonumber(score)) end
+  local range_ms = kind == 'range_merge' and tonumber(score)
+  if range_ms then score = text_of(now_ms + range_ms) end
   if refused or not is_fresh(tonumber(score)) then
     return redis.error_reply('ERR score ' .. score .. ' is out of bounds')
   end
+  if max_wait > 0 then score = first_due(range_ms) end
   local member = ARGV[first + 2 * i - 1]
   members[i], rows[i * 2 - 1], rows[i * 2] = member, score, member
 end

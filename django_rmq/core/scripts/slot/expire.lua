@@ -42,6 +42,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _ledger
 -- include: _wake
 -- include: _backoff
+-- include: _join
 -- include: _deaths
 -- include: _endings
 -- include: _failures

@@ -32,15 +32,20 @@ if (tonumber(redis.call('HGET', arrived, source)) or 0) >= tonumber(ticket) then
 -- include: _retries
 -- include: _ledger
 -- include: _undrained
+-- include: _join
 redis.call('HDEL', control, '')
 for i = first, last, 5 do
   local state, member, score, failure, rest = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   if state == 'dead' then
     local died = redis.call('ZSCORE', dead, member)
     if died then count('dead_merged') end
+    local there = died and redis.call('HGET', deaths, member)
     if not died or tonumber(score) > tonumber(died) then -- rule: moved_over_a_later_death
       redis.call('ZADD', dead, score, member)
+      if there then rest = joined_death(rest, (exhumed(there))) end
       if rest ~= '' then redis.call('HSET', deaths, member, rest) end
+    elseif there then
+      redis.call('HSET', deaths, member, joined_death(there, (exhumed(rest))))
     end
     count('moved_dead_in')
   else
@@ -54,14 +59,16 @@ for i = first, last, 5 do
       if resting then count('dropped', redis.call('ZREM', retry, member)) end
       if waiting then count('dropped') end
       redis.call('ZADD', state == 'retry' and retry or store, score, member)
-      if rest ~= '' then redis.call('HSET', body, member, rest) end -- rule: moved_without_its_body
+      if rest ~= '' and not collects(rest) then redis.call('HSET', body, member, rest) end -- rule: moved_without_its_body
     else
       count('dropped')
     end
     if failure ~= '' and redis.call('HEXISTS', failures, member) == 0 then
       redis.call('HSET', failures, member, failure)
     end
-    if rest ~= '' then redis.call('HSETNX', body, member, rest) end
+    if rest ~= '' and redis.call('HSETNX', body, member, rest) == 0 and collects(rest) then -- rule: moved_bodies_dropped
+      join(member, rest)
+    end
     count('moved_in')
   end
 end

@@ -26,13 +26,14 @@
 -- ARGV[8] timeout              seconds; the topic's, until the slot has its own
 -- ARGV[9] max_retries          the topic's, until the slot has its own
 -- ARGV[10] serial FLAG         1 or 0
--- ARGV[11] owner
--- ARGV[12] epoch NUMBER        of the owner's acquire; empty: not fenced
--- ARGV[13] limit NUMBER        messages at most
--- ARGV[14] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
--- ARGV[15] after_score         with ARGV[16]: continue behind this entry; empty: from the head
--- ARGV[16] after_member
--- ARGV[17] now
+-- ARGV[11] slot_each_us NUMBER  us between two deliveries of the slot; 0: no limit
+-- ARGV[12] owner
+-- ARGV[13] epoch NUMBER        of the owner's acquire; empty: not fenced
+-- ARGV[14] limit NUMBER        messages at most
+-- ARGV[15] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
+-- ARGV[16] after_score         with ARGV[17]: continue behind this entry; empty: from the head
+-- ARGV[17] after_member
+-- ARGV[18] now
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    continue behind this entry
@@ -45,12 +46,12 @@ local claimed = redis.call('ZCARD', claimants) > 0
 local wrong_claim = claimed and (mistyped('zset', claim) or mistyped('hash', claims, claim_body))
 if wrong_claim then return wrong_claim end
 local known = redis.call('HMGET', control, 'slots', 'epoch', 'owner', 'paused', 'deliveries', 'timeout',
-  'max_retries', 'sleeping_until', 'moving', 'undrained_since')
+  'max_retries', 'sleeping_until', 'moving', 'undrained_since', 'spent_us')
 local known_slots, known_epoch, holder, paused = known[1], tonumber(known[2]), known[3], known[4]
 -- What the caller assumes if no retries left are returned: those of its own settings.
 local expected = tonumber(max_retries)
 local timeout, max_retries, sleeping_until = tonumber(known[6] or timeout), tonumber(known[7] or max_retries), known[8]
-local undrained_since = known[10]
+local undrained_since, spent_us = known[10], known[11]
 local last_receipt = tonumber(known[5]) or 0
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: moved_hands_out
 if epoch and known_epoch and epoch < known_epoch then -- rule: epoch_off
@@ -70,6 +71,7 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _ledger
 -- include: _wake
 -- include: _backoff
+-- include: _join
 -- include: _deaths
 -- include: _endings
 -- include: _failures
@@ -96,12 +98,18 @@ claimed = claimed and redis.call('ZCARD', claimants) > 0
 -- include: _sleep
 -- include: _choose
 -- include: _take
+-- include: _pace
 local shut = in_flight >= room -- rule: room_off
 if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end -- rule: gate
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
 if not serial then limit = math.min(limit, room - in_flight) end
+if slot_each_us > 0 then
+  local allowed, at = pace()
+  if allowed < 1 then return idle('busy', math.min(next_due(false), at), nil) end -- rule: paceless
+  limit = math.min(limit, allowed)
+end
 
 -- A member whose last delivery timed out is delivered alone, because it may kill its process.
 local function suspicious(member)
@@ -165,9 +173,10 @@ bury_lapsed(lapsed)
 if taken > 0 then
   take(members, prepared, flights, bodies, is_head)
   count('prepared', taken)
+  local at = slot_each_us > 0 and spend(taken)
   note_undrained()
   keep_counts()
-  local due = next_due(more)
+  local due = at and math.min(next_due(false), at) or next_due(more)
   for i = #free, taken * 2 + 1, -1 do
     free[i] = nil
   end

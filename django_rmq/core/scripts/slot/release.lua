@@ -30,6 +30,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _retries
 -- include: _ledger
 -- include: _wake
+-- include: _join
 -- include: _deaths
 -- include: _endings
 -- include: _marked
@@ -50,7 +51,8 @@ for i = first, last do
     local score = string.sub(record, #prefix + 1)
     local number, waiting = tonumber(score), tonumber(redis.call('ZSCORE', store, member))
     redis.call('ZREM', prepare, member) -- rule: release_needs_memory
-    land(member)
+    local kept, outdated = land(member)
+    if outdated then join(member, kept) end -- rule: released_bodies_dropped
     local resting = redis.call('ZSCORE', retry, member)
     -- rule: earlier_time
     if not (waiting or resting) or (waiting and kind == 'range_merge' and not is_retry(number) and number < waiting) then

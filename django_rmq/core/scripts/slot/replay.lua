@@ -33,6 +33,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _ledger
 -- include: _wake
 -- include: _undrained
+-- include: _join
 -- A new body needs memory. Without one, start with a deletion of nothing: after it, a full server accepts the rest.
 local edited = false
 for i = first, last, 2 do
@@ -50,11 +51,14 @@ local words, earliest = {}, math.huge
 for i = first, last, 2 do
   local member, envelope, word = ARGV[i], ARGV[i + 1], 'not_found'
   if redis.call('ZSCORE', dead, member) then
-    local head, rest = string.match(redis.call('HGET', deaths, member) or '', '^([^\n]*)\n(.*)$')
-    local score, length, has_body = string.match(head or '', '^%S+ %d+ %d+ %d+ (%S+) (%d+) ([01])$')
+    local record = redis.call('HGET', deaths, member)
+    local score = string.match(record or '', '^%S+ %d+ %d+ %d+ (%S+) %d+ [01]\n')
+    local buried = exhumed(record)
+    if envelope ~= '' then buried = nil end
     word = 'merged'
     local lives = redis.call('ZSCORE', store, member) or redis.call('ZSCORE', retry, member) -- rule: replay_takes_two
-    if not lives and envelope == '' and has_body == '1' then lives = is_newer(member) end -- rule: newer_body
+    if lives and buried then join(member, buried) end -- rule: replayed_bodies_dropped
+    if not lives and buried and not collects(buried) then lives = is_newer(member) end -- rule: newer_body
     if not lives then
       word = 'replayed'
       local again = now_ms
@@ -63,8 +67,7 @@ for i = first, last, 2 do
         if is_retry(again) then again = floor_priority() + 1 end -- rule: replay_at_once_or_never
       end
       redis.call('ZADD', store, text_of(again), member)
-      -- rule: replay_without_body
-      if envelope == '' and has_body == '1' then envelope = string.sub(rest, tonumber(length) + 1) end
+      envelope = buried or envelope -- rule: replay_without_body
       earliest = math.min(earliest, kind == 'priority' and 0 or again)
     end
     if envelope ~= '' then redis.call('HSET', body, member, envelope) end

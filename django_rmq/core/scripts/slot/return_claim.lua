@@ -42,6 +42,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _ledger
 -- include: _wake
 -- include: _backoff
+-- include: _join
 -- include: _deaths
 -- include: _endings
 -- include: _failures

@@ -1,0 +1,41 @@
+-- Topics with ACCUMULATE: the bodies of merged sends in one envelope, which begins with an additional 0. Behind its head
+-- are the number of bodies in nine digits, a space, and the length of each, a colon and the body.
+--
+-- needs: body
+
+local function collects(envelope)
+  return envelope and string.find(envelope, '^0%d+ ') ~= nil
+end
+-- Where the head ends, and the number of bodies.
+local function opened(envelope)
+  local at = string.find(envelope, '\n', 1, true)
+  return at, at and tonumber(string.sub(envelope, at + 1, at + 9)) or 0
+end
+-- The bodies of two copies, the older ones first, with the head of the newer one.
+local function joined(older, newer)
+  local behind, had = opened(older)
+  local at, more = opened(newer)
+  if not (behind and at) then return newer end
+  return string.sub(newer, 1, at) .. string.format('%09d ', had + more) .. string.sub(older, behind + 11)
+    .. string.sub(newer, at + 11)
+end
+-- Put the bodies of an older copy before those of the copy that waits.
+local function join(member, older)
+  local newer = collects(older) and redis.call('HGET', body, member)
+  if collects(newer) then redis.call('HSET', body, member, joined(older, newer)) end -- rule: collected_bodies_dropped
+end
+-- The body of a death, and where it begins. Nil: it has none.
+local function exhumed(record)
+  local head = string.match(record or '', '^([^\n]*)\n')
+  local length, has_body = string.match(head or '', ' (%d+) ([01])$')
+  if has_body ~= '1' then return nil end
+  local at = #head + 2 + tonumber(length)
+  return string.sub(record, at), at
+end
+-- Put the bodies of an older copy before those of the death `record`. Returns the record.
+local function joined_death(record, older)
+  local newer, at = exhumed(record)
+  if not (collects(older) and collects(newer)) then return record end
+  local all = joined(older, newer)
+  return string.sub(record, 1, at - 1) .. string.sub(all, 1)
+end

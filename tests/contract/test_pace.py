@@ -1,0 +1,62 @@
+"""MAX_RATE per slot: a slot delivers no more than its rate, and says when there is more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from django_rmq.core.memory.clock import Clock
+from django_rmq.core.words.topics import TopicType
+from tests.contract.slots import TYPES, Slot
+
+MakeSlot = Callable[..., Slot]
+kinds = pytest.mark.parametrize("kind", TYPES)
+
+
+@kinds
+def test_a_slot_delivers_no_more_than_its_rate(make_slot: MakeSlot, clock: Clock, kind: TopicType) -> None:
+    slot = make_slot(kind, slot_rate=50.0)
+    slot.send(*(b"%02d" % n for n in range(20)))
+    assert len(slot.take(20).deliveries) == 5  # what gathers in a tenth of a second
+    answer = slot.take(20)
+    assert (answer.status, answer.next_due) == ("busy", clock() // 1_000 + 20)
+    clock.advance(seconds=0.04)
+    assert len(slot.take(20).deliveries) == 2
+    assert slot.take(20).status == "busy"
+
+
+@kinds
+def test_a_slot_whose_rate_is_spent_says_when_there_is_more(
+    make_slot: MakeSlot, clock: Clock, kind: TopicType
+) -> None:
+    slot = make_slot(kind, slot_rate=0.5)
+    slot.send(b"a", b"b")
+    answer = slot.take(20)
+    assert (len(answer.deliveries), answer.next_due) == (1, clock() // 1_000 + 2_000)
+    clock.advance(seconds=1.999)
+    assert slot.take(20).status == "busy"
+    clock.advance(seconds=0.001)
+    assert len(slot.take(20).deliveries) == 1
+
+
+@kinds
+def test_each_slot_has_a_rate_of_its_own(make_slot: MakeSlot, clock: Clock, kind: TopicType) -> None:
+    first = make_slot(kind, slot_rate=1.0, name="paced", slots=16)
+    second = make_slot(kind, slot_rate=1.0, name="paced", index=3)
+    for slot in (first, second):
+        slot.send(b"a", b"b")
+        assert len(slot.take(20).deliveries) == 1
+
+
+@kinds
+def test_a_clock_that_was_set_back_does_not_stop_a_paced_slot(
+    make_slot: MakeSlot, clock: Clock, kind: TopicType
+) -> None:
+    slot = make_slot(kind, slot_rate=10.0)
+    clock.advance(seconds=3_600)
+    slot.send(b"a", b"b")
+    assert len(slot.take(20).deliveries) == 1
+    clock.advance(seconds=-1_800)
+    slot.send(b"c")
+    assert len(slot.take(20).deliveries) == 1

@@ -1,0 +1,126 @@
+"""What a sender and a listener see of topics that debounce and collect: from the settings to the message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_rmq import (
+    ConfigurationError,
+    InvalidMessage,
+    Message,
+    Send,
+    TopicFull,
+    listener,
+    send_message,
+    send_messages,
+)
+from django_rmq.operations import Actor, Operations
+from django_rmq.project.listening.registry import isolated
+from django_rmq.project.settings import get_config
+from django_rmq.spark.connection import topic_of
+from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
+from tests.integration.test_api_consuming import Consumer
+
+pytestmark = pytest.mark.django_db
+
+COLLECTING = {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 5_000, "IDENTITY": "key", "BACKOFF": 0}
+TOPICS = {
+    "views": {**COLLECTING, "ACCUMULATE": 3},
+    "lines": {**COLLECTING, "ACCUMULATE": 3, "BODY": "text"},
+    "index": {"TYPE": "range_merge", "SLOTS": 2, "TIME_RANGE": 2_000, "DEBOUNCE": True, "MAX_WAIT": 10_000},
+}
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    rmq = {"REDIS": "redis://nowhere", "TOPICS": TOPICS, "AUTODISCOVER": None, "ON_COMMIT": False}
+    with override_settings(RMQ=rmq), isolated(), memory_broker(found := clock_from_now()):
+        yield found
+
+
+def collected(topic: str) -> list[list[Any]]:
+    """Where a listener puts the bodies of each message."""
+    heard: list[list[Any]] = []
+
+    @listener(topic)
+    def hear(message: Message) -> None:
+        heard.append(message.bodies)
+        assert message.body == message.bodies[-1]
+
+    return heard
+
+
+def test_a_listener_gets_all_bodies_of_its_message(clock: Clock) -> None:
+    heard = collected("views")
+    assert send_message("views", {"ms": 1}, key="a").status == "stored"
+    assert send_message("views", {"ms": 2}, key="a").status == "merged"
+    send_message("views", {"ms": 3}, key="b")
+    clock.advance(seconds=6)
+    drain()
+    assert sorted(heard, key=len) == [[{"ms": 3}], [{"ms": 1}, {"ms": 2}]]
+
+
+def test_a_full_message_refuses_until_it_is_delivered(clock: Clock) -> None:
+    heard = collected("lines")
+    results = send_messages("lines", [Send(f"{n}", key="a") for n in range(4)])
+    assert [one.status for one in results] == ["stored", "merged", "merged", "refused"]
+    with pytest.raises(TopicFull, match="ACCUMULATE = 3 bodies"):
+        send_message("lines", "late", key="a")
+    drain()  # it is due at once
+    assert heard == [["0", "1", "2"]]
+    assert send_message("lines", "again", key="a").status == "stored"
+
+
+def test_other_topics_have_the_one_body(clock: Clock) -> None:
+    heard = collected("index")
+    send_message("index", {"id": 1})
+    clock.advance(seconds=3)
+    drain()
+    assert heard == [[{"id": 1}]]
+
+
+def test_each_send_starts_the_wait_again_up_to_the_longest(clock: Clock) -> None:
+    heard = collected("index")
+    for _ in range(9):
+        send_message("index", 7)
+        clock.advance(seconds=1.5)
+        drain()
+    assert heard == [[7]]  # after 10 s, and not after each pause
+
+
+def test_over_rest_each_delivery_has_its_bodies(clock: Clock) -> None:
+    consumer = Consumer("views")
+    for n in (1, 2):
+        consumer.ok("POST", "topics/views/messages/", {"messages": [{"body": n, "key": "a"}]}, 202)
+    clock.advance(seconds=6)
+    (taken,) = consumer.take()
+    assert (taken["body"], taken["bodies"]) == (2, [1, 2])
+    consumer.settle("release", taken)
+    assert Operations(Actor("shell", "test")).listing("views", "store").copies[0].raw == b"[1,2]"
+
+
+def test_a_message_that_holds_several_bodies_is_replayed_and_not_edited(clock: Clock) -> None:
+    heard = collected("views")
+    for n in (1, 2):
+        send_message("views", n, key="a")
+    clock.advance(seconds=6)
+    operations = Operations(Actor("shell", "test"))
+    (copy,) = operations.listing("views", "store").copies
+    operations.bury("views", [copy.id])
+    with pytest.raises(InvalidMessage, match="ACCUMULATE"):
+        operations.replay_edited("views", copy.id, 3)
+    operations.replay("views", [copy.id])
+    drain()
+    assert heard == [[1, 2]]
+
+
+def test_spark_refuses_a_topic_that_collects(clock: Clock) -> None:
+    definition = json.loads(json.dumps(get_config().topic("views").definition()))
+    with pytest.raises(ConfigurationError, match="ACCUMULATE"):
+        topic_of("views", definition)
+    assert topic_of("index", get_config().topic("index").definition()).debounce_ms == 10_000

@@ -56,6 +56,8 @@ topics = st.builds(
     max_retries=st.sampled_from([0, 1, 2, 3, 16, 20]),
     backoff=st.sampled_from([BackOff(0, 0), BackOff(1_000, 1_000), BackOff(100, 1_600), BackOff()]),
     retry_priority=st.sampled_from(["original", "lowest"]),
+    order=st.sampled_from(["strict", "strict", "loose"]),
+    on_duplicate=st.sampled_from(["keep", "replace"]),
     max_backlog=st.sampled_from([None, None, 4]),
     max_prepared=st.sampled_from([1, 2, 1_000]),
 )
@@ -106,6 +108,8 @@ class Lockstep(RuleBasedStateMachine):
         self.before: Dump = {}
         self.after: Dump = {}
         self.kept_by_strangers: set[bytes] = set()
+        self.line: dict[bytes, float] = {}
+        """fifo: the place of each member's last send that was due at once."""
         self.order: dict[tuple[bytes, bytes], int] = {}
         """Member and envelope -> the how manyth send or replay has brought it last."""
         self.sealed: tuple[str, int, list[bytes]] | None = None
@@ -114,6 +118,7 @@ class Lockstep(RuleBasedStateMachine):
     @initialize(topic=topics)
     def declare(self, topic: Topic) -> None:
         self.topic = topic
+        self.first_retries = topic.max_retries
         self.keys = slot_keys(self.prefix, topic.name, 0)
         self.all_keys = [self.keys, slot_keys(self.prefix, topic.name, 1)]
         self.wakeups = [broker.wakeups([topic]) for broker in (self.redis, self.memory)]
@@ -181,6 +186,10 @@ class Lockstep(RuleBasedStateMachine):
         control = self.after.get(self.keys.control, {})
         return int(control.get(b"max_retries", self.topic.max_retries))
 
+    @property
+    def earlier_counts(self) -> bool:
+        return self.topic.type in (TopicType.RANGE_MERGE, TopicType.FIFO)
+
     def elsewhere(self) -> Topic:
         """Return the topic as a client knows it that missed a re-slotting; the first to come settles the count."""
         settled = b"slots" in self.after.get(self.keys.control, {})
@@ -234,11 +243,13 @@ class Lockstep(RuleBasedStateMachine):
         bodies: Sequence[bytes | None] = envelopes or [None] * len(names)
         for member, score, envelope, sent in zip(names, scores, bodies, answer, strict=True):
             not_before = 0 if self.topic.is_priority else score
-            if sent.status in ("stored", "superseded", "replaced"):
+            if sent.status in ("stored", "superseded") or (
+                sent.status == "replaced" and not self.topic.is_fifo
+            ):
                 self.promises.waiting[member] = Promise(not_before, body=envelope)
                 self.kept_by_strangers.discard(member)
                 self.note_order(member, envelope)
-            elif sent.status == "merged":
+            elif sent.status == "merged" or (sent.status == "replaced" and self.topic.is_fifo):
                 self.require("INV-11", member in self.promises.waiting, member)
                 self.promises.waiting[member] = replace(self.promises.waiting[member], body=envelope)
                 self.note_order(member, envelope)
@@ -247,7 +258,31 @@ class Lockstep(RuleBasedStateMachine):
                 present = member in {*promises.waiting, *promises.flying, *promises.claimed}
                 self.require("INV-11", present, member)
 
+    def send_fifo(self, data: st.DataObject, *, ensure: bool) -> None:
+        names, envelopes, topic = self.draw_outgoing(data)
+        lives = {*self.promises.waiting, *self.promises.flying, *self.promises.claimed}
+        self.line = {member: place for member, place in self.line.items() if member in lives}
+        delay_ms = data.draw(st.sampled_from([0, 0, 0, 0, 1, 500, 60_000, -1]))
+        answer = self.both(lambda b: b.send_fifo(topic, 0, delay_ms, names, envelopes, ensure=ensure))
+        self.note_sent(names, [self.now_ms + delay_ms] * len(names), envelopes, answer)
+        if isinstance(answer, RmqError):
+            return
+        promises = self.promises
+        for member, sent in zip(names, answer, strict=True):
+            alive = {*promises.waiting, *promises.flying, *promises.claimed} - {member}
+            if sent.status == "stored":
+                alike = [score for name, score in self.zset("store").items() if name in alive]
+                known = member in self.kept_by_strangers or sent.score not in alike
+                self.require("INV-18", known or self.kept_by_strangers, sent, alike)
+            if sent.status == "stored" and not delay_ms:
+                ahead = [place for name, place in self.line.items() if name in alive]
+                self.require("INV-18", sent.score > max(ahead, default=0), sent, ahead)
+                self.line[member] = sent.score
+
     def send(self, data: st.DataObject) -> None:
+        if self.topic.is_fifo:
+            self.send_fifo(data, ensure=False)
+            return
         names, envelopes, topic = self.draw_outgoing(data)
         if topic.type is TopicType.RANGE_MERGE:
             [range_ms] = self.scores(data, 1)
@@ -278,6 +313,9 @@ class Lockstep(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def ensure(self, data: st.DataObject) -> None:
+        if self.topic.is_fifo:
+            self.send_fifo(data, ensure=True)
+            return
         names, envelopes, topic = self.draw_outgoing(data)
         scores = self.scores(data, len(names))
         answer = self.both(lambda b: b.ensure(topic, 0, scores, names, envelopes))
@@ -329,7 +367,19 @@ class Lockstep(RuleBasedStateMachine):
             self.last_receipt, self.has_lost_receipts = answer.receipt, False
         for delivery in answer.deliveries:
             self.note_taken(owner, answer.receipt, delivery)
+        if answer.deliveries and self.topic.is_fifo:
+            self.note_line([delivery.score for delivery in answer.deliveries], after is None)
+        if answer.deliveries and self.topic.is_strict:
+            held_up = self.zset("prepare").keys() - taken, self.zset("retry"), self.zset("claimants")
+            self.require("INV-19", not any(held_up), held_up)
         self.note_lapsed()
+
+    def note_line(self, scores: list[float], from_head: bool) -> None:
+        """Require that what was taken led the line; a copy that waits behind its older one may stay."""
+        self.require("INV-19", scores == sorted(scores), scores)
+        if from_head and self.topic.is_strict:
+            left = self.zset("store").values()
+            self.require("INV-19", min(left, default=math.inf) >= scores[-1], scores, left)
 
     def note_lapsed(self) -> None:
         for member in set(self.promises.waiting) - set(self.zset("store")) - set(self.zset("retry")):
@@ -353,7 +403,9 @@ class Lockstep(RuleBasedStateMachine):
         self.require("INV-17", promise.body in (ANY, delivery.envelope), delivery, promise)
         # A clock that was set back may take again what it has promoted before.
         self.require("INV-10", self.latest_ms >= promise.not_before_ms, member, promise, self.latest_ms)
-        if promise.left is not None:
+        # A fifo message has as many retries less than its slot as it has failed.
+        is_counted = not self.topic.is_fifo or self.max_retries == self.first_retries
+        if promise.left is not None and is_counted:
             self.require("INV-6", left == min(promise.left, self.max_retries), member, promise, left)
         self.require("INV-6", 0 <= left <= self.max_retries, member, left)
         self.promises.flying[member] = Flight(owner, receipt, left, promise)
@@ -431,7 +483,7 @@ class Lockstep(RuleBasedStateMachine):
         receipt, names = self.some_delivery(data)
         words = self.both(lambda b: b.release(self.topic, 0, receipt, names))
         for member in self.ours(receipt, names, words):
-            self.promises.released(member, earlier_counts=self.topic.type is TopicType.RANGE_MERGE)
+            self.promises.released(member, earlier_counts=self.earlier_counts)
 
     @precondition(lambda self: self.promises.flying)
     @rule(data=st.data())
@@ -474,7 +526,7 @@ class Lockstep(RuleBasedStateMachine):
             if state == "acked":
                 del self.promises.claimed[member]
             elif state == "returned":
-                self.promises.returned(member, earlier_counts=self.topic.type is TopicType.RANGE_MERGE)
+                self.promises.returned(member, earlier_counts=self.earlier_counts)
             else:
                 left = self.promises.claimed[member].left
                 rest = self.least_rest(self.max_retries if left is None else min(left, self.max_retries))

@@ -136,5 +136,7 @@ FACTS: dict[str, Callable[[str, Any], Any]] = {
     "timeout": lambda _, place: place.topic.timeout,
     "max_retries": lambda _, place: place.topic.max_retries,
     "serial": lambda _, place: int(place.topic.serial),
+    "strict": lambda _, place: int(place.topic.is_strict),
+    "on_duplicate": lambda _, place: place.topic.on_duplicate,
 }
 """The arguments of scripts that are facts of the topic, by their names in the headers."""

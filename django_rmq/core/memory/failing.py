@@ -7,10 +7,9 @@ import re
 from typing import NamedTuple
 
 from django_rmq.core.memory.numbers import score_text
-from django_rmq.core.memory.scores import first_score, is_retry, retry_score
+from django_rmq.core.memory.scores import first_score, keeps_first, retry_score
 from django_rmq.core.memory.slot import InFlight, Slot
 from django_rmq.core.words.failures import FailureRecord
-from django_rmq.core.words.topics import TopicType
 
 _EXPIRES = re.compile(rb"(\d+) ")
 
@@ -74,13 +73,13 @@ def supersede_resting(slot: Slot, member: bytes) -> None:
 def give_back(slot: Slot, member: bytes, score: float) -> float | None:
     """Return messages to Store without using a retry; return when they can be taken again, or None.
 
-    A newer copy stays; on range_merge topics with the earlier time, as if both had been sent.
+    A newer copy stays; on range_merge topics with the earlier time, as if both had been sent, and on fifo
+    topics with the earlier place.
     """
     waiting = slot.store.get(member)
     if slot.waits(member):
         slot.count("dropped")
-        merges = slot.topic.type is TopicType.RANGE_MERGE and not is_retry(slot, score)
-        if not merges or waiting is None or score >= waiting:
+        if not keeps_first(slot, score) or waiting is None or score >= waiting:
             return None
     slot.store[member] = score
     return 0 if slot.topic.is_priority else score
@@ -111,7 +110,10 @@ def go_on(
     """
     if slot.waits(copy.member):
         slot.count("dropped")
-        note_failure(slot, copy, what, error)
+        if slot.topic.is_fifo:
+            forget(slot, copy.member)
+        else:
+            note_failure(slot, copy, what, error)
         return None
     if left <= 0:
         die(slot, copy, what, error, 1)

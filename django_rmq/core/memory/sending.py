@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
 from django_rmq.core.memory.scores import is_retry
+from django_rmq.core.memory.sequence import later_places, next_places
 from django_rmq.core.memory.slot import SENDING, Slot, on
 from django_rmq.core.memory.waking import note_undrained, wake
 from django_rmq.core.words.answers import Sent
-from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.bounds import BATCH, GATE
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused
 
@@ -47,13 +48,37 @@ def ensure(
     return place(slot, members, scores, envelopes, "present")
 
 
+@on(*SENDING, "prepare", "claim")
+def send_fifo(
+    slot: Slot,
+    delay_ms: int,
+    members: Sequence[bytes],
+    envelopes: Sequence[bytes] = (),
+    *,
+    ensure: bool = False,
+) -> list[Sent]:
+    if not (0 <= delay_ms <= 1e14 and 1 <= len(members) <= BATCH):
+        raise ServerRefused("ERR delay or n is out of bounds")
+    check_not_moved(slot)
+    places = later_places(slot, delay_ms, len(members)) if delay_ms else next_places(slot, len(members))
+    met = "present" if ensure or slot.topic.on_duplicate == "keep" else "replaced"
+    return place(slot, members, places, envelopes, met, runs=ensure)
+
+
 def place(
-    slot: Slot, members: Sequence[bytes], scores: Sequence[float], envelopes: Sequence[bytes], met: str
+    slot: Slot,
+    members: Sequence[bytes],
+    scores: Sequence[float],
+    envelopes: Sequence[bytes],
+    met: str,
+    *,
+    runs: bool = True,
 ) -> list[Sent]:
     """Put members into Store, one after the other. ``met``: what to do about a copy that waits fresh.
 
     merged: it keeps its score. replaced: it gets the new score. present: nothing is sent; the same applies if
-    the member rests or is in flight. A copy that waits or rests as a retry is superseded otherwise.
+    the member rests or, with ``runs``, is in flight. A copy that waits or rests as a retry is superseded
+    otherwise; but on fifo topics it keeps its place, and only its body is replaced.
     """
     sent: list[Sent] = []
     room = math.inf
@@ -62,36 +87,41 @@ def place(
     placed: dict[bytes, str] = {}
     earliest = math.inf
     for i, member in enumerate(members):
-        word = placed[member] = meet(slot, member, placed.get(member), met, has_room=room >= 1)
+        word = placed[member] = meet(slot, member, placed.get(member), met, has_room=room >= 1, runs=runs)
         slot.count(word)
         if word in ("refused", "present"):
             sent.append(Sent(word, math.nan if word == "refused" else slot.store.get(member, math.nan)))
             continue
         room -= word == "stored"
-        give_up_retries(slot, member, word)
-        if word != "merged":
+        if member in slot.store or not slot.topic.is_fifo:
+            give_up_retries(slot, member, word)
+        if word == "stored" or (word != "merged" and not slot.topic.is_fifo):
             slot.store[member] = float(scores[i])
             earliest = min(earliest, scores[i])
         if envelopes:
             slot.body[member] = envelopes[i]
         slot.count("sent")
-        sent.append(Sent(word, slot.store[member]))
+        sent.append(Sent(word, slot.store.get(member, math.nan)))
     slot.control.setdefault(b"slots", b"%d" % slot.topic.slots)
     if slot.topic.is_priority:
         slot.control.setdefault(b"max_retries", b"%d" % slot.max_retries)
     note_undrained(slot)
-    if earliest < math.inf:
+    # A strict slot that answered busy stays so until something in it ends.
+    held = slot.topic.is_strict and slot.control.get(b"sleeping_until") == b"%d" % GATE
+    if earliest < math.inf and not held:
         wake(slot, 0 if slot.topic.is_priority else earliest)
     return sent
 
 
-def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: bool) -> str:
+def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: bool, runs: bool) -> str:
     """Return the status of a member. ``before``: its status earlier in the same send."""
     waiting = slot.store.get(member)
     if before == "refused":
         return "refused"
-    if met == "present" and (slot.waits(member) or slot.runs(member)):
+    if met == "present" and (slot.waits(member) or (runs and slot.runs(member))):
         return "present"
+    if slot.topic.is_fifo and slot.waits(member):
+        return met
     if waiting is not None and (before is not None or not is_retry(slot, waiting)):
         return met
     if slot.waits(member):

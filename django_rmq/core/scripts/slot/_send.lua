@@ -38,6 +38,8 @@ local function place(members, rows, envelope, met, overwrite, taken)
         word, set = 'present', false
       elseif existing and not retried then
         word, set = met, overwrite
+      elseif resting and kind == 'fifo' then
+        word, set = met, false -- rule: fifo_moves_what_rests
       elseif retried or resting then
         word = 'superseded'
       elseif room < 1 then
@@ -54,7 +56,7 @@ local function place(members, rows, envelope, met, overwrite, taken)
         count('stored')
         if retried then count('dropped') end
       end
-      if resting and word ~= 'present' then
+      if resting and word ~= 'present' and (existing or kind ~= 'fifo') then
         count('dropped')
         leave[#leave + 1] = member
       end

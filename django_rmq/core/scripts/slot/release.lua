@@ -53,7 +53,7 @@ for i = first, last do
     land(member)
     local resting = redis.call('ZSCORE', retry, member)
     -- rule: earlier_time
-    if not (waiting or resting) or (waiting and kind == 'range_merge' and not is_retry(number) and number < waiting) then
+    if not (waiting or resting) or (waiting and keeps_first(number) and number < waiting) then
       redis.call('ZADD', store, score, member)
       earliest = math.min(earliest, kind == 'priority' and 0 or number)
     end

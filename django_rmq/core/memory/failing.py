@@ -58,6 +58,8 @@ def land(slot: Slot, member: bytes) -> bytes | None:
 
 def forget(slot: Slot, member: bytes) -> None:
     """Delete body and diagnosis of a member, unless it is still live. A member in flight or claimed has its own body."""
+    if slot.topic.is_fifo and slot.waits(member):
+        slot.failures.pop(member, None)
     if not slot.waits(member):
         slot.body.pop(member, None)
         if not slot.runs(member):

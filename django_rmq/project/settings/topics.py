@@ -13,6 +13,7 @@ from django_rmq.core.words.bounds import BATCH, MAX_DURATION_MS, MAX_RETRIES_LIM
 from django_rmq.core.words.keys import check_slots, check_topic_name
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
+from django_rmq.project.settings.fifo import fifo
 from django_rmq.project.settings.keys import Keys
 from django_rmq.project.settings.problems import Problems
 from django_rmq.project.settings.values import (
@@ -89,6 +90,8 @@ TOPIC_KEYS: Keys = {
     "MAX_RETRIES": ("max_retries", whole(0, MAX_RETRIES_LIMIT)),
     "BACKOFF": ("backoff", back_off),
     "RETRY_PRIORITY": ("retry_priority", one_of("original", "lowest")),
+    "ORDER": ("order", one_of("strict", "loose")),
+    "ON_DUPLICATE": ("on_duplicate", one_of("keep", "replace")),
     "MAX_RUNTIME": ("max_runtime", seconds(1.0)),
     "PREFETCH": ("prefetch", whole(1, BATCH)),
     "MAX_BODY": ("max_body", whole(1, 536_870_912)),
@@ -103,6 +106,14 @@ TOPIC_KEYS: Keys = {
     "OUTBOX": ("outbox", boolean),
 }
 """Settings key -> (field of ``Topic``, parser of its value)."""
+
+_ONLY = (
+    ("TIME_RANGE", TopicType.RANGE_MERGE),
+    ("RETRY_PRIORITY", TopicType.PRIORITY),
+    ("ORDER", TopicType.FIFO),
+    ("ON_DUPLICATE", TopicType.FIFO),
+)
+"""Settings that topics of one type have."""
 
 
 def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Topic]:
@@ -143,7 +154,7 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
     kind = values["type"] = TopicType(values["type"])
 
     # A setting that does not fit the type is an error in the topic itself, and ignored in the defaults.
-    for key, only in (("TIME_RANGE", TopicType.RANGE_MERGE), ("RETRY_PRIORITY", TopicType.PRIORITY)):
+    for key, only in _ONLY:
         name_of_field = TOPIC_KEYS[key][0]
         if kind is not only:
             values.pop(name_of_field, None)
@@ -152,6 +163,8 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
                     "E006",
                     f'{place} has TYPE "{kind.value}" and {key}, which only {only.value} topics have.',
                 )
+    if kind is TopicType.FIFO:
+        fifo(problems, place, values, own)
     if values.get("slot_basis") is not None and values.get("body", "json") != "json":
         problems.report(
             "E006",

@@ -11,7 +11,8 @@ local function look(scan)
       return redis.call('ZREVRANGE', store, from, from + scan - 1, 'WITHSCORES'), {}
     end
     local rows = redis.call('ZRANGE', store, from, from + scan - 1, 'WITHSCORES')
-    while #rows > 0 and tonumber(rows[#rows]) > now_ms + (kind == 'fifo' and 1023 / 1024 or 0) do
+    local latest = kind == 'fifo' and now_ms + 1023 / 1024 or now_ms
+    while #rows > 0 and tonumber(rows[#rows]) > latest do
       rows[#rows], rows[#rows - 1] = nil, nil
     end
     return rows, {}

@@ -1,6 +1,6 @@
 -- How a score carries the budget: a retry with the number q has q deliveries left.
 --
--- needs: kind max_retries bounded LARGEST_WITH_RETRIES [failures]
+-- needs: kind max_retries LARGEST_WITH_RETRIES
 
 local function floor_priority()
   return math.max(16, max_retries) -- rule: priority_floor
@@ -18,14 +18,4 @@ local function is_fresh(score)
   if not score or is_retry(score) or score % 1 ~= 0 then return false end
   if kind == 'fifo' then return score >= 0 and score <= LARGEST_WITH_RETRIES end
   return score <= (kind == 'priority' and 8796093022208 or 1e14)
-end
-local function budget(score, member)
-  if kind == 'fifo' then
-    local record = redis.call('HGET', failures, member) or ''
-    return bounded(max_retries - (tonumber(string.match(record, '^%S+ (%d+) ')) or 0), 0, max_retries) -- rule: fifo_without_a_budget
-  end
-  if not is_retry(score) then return max_retries end -- rule: budget_ignores_settings
-  local q = score
-  if kind == 'priority' and score > floor_priority() then q = math.floor(score % 1 * 1024 + 0.5) end
-  return bounded(math.floor(q) - 1, 0, max_retries) -- rule: one_delivery_more
 end

@@ -30,7 +30,8 @@ local function forget_claimed(limit)
   local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(members)), {}, {}
   if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(members)) end
   for i, member in ipairs(members) do
-    if not (waiting[i] or resting[i]) or kind == 'fifo' then gone[#gone + 1] = member end -- rule: ack_tears_the_failures_of_the_living
+    local lives = kind ~= 'fifo' and (waiting[i] or resting[i])
+    if not lives then gone[#gone + 1] = member end -- rule: ack_tears_the_failures_of_the_living
   end
   count('acked', redis.call('ZREM', claim, unpack(members)))
   redis.call('HDEL', claim_body, unpack(members))

@@ -38,6 +38,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _numbers
 -- include: _retries
+-- include: _budget
 -- include: _retry_score
 -- include: _ledger
 -- include: _wake

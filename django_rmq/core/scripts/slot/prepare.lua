@@ -67,6 +67,7 @@ local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
 receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _numbers
 -- include: _retries
+-- include: _budget
 -- include: _retry_score
 -- include: _ledger
 -- include: _wake

@@ -331,6 +331,7 @@ class Lockstep(RuleBasedStateMachine):
         self.strangers += new
         self.promises.waiting[member] = Promise(-math.inf, None, ANY)
         self.kept_by_strangers.add(member)
+        self.line.pop(member, None)
         self.look()
 
     # --- consuming
@@ -639,6 +640,7 @@ class Lockstep(RuleBasedStateMachine):
         for member, envelope, word in zip(names, given, words, strict=True):
             died = self.envelope_of("deaths", member, self.before)
             if word == "replayed":
+                self.line.pop(member, None)
                 body = envelope or died
                 older = member in self.promises.claimed or (
                     member in self.promises.flying and not self.promises.flying[member].marked

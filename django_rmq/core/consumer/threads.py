@@ -227,8 +227,7 @@ class ExecutorThread(threading.Thread):
             batch.begun = max(batch.begun, end)
             late = now > batch.confirmed + batch.topic.timeout / 2
             is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
-            is_over = is_over or (batch.topic.is_strict and bool(batch.stale))
-            if late or is_over or batch.abandoned:
+            if late or is_over or batch.abandoned or (batch.topic.is_strict and batch.stale):
                 break
             batch.running_since = now
             ours = [message for message in group if message.delivery.member not in batch.stale]
@@ -244,12 +243,8 @@ class ExecutorThread(threading.Thread):
                 self._surround(self._hooks.after)
                 lists.extendleft([message] for message in reversed(group))
                 continue
-            if batch.topic.is_strict and outcomes:
-                outcomes = in_line(ours, outcomes)
-                if holds(outcomes[-1][1]):
-                    lists.clear()
-                    end = at + len(outcomes)
-            tally.note(outcomes)
+            outcomes = _noted(tally, lists, ours, outcomes)
+            end -= len(ours) - len(outcomes)
             states[at:end] = _states_after(group[: end - at], outcomes)
             self._report(tally, None if lists else batch.messages[end:])
             batch.reported = at = end if lists else len(batch.messages)
@@ -265,6 +260,21 @@ class ExecutorThread(threading.Thread):
         self._inbox.put(tally.slice(rest))
         tally.clear()
         journal.done(batch.topic, batch.place.slot, committed)
+
+
+def _noted(
+    tally: Tally, lists: deque[list[Message]], group: list[Message], outcomes: list[Outcome]
+) -> list[Outcome]:
+    """Add the outcomes of a list that count, and return them.
+
+    On a strict fifo topic they end with the first one that holds the slot, and no further list runs.
+    """
+    if outcomes and tally.batch.topic.is_strict:
+        outcomes = in_line(group, outcomes)
+        if holds(outcomes[-1][1]):
+            lists.clear()
+    tally.note(outcomes)
+    return outcomes
 
 
 def _states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:

@@ -157,9 +157,9 @@ def reschedule(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> l
     words: list[str] = []
     dues: list[float | None] = []
     for score, member in zip(scores, members, strict=True):
-        waiting = slot.store.get(member)
+        waiting, due = slot.store.get(member), float(score)
         if waiting is not None and not is_retry(slot, waiting):
-            slot.store[member] = later_place(slot, score) if slot.topic.is_fifo else float(score)
+            slot.store[member] = due = later_place(slot, score) if slot.topic.is_fifo else due
             words.append("waiting")
         elif slot.waits(member) and slot.topic.is_priority:
             words.append("refused")
@@ -171,7 +171,7 @@ def reschedule(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> l
             words.append("in_flight" if slot.runs(member) else "not_found")
             continue
         slot.count("rescheduled")
-        dues.append(0 if slot.topic.is_priority else score)
+        dues.append(0 if slot.topic.is_priority else due)
     wake(slot, earliest(dues))
     return words
 

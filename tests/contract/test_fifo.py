@@ -292,7 +292,7 @@ def test_messages_that_failed_together_come_back_in_their_order(
     assert take(slot) == names
 
 
-def test_messages_that_timed_out_together_come_back_in_their_order_one_suspect_at_a_time(
+def test_of_messages_that_timed_out_together_only_the_first_in_line_is_charged(
     slot: Slot, clock: Clock
 ) -> None:
     names = [b"c", b"b", b"a"]
@@ -300,13 +300,29 @@ def test_messages_that_timed_out_together_come_back_in_their_order_one_suspect_a
     taken(slot, 3)
     clock.advance(ms=(slot.topic.timeout + 1) * 1_000)
     assert slot.prepare("B", None, 10).status == "busy"
+    assert set(slot.zset("retry")) == {b"c"}
+    assert set(slot.zset("store")) == {b"b", b"a", b"later"}
     clock.advance(ms=1_000)
-    for name in names:
-        prepared = slot.prepare("B", None, 10)
-        assert [each.member for each in prepared.deliveries] == [name]
-        assert prepared.is_suspect
-        slot.commit(prepared.receipt, [name])
-    assert take(slot) == [b"later"]
+    suspect = slot.prepare("B", None, 10)
+    assert [(each.member, each.retries_left) for each in suspect.deliveries] == [(b"c", 15)]
+    assert suspect.is_suspect
+    slot.commit(suspect.receipt, [b"c"])
+    given = slot.prepare("B", None, 10)
+    assert [(each.member, each.retries_left) for each in given.deliveries] == [
+        (b"b", 16),
+        (b"a", 16),
+        (b"later", 16),
+    ]
+
+
+def test_a_time_out_in_parts_charges_the_first_in_line_alone(slot: Slot, clock: Clock) -> None:
+    names = [b"d", b"c", b"b", b"a"]
+    send(slot, *names)
+    taken(slot)
+    clock.advance(ms=(slot.topic.timeout + 1) * 1_000)
+    assert [slot.expire(1) for _ in range(5)] == [1, 1, 1, 1, 0]
+    assert set(slot.zset("retry")) == {b"d"}
+    assert set(slot.zset("store")) == {b"c", b"b", b"a"}
 
 
 def test_a_send_does_not_wake_who_waits_for_a_strict_slot(slot: Slot, broker: Any) -> None:

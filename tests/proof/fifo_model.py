@@ -5,7 +5,7 @@ runs them one by one. Failures, time-outs, lost replies, kills and takers that c
 time, some of them a limited number of times. `check` reports the shortest trace to each broken property:
 
 ORDER   a listener starts a message while an earlier one of the slot has neither succeeded nor died
-CHARGE  a message that was never begun has lost a retry, and no time-out took it
+CHARGE  a message that was never begun has lost a retry, and was not the first in line when it timed out
 STUCK   a state with work left that no sequence of steps without faults can finish
 
 A rule switched off must be found by a property: a check that cannot fail proves nothing.
@@ -33,6 +33,7 @@ class Rules:
     stops: bool = True  # off: a thread goes on behind a message that failed
     stale_stops: bool = True  # off: a thread goes on behind a message that it no longer holds
     gives_back: bool = True  # off: what was taken with a failed message is charged like it
+    blames_first: bool = True  # off: a time-out charges every message that was in flight
     promotes: bool = True  # off: a back-off never ends
 
     def without(self, rule: str) -> Rules:
@@ -121,6 +122,12 @@ class Model:
             return self.with_message(s, i, state=DEAD, holder=-1, **came)
         return self.with_message(s, i, state=RESTING, left=left - 1, holder=-1, **came)
 
+    def timed_out(self, s: State, i: int) -> State:
+        is_first = not any(m.state == FLYING for m in s.messages[:i])
+        if is_first or not self.rules.blames_first:
+            return self.failed(s, i, timed_out=is_first)
+        return self.with_message(s, i, state=WAITING, holder=-1)
+
     def stale(self, s: State, i: int) -> State:
         """Turn all receipts of message ``i`` bad."""
         workers = []
@@ -160,7 +167,7 @@ class Model:
                 t = s if message.holder == 2 else s._replace(timeouts=s.timeouts - 1)
                 yield (
                     f"{i} times out",
-                    self.stale(self.failed(t, i, timed_out=True), i),
+                    self.stale(self.timed_out(t, i), i),
                     None,
                     message.holder == 2,
                 )

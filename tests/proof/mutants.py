@@ -141,6 +141,11 @@ MUTANTS: dict[str, Mutant] = {
         "A strict slot hands out nothing while something of it is in flight or rests.",
         "tests/contract/test_fifo.py::test_a_strict_slot_holds_behind_a_message_that_failed_until_it_succeeds[redis]",
     ),
+    "strict_charges_all": Mutant(
+        If("false"),
+        "A time-out charges only the first in line of a strict slot.",
+        "tests/contract/test_fifo.py::test_of_messages_that_timed_out_together_only_the_first_in_line_is_charged[redis]",
+    ),
     "strict_claim_overtakes": Mutant(
         GONE,
         "A strict slot is not claimed while something of it rests.",

@@ -27,6 +27,7 @@ MUTANTS = {
     "stops": ("ORDER", Budget(failures=1, timeouts=0, kills=0, lost=0)),
     "stale_stops": ("ORDER", Budget(failures=0, timeouts=1, kills=0, lost=0)),
     "gives_back": ("CHARGE", Budget(failures=1, timeouts=0, kills=0, lost=0)),
+    "blames_first": ("CHARGE", Budget(failures=0, timeouts=1, kills=0, lost=0)),
     "promotes": ("STUCK", Budget(failures=1, timeouts=0, kills=0, lost=0)),
 }
 

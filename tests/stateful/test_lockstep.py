@@ -410,7 +410,14 @@ class Lockstep(RuleBasedStateMachine):
         self.handed.append((receipt, member))
 
     def note_expired(self, ended: set[bytes]) -> None:
+        records = self.before.get(self.keys.inflight, {})
+        places = {member: float(record.split()[1]) for member, record in records.items()}
         for member in ended:
+            is_marked = self.promises.flying[member].marked
+            if self.topic.is_strict and not is_marked and places[member] > min(places.values()):
+                # Only the first in line can have timed out.
+                self.promises.released(member, earlier_counts=True)
+                continue
             rest = self.least_rest(self.promises.flying[member].left)
             self.promises.failed(member, self.now_ms + rest, self.max_retries)
 

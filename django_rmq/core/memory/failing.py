@@ -87,6 +87,15 @@ def give_back(slot: Slot, member: bytes, score: float) -> float | None:
     return 0 if slot.topic.is_priority else score
 
 
+def release_one(slot: Slot, member: bytes) -> float | None:
+    """Give back a delivery that has not begun; see ``give_back``."""
+    score = slot.flight(member).score
+    del slot.prepare[member], slot.inflight[member]
+    land(slot, member)
+    slot.count("released")
+    return give_back(slot, member, score)
+
+
 def die(slot: Slot, copy: Copy, reason: str, error: bytes, failed: int) -> None:
     """Put a copy into Dead with its record. ``failed``: 1 if this end is one more failure."""
     member, known, kept = copy.member, copy.failure, copy.kept

@@ -61,6 +61,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _backoff
 -- include: _deaths
 -- include: _endings
+-- include: _give_back
 -- include: _failures
 -- include: _lapse
 -- include: _tidy

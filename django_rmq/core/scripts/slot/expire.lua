@@ -24,8 +24,9 @@
 -- ARGV[6] backoff_cap NUMBER   ms
 -- ARGV[7] timeout              seconds; the topic's, until the slot has its own
 -- ARGV[8] max_retries          the topic's, until the slot has its own
--- ARGV[9] limit NUMBER
--- ARGV[10] now
+-- ARGV[9] strict FLAG          1: only the first in line is charged
+-- ARGV[10] limit NUMBER
+-- ARGV[11] now
 --
 -- Returns how many timed out
 
@@ -45,6 +46,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _backoff
 -- include: _deaths
 -- include: _endings
+-- include: _give_back
 -- include: _failures
 -- include: _tidy
 -- include: _claims

@@ -143,6 +143,13 @@ class SendForm(BodyForm):
         max_value=MAX_DURATION_MS,
         help_text=_("Sends within this time are merged. Leave empty for the topic's TIME_RANGE."),
     )
+    delay = forms.IntegerField(
+        label=_("Delay in ms"),
+        required=False,
+        min_value=0,
+        max_value=MAX_DURATION_MS,
+        help_text=_("Leave empty to deliver it as soon as its turn comes."),
+    )
     fixed_time = forms.DateTimeField(
         label=_("Due"),
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
@@ -157,8 +164,9 @@ class SendForm(BodyForm):
             TopicType.RANGE_MERGE: "time_range",
             TopicType.PRIORITY: "priority",
             TopicType.FIXED_TIME: "fixed_time",
+            TopicType.FIFO: "delay",
         }[topic.type]
-        for name in ("priority", "time_range", "fixed_time"):
+        for name in ("priority", "time_range", "fixed_time", "delay"):
             if name != wanted:
                 del self.fields[name]
         if topic.type is TopicType.RANGE_MERGE:

@@ -115,6 +115,8 @@ def _send(topic: Topic, asked: Mapping[str, Any]) -> Send:
     }
     if "time_range_ms" in asked:
         options["time_range"] = asked["time_range_ms"]
+    if "delay_ms" in asked:
+        options["delay"] = asked["delay_ms"]
     return Send(body_for(topic, asked["body"]), **options)
 
 

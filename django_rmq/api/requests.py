@@ -98,6 +98,7 @@ class SendFields(Strict):
     priority = Whole(required=False, min_value=1, max_value=MAX_PRIORITY)
     time_range_ms = Whole(required=False, min_value=1, max_value=MAX_DURATION_MS)
     fixed_time = Instant(required=False)
+    delay_ms = Whole(required=False, min_value=0, max_value=MAX_DURATION_MS)
     slot_basis = Scalar(required=False)
     headers = serializers.DictField(child=Text(allow_blank=True), required=False)
     expires = Instant(required=False)

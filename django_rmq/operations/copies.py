@@ -90,7 +90,7 @@ def from_entry(
         score=score,
         at_ms=_at_ms(topic, state, score),
         priority=_priority(topic, state, score),
-        retries_left=_retries_left(topic, state, score),
+        retries_left=_retries_left(topic, state, score, known.times if known else 0),
         size=len(shown),
         member=None if hidden else member,
         raw=None if hidden else shown,
@@ -165,6 +165,8 @@ def _number(text: str) -> float | None:
 
 
 def _is_retry(topic: Topic, score: float) -> bool:
+    if topic.is_fifo:
+        return False
     if not topic.is_priority:
         return score <= 999
     return score <= topic.min_priority - 1 or (math.isfinite(score) and score % 1 != 0)
@@ -186,13 +188,15 @@ def _priority(topic: Topic, state: str, score: float) -> int | None:
     return math.floor(score) if score > topic.min_priority - 1 else None
 
 
-def _retries_left(topic: Topic, state: str, score: float) -> int | None:
+def _retries_left(topic: Topic, state: str, score: float, failures: int) -> int | None:
     if not math.isfinite(score):
         return None
     if state == "prepare":
         return int(score) % 1000
     if state == "retry":
         return max(0, round(score % 1 * 1024) - 1)
+    if state in ("store", "claim") and topic.is_fifo and failures:
+        return max(0, topic.max_retries - failures)
     if state in ("store", "claim") and _is_retry(topic, score):
         whole = score if score <= topic.min_priority - 1 or not topic.is_priority else score % 1 * 1024
         return max(0, round(whole) - 1)

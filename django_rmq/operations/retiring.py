@@ -229,7 +229,7 @@ def _placed(
     copy = from_entry(source, slot, state, entry)
     if state == "dead" or copy.is_retry:
         score = score_at_once(target, copy.priority if copy.priority is not None else copy.scored, now_ms)
-    elif target.type is TopicType.RANGE_MERGE:
+    elif target.type in (TopicType.RANGE_MERGE, TopicType.FIFO):
         score = max(0, int(entry.score) - now_ms)
     else:
         score = int(entry.score)

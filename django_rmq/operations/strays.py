@@ -162,6 +162,8 @@ def _own_slot(topic: Topic, entry: Entry) -> int | None:
 def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bool:
     """Send a message to its own slot and delete it from the wrong one; return whether that was possible."""
     member, score = entry.member, entry.score
+    if topic.is_fifo:
+        return False  # its place is one among the messages of this slot
     if score != int(score) or not (topic.min_priority if topic.is_priority else 1000) <= score <= 1 << 43:
         return False
     envelopes = [] if entry.envelope is None else [entry.envelope]

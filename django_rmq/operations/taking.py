@@ -171,8 +171,10 @@ class Taking:
     def _ask(
         self, owner: str, tries: Sequence[_Try], room: int, most_bytes: int
     ) -> list[Prepared | RmqError]:
-        """Prepare in several slots, which share the room."""
+        """Prepare in several slots, which share the room. A strict fifo slot hands out one message at a time."""
         each, bytes_each = room // len(tries), most_bytes // len(tries)
+        if self._topic.is_strict:
+            each = 1
         calls = [
             taking.prepare(one.topic, one.slot, owner, None, each, bytes_each, after=one.after)
             for one in tries

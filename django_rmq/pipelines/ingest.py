@@ -11,7 +11,7 @@ from django_rmq.pipelines import Context, Pipeline, register
 
 FORMATS = ("csv", "json", "parquet", "jdbc")
 SHOWN = 10
-OPTIONS = ("priority", "fixed_time", "time_range", "slot_basis", "key")
+OPTIONS = ("priority", "fixed_time", "time_range", "delay", "slot_basis", "key")
 
 
 @register
@@ -76,7 +76,7 @@ class Ingest(Pipeline):
 
 
 def _check(topic: Topic, given: dict[str, str], options: dict[str, Any]) -> None:
-    needed = "priority" if topic.is_priority else "key" if topic.keyed else None
+    needed = "priority" if topic.is_priority else "key" if topic.keyed and not topic.is_fifo else None
     if topic.type == "fixed_time":
         needed = "fixed_time"
     if needed and needed not in given:
@@ -120,6 +120,8 @@ def _messages(rows: Any, given: dict[str, str], options: dict[str, Any]) -> Any:
 
 def _merged(messages: Any, topic: Topic) -> Any:
     """Return each message once: equal messages, which the topic would merge anyway, are sent once."""
+    if topic.is_fifo:
+        return messages
     if topic.keyed:
         return messages.dropDuplicates(["key"])
     if topic.is_priority:

@@ -205,6 +205,13 @@ def _told(topic: Topic, queue: str, entry: Entry) -> tuple[float | None, int | N
         return math.floor(score), max(0, round(score % 1 * 1024) - 1), None
     if queue == "dead":
         return None, None, None
+    if topic.is_fifo:
+        failure = _failure(queue, entry)
+        return (
+            score if math.isinf(score) else math.floor(score),
+            max(0, topic.max_retries - (failure.times if failure else 0)),
+            None,
+        )
     floor = max(16, topic.max_retries) if topic.is_priority else 999
     is_retry = score <= floor or (topic.is_priority and score % 1 != 0)
     left = topic.max_retries

@@ -204,7 +204,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = sum(sizes.values())
         if rows < int(end["rows"]):
             self._claims.lease.warn(number, self._lost(number, int(end["rows"]) - rows))
-        return [Task(consumer, number, pieces) for pieces in split(sizes, self._options.tasks(rows))]
+        return [
+            Task(consumer, number, pieces)
+            for pieces in split(sizes, self._options.tasks(rows), whole=self._topic.is_fifo)
+        ]
 
     def _lost(self, number: int, missing: int) -> str:
         """Return the warning about a batch that cannot be read as a whole. Raises ``LostRace`` with ``failOnDataLoss``."""

@@ -42,8 +42,11 @@ class Task(InputPartition):
         self.pieces = list(pieces)
 
 
-def split(sizes: dict[int, int], tasks: int) -> list[list[Piece]]:
-    """Return the rows of each slot in ``tasks`` parts of the same size, up to whole pages."""
+def split(sizes: dict[int, int], tasks: int, *, whole: bool = False) -> list[list[Piece]]:
+    """Return the rows of each slot in ``tasks`` parts of the same size, up to whole pages.
+
+    ``whole``: no slot is divided between two parts, so that its rows stay in their order.
+    """
     rows = sum(sizes.values())
     share = max(1, math.ceil(rows / max(1, tasks)))
     parts: list[list[Piece]] = [[]]
@@ -54,10 +57,10 @@ def split(sizes: dict[int, int], tasks: int) -> list[list[Piece]]:
             if not room:
                 parts.append([])
                 room = share
-            taken = min(size - offset, room)
+            taken = size if whole else min(size - offset, room)
             parts[-1].append(Piece(slot, offset, taken))
             offset += taken
-            room -= taken
+            room = max(0, room - taken)
     return [part for part in parts if part]
 
 

@@ -30,7 +30,7 @@ from django_rmq.spark.options import Options
 from django_rmq.spark.packing import Bulk
 from django_rmq.spark.patience import Patience
 
-OPTION_COLUMNS = ("priority", "fixed_time", "time_range", "slot_basis", "key")
+OPTION_COLUMNS = ("priority", "fixed_time", "time_range", "delay", "slot_basis", "key")
 CHUNK, PER_SLOT, MOST = 10_000, 500, 64_000
 """The number of rows in hand: the minimum, the number for each slot, and the maximum."""
 
@@ -114,7 +114,8 @@ class _Sending:
             raise ConfigurationError(
                 f"topic {topic.name} has the type {topic.type.value}: a write needs the column {needed}"
             )
-        if needed is None and topic.time_range_ms is None and "time_range" not in columns:
+        merges = topic.type is TopicType.RANGE_MERGE
+        if merges and topic.time_range_ms is None and "time_range" not in columns:
             raise ConfigurationError(
                 f"topic {topic.name} has the type range_merge: set the option timeRange (ms), or add a column time_range"
             )

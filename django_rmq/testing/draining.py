@@ -154,15 +154,17 @@ def _settle(
     """Commit and roll back like a consumer; return the failures."""
     from django_rmq.project.watching import announcing
 
-    done = [message for message, outcome in zip(messages, outcomes, strict=True) if outcome is None]
-    failed = [
-        (message, outcome) for message, outcome in zip(messages, outcomes, strict=True) if outcome is not None
-    ]
+    # A strict fifo topic goes no further than its first failure.
+    ended = list(zip(messages, outcomes, strict=False))
+    done = [message for message, outcome in ended if outcome is None]
+    failed = [(message, outcome) for message, outcome in ended if outcome is not None]
     failures = [failure for _, failure in failed]
     if done:
         broker.run(ending.commit(topic, slot, receipt, [message.delivery.member for message in done]))
     if failures:
         broker.run(ending.rollback(topic, slot, receipt, failures))
+    if behind := [message.delivery.member for message in messages[len(outcomes) :]]:
+        broker.run(ending.release(topic, slot, receipt, behind))
     announcing.ended(done, failed)
     return failures
 

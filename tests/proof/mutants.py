@@ -80,6 +80,82 @@ def switched_off(name: str, text: str) -> str:
 
 
 MUTANTS: dict[str, Mutant] = {
+    # --- fifo
+    "fifo_waits_for_the_clock": Mutant(
+        GONE,
+        "A clock that was set back delays nothing in an empty fifo slot.",
+        "tests/contract/test_fifo.py::test_a_clock_that_is_set_back_delays_nothing_in_an_empty_slot[redis]",
+    ),
+    "fifo_follows_the_clock_back": Mutant(
+        As("last_place = now_ms"),
+        "No two places of a fifo slot are equal, and they rise with every send.",
+        "tests/contract/test_fifo.py::test_no_two_messages_have_the_same_place_also_within_one_millisecond[redis]",
+    ),
+    "fifo_gives_a_place_twice": Mutant(
+        As("if top + STEP < at + 1 then return top end"),
+        "Delayed messages that are due in one millisecond have places of their own.",
+        "tests/contract/test_fifo.py::test_delayed_messages_of_one_millisecond_keep_their_order_and_places[redis]",
+    ),
+    "fifo_forgets_its_place": Mutant(
+        GONE,
+        "A fifo slot remembers the last place that it gave out.",
+        "tests/contract/test_fifo.py::test_no_two_messages_have_the_same_place_also_within_one_millisecond[redis]",
+    ),
+    "fifo_keeps_the_body": Mutant(
+        As("local met = 'present'"),
+        "ON_DUPLICATE replace replaces the body of what waits.",
+        "tests/contract/test_fifo.py::test_replace_changes_the_body_and_keeps_the_place[redis]",
+    ),
+    "fifo_moves_what_rests": Mutant(
+        As("word, set = met, true"),
+        "A send that meets a resting fifo message leaves it at rest.",
+        "tests/contract/test_fifo.py::test_a_message_that_rests_after_a_failure_waits_too[redis-replace-replaced-second]",
+    ),
+    "fifo_without_a_budget": Mutant(
+        As("return max_retries"),
+        "A fifo message has one retry less after each failure.",
+        "tests/contract/test_fifo.py::test_a_failure_counts_against_the_retries_of_its_message_alone[redis]",
+    ),
+    "fifo_loses_its_place": Mutant(
+        GONE,
+        "A fifo message comes back to its place after a failure.",
+        "tests/contract/test_fifo.py::test_messages_that_failed_together_come_back_in_their_order[redis-backoff0]",
+    ),
+    "fifo_inherits_failures": Mutant(
+        GONE,
+        "A newer send of a key does not inherit the failures of the older one.",
+        "tests/contract/test_fifo.py::test_a_failed_message_gives_way_to_a_newer_send_of_its_key_and_leaves_it_no_failures[redis]",
+    ),
+    "fifo_before_its_time": Mutant(
+        As("return '+inf'"),
+        "Nothing of a fifo slot is handed out before its time.",
+        "tests/contract/test_fifo.py::test_a_place_is_due_from_its_millisecond_on[redis]",
+    ),
+    "fifo_replays_at_once": Mutant(
+        As("local again = now_ms"),
+        "A replayed fifo message is the last in line.",
+        "tests/contract/test_fifo.py::test_a_replayed_message_is_the_last_in_line[redis]",
+    ),
+    "strict_overtakes": Mutant(
+        GONE,
+        "A strict slot hands out nothing while something of it is in flight or rests.",
+        "tests/contract/test_fifo.py::test_a_strict_slot_holds_behind_a_message_that_failed_until_it_succeeds[redis]",
+    ),
+    "strict_charges_all": Mutant(
+        If("false"),
+        "A time-out charges only the first in line of a strict slot.",
+        "tests/contract/test_fifo.py::test_of_messages_that_timed_out_together_only_the_first_in_line_is_charged[redis]",
+    ),
+    "strict_claim_overtakes": Mutant(
+        GONE,
+        "A strict slot is not claimed while something of it rests.",
+        "tests/contract/test_fifo.py::test_a_claim_waits_behind_a_message_that_failed[redis]",
+    ),
+    "moved_behind_its_place": Mutant(
+        If("false"),
+        "What arrives from another slot keeps its place before what was sent there since.",
+        "tests/contract/test_fifo.py::test_what_arrives_from_another_slot_stands_before_what_was_sent_here_since[redis-store]",
+    ),
     # --- re-slotting
     "a_slot_is_shut_again": Mutant(
         GONE,

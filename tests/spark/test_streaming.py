@@ -406,3 +406,10 @@ def test_large_bodies_are_read_in_small_pages(queue: MakeQueue) -> None:
 )
 def test_a_batch_is_split_into_tasks(sizes: dict[int, int], tasks: int, parts: list[list[Piece]]) -> None:
     assert split(sizes, tasks) == parts
+
+
+def test_a_slot_of_a_fifo_topic_is_one_part_however_large_it_is() -> None:
+    assert split({0: 5, 3: 1, 7: 1}, 3, whole=True) == [
+        [Piece(0, 0, 5)],
+        [Piece(3, 0, 1), Piece(7, 0, 1)],
+    ]

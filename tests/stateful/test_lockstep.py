@@ -59,6 +59,8 @@ topics = st.builds(
     max_retries=st.sampled_from([0, 1, 2, 3, 16, 20]),
     backoff=st.sampled_from([BackOff(0, 0), BackOff(1_000, 1_000), BackOff(100, 1_600), BackOff()]),
     retry_priority=st.sampled_from(["original", "lowest"]),
+    order=st.sampled_from(["strict", "strict", "loose"]),
+    on_duplicate=st.sampled_from(["keep", "replace"]),
     max_backlog=st.sampled_from([None, None, 4]),
     max_prepared=st.sampled_from([1, 2, 1_000]),
     slot_rate=st.sampled_from([None, None, None, 0.5, 3.0, 50.0]),
@@ -114,6 +116,8 @@ class Lockstep(RuleBasedStateMachine):
         self.before: Dump = {}
         self.after: Dump = {}
         self.kept_by_strangers: set[bytes] = set()
+        self.line: dict[bytes, float] = {}
+        """fifo: the place of each member's last send that was due at once."""
         self.order: dict[tuple[bytes, bytes], int] = {}
         """Member and envelope -> the how manyth send or replay has brought it last."""
         self.sealed: tuple[str, int, list[bytes]] | None = None
@@ -189,6 +193,10 @@ class Lockstep(RuleBasedStateMachine):
         control = self.after.get(self.keys.control, {})
         return int(control.get(b"max_retries", self.topic.max_retries))
 
+    @property
+    def earlier_counts(self) -> bool:
+        return self.topic.type in (TopicType.RANGE_MERGE, TopicType.FIFO)
+
     def elsewhere(self) -> Topic:
         """Return the topic as a client knows it that missed a re-slotting; the first to come settles the count."""
         settled = b"slots" in self.after.get(self.keys.control, {})
@@ -235,7 +243,7 @@ class Lockstep(RuleBasedStateMachine):
     def order_of(self, member: bytes, envelope: bytes) -> int:
         """When the last body of an envelope was sent. Those that were collected are in the order of sending, once each."""
         orders = [self.order[member, part] for part in self.parts_of(envelope)]
-        self.require("INV-19", orders == sorted(set(orders)), member, envelope, orders)
+        self.require("INV-21", orders == sorted(set(orders)), member, envelope, orders)
         return orders[-1]
 
     def promised(self, envelope: bytes | None) -> bytes | None:
@@ -257,16 +265,18 @@ class Lockstep(RuleBasedStateMachine):
         bodies: Sequence[bytes | None] = envelopes or [None] * len(names)
         for member, score, envelope, sent in zip(names, scores, bodies, answer, strict=True):
             not_before = 0 if self.topic.is_priority else score
-            if sent.status in ("stored", "superseded", "replaced"):
+            if sent.status in ("stored", "superseded") or (
+                sent.status == "replaced" and not self.topic.is_fifo
+            ):
                 self.promises.waiting[member] = Promise(
-                    min(not_before, sent.score),
+                    min(not_before, sent.score) if self.topic.debounce_ms else not_before,
                     body=self.promised(envelope),
                     latest_ms=self.now_ms + self.most_wait,
                 )
                 self.note_due(member, sent.score, score)
                 self.kept_by_strangers.discard(member)
                 self.note_order(member, envelope)
-            elif sent.status == "merged":
+            elif sent.status == "merged" or (sent.status == "replaced" and self.topic.is_fifo):
                 self.require("INV-11", member in self.promises.waiting, member)
                 promise = replace(self.promises.waiting[member], body=self.promised(envelope))
                 if self.topic.debounce_ms:
@@ -287,9 +297,33 @@ class Lockstep(RuleBasedStateMachine):
         """A debounced message waits as long as its last send says, but not beyond its deadline."""
         if self.topic.debounce_ms:
             latest = self.promises.waiting[member].latest_ms
-            self.require("INV-18", math.floor(due) <= min(wanted, latest), member, due, wanted, latest)
+            self.require("INV-20", math.floor(due) <= min(wanted, latest), member, due, wanted, latest)
+
+    def send_fifo(self, data: st.DataObject, *, ensure: bool) -> None:
+        names, envelopes, topic = self.draw_outgoing(data)
+        lives = {*self.promises.waiting, *self.promises.flying, *self.promises.claimed}
+        self.line = {member: place for member, place in self.line.items() if member in lives}
+        delay_ms = data.draw(st.sampled_from([0, 0, 0, 0, 1, 500, 60_000, -1]))
+        answer = self.both(lambda b: b.send_fifo(topic, 0, delay_ms, names, envelopes, ensure=ensure))
+        self.note_sent(names, [self.now_ms + delay_ms] * len(names), envelopes, answer)
+        if isinstance(answer, RmqError):
+            return
+        promises = self.promises
+        for member, sent in zip(names, answer, strict=True):
+            alive = {*promises.waiting, *promises.flying, *promises.claimed} - {member}
+            if sent.status == "stored":
+                alike = [score for name, score in self.zset("store").items() if name in alive]
+                is_free = bool(self.kept_by_strangers) or sent.score not in alike
+                self.require("INV-18", is_free, sent, alike)
+            if sent.status == "stored" and not delay_ms:
+                ahead = [place for name, place in self.line.items() if name in alive]
+                self.require("INV-18", sent.score > max(ahead, default=0), sent, ahead)
+                self.line[member] = sent.score
 
     def send(self, data: st.DataObject) -> None:
+        if self.topic.is_fifo:
+            self.send_fifo(data, ensure=False)
+            return
         names, envelopes, topic = self.draw_outgoing(data)
         if topic.type is TopicType.RANGE_MERGE:
             [range_ms] = self.scores(data, 1)
@@ -320,6 +354,9 @@ class Lockstep(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def ensure(self, data: st.DataObject) -> None:
+        if self.topic.is_fifo:
+            self.send_fifo(data, ensure=True)
+            return
         names, envelopes, topic = self.draw_outgoing(data)
         scores = self.scores(data, len(names))
         answer = self.both(lambda b: b.ensure(topic, 0, scores, names, envelopes))
@@ -336,6 +373,7 @@ class Lockstep(RuleBasedStateMachine):
         self.strangers += new
         self.promises.waiting[member] = Promise(-math.inf, None, ANY)
         self.kept_by_strangers.add(member)
+        self.line.pop(member, None)
         self.look()
 
     # --- consuming
@@ -371,7 +409,19 @@ class Lockstep(RuleBasedStateMachine):
             self.last_receipt, self.has_lost_receipts = answer.receipt, False
         for delivery in answer.deliveries:
             self.note_taken(owner, answer.receipt, delivery)
+        if answer.deliveries and self.topic.is_fifo:
+            self.note_line([delivery.score for delivery in answer.deliveries], after is None)
+        if answer.deliveries and self.topic.is_strict:
+            held_up = self.zset("prepare").keys() - taken, self.zset("retry"), self.zset("claimants")
+            self.require("INV-19", not any(held_up), held_up)
         self.note_lapsed()
+
+    def note_line(self, scores: list[float], from_head: bool) -> None:
+        """Require that what was taken led the line; a copy that waits behind its older one may stay."""
+        self.require("INV-19", scores == sorted(scores), scores)
+        if from_head and self.topic.is_strict:
+            left = self.zset("store").values()
+            self.require("INV-19", min(left, default=math.inf) >= scores[-1], scores, left)
 
     def note_lapsed(self) -> None:
         for member in set(self.promises.waiting) - set(self.zset("store")) - set(self.zset("retry")):
@@ -402,7 +452,14 @@ class Lockstep(RuleBasedStateMachine):
         self.handed.append((receipt, member))
 
     def note_expired(self, ended: set[bytes]) -> None:
+        records = self.before.get(self.keys.inflight, {})
+        places = {member: float(record.split()[1]) for member, record in records.items()}
         for member in ended:
+            is_marked = self.promises.flying[member].marked
+            if self.topic.is_strict and not is_marked and places[member] > min(places.values()):
+                # Only the first in line can have timed out.
+                self.promises.released(member, earlier_counts=True)
+                continue
             rest = self.least_rest(self.promises.flying[member].left)
             self.promises.failed(member, self.now_ms + rest, self.max_retries)
 
@@ -473,7 +530,7 @@ class Lockstep(RuleBasedStateMachine):
         receipt, names = self.some_delivery(data)
         words = self.both(lambda b: b.release(self.topic, 0, receipt, names))
         for member in self.ours(receipt, names, words):
-            self.promises.released(member, earlier_counts=self.topic.type is TopicType.RANGE_MERGE)
+            self.promises.released(member, earlier_counts=self.earlier_counts)
 
     @precondition(lambda self: self.promises.flying)
     @rule(data=st.data())
@@ -516,7 +573,7 @@ class Lockstep(RuleBasedStateMachine):
             if state == "acked":
                 del self.promises.claimed[member]
             elif state == "returned":
-                self.promises.returned(member, earlier_counts=self.topic.type is TopicType.RANGE_MERGE)
+                self.promises.returned(member, earlier_counts=self.earlier_counts)
             else:
                 left = self.promises.claimed[member].left
                 rest = self.least_rest(self.max_retries if left is None else min(left, self.max_retries))
@@ -632,6 +689,7 @@ class Lockstep(RuleBasedStateMachine):
         for member, envelope, word in zip(names, given, words, strict=True):
             died = self.envelope_of("deaths", member, self.before)
             if word == "replayed":
+                self.line.pop(member, None)
                 body = envelope or died
                 older = member in self.promises.claimed or (
                     member in self.promises.flying and not self.promises.flying[member].marked
@@ -721,6 +779,9 @@ class Lockstep(RuleBasedStateMachine):
 
     def configure(self, data: st.DataObject) -> None:
         max_retries = data.draw(st.sampled_from([0, 1, 3, 16, 20]))
+        if self.topic.is_fifo:
+            # What a message has left there is counted from its failures, which a promise does not know.
+            max_retries = self.topic.max_retries
         topic = replace(self.topic, max_retries=max_retries, timeout=data.draw(st.sampled_from([1, 30])))
         apply = data.draw(st.booleans())
         answer = self.both(lambda b: b.configure(topic, 0, apply))

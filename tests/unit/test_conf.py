@@ -114,6 +114,8 @@ def test_every_option_of_a_topic_arrives() -> None:
         "max_retries": 3,
         "backoff": {"base_ms": 2500, "cap_ms": 2500, "function": None},
         "retry_priority": "lowest",
+        "order": "strict",
+        "on_duplicate": "keep",
         "max_runtime": 60.0,
         "prefetch": 10,
         "max_body": 1000,
@@ -216,6 +218,25 @@ def test_a_default_that_does_not_fit_a_type_is_of_no_meaning_there() -> None:
     )
     assert (found.topic("a").time_range_ms, found.topic("a").retry_priority) == (None, "lowest")
     assert (found.topic("b").time_range_ms, found.topic("b").retry_priority) == (1000, "original")
+
+
+def test_a_fifo_topic_is_strict_and_keyed_and_serial_whatever_the_defaults_are() -> None:
+    found = config(
+        TOPIC_DEFAULTS={"IDENTITY": "body", "SERIAL": False},
+        TOPICS={"a": {"TYPE": "fifo"}, "b": {"TYPE": "fifo", "ORDER": "loose", "ON_DUPLICATE": "replace"}},
+    )
+    strict, loose = found.topic("a"), found.topic("b")
+    assert (strict.keyed, strict.is_strict, strict.serial, strict.on_duplicate) == (True, True, True, "keep")
+    assert (loose.keyed, loose.is_strict, loose.serial, loose.on_duplicate) == (True, False, False, "replace")
+
+
+def test_an_outbox_of_the_whole_project_is_refused_for_a_fifo_topic_until_it_says_otherwise() -> None:
+    (problem,) = problems(OUTBOX=True, TOPICS={"orders": {"TYPE": "fifo"}})
+    assert problem.id == "django_rmq.E006"
+    assert '"OUTBOX": False' in problem.hint
+    assert (
+        not config(OUTBOX=True, TOPICS={"orders": {"TYPE": "fifo", "OUTBOX": False}}).topic("orders").outbox
+    )
 
 
 def test_zookeeper_selects_its_coordinator_unless_another_is_named() -> None:
@@ -359,8 +380,8 @@ def test_an_unknown_key_is_an_error_that_guesses_what_was_meant(rmq: dict[str, A
         ({"SLOTS": "8"}, "a power of two"),
         ({"SLOTS": 8.0}, "a power of two"),
         ({"SLOTS": 2**21}, "a power of two"),
-        ({"TYPE": "fifo"}, "'range_merge', 'priority' or 'fixed_time'"),
-        ({"TYPE": None}, "'range_merge', 'priority' or 'fixed_time'"),
+        ({"TYPE": "lifo"}, "'range_merge', 'priority', 'fixed_time' or 'fifo'"),
+        ({"TYPE": None}, "'range_merge', 'priority', 'fixed_time' or 'fifo'"),
         ({"TIME_RANGE": 0}, "a timedelta or a whole number of ms"),
         ({"TIME_RANGE": -1}, "a timedelta or a whole number of ms"),
         ({"TIME_RANGE": 0.5}, "a timedelta or a whole number of ms"),
@@ -487,6 +508,12 @@ def test_a_topic_needs_a_type() -> None:
         {"TYPE": "fixed_time", "RETRY_PRIORITY": "lowest"},
         {"TYPE": "priority", "SLOT_BASIS": "shop", "BODY": "text"},
         {"TYPE": "priority", "ORIGIN": True, "IDENTITY": "body"},
+        {"TYPE": "priority", "ORDER": "strict"},
+        {"TYPE": "range_merge", "ON_DUPLICATE": "keep"},
+        {"TYPE": "fifo", "IDENTITY": "body"},
+        {"TYPE": "fifo", "SERIAL": False, "ORDER": "strict"},
+        {"TYPE": "fifo", "OUTBOX": True},
+        {"TYPE": "fifo", "TIME_RANGE": 1000},
     ],
     ids=str,
 )
@@ -539,7 +566,7 @@ def test_all_problems_are_told_at_once() -> None:
     rmq = {
         "BROKER": "memory",
         "COLOUR": "red",
-        "TOPICS": {"a": {"TYPE": "fifo", "SLOTS": 3}, "b b": {}, "c": {"SLOTS": 2}},
+        "TOPICS": {"a": {"TYPE": "lifo", "SLOTS": 3}, "b b": {}, "c": {"SLOTS": 2}},
         "CONSUMER": {"THREADS": 0},
     }
     with override_settings(RMQ=rmq), pytest.raises(ConfigurationError) as caught:

@@ -30,8 +30,9 @@ TOPIC = Topic("topic", TopicType.PRIORITY, slots=1)
 
 READ_ONLY = {name for name in scripts.names() if scripts.declaration(name).reads}
 OF_MANY_SLOTS = {"heads", "acquire_all"}
-READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "TIME", "TYPE"} | {
-    "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANK", "ZSCORE",
+READS = {"EXISTS", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HVALS", "TIME", "TYPE"} | {
+    "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZREVRANK",
+    "ZSCORE",
 }  # fmt: skip
 WRITES = {"HDEL", "HINCRBY", "HSET", "HSETNX", "PUBLISH", "RENAME", "UNLINK"} | {
     "ZADD", "ZRANGESTORE", "ZREM", "ZREMRANGEBYRANK",
@@ -60,7 +61,7 @@ LOOPS = {
     "low < high": "middle = math.floor((low + high) / 2)",
     "#rows > 0 and tonumber(rows[#rows]) < tonumber(lowest)": "rows[#rows], rows[#rows - 1] = nil, nil",
     "#rows > 0 and tonumber(rows[#rows]) > tonumber(highest)": "rows[#rows], rows[#rows - 1] = nil, nil",
-    "#rows > 0 and tonumber(rows[#rows]) > now_ms": "rows[#rows], rows[#rows - 1] = nil, nil",
+    "#rows > 0 and tonumber(rows[#rows]) > latest": "rows[#rows], rows[#rows - 1] = nil, nil",
     "above < #free / 2 and free[above * 2 + 2] ~= score": "above = above + 1",
 }
 
@@ -140,6 +141,7 @@ def calls_of_every_script() -> dict[str, Call]:
     calls: list[Call] = [
         ask.send_merge(TOPIC, 0, 0, members, [b"x", b"y"]),
         ask.send_replace(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
+        ask.send_fifo(TOPIC, 0, 50, members, [b"x", b"y"], ensure=True),
         ask.ensure(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
         ask.acquire(TOPIC, 0),
         ask.acquire_all(TOPIC, [0]),

@@ -14,7 +14,7 @@ class TopicAnswer(Answer):
     """A topic and its figures. If `partial` is true, the numbers of messages are those of `looked_at` slots only."""
 
     name = serializers.CharField()
-    type = serializers.ChoiceField(["range_merge", "priority", "fixed_time"])
+    type = serializers.ChoiceField(["range_merge", "priority", "fixed_time", "fifo"])
     slots = serializers.IntegerField()
     body = serializers.ChoiceField(["json", "text", "bytes"])
     identity = serializers.ChoiceField(["body", "key"])

@@ -140,5 +140,7 @@ FACTS: dict[str, Callable[[str, Any], Any]] = {
     "accumulate": lambda _, place: place.topic.accumulate or 0,
     "max_body": lambda _, place: place.topic.max_body,
     "slot_each_us": lambda _, place: place.topic.slot_each_us,
+    "strict": lambda _, place: int(place.topic.is_strict),
+    "on_duplicate": lambda _, place: place.topic.on_duplicate,
 }
 """The arguments of scripts that are facts of the topic, by their names in the headers."""

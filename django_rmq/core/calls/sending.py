@@ -46,6 +46,13 @@ def _sent(scores: Sequence[float]) -> Callable[[Any], list[Sent]]:
 _one_merged = _sent([math.nan])
 
 
+def _in_line(reply: list[Any]) -> list[Sent]:
+    """Parse the places in the line of a fifo topic."""
+    if reply[0] == b"stored":
+        return [Sent("stored", float(score)) for score in reply[1]]
+    return _one_merged(reply)
+
+
 def _pairs(scores: Sequence[int], members: Sequence[bytes]) -> list[Any]:
     """Return each score followed by its member."""
     pairs: list[Any] = [None] * (2 * len(members))
@@ -137,5 +144,28 @@ def ensure(
         AtSlot(topic, slot),
         (len(members), *_pairs(scores, members), *envelopes),
         _sent([math.nan] * len(members) if topic.type is TopicType.RANGE_MERGE else scores),
+        locals(),
+    )
+
+
+def send_fifo(
+    topic: Topic,
+    slot: int,
+    delay_ms: int,
+    members: Sequence[bytes],
+    envelopes: Sequence[bytes] = (),
+    *,
+    ensure: bool = False,
+) -> Call[list[Sent]]:
+    """Send fifo messages due ``delay_ms`` from now, in the order given, behind all that were sent before.
+
+    A message whose key waits or rests stays as it is, or takes the new body, by the ON_DUPLICATE of its topic.
+    ``ensure``: it stays as it is, and so does one that is in flight.
+    """
+    return Call(
+        "send_fifo",
+        AtSlot(topic, slot),
+        (int(ensure), delay_ms, len(members), *members, *envelopes),
+        _in_line,
         locals(),
     )

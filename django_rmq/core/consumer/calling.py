@@ -101,8 +101,33 @@ def call_group(function: Callable[[Any], Any], group: list[Message]) -> list[Out
     return outcomes + [(message, failure_of(message, error)) for message, error in unreadable]
 
 
+def holds(failure: Failure | None) -> bool:
+    """Return whether an outcome holds the slot of a strict fifo topic: the message failed, and is not dead."""
+    return failure is not None and failure.kind != "rejected"
+
+
+def in_line(group: Sequence[Message], outcomes: list[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a list in the order of the line, up to the first one that holds the slot.
+
+    What is behind it goes back uncharged, although the list was called with it: no later message may succeed
+    before that one.
+    """
+    of = {id(message): (message, failure) for message, failure in outcomes}
+    kept: list[Outcome] = []
+    for message in group:
+        kept.append(of[id(message)])
+        if holds(kept[-1][1]):
+            break
+    return kept
+
+
 def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
-    """Split messages for a batch listener: retries alone, the others in lists of up to ``size``."""
+    """Split messages for a batch listener: retries alone, the others in lists of up to ``size``.
+
+    Retries come last, but on fifo topics in their place.
+    """
+    if messages and messages[0].topic.is_fifo:
+        return _groups_in_line(messages, size)
     found: list[list[Message]] = []
     fresh: list[Message] = []
     for message in messages:
@@ -113,26 +138,47 @@ def groups(messages: Sequence[Message], size: int) -> list[list[Message]]:
     return [fresh[at : at + size] for at in range(0, len(fresh), size)] + found
 
 
+def _groups_in_line(messages: Sequence[Message], size: int) -> list[list[Message]]:
+    found: list[list[Message]] = []
+    has_room = False
+    for message in messages:
+        is_fresh = message.retries_left >= message.topic.max_retries
+        if is_fresh and has_room and len(found[-1]) < size:
+            found[-1].append(message)
+        else:
+            found.append([message])
+        has_room = is_fresh
+    return found
+
+
 def run(listener: ListenerLike, messages: Sequence[Message]) -> list[Failure | None]:
     """Call ``listener`` for ``messages``; return None (commit) or a ``Failure`` for each, in order.
 
-    SystemExit and KeyboardInterrupt are raised.
+    On a strict fifo topic the outcomes end with the first message that holds the slot. SystemExit and
+    KeyboardInterrupt are raised.
     """
+    outcomes: dict[int, Failure | None] = {}
     try:
-        if not listener.batch_size:
-            return [call_one(listener.function, message, message) for message in messages]
-        outcomes: dict[int, Failure | None] = {}
-        lists = deque(groups(messages, listener.batch_size))
+        size = listener.batch_size
+        lists = deque(groups(messages, size) if size else [[message] for message in messages])
         while lists:
             group = lists.popleft()
-            found = call_group(listener.function, group)
+            found = call_group(listener.function, group) if size else _called(listener, group)
             if found is None:
                 lists.extendleft([message] for message in reversed(group))
-            else:
-                outcomes.update((id(message), outcome) for message, outcome in found)
+                continue
+            if group[0].topic.is_strict:
+                found = in_line(group, found)
+                if holds(found[-1][1]):
+                    lists.clear()
+            outcomes.update((id(message), outcome) for message, outcome in found)
     except Interrupted as interrupted:
         raise (interrupted.__cause__ or interrupted) from None
-    return [outcomes[id(message)] for message in messages]
+    return [outcomes[id(message)] for message in messages if id(message) in outcomes]
 
 
-__all__ = ["Interrupted", "call_group", "call_one", "check_returned", "groups", "run"]
+def _called(listener: ListenerLike, group: list[Message]) -> list[Outcome]:
+    return [(message, call_one(listener.function, message, message)) for message in group]
+
+
+__all__ = ["Interrupted", "call_group", "call_one", "check_returned", "groups", "holds", "in_line", "run"]

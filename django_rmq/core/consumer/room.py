@@ -63,6 +63,8 @@ class Room:
 
     def depth(self, place: Place) -> int:
         """Return how many batches of a slot may be in hand: one runs, the next is ready."""
+        if place.topic.is_strict:
+            return 1
         if not place.topic.serial:
             return 2 * self.threads
         if self.lanes and not place.topic.flow and self.lanes.is_lane(place.thread, time.monotonic()):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from django_rmq.core.consumer import forks, journal
 from django_rmq.core.consumer.batches import Batch, Exited, Outcome, Slice, Tally
-from django_rmq.core.consumer.calling import Interrupted, call_group, call_one, groups
+from django_rmq.core.consumer.calling import Interrupted, call_group, call_one, groups, holds, in_line
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.notes import BEGUN, DONE, Marks
 from django_rmq.core.logs.safe import safe_logger
@@ -175,7 +175,7 @@ class ExecutorThread(threading.Thread):
     def _work_each(self, batch: Batch) -> None:
         function, messages, states = self._around(batch), batch.messages, self._states_of(batch)
         half, patience = batch.topic.timeout / 2, self._patience(batch)
-        tally, flushed = Tally(batch), uptime()
+        tally, flushed, is_held = Tally(batch), uptime(), False
         for i, message in enumerate(messages, 1):
             batch.begun = i
             now = uptime()
@@ -183,10 +183,11 @@ class ExecutorThread(threading.Thread):
                 # The end of one call is the beginning of the next, so one reading of the clock serves both.
                 tally.times.append(now - batch.running_since)
                 batch.running_since = None
-            if batch.halted or now > batch.confirmed + half or (now > patience and i > 1):
+            if batch.halted or is_held or now > batch.confirmed + half or (now > patience and i > 1):
                 break
             member = message.delivery.member
             if batch.stale and member in batch.stale:
+                is_held = batch.topic.is_strict
                 continue
             states[i - 1] = BEGUN
             batch.running_since = now
@@ -201,6 +202,7 @@ class ExecutorThread(threading.Thread):
                 states[i - 1] = DONE
             else:
                 tally.failures.append(outcome)
+                is_held = batch.topic.is_strict and holds(outcome)
                 self._surround(self._hooks.after)
             if now - flushed > FLUSH_SECONDS and i < len(messages):
                 self._report(tally, None)
@@ -225,7 +227,7 @@ class ExecutorThread(threading.Thread):
             batch.begun = max(batch.begun, end)
             late = now > batch.confirmed + batch.topic.timeout / 2
             is_over = batch.dropped if is_again else batch.halted or (now > patience and at > 0)
-            if late or is_over or batch.abandoned:
+            if late or is_over or batch.abandoned or (batch.topic.is_strict and batch.stale):
                 break
             batch.running_since = now
             ours = [message for message in group if message.delivery.member not in batch.stale]
@@ -241,10 +243,11 @@ class ExecutorThread(threading.Thread):
                 self._surround(self._hooks.after)
                 lists.extendleft([message] for message in reversed(group))
                 continue
-            tally.note(outcomes)
-            states[at:end] = _states_after(group, outcomes)
-            self._report(tally, None if lists else [])
-            batch.reported = at = end
+            outcomes = _noted(tally, lists, ours, outcomes)
+            end -= len(ours) - len(outcomes)
+            states[at:end] = _states_after(group[: end - at], outcomes)
+            self._report(tally, None if lists else batch.messages[end:])
+            batch.reported = at = end if lists else len(batch.messages)
             if any(failure is not None for _, failure in outcomes):
                 self._surround(self._hooks.after)
         if at < len(batch.messages):
@@ -257,6 +260,21 @@ class ExecutorThread(threading.Thread):
         self._inbox.put(tally.slice(rest))
         tally.clear()
         journal.done(batch.topic, batch.place.slot, committed)
+
+
+def _noted(
+    tally: Tally, lists: deque[list[Message]], group: list[Message], outcomes: list[Outcome]
+) -> list[Outcome]:
+    """Add the outcomes of a list that count, and return them.
+
+    On a strict fifo topic they end with the first one that holds the slot, and no further list runs.
+    """
+    if outcomes and tally.batch.topic.is_strict:
+        outcomes = in_line(group, outcomes)
+        if holds(outcomes[-1][1]):
+            lists.clear()
+    tally.note(outcomes)
+    return outcomes
 
 
 def _states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:

@@ -53,6 +53,7 @@ class InMemoryBroker(Memory):
 
     send_merge = sending.send_merge
     send_replace = sending.send_replace
+    send_fifo = sending.send_fifo
     ensure = sending.ensure
 
     acquire = taking.acquire

@@ -65,8 +65,9 @@ def may_claim(slot: Slot, consumer: str, number: int) -> str:
     if ours and number > newest:
         return "unfinished"
     holding = bool(slot.claimants)
+    held_up = slot.topic.is_strict and bool(slot.prepare or slot.retry)
     # While a re-slotting moves messages, nothing is handed out.
-    if (holding and not ours) or (slot.topic.serial and slot.prepare) or b"moving" in slot.control:
+    if (holding and not ours) or (slot.topic.serial and slot.prepare) or b"moving" in slot.control or held_up:
         return "busy"
     return "paused" if b"paused" in slot.control else "ok"
 

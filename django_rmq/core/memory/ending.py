@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_rmq.core.memory.collecting import join
-from django_rmq.core.memory.failing import end_failed, end_marked, forget, give_back, land
+from django_rmq.core.memory.failing import end_failed, end_marked, forget, land, release_one
 from django_rmq.core.memory.numbers import bounded
 from django_rmq.core.memory.refusing import check_batch
 from django_rmq.core.memory.slot import ENDING, Slot, on
@@ -62,13 +61,7 @@ def release(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
     for i, member in enumerate(members):
         held.append(slot.holds(receipt, member))
         if held[-1] and not end_marked(slot, member, i):
-            score = slot.flight(member).score
-            del slot.prepare[member], slot.inflight[member]
-            kept, is_outdated = land(slot, member)
-            if is_outdated:
-                join(slot, member, kept)
-            slot.count("released")
-            dues.append(give_back(slot, member, score))
+            dues.append(release_one(slot, member))
     if any(held):
         note_undrained(slot)
     wake_at_gate(slot, earliest(dues), ended=any(held))

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from django_rmq.core.memory.collecting import dead_body, join, joined_death, joined_if
 from django_rmq.core.memory.numbers import score_text
-from django_rmq.core.memory.scores import first_score, is_retry, retry_score
+from django_rmq.core.memory.scores import first_score, keeps_first, retry_score
 from django_rmq.core.memory.slot import InFlight, Slot
 from django_rmq.core.words.failures import FailureRecord
-from django_rmq.core.words.topics import TopicType
 
 _EXPIRES = re.compile(rb"(\d+) ")
 
@@ -63,6 +62,8 @@ def land(slot: Slot, member: bytes) -> tuple[bytes | None, bool]:
 
 def forget(slot: Slot, member: bytes) -> None:
     """Delete body and diagnosis of a member, unless it is still live. A member in flight or claimed has its own body."""
+    if slot.topic.is_fifo and slot.waits(member):
+        slot.failures.pop(member, None)
     if not slot.waits(member):
         slot.body.pop(member, None)
         if not slot.runs(member):
@@ -78,16 +79,27 @@ def supersede_resting(slot: Slot, member: bytes) -> None:
 def give_back(slot: Slot, member: bytes, score: float) -> float | None:
     """Return messages to Store without using a retry; return when they can be taken again, or None.
 
-    A newer copy stays; on range_merge topics with the earlier time, as if both had been sent.
+    A newer copy stays; on range_merge topics with the earlier time, as if both had been sent, and on fifo
+    topics with the earlier place.
     """
     waiting = slot.store.get(member)
     if slot.waits(member):
         slot.count("dropped")
-        merges = slot.topic.type is TopicType.RANGE_MERGE and not is_retry(slot, score)
-        if not merges or waiting is None or score >= waiting:
+        if not keeps_first(slot, score) or waiting is None or score >= waiting:
             return None
     slot.store[member] = score
     return 0 if slot.topic.is_priority else score
+
+
+def release_one(slot: Slot, member: bytes) -> float | None:
+    """Give back a delivery that has not begun; see ``give_back``."""
+    score = slot.flight(member).score
+    del slot.prepare[member], slot.inflight[member]
+    kept, is_outdated = land(slot, member)
+    if is_outdated:
+        join(slot, member, kept)
+    slot.count("released")
+    return give_back(slot, member, score)
 
 
 def die(slot: Slot, copy: Copy, reason: str, error: bytes, failed: int) -> None:
@@ -116,7 +128,10 @@ def go_on(
     """
     if slot.waits(copy.member):
         slot.count("dropped")
-        note_failure(slot, copy, what, error)
+        if slot.topic.is_fifo:
+            forget(slot, copy.member)
+        else:
+            note_failure(slot, copy, what, error)
         return None
     if left <= 0:
         die(slot, copy, what, error, 1)

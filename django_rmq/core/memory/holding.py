@@ -57,7 +57,7 @@ def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
         slot.count("claim_returned")
         if spent:
             copy = Copy.of(slot, member, score, kept)
-            dues.append(go_on(slot, copy, budget(slot, score), "timed_out", b"", None, 2 * index + 1))
+            dues.append(go_on(slot, copy, budget(slot, score, member), "timed_out", b"", None, 2 * index + 1))
         else:
             dues.append(give_back(slot, member, score))
     return earliest(dues)
@@ -69,7 +69,7 @@ def forget_claimed(slot: Slot, limit: int) -> None:
     for member in gone:
         del slot.claim[member]
         slot.claim_body.pop(member, None)
-        if not slot.waits(member):
+        if slot.topic.is_fifo or not slot.waits(member):
             slot.failures.pop(member, None)
     slot.count("acked", len(gone))
 

@@ -95,7 +95,7 @@ def _head(memory: Memory, topic: Topic, keys: SlotKeys, upkeep: bool) -> int | N
     )
     dues: list[float] = []
     if store and not upkeep:
-        dues.append(0 if topic.is_priority else ceil(min(store)))
+        dues.append(0 if topic.is_priority else (floor if topic.is_fifo else ceil)(min(store)))
     if retry and not upkeep:
         dues.append(floor(min(retry)))
     if prepare:

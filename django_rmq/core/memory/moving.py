@@ -11,6 +11,7 @@ from django_rmq.core.memory.scores import is_retry
 from django_rmq.core.memory.slot import ENDING, Slot, on
 from django_rmq.core.memory.waking import note_undrained
 from django_rmq.core.words.answers import Handover, Row, Survey
+from django_rmq.core.words.failures import FailureRecord
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused
 
@@ -190,6 +191,9 @@ def take_in(slot: Slot, row: Row) -> None:
         slot.count("dropped")
         if fresh and slot.topic.type is TopicType.RANGE_MERGE:
             slot.store[member] = score
+        if slot.topic.is_fifo:
+            failed = FailureRecord.parse(row.failure) if row.state == "retry" and row.failure else None
+            slot.store[member] = min(waiting, float(failed.score) if failed else score)
     elif fresh or not slot.waits(member):
         supersede_resting(slot, member)
         if waiting is not None:

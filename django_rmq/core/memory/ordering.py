@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from django_rmq.core.memory.choosing import look_further, turned
+from django_rmq.core.memory.scores import is_due
 from django_rmq.core.memory.slot import Slot
 
 Entry = tuple[bytes, float]
@@ -35,7 +36,7 @@ def is_behind(member: bytes, score: float, after: Cursor | None, descending: boo
 def due_entries(slot: Slot) -> list[Entry]:
     """Return the due entries in the order in which they are taken; on time topics, those whose time has come."""
     rows = slot.store.rows(descending=slot.topic.is_priority)
-    return rows if slot.topic.is_priority else [row for row in rows if row[1] <= slot.now_ms]
+    return rows if slot.topic.is_priority else [row for row in rows if is_due(slot, row[1])]
 
 
 def retries_apart(slot: Slot, after: Cursor | None) -> tuple[list[Entry], list[Entry]]:
@@ -44,8 +45,9 @@ def retries_apart(slot: Slot, after: Cursor | None) -> tuple[list[Entry], list[E
     waiting = [row for row in slot.store.rows(descending=priority) if is_behind(*row, after, priority)]
     if priority:
         return waiting, []
-    resting = [row for row in waiting if row[1] <= 999] if after is None else []
-    return [row for row in waiting[len(resting) :] if row[1] <= slot.now_ms], resting
+    apart = after is None and not slot.topic.is_fifo
+    resting = [row for row in waiting if row[1] <= 999] if apart else []
+    return [row for row in waiting[len(resting) :] if is_due(slot, row[1])], resting
 
 
 def candidates(slot: Slot, limit: int, receipt: int, after: Cursor | None) -> Candidates:

@@ -10,6 +10,7 @@ from django_rmq.core.memory.failing import Copy, die, forget, supersede_resting
 from django_rmq.core.memory.numbers import bounded, floor
 from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
 from django_rmq.core.memory.scores import LARGEST_WITH_RETRIES, floor_priority, fraction, is_retry
+from django_rmq.core.memory.sequence import later_place, next_places
 from django_rmq.core.memory.slot import ENDING, Slot, on
 from django_rmq.core.memory.waking import earliest, note_undrained, wake
 from django_rmq.core.words.bounds import BATCH, MAX_PRIORITY, MAX_RETRIES_LIMIT
@@ -60,8 +61,10 @@ def is_outlived(slot: Slot, member: bytes, envelope: bytes, death: Death | None)
     return is_older and slot.runs(member) and not slot.flight(member).mark
 
 
-def score_again(slot: Slot, death: Death | None) -> int:
-    """Return now, or the priority that the message had."""
+def score_again(slot: Slot, death: Death | None) -> float:
+    """Return now, or the priority that the message had, or the place behind all others in the line."""
+    if slot.topic.is_fifo:
+        return next_places(slot, 1)[0]
     if not slot.topic.is_priority:
         return slot.now_ms
     again = bounded(floor(float(death.score)) if death else 0, 0, MAX_PRIORITY)
@@ -158,9 +161,9 @@ def reschedule(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> l
     words: list[str] = []
     dues: list[float | None] = []
     for score, member in zip(scores, members, strict=True):
-        waiting = slot.store.get(member)
+        waiting, due = slot.store.get(member), float(score)
         if waiting is not None and not is_retry(slot, waiting):
-            slot.store[member] = float(score)
+            slot.store[member] = due = later_place(slot, score) if slot.topic.is_fifo else due
             words.append("waiting")
         elif slot.waits(member) and slot.topic.is_priority:
             words.append("refused")
@@ -172,7 +175,7 @@ def reschedule(slot: Slot, scores: Sequence[int], members: Sequence[bytes]) -> l
             words.append("in_flight" if slot.runs(member) else "not_found")
             continue
         slot.count("rescheduled")
-        dues.append(0 if slot.topic.is_priority else score)
+        dues.append(0 if slot.topic.is_priority else due)
     wake(slot, earliest(dues))
     return words
 

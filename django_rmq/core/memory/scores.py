@@ -8,6 +8,7 @@ from django_rmq.core.memory.numbers import bounded, floor
 from django_rmq.core.memory.slot import Slot
 from django_rmq.core.words.bounds import MAX_PRIORITY, MAX_RETRIES_LIMIT
 from django_rmq.core.words.failures import FailureRecord
+from django_rmq.core.words.topics import TopicType
 
 LARGEST_WITH_RETRIES = (1 << 43) - 1
 """The largest score with room for ten bits of retries below it in a double. From 2^43 on they would be rounded."""
@@ -19,7 +20,9 @@ def floor_priority(slot: Slot) -> int:
 
 
 def is_retry(slot: Slot, score: float) -> bool:
-    """Return whether the message waits as a retry."""
+    """Return whether the message waits as a retry. On fifo topics a score is a place, also after failures."""
+    if slot.topic.is_fifo:
+        return False
     if not slot.topic.is_priority:
         return score <= 999
     return score <= floor_priority(slot) or (math.isfinite(score) and score % 1 != 0)
@@ -29,7 +32,20 @@ def is_fresh(slot: Slot, score: float) -> bool:
     """Return whether a send may use this score."""
     if is_retry(slot, score) or not math.isfinite(score) or score % 1 != 0:
         return False
+    if slot.topic.is_fifo:
+        return 0 <= score <= LARGEST_WITH_RETRIES
     return score <= (MAX_PRIORITY if slot.topic.is_priority else 1e14)
+
+
+def keeps_first(slot: Slot, score: float) -> bool:
+    """Return whether of two copies of a message the earlier one keeps its time, or its place."""
+    kind = slot.topic.type
+    return kind is TopicType.FIFO or (kind is TopicType.RANGE_MERGE and not is_retry(slot, score))
+
+
+def is_due(slot: Slot, score: float) -> bool:
+    """Return whether the time of a score has come. A place in a fifo line is due from its millisecond on."""
+    return score < slot.now_ms + 1 if slot.topic.is_fifo else score <= slot.now_ms
 
 
 def fraction(score: float) -> float:
@@ -37,8 +53,11 @@ def fraction(score: float) -> float:
     return floor(score % 1 * 1024 + 0.5)
 
 
-def budget(slot: Slot, score: float) -> int:
-    """Return the retries left for a delivery that is taken with this score."""
+def budget(slot: Slot, score: float, member: bytes) -> int:
+    """Return the retries left for a delivery of ``member`` that is taken with this score."""
+    if slot.topic.is_fifo:
+        failure = slot.failure_of(member)
+        return bounded(slot.max_retries - (failure.times if failure else 0), 0, slot.max_retries)
     if not is_retry(slot, score):
         return slot.max_retries
     q = floor(score)
@@ -49,6 +68,8 @@ def budget(slot: Slot, score: float) -> int:
 
 def retry_score(slot: Slot, q: float, first: float) -> float:
     """Return the Store score of a retry of ``q``. ``first``: the score before the first failure."""
+    if slot.topic.is_fifo:
+        return first
     q = bounded(q, 1, MAX_RETRIES_LIMIT)
     topic = slot.topic
     if topic.is_priority and topic.retry_priority == "original" and first > floor_priority(slot):

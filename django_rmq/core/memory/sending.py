@@ -10,10 +10,11 @@ from django_rmq.core.memory.collecting import collect
 from django_rmq.core.memory.debouncing import first_due, prolonged
 from django_rmq.core.memory.refusing import check_batch, check_fresh, check_not_moved
 from django_rmq.core.memory.scores import is_retry
+from django_rmq.core.memory.sequence import later_places, next_places
 from django_rmq.core.memory.slot import SENDING, Slot, on
 from django_rmq.core.memory.waking import note_undrained, wake
 from django_rmq.core.words.answers import Sent
-from django_rmq.core.words.bounds import BATCH
+from django_rmq.core.words.bounds import BATCH, GATE
 from django_rmq.core.words.topics import TopicType
 from django_rmq.exceptions import ServerRefused
 
@@ -57,6 +58,23 @@ def ensure(
     return place(slot, members, scores, envelopes, "present")
 
 
+@on(*SENDING, "prepare", "claim")
+def send_fifo(
+    slot: Slot,
+    delay_ms: int,
+    members: Sequence[bytes],
+    envelopes: Sequence[bytes] = (),
+    *,
+    ensure: bool = False,
+) -> list[Sent]:
+    if not (0 <= delay_ms <= 1e14 and 1 <= len(members) <= BATCH):
+        raise ServerRefused("ERR delay or n is out of bounds")
+    check_not_moved(slot)
+    places = later_places(slot, delay_ms, len(members)) if delay_ms else next_places(slot, len(members))
+    met = "present" if ensure or slot.topic.on_duplicate == "keep" else "replaced"
+    return place(slot, members, places, envelopes, met, runs=ensure)
+
+
 def place(
     slot: Slot,
     members: Sequence[bytes],
@@ -64,12 +82,15 @@ def place(
     envelopes: Sequence[bytes],
     met: str,
     again: Callable[[float], float] | None = None,
+    *,
+    runs: bool = True,
 ) -> list[Sent]:
     """Put members into Store, one after the other. ``met``: what to do about a copy that waits fresh.
 
     merged: it keeps its score, or gets the one that ``again`` makes of it. replaced: it gets the new score.
-    present: nothing is sent; the same applies if the member rests or is in flight. A copy that waits or rests
-    as a retry is superseded otherwise.
+    present: nothing is sent; the same applies if the member rests or, with ``runs``, is in flight. A copy that
+    waits or rests as a retry is superseded otherwise; but on fifo topics it keeps its place, and only its body
+    is replaced.
     """
     sent: list[Sent] = []
     room = math.inf
@@ -78,14 +99,12 @@ def place(
     placed: dict[bytes, str] = {}
     earliest = math.inf
     for i, member in enumerate(members):
-        word = meet(slot, member, placed.get(member), met, has_room=room >= 1)
+        word = meet(slot, member, placed.get(member), met, has_room=room >= 1, runs=runs)
         envelope, is_full = envelopes[i] if envelopes else None, False
         if envelope and slot.topic.accumulate and met == "merged" and word != "refused":
             envelope, is_full = collect(slot, None if word == "stored" else slot.body.get(member), envelope)
             word = "refused" if envelope is None else word
-        if is_full and waits_longer(slot, member):
-            slot.store[member] = float(slot.now_ms)
-            earliest = min(earliest, slot.now_ms)
+            earliest = min(earliest, hasten(slot, member) if is_full else math.inf)
         placed[member] = word
         slot.count(word)
         if word in ("refused", "present"):
@@ -94,13 +113,13 @@ def place(
         room -= word == "stored"
         give_up_retries(slot, member, word)
         score = again(slot.store[member]) if again and word == "merged" else scores[i]
-        if word != "merged" or again:
+        if word == "stored" or (not slot.topic.is_fifo and (again or word != "merged")):
             slot.store[member] = float(slot.now_ms if is_full else score)
             earliest = min(earliest, slot.store[member])
         if envelope is not None:
             slot.body[member] = envelope
         slot.count("sent")
-        sent.append(Sent(word, slot.store[member]))
+        sent.append(Sent(word, slot.store.get(member, math.nan)))
     note_sent(slot, earliest)
     return sent
 
@@ -111,17 +130,21 @@ def note_sent(slot: Slot, earliest: float) -> None:
     if slot.topic.is_priority:
         slot.control.setdefault(b"max_retries", b"%d" % slot.max_retries)
     note_undrained(slot)
-    if earliest < math.inf:
+    # A strict slot that answered busy stays so until something in it ends.
+    held = slot.topic.is_strict and slot.control.get(b"sleeping_until") == b"%d" % GATE
+    if earliest < math.inf and not held:
         wake(slot, 0 if slot.topic.is_priority else earliest)
 
 
-def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: bool) -> str:
+def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: bool, runs: bool) -> str:
     """Return the status of a member. ``before``: its status earlier in the same send."""
     waiting = slot.store.get(member)
     if before == "refused":
         return "refused"
-    if met == "present" and (slot.waits(member) or slot.runs(member)):
+    if met == "present" and (slot.waits(member) or (runs and slot.runs(member))):
         return "present"
+    if slot.topic.is_fifo and slot.waits(member):
+        return met
     if waiting is not None and (before is not None or not is_retry(slot, waiting)):
         return met
     if slot.waits(member):
@@ -129,14 +152,19 @@ def meet(slot: Slot, member: bytes, before: str | None, met: str, *, has_room: b
     return "stored" if has_room else "refused"
 
 
-def waits_longer(slot: Slot, member: bytes) -> bool:
-    """Return whether a fresh copy waits for a later time than now."""
+def hasten(slot: Slot, member: bytes) -> float:
+    """Make a fresh copy that waits for a later time due now. Return this time, or infinity if there is none."""
     waiting = slot.store.get(member)
-    return waiting is not None and not is_retry(slot, waiting) and waiting > slot.now_ms
+    if waiting is None or is_retry(slot, waiting) or waiting <= slot.now_ms:
+        return math.inf
+    slot.store[member] = float(slot.now_ms)
+    return slot.now_ms
 
 
 def give_up_retries(slot: Slot, member: bytes, word: str) -> None:
-    """Count the copies that a send supersedes, and remove the one that rests."""
+    """Count the copies that a send supersedes, and remove the one that rests. On fifo topics it keeps its place."""
+    if slot.topic.is_fifo and member not in slot.store:
+        return
     if word == "superseded":
         slot.count("stored")
         if member in slot.store:

@@ -150,6 +150,8 @@ def at_the_gate(slot: Slot, owner: str) -> str:
     shut = in_flight >= slot.room
     if serial:
         shut = slot.control.get(b"owner") != owner.encode() and bool(in_flight or slot.claimants)
+    if slot.topic.is_strict:
+        shut = shut or bool(in_flight or slot.claimants or slot.retry)
     # While a re-slotting moves messages, nothing is handed out.
     if shut or b"moving" in slot.control:
         return "busy"
@@ -180,7 +182,7 @@ def choose(slot: Slot, free: Sequence[Entry], max_bytes: int) -> Chosen:
         refused = alone and slot.topic.serial and bool(slot.prepare) and not taken
         if refused or (taken and (alone or size > max_bytes)):
             return Chosen(taken, lapsed, refused, cut=True)
-        taken.append(Delivery(member, score, budget(slot, score), envelope or None))
+        taken.append(Delivery(member, score, budget(slot, score, member), envelope or None))
         if alone:
             return Chosen(taken, lapsed, refused=False, cut=i + 1 < len(free))
     return Chosen(taken, lapsed, refused=False, cut=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from django_rmq.core.memory.failing import end_failed
+from django_rmq.core.memory.failing import end_failed, release_one
 from django_rmq.core.memory.holding import UPKEEP, expire_claim
 from django_rmq.core.memory.numbers import bounded
 from django_rmq.core.memory.scores import fraction, retry_score
@@ -43,11 +44,21 @@ def expire_due(slot: Slot, limit: int) -> tuple[int, float | None]:
         slot.prepare[member] = float(slot.now_s * 1000 + bounded(score % 1000, 0, slot.max_retries))
     late = [row for row in slot.prepare.rows() if row[1] < (slot.now_s - slot.timeout) * 1000][:limit]
     dues: list[float | None] = []
+    to_blame = first_in_flight(slot) if slot.topic.is_strict else math.inf
     for index, (member, score) in enumerate(late):
+        flight = slot.flight(member)
+        if slot.topic.is_strict and not flight.mark and flight.score > to_blame:
+            dues.append(release_one(slot, member))
+            continue
         left = bounded(score % 1000, 0, slot.max_retries)
         dues.append(end_failed(slot, member, left, "timed_out", b"", None, 2 * index + 1))
     lost, due = expire_claim(slot, limit - len(late))
     return len(late) + lost, earliest([*dues, due])
+
+
+def first_in_flight(slot: Slot) -> float:
+    """Return the first place in flight of a strict slot: its messages run in order, so no other can have timed out."""
+    return min((slot.flight(member).score for member in slot.inflight), default=math.inf)
 
 
 def promote_due(slot: Slot, limit: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from django_rmq.core.memory.numbers import bounded, ceil, floor
+from django_rmq.core.memory.scores import is_due
 from django_rmq.core.memory.slot import Slot
 from django_rmq.core.words.bounds import GATE, NEVER
 
@@ -13,7 +14,8 @@ def next_due(slot: Slot, *, at_once: bool) -> int | None:
     """Return the earliest time (ms) at which asking again can help. None: there is none."""
     dues: list[float] = [slot.now_ms] if at_once else []
     if not slot.topic.is_priority:
-        dues += sorted(math.ceil(min(s, NEVER)) for s in slot.store.values() if s > slot.now_ms)[:1]
+        whole = math.floor if slot.topic.is_fifo else math.ceil
+        dues += sorted(whole(min(s, NEVER)) for s in slot.store.values() if not is_due(slot, s))[:1]
     if slot.retry:
         dues.append(floor(min(slot.retry.values())))
     if slot.prepare:

@@ -46,6 +46,14 @@ def check_time_range(value: object) -> int:
     return range_ms
 
 
+def check_delay(value: object) -> int:
+    """Return ``delay`` in ms, or raise ``InvalidMessage``."""
+    delay_ms = _milliseconds("delay", value)
+    if not 0 <= delay_ms <= MAX_DURATION_MS:
+        raise InvalidMessage(f"delay must be from 0 to {MAX_DURATION_MS} ms, got {delay_ms}")
+    return delay_ms
+
+
 def check_priority(topic: Topic, value: object) -> int:
     """Return ``priority``, or raise ``InvalidMessage``."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -110,14 +118,19 @@ def _instant(ms: int) -> str:
 
 def check_score(
     topic: Topic,
-    priority: int | None,
-    time_range: int | timedelta | None,
-    fixed_time: datetime | int | None,
+    priority: int | None = None,
+    time_range: int | timedelta | None = None,
+    fixed_time: datetime | int | None = None,
+    delay: int | timedelta | None = None,
 ) -> int:
     """Return the score given by the options of a message, which must be those of its topic's type."""
+    given = {"priority": priority, "time_range": time_range, "fixed_time": fixed_time, "delay": delay}
+    wanted = _OPTIONS[topic.type]
+    if any(value is not None for name, value in given.items() if name != wanted):
+        raise _misplaced(topic, **{**given, wanted: None})
+    if topic.type is TopicType.FIFO:
+        return 0 if delay is None else check_delay(delay)
     if topic.type is TopicType.RANGE_MERGE:
-        if priority is not None or fixed_time is not None:
-            raise _misplaced(topic, "time_range", priority=priority, fixed_time=fixed_time)
         if time_range is None:
             if topic.time_range_ms is None:
                 raise InvalidMessage(
@@ -126,13 +139,9 @@ def check_score(
             return topic.time_range_ms
         return check_time_range(time_range)
     if topic.type is TopicType.PRIORITY:
-        if time_range is not None or fixed_time is not None:
-            raise _misplaced(topic, "priority", time_range=time_range, fixed_time=fixed_time)
         if priority is None:
             raise InvalidMessage(f"topic {topic.name} has the type priority: pass priority= (an integer)")
         return check_priority(topic, priority)
-    if priority is not None or time_range is not None:
-        raise _misplaced(topic, "fixed_time", priority=priority, time_range=time_range)
     if fixed_time is None:
         raise InvalidMessage(
             f"topic {topic.name} has the type fixed_time: pass fixed_time= (an aware datetime)"
@@ -140,8 +149,18 @@ def check_score(
     return check_fixed_time(fixed_time)
 
 
-def _misplaced(topic: Topic, wanted: str, **given: object) -> InvalidMessage:
+_OPTIONS = {
+    TopicType.RANGE_MERGE: "time_range",
+    TopicType.PRIORITY: "priority",
+    TopicType.FIXED_TIME: "fixed_time",
+    TopicType.FIFO: "delay",
+}
+"""The option of a send that says when a message of this type is due, or how urgent it is."""
+
+
+def _misplaced(topic: Topic, **given: object) -> InvalidMessage:
     names = " and ".join(f"{name}=" for name, value in given.items() if value is not None)
+    wanted = _OPTIONS[topic.type]
     return InvalidMessage(f"topic {topic.name} has the type {topic.type.value}: pass {wanted}=, not {names}")
 
 

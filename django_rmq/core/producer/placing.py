@@ -33,6 +33,7 @@ class Send:
     priority: int | None = None
     time_range: int | timedelta | None = None
     fixed_time: datetime | int | None = None
+    delay: int | timedelta | None = None
     slot_basis: object = None
     headers: Mapping[str, str] | None = field(default=None, hash=False)
     expires: datetime | int | None = None
@@ -53,7 +54,7 @@ class Outgoing(NamedTuple):
     slot: int
     member: bytes
     score: int
-    """range_merge: ms to wait. priority: the priority. fixed_time: the due time in ms."""
+    """range_merge, fifo: ms to wait. priority: the priority. fixed_time: the due time in ms."""
     envelope: bytes | None = None
     act: Literal["send", "ensure", "remove"] = "send"
     """``ensure``: do nothing if the message already waits, rests or is in flight. ``remove``: take it back."""
@@ -68,7 +69,7 @@ class Outgoing(NamedTuple):
 
 def score_at_once(topic: Topic, scored: float | None, now_ms: int) -> int:
     """Return the score that makes a replayed message due at once, or restores its priority (``scored``)."""
-    if topic.type is TopicType.RANGE_MERGE:
+    if topic.type in (TopicType.RANGE_MERGE, TopicType.FIFO):
         return 0
     if topic.type is TopicType.FIXED_TIME:
         return now_ms
@@ -149,10 +150,13 @@ class Places:
 def built(places: Places, topic: Topic, body: object, options: Mapping[str, Any]) -> Outgoing:
     """Return ``body`` as a validated message of ``topic``, or raise ``InvalidMessage``."""
     given = options.get
-    score = check_score(topic, given("priority"), given("time_range"), given("fixed_time"))
+    score = check_score(topic, given("priority"), given("time_range"), given("fixed_time"), given("delay"))
     raw = encode_body(topic, body)
     basis = basis_of(topic, body, given("slot_basis"))
     key, headers, expires = given("key"), given("headers"), given("expires")
+    if topic.is_strict and basis is None and key is None:
+        # Messages that name no entity stand in one line; their generated keys would scatter them.
+        basis = topic.name.encode()
     if topic.identity == "body":
         if key is not None or headers or expires is not None:
             raise InvalidMessage(

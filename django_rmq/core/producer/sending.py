@@ -215,7 +215,7 @@ class Producer:
         except RmqError as error:
             mixed.give_up(error)
         else:
-            mixed.give_up(fly(self.broker, mixed, wanted, in_order=in_order))
+            mixed.give_up(fly(self.broker, mixed, wanted, in_order=in_order or mixed.is_in_line))
         return mixed.results, mixed.errors
 
     def _attempt_one(self, out: Outgoing) -> Outcomes:

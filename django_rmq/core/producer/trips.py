@@ -15,7 +15,7 @@ from django_rmq.core.words.answers import Sent
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.core.words.results import STORED, Durability, SendResult
 from django_rmq.core.words.topics import TopicType
-from django_rmq.exceptions import RmqError
+from django_rmq.exceptions import RmqError, SlotMoved
 
 ROUND_TRIP = 6_000
 """The number of messages per round trip of a bulk send."""
@@ -83,6 +83,8 @@ class Mixed:
 
     def __init__(self, messages: Sequence[Outgoing], wanted: Durability) -> None:
         self._messages = messages
+        self.is_in_line = any(out.topic.is_fifo for out in messages)
+        """Whether some of them have an order: what comes behind an error is then not sent."""
         self.results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
         self.errors: dict[int, RmqError] = {}
 
@@ -92,11 +94,14 @@ class Mixed:
         Within a slot they keep their order, because the first of two sends of a member decides its time.
         """
         for start in range(0, len(self._messages), ROUND_TRIP):
+            if self.is_in_line and any(not isinstance(error, SlotMoved) for error in self.errors.values()):
+                return
             groups: list[list[int]] = []
             latest: dict[tuple[str, int], tuple[tuple[int, str], list[int]]] = {}
             for i in range(start, min(start + ROUND_TRIP, len(self._messages))):
                 topic, slot, _, score, _, act, _ = self._messages[i]
-                manner = (score if topic.type is TopicType.RANGE_MERGE and act == "send" else 0, act)
+                shares = topic.is_fifo or (topic.type is TopicType.RANGE_MERGE and act == "send")
+                manner = (score if shares else 0, act)
                 found = latest.get((topic.name, slot))
                 if found is not None and found[0] == manner and len(found[1]) < BATCH:
                     found[1].append(i)
@@ -133,6 +138,7 @@ class Mixed:
 
     def give_up(self, trouble: RmqError | None) -> None:
         """Mark everything without an outcome as failed, with ``trouble`` as the reason if no other is known."""
+        trouble = trouble or next(iter(self.errors.values()), None)
         for i, result in enumerate(self.results):
             if result.status == "pending":
                 result.status = "failed"
@@ -147,6 +153,8 @@ def call_of(batch: Sequence[Outgoing]) -> Call[Any]:
     if act == "remove":
         return people.remove(topic, slot, members, "live")
     bodies = [envelope or b"" for envelope in envelopes] if topic.keyed else ()
+    if topic.is_fifo:
+        return sending.send_fifo(topic, slot, score, members, bodies, ensure=act == "ensure")
     if act == "ensure":
         return sending.ensure(topic, slot, scores, members, bodies)
     if topic.type is TopicType.RANGE_MERGE:

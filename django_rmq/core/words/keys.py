@@ -6,7 +6,7 @@ other names the braces are literal and make Redis Cluster keep all keys of a slo
 ===================  ======  ====================================================================
 key                  type    member -> score, or field -> value
 ===================  ======  ====================================================================
-``K``                zset    Store: member -> due ms, or priority; or a retry score
+``K``                zset    Store: member -> due ms, or priority; or a retry score; fifo: due ms + sequence / 1024
 ``prepare_{K}``      zset    member -> seconds * 1000 + retries left
 ``inflight_{K}``     hash    member -> "receipt original_score [mark [outlived]]"
 ``retry_{K}``        zset    member -> ms when back-off ends + retries / 1024
@@ -18,7 +18,8 @@ key                  type    member -> score, or field -> value
 ``stats_{K}``        hash    the ledger: counter -> n
 ``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
                              sleeping_until, slots; undrained_since: ms since when Store of a priority topic has not
-                             been empty; reslot, moving, tickets (see ``reslotting``)
+                             been empty; last_place: fifo, the last place given to a message that was due
+                             at once; reslot, moving, tickets (see ``reslotting``)
 ``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
 ``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
 ``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim

@@ -18,6 +18,8 @@ class TopicType(StrEnum):
     """Highest priority first; the last send's priority counts."""
     FIXED_TIME = "fixed_time"
     """Due at a given instant; the last send's instant counts."""
+    FIFO = "fifo"
+    """Due at once or after a delay, in the order of sending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ class Topic:
     backoff: BackOff = field(default_factory=BackOff)
     retry_priority: str = "original"
     """priority topics: ``original`` retries at its own priority, ``lowest`` below all (the article's)."""
+    order: str = "strict"
+    """fifo topics: ``strict`` holds a slot behind a message that failed, ``loose`` does not."""
+    on_duplicate: str = "keep"
+    """fifo topics: whether a send that meets a waiting message with its key is left out (``keep``), or replaces its body."""
     max_runtime: float = 3600.0
     """Seconds a listener may run before its heartbeat stops."""
     prefetch: int = 512
@@ -89,6 +95,15 @@ class Topic:
     @property
     def is_priority(self) -> bool:
         return self.type is TopicType.PRIORITY
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.type is TopicType.FIFO
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether nothing is delivered from a slot while something in it is in flight or rests."""
+        return self.is_fifo and self.order == "strict"
 
     @property
     def keyed(self) -> bool:
@@ -135,6 +150,7 @@ class Topic:
             **({"origin": True} if self.origin else {}),
             **({"debounce": True, "max_wait_ms": self.max_wait_ms} if self.debounce else {}),
             **({"accumulate": self.accumulate} if self.accumulate else {}),
+            **({"order": self.order, "on_duplicate": self.on_duplicate} if self.is_fifo else {}),
         }
 
     @classmethod
@@ -162,6 +178,8 @@ class Topic:
                 debounce=definition.get("debounce", False),
                 max_wait_ms=definition.get("max_wait_ms"),
                 accumulate=definition.get("accumulate"),
+                order=definition.get("order", "strict"),
+                on_duplicate=definition.get("on_duplicate", "keep"),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"the definition of topic {name} is incomplete: {error}") from None

@@ -30,7 +30,17 @@ from django_rmq.management import (
 CHUNK = 5_000
 """The number of lines that are sent together."""
 
-PER_LINE = ("body", "key", "priority", "time_range", "fixed_time", "slot_basis", "headers", "expires")
+PER_LINE = (
+    "body",
+    "key",
+    "priority",
+    "time_range",
+    "fixed_time",
+    "delay",
+    "slot_basis",
+    "headers",
+    "expires",
+)
 
 
 class Command(RmqCommand):
@@ -68,6 +78,9 @@ class Command(RmqCommand):
             type=at_least(1),
             metavar="MS",
             help="range_merge topics: milliseconds until it is due",
+        )
+        parser.add_argument(
+            "--delay", type=at_least(0), metavar="MS", help="fifo topics: milliseconds until it is due"
         )
         when = parser.add_mutually_exclusive_group()
         when.add_argument(
@@ -141,7 +154,7 @@ class Command(RmqCommand):
 
 
 def _shared(options: dict[str, Any]) -> dict[str, Any]:
-    found = {name: options[name] for name in ("key", "priority", "time_range", "slot_basis")}
+    found = {name: options[name] for name in ("key", "priority", "time_range", "delay", "slot_basis")}
     if options["after"] is not None:
         found["fixed_time"] = datetime.now(UTC) + timedelta(seconds=options["after"])
     elif options["at"] is not None:

@@ -36,6 +36,7 @@ def send_message(
     priority: int | None = None,
     time_range: int | timedelta | None = None,
     fixed_time: datetime | int | None = None,
+    delay: int | timedelta | None = None,
     slot_basis: object = None,
     headers: Mapping[str, str] | None = None,
     expires: datetime | int | None = None,
@@ -46,9 +47,9 @@ def send_message(
 ) -> SendResult:
     """Send ``body`` to ``topic`` and return its result, which is ``pending`` inside a transaction.
 
-    ``time_range`` in ms or as timedelta, ``fixed_time`` and ``expires`` as aware datetimes or ms since the
-    epoch. ``key``, ``headers`` and ``expires`` need IDENTITY "key". ``slot_basis`` chooses the slot: messages
-    of equal basis are consumed one after the other. ``using`` names the database whose commit to wait for.
+    ``time_range`` and ``delay`` in ms or as timedelta, ``fixed_time`` and ``expires`` as aware datetimes or ms
+    since the epoch. ``key``, ``headers`` and ``expires`` need IDENTITY "key". ``slot_basis`` chooses the slot:
+    messages of equal basis run one after the other. ``using`` names the database whose commit to wait for.
     ``replicas``: wait until this many replicas of Redis have it; ``fsync``: until it is on the primary's
     disk. Each waits for two fifths of the socket time-out at most (0.4 s in a web process) and raises
     nothing: ``replicas``, ``fsynced`` and ``durable`` of the result say what was reached.
@@ -69,6 +70,7 @@ def ensure_message(
     priority: int | None = None,
     time_range: int | timedelta | None = None,
     fixed_time: datetime | int | None = None,
+    delay: int | timedelta | None = None,
     slot_basis: object = None,
     headers: Mapping[str, str] | None = None,
     expires: datetime | int | None = None,
@@ -89,6 +91,7 @@ def send_messages(
     priority: int | None = None,
     time_range: int | timedelta | None = None,
     fixed_time: datetime | int | None = None,
+    delay: int | timedelta | None = None,
     slot_basis: object = None,
     headers: Mapping[str, str] | None = None,
     expires: datetime | int | None = None,
@@ -200,9 +203,6 @@ async def aensure_message(topic: str, body: Any, **options: Any) -> SendResult:
 async def aremove_message(topic: str, body: Any = None, **options: Any) -> RemoveResult:
     """Remove like ``remove_message``, from a coroutine."""
     return await sync_to_async(remove_message)(topic, body, **options)
-
-
-# --- one message, and many ---------------------------------------------------------------------------
 
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from django_rmq.core.words.bounds import BATCH, MAX_DURATION_MS, MAX_RETRIES_LIM
 from django_rmq.core.words.keys import check_slots, check_topic_name
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, InvalidMessage
+from django_rmq.project.settings.fifo import fifo
 from django_rmq.project.settings.keys import Keys
+from django_rmq.project.settings.merging import merging
 from django_rmq.project.settings.problems import Problems
 from django_rmq.project.settings.values import (
     Wanted,
@@ -102,6 +104,8 @@ TOPIC_KEYS: Keys = {
     "MAX_RETRIES": ("max_retries", whole(0, MAX_RETRIES_LIMIT)),
     "BACKOFF": ("backoff", back_off),
     "RETRY_PRIORITY": ("retry_priority", one_of("original", "lowest")),
+    "ORDER": ("order", one_of("strict", "loose")),
+    "ON_DUPLICATE": ("on_duplicate", one_of("keep", "replace")),
     "MAX_RUNTIME": ("max_runtime", seconds(1.0)),
     "PREFETCH": ("prefetch", whole(1, BATCH)),
     "MAX_BODY": ("max_body", whole(1, 536_870_912)),
@@ -116,6 +120,17 @@ TOPIC_KEYS: Keys = {
     "OUTBOX": ("outbox", boolean),
 }
 """Settings key -> (field of ``Topic``, parser of its value)."""
+
+_ONLY = (
+    ("TIME_RANGE", TopicType.RANGE_MERGE),
+    ("DEBOUNCE", TopicType.RANGE_MERGE),
+    ("MAX_WAIT", TopicType.RANGE_MERGE),
+    ("ACCUMULATE", TopicType.RANGE_MERGE),
+    ("RETRY_PRIORITY", TopicType.PRIORITY),
+    ("ORDER", TopicType.FIFO),
+    ("ON_DUPLICATE", TopicType.FIFO),
+)
+"""Settings that topics of one type have."""
 
 
 def read_topics(problems: Problems, root: Mapping[str, Any]) -> Mapping[str, Topic]:
@@ -158,24 +173,17 @@ def _topic(problems: Problems, name: str, options: object, defaults: Mapping[str
         values["slot_rate"] = values.pop("max_rate").rate
 
     _check_type(problems, place, own, values)
-    _check_debounce(problems, place, own, values)
+    if values["type"] is TopicType.FIFO:
+        fifo(problems, place, values, own)
+    merging(problems, place, values, own)
     _check_identity(problems, place, own, values)
     return None if len(problems) > before else Topic(name, **values)
-
-
-OF_ONE_TYPE = {
-    "TIME_RANGE": TopicType.RANGE_MERGE,
-    "DEBOUNCE": TopicType.RANGE_MERGE,
-    "MAX_WAIT": TopicType.RANGE_MERGE,
-    "ACCUMULATE": TopicType.RANGE_MERGE,
-    "RETRY_PRIORITY": TopicType.PRIORITY,
-}
 
 
 def _check_type(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
     """Report settings that do not fit the type: errors in the topic itself, and ignored in the defaults."""
     kind = values["type"]
-    for key, only in OF_ONE_TYPE.items():
+    for key, only in _ONLY:
         name_of_field = TOPIC_KEYS[key][0]
         if kind is not only:
             values.pop(name_of_field, None)
@@ -186,24 +194,6 @@ def _check_type(problems: Problems, place: str, own: Mapping[str, Any], values: 
                 )
 
 
-def _check_debounce(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
-    """Report a wait without an end, and one that is shorter than the time range."""
-    range_ms, wait_ms = values.get("time_range_ms"), values.get("max_wait_ms")
-    if values.get("debounce") and wait_ms is None:
-        problems.report(
-            "E006",
-            f"{place} has DEBOUNCE and no MAX_WAIT: a message that is sent all the time would never be delivered.",
-            "Set MAX_WAIT to the longest time from the first send to the delivery.",
-        )
-    elif own.get("max_wait_ms") and "max_wait_ms" in values and not values.get("debounce"):
-        problems.report("E006", f"{place} has MAX_WAIT without DEBOUNCE.", 'Set "DEBOUNCE": True, too.')
-    elif values.get("debounce") and range_ms is not None and wait_ms < range_ms:
-        problems.report(
-            "E006",
-            f"{place} has MAX_WAIT {wait_ms} ms and TIME_RANGE {range_ms} ms: MAX_WAIT is the shorter one.",
-        )
-
-
 def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], values: dict[str, Any]) -> None:
     """Report options that another identity or form of the body rules out."""
     if values.get("slot_basis") is not None and values.get("body", "json") != "json":
@@ -211,19 +201,6 @@ def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], valu
             "E006",
             f'{place} has SLOT_BASIS and BODY "{values["body"]}": a field of the body needs BODY "json".',
             "Give slot_basis= with each send instead.",
-        )
-    if own.get("accumulate") and "accumulate" in values and values.get("identity", "body") != "key":
-        problems.report(
-            "E006",
-            f'{place} has ACCUMULATE and IDENTITY "{values.get("identity", "body")}": messages merge when they are equal, '
-            "so there is nothing to collect.",
-            'Set IDENTITY "key".',
-        )
-    if own.get("accumulate") and values.get("origin"):
-        problems.report(
-            "E006",
-            f"{place} has ACCUMULATE and ORIGIN: a message that holds several sends has no single origin.",
-            "Remove one of them.",
         )
     if values.get("origin") and values.get("identity", "body") != "key":
         if own.get("origin"):
@@ -234,5 +211,3 @@ def _check_identity(problems: Problems, place: str, own: Mapping[str, Any], valu
                 'Set IDENTITY "key". A send without key= then gets a key of its own.',
             )
         values.pop("origin")
-    if values.get("identity", "body") != "key" or values.get("origin"):
-        values.pop("accumulate", None)

@@ -14,7 +14,7 @@ from django.db import connection
 from django_rmq import Message, Retry, listener, send_message
 from tests.e2e import ledger
 from tests.e2e.worker_project import points, stalls
-from tests.e2e.worker_project.happened import write_down
+from tests.e2e.worker_project.happened import write_down, write_in_line
 from tests.e2e.worker_project.settings import WORKER_DATA
 
 
@@ -70,6 +70,16 @@ def entered(message: Message) -> None:
         ledger.write(WORKER_DATA / "ledger", "fail", 0, *entry)
         raise Retry(do)
     ledger.write(WORKER_DATA / "ledger", "end", 0, *entry)
+
+
+@listener("in-line")
+def in_line(message: Message) -> None:
+    body = message.body
+    write_in_line("begins", body)
+    is_first = message.retries_left == message.topic.max_retries
+    if is_first and (body["number"] * 31 + body["entity"]) % 100 == 0:
+        raise Retry("one in a hundred fails once")
+    write_in_line("succeeds", body)
 
 
 bottleneck = threading.Semaphore(3)

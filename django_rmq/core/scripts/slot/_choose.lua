@@ -1,7 +1,7 @@
 -- The messages that can be delivered, in their order: flat lists of member, score.
 --
 -- needs: store prepare claim kind limit after_score after_member
--- needs: in_flight claimed receipt micros now_ms text_of rank_after
+-- needs: in_flight claimed receipt micros now_ms text_of latest_due rank_after
 
 -- The first due messages; on time topics, the retries separately.
 local function look(scan)
@@ -11,12 +11,16 @@ local function look(scan)
       return redis.call('ZREVRANGE', store, from, from + scan - 1, 'WITHSCORES'), {}
     end
     local rows = redis.call('ZRANGE', store, from, from + scan - 1, 'WITHSCORES')
-    while #rows > 0 and tonumber(rows[#rows]) > now_ms do
+    local latest = kind == 'fifo' and now_ms + 1023 / 1024 or now_ms
+    while #rows > 0 and tonumber(rows[#rows]) > latest do
       rows[#rows], rows[#rows - 1] = nil, nil
     end
     return rows, {}
   elseif kind == 'priority' then
     return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES'), {}
+  elseif kind == 'fifo' then
+    -- What failed has its place in the line, not behind it.
+    return redis.call('ZRANGEBYSCORE', store, '-inf', latest_due(), 'WITHSCORES', 'LIMIT', 0, scan), {}
   end
   -- rule: before_their_time
   return redis.call('ZRANGEBYSCORE', store, '(999', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan),

@@ -1,7 +1,7 @@
 -- Returning the messages of a claim, and the end of its lease.
 --
 -- needs: store retry failures body claimants claim claim_body
--- needs: kind now_ms count is_retry budget parse_failure first_score go_on join
+-- needs: kind now_ms count keeps_first budget parse_failure first_score go_on join
 -- needs: newest_claim note_claim close_claim forget_claimed
 
 -- The body moves with the message, unless a newer one is there. Returns it.
@@ -30,10 +30,10 @@ local function return_claimed(limit, spent)
     local kept = unclaim(member)
     if spent then
       local failure = parse_failure(redis.call('HGET', failures, member))
-      due = go_on(member, budget(number), 'timed_out', '', first_score(score, failure), failure, nil, i, kept)
+      due = go_on(member, budget(number, member), 'timed_out', '', first_score(score, failure), failure, nil, i, kept)
     else
       if newer then count('dropped') end
-      local merges = waiting and kind == 'range_merge' and not is_retry(number) and number < tonumber(waiting)
+      local merges = waiting and keeps_first(number) and number < tonumber(waiting)
       if merges or not newer then -- rule: returned_overwrites
         redis.call('ZADD', store, score, member)
         due = kind == 'priority' and 0 or number

@@ -30,6 +30,8 @@ end
 
 -- Another copy of the member keeps its diagnosis, and its body if it waits or rests; one that runs or is claimed has its own.
 local function forget(member)
+  -- On fifo topics the newer copy is a message of its own, with its own failures.
+  if kind == 'fifo' and waits(member) then redis.call('HDEL', failures, member) end -- rule: fifo_inherits_failures
   if waits(member) then return end -- rule: body_torn_from_the_living
   redis.call('HDEL', body, member) -- rule: body_outlives
   -- rule: bury_tears_the_failures_of_the_claimed

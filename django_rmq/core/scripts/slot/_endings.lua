@@ -1,6 +1,6 @@
 -- The end of a delivery, including what an operator has marked it for meanwhile.
 --
--- needs: prepare inflight dead deaths failures body prepare_body
+-- needs: prepare inflight dead deaths failures body prepare_body kind
 -- needs: count parse_failure first_score note_failure waits forget die join joined_death
 
 -- The delivered body moves with the message, unless a newer body is there. Returns it, and whether a newer one is there.
@@ -17,7 +17,7 @@ end
 local function gives_up(member, left, what, text, origin, failure, kept)
   if waits(member) then -- rule: rollback_overwrites
     count('dropped')
-    note_failure(member, what, text, origin, failure)
+    if kind == 'fifo' then forget(member) else note_failure(member, what, text, origin, failure) end
   elseif left <= 0 then -- rule: deliveries_left
     die(member, what, text, origin, failure, 1, kept) -- rule: exhausted_without_its_body
   else

@@ -1,6 +1,15 @@
 -- End at most `limit` deliveries and claims that have timed out. Returns how many, and when the first can be taken again.
 --
--- needs: prepare inflight timeout claimed max_retries now_s bounded text_of end_failed expire_claim
+-- needs: prepare inflight timeout claimed strict max_retries now_s bounded text_of end_failed give_back expire_claim
+
+-- The first place in flight. Messages of a strict slot run in their order, so no other can be to blame for a time-out.
+local function first_in_flight()
+  local first, records = math.huge, redis.call('HVALS', inflight)
+  for i = 1, #records do
+    first = math.min(first, tonumber(string.match(records[i], '^%d+ (%S+)')) or math.huge)
+  end
+  return first
+end
 
 local function expire_due(limit)
   local ahead = redis.call('ZRANGEBYSCORE', prepare, text_of((now_s + timeout + 1) * 1000), '+inf',
@@ -13,10 +22,17 @@ local function expire_due(limit)
   local late = redis.call('ZRANGEBYSCORE', prepare, '-inf', '(' .. text_of((now_s - timeout) * 1000),
     'WITHSCORES', 'LIMIT', 0, limit)
   local earliest
+  local to_blame = strict and #late > 0 and first_in_flight() or math.huge
   for i = 1, #late, 2 do
     local left = bounded(math.floor(tonumber(late[i + 1]) % 1000), 0, max_retries)
     local record = redis.call('HGET', inflight, late[i]) or '0 0'
-    local due = end_failed(late[i], left, record, 'timed_out', '', nil, i)
+    local score, mark = string.match(record, '^%d+ (%S+) ?(%S*)')
+    local due
+    if strict and mark == '' and tonumber(score) > to_blame then -- rule: strict_charges_all
+      due = give_back(late[i], score)
+    else
+      due = end_failed(late[i], left, record, 'timed_out', '', nil, i)
+    end
     if due and (not earliest or due < earliest) then earliest = due end
   end
   local lost, due = 0, nil

@@ -40,6 +40,8 @@ local function place(members, rows, envelope, met, overwrite, taken, collect)
       elseif existing and not retried then
         word, set = met, overwrite
         if set and set ~= true then rows[i * 2 - 1] = set(existing) end
+      elseif resting and kind == 'fifo' then
+        word, set = met, false -- rule: fifo_moves_what_rests
       elseif retried or resting then
         word = 'superseded'
       elseif room < 1 then
@@ -63,7 +65,7 @@ local function place(members, rows, envelope, met, overwrite, taken, collect)
         count('stored')
         if retried then count('dropped') end
       end
-      if resting and word ~= 'present' and word ~= 'refused' then
+      if resting and word ~= 'present' and word ~= 'refused' and (existing or kind ~= 'fifo') then
         count('dropped')
         leave[#leave + 1] = member
       end

@@ -10,8 +10,11 @@ local function next_due(more)
   local due = math.huge
   if more or behind then due = now_ms end
   if kind ~= 'priority' then
-    local head = redis.call('ZRANGEBYSCORE', store, '(' .. text_of(now_ms), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    if head[1] then due = math.min(due, bounded(math.ceil(tonumber(head[2])), 0, NEVER)) end
+    local is_fifo = kind == 'fifo'
+    local after = is_fifo and text_of(now_ms + 1) or '(' .. text_of(now_ms)
+    local head = redis.call('ZRANGEBYSCORE', store, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    local round = is_fifo and math.floor or math.ceil
+    if head[1] then due = math.min(due, bounded(round(tonumber(head[2])), 0, NEVER)) end
   end
   local head = redis.call('ZRANGE', retry, 0, 0, 'WITHSCORES')
   -- rule: next_due_forgets_retries

@@ -2,7 +2,7 @@
 -- `claims` the number and state of its newest claim. One consumer at a time, for as long as it is in `claimants`.
 --
 -- needs: store retry failures claimants claim claims claim_body
--- needs: now_ms count
+-- needs: kind now_ms count
 
 local function newest_claim(of)
   local number, state = string.match(redis.call('HGET', claims, of) or '', '^(%d+) (%l+) ')
@@ -30,7 +30,8 @@ local function forget_claimed(limit)
   local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(members)), {}, {}
   if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(members)) end
   for i, member in ipairs(members) do
-    if not (waiting[i] or resting[i]) then gone[#gone + 1] = member end -- rule: ack_tears_the_failures_of_the_living
+    local lives = kind ~= 'fifo' and (waiting[i] or resting[i])
+    if not lives then gone[#gone + 1] = member end -- rule: ack_tears_the_failures_of_the_living
   end
   count('acked', redis.call('ZREM', claim, unpack(members)))
   redis.call('HDEL', claim_body, unpack(members))

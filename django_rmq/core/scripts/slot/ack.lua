@@ -13,10 +13,11 @@
 --
 -- ARGV[1] channel
 -- ARGV[2] room NUMBER    others may take while Prepare holds fewer than this; 1 on serial topics
--- ARGV[3] consumer
--- ARGV[4] number NUMBER  of the claim
--- ARGV[5] limit NUMBER   messages at most, if the failures of each have to be deleted
--- ARGV[6] now
+-- ARGV[3] kind
+-- ARGV[4] consumer
+-- ARGV[5] number NUMBER  of the claim
+-- ARGV[6] limit NUMBER   messages at most, if the failures of each have to be deleted
+-- ARGV[7] now
 --
 -- Returns {word, left in the claim}   word: ok (ask again while something is left) | open (not sealed: give it back)
 --                                         | stale (the claim is lost, or was never there)

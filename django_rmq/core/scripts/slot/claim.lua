@@ -26,12 +26,13 @@
 -- ARGV[8] timeout              seconds; the topic's, until the slot has its own
 -- ARGV[9] max_retries          the topic's, until the slot has its own
 -- ARGV[10] serial FLAG         1 or 0
--- ARGV[11] consumer
--- ARGV[12] number NUMBER       of the claim: the first, or one that is still open, or the next
--- ARGV[13] lease NUMBER        ms
--- ARGV[14] limit NUMBER        messages at most
--- ARGV[15] max_bytes NUMBER    of members and envelopes; one message is taken whatever its size
--- ARGV[16] now
+-- ARGV[11] strict FLAG         1: nothing is claimed while something is in flight or resting
+-- ARGV[12] consumer
+-- ARGV[13] number NUMBER       of the claim: the first, or one that is still open, or the next
+-- ARGV[14] lease NUMBER        ms
+-- ARGV[15] limit NUMBER        messages at most
+-- ARGV[16] max_bytes NUMBER    of members and envelopes; one message is taken whatever its size
+-- ARGV[17] now
 --
 -- Returns {'moved', slots} | {word} | {'ok', taken, held in all, more or end}
 --         word: busy | paused | stale (the number is no longer open) | unfinished (an earlier claim is not over)
@@ -53,6 +54,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _numbers
 -- include: _retries
+-- include: _budget
 -- include: _retry_score
 -- include: _ledger
 -- include: _wake
@@ -60,6 +62,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _join
 -- include: _deaths
 -- include: _endings
+-- include: _give_back
 -- include: _failures
 -- include: _lapse
 -- include: _tidy
@@ -67,6 +70,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _expire
 -- include: _promote
 -- include: _undrained
+-- include: _due
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '')
 if not (known_slots and known[3] and known[4]) then
@@ -106,6 +110,8 @@ if ours and number > newest then return answer('unfinished') end -- rule: claim_
 -- While a re-slotting moves messages, nothing is delivered.
 -- rule: claim_gate
 if (holding > 0 and not ours) or (serial and in_flight > 0) or known[6] then return answer('busy') end
+-- rule: strict_claim_overtakes
+if strict and (in_flight > 0 or redis.call('ZCARD', retry) > 0) then return answer('busy') end
 if paused then return answer('paused') end -- rule: claim_of_a_paused_slot
 
 -- How many are moved without Lua, if nothing is in flight, rests or has a body; nil: each has to be read. The whole
@@ -125,7 +131,7 @@ local function as_they_are()
   if redis.call('ZCARD', retry) > 0 or redis.call('HLEN', body) > 0 then return nil end -- rule: claim_without_a_look
   local waiting, due = redis.call('ZCARD', store), redis.call('ZCARD', store)
   -- rule: claim_of_the_future_as_it_is
-  if kind ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', text_of(now_ms)) end
+  if kind ~= 'priority' then due = redis.call('ZCOUNT', store, '-inf', latest_due()) end
   local n = math.min(due, limit)
   local rest = waiting - n
   -- rule: claim_whole
@@ -161,7 +167,7 @@ end
 local function look(scan)
   if kind == 'priority' then return redis.call('ZREVRANGE', store, 0, scan - 1, 'WITHSCORES') end
   -- rule: claim_of_the_future
-  return redis.call('ZRANGEBYSCORE', store, '-inf', text_of(now_ms), 'WITHSCORES', 'LIMIT', 0, scan)
+  return redis.call('ZRANGEBYSCORE', store, '-inf', latest_due(), 'WITHSCORES', 'LIMIT', 0, scan)
 end
 local taken, more, rest = as_they_are()
 local members, flat, bodies = {}, {}, {}

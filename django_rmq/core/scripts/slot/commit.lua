@@ -62,11 +62,10 @@ if #done > 0 then
     local waiting, resting, gone = redis.call('ZMSCORE', store, unpack(done)), {}, {}
     if redis.call('ZCARD', retry) > 0 then resting = redis.call('ZMSCORE', retry, unpack(done)) end
     for i, member in ipairs(done) do
-      if not (waiting[i] or resting[i]) then -- rule: commit_takes_the_diagnosis
-        gone[#gone + 1] = member
-      elseif keyed then -- rule: commit_takes_the_body
-        land(member)
-      end
+      local lives = waiting[i] or resting[i]
+      -- On fifo topics the newer copy is a message of its own, with its own failures.
+      if not lives or kind == 'fifo' then gone[#gone + 1] = member end -- rule: commit_takes_the_diagnosis
+      if lives and keyed then land(member) end -- rule: commit_takes_the_body
     end
     if #gone > 0 then redis.call('HDEL', failures, unpack(gone)) end
     if keyed then redis.call('HDEL', prepare_body, unpack(done)) end -- rule: commit_leaves_the_body

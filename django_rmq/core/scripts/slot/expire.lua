@@ -24,8 +24,9 @@
 -- ARGV[6] backoff_cap NUMBER   ms
 -- ARGV[7] timeout              seconds; the topic's, until the slot has its own
 -- ARGV[8] max_retries          the topic's, until the slot has its own
--- ARGV[9] limit NUMBER
--- ARGV[10] now
+-- ARGV[9] strict FLAG          1: only the first in line is charged
+-- ARGV[10] limit NUMBER
+-- ARGV[11] now
 --
 -- Returns how many timed out
 
@@ -38,6 +39,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _now
 -- include: _numbers
 -- include: _retries
+-- include: _budget
 -- include: _retry_score
 -- include: _ledger
 -- include: _wake
@@ -45,6 +47,7 @@ local claimed = redis.call('ZCARD', claimants) > 0
 -- include: _join
 -- include: _deaths
 -- include: _endings
+-- include: _give_back
 -- include: _failures
 -- include: _tidy
 -- include: _claims

@@ -23,7 +23,10 @@ local function head(i)
   if not (waiting[1] or resting[1] or running[1] or claimed[1]) then return math.huge end
   if type(own) == 'table' then return 0 end
   local due = math.huge
-  if waiting[1] and not upkeep then due = kind == 'priority' and 0 or math.ceil(tonumber(waiting[2])) end
+  if waiting[1] and not upkeep then
+    local round = kind == 'fifo' and math.floor or math.ceil
+    due = kind == 'priority' and 0 or round(tonumber(waiting[2]))
+  end
   if resting[1] and not upkeep then due = math.min(due, math.floor(tonumber(resting[2]))) end
   if running[1] then
     -- rule: heads_without_timeouts

@@ -55,6 +55,9 @@ for i = first, last, 5 do
       -- Sent here meanwhile: merged with the copy that it would have met, which keeps its time on range_merge topics only.
       count('dropped')
       if fresh and kind == 'range_merge' then redis.call('ZADD', store, score, member) end
+      local place = state == 'retry' and string.match(failure, '^%S+ %d+ %d+ %d+ (%S+)\n') or score
+      -- rule: moved_behind_its_place
+      if kind == 'fifo' and tonumber(place) < tonumber(waiting) then redis.call('ZADD', store, place, member) end
     elseif fresh or not (waiting or resting) then
       if resting then count('dropped', redis.call('ZREM', retry, member)) end
       if waiting then count('dropped') end

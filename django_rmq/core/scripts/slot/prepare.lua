@@ -26,14 +26,15 @@
 -- ARGV[8] timeout              seconds; the topic's, until the slot has its own
 -- ARGV[9] max_retries          the topic's, until the slot has its own
 -- ARGV[10] serial FLAG         1 or 0
--- ARGV[11] slot_each_us NUMBER  us between two deliveries of the slot; 0: no limit
--- ARGV[12] owner
--- ARGV[13] epoch NUMBER        of the owner's acquire; empty: not fenced
--- ARGV[14] limit NUMBER        messages at most
--- ARGV[15] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
--- ARGV[16] after_score         with ARGV[17]: continue behind this entry; empty: from the head
--- ARGV[17] after_member
--- ARGV[18] now
+-- ARGV[11] strict FLAG         1: nothing is delivered while something is in flight, claimed or resting
+-- ARGV[12] slot_each_us NUMBER  us between two deliveries of the slot; 0: no limit
+-- ARGV[13] owner
+-- ARGV[14] epoch NUMBER        of the owner's acquire; empty: not fenced
+-- ARGV[15] limit NUMBER        messages at most
+-- ARGV[16] max_bytes NUMBER    of members and envelopes; one message is delivered whatever its size
+-- ARGV[17] after_score         with ARGV[18]: continue behind this entry; empty: from the head
+-- ARGV[18] after_member
+-- ARGV[19] now
 --
 -- Returns {'moved', slots} | {'fenced'} | {word, next due ms or empty}            word: busy | paused | empty
 --       | {'more', next due, score, member}                                    continue behind this entry
@@ -67,6 +68,7 @@ local ahead = math.max(0, now_us - receipt) -- rule: receipts_come_again
 receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _numbers
 -- include: _retries
+-- include: _budget
 -- include: _retry_score
 -- include: _ledger
 -- include: _wake
@@ -74,6 +76,7 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _join
 -- include: _deaths
 -- include: _endings
+-- include: _give_back
 -- include: _failures
 -- include: _lapse
 -- include: _tidy
@@ -81,6 +84,7 @@ receipt = receipt + ahead + ahead % 2 -- rule: receipts_take_no_turns
 -- include: _expire
 -- include: _promote
 -- include: _undrained
+-- include: _due
 -- include: _after
 -- Start with a deletion of nothing: after it, a full server accepts the rest, so that it can be drained.
 redis.call('HDEL', control, '') -- rule: prepare_needs_memory
@@ -101,6 +105,7 @@ claimed = claimed and redis.call('ZCARD', claimants) > 0
 -- include: _pace
 local shut = in_flight >= room -- rule: room_off
 if serial then shut = holder ~= owner and (in_flight > 0 or claimed) end -- rule: gate
+if strict then shut = shut or in_flight > 0 or claimed or redis.call('ZCARD', retry) > 0 end -- rule: strict_overtakes
 -- While a re-slotting moves messages, nothing is delivered.
 if shut or known[9] then return idle('busy', next_due(false), GATE) end -- rule: shut_slots_hand_out
 if paused then return idle('paused', next_due(false), nil) end -- rule: paused_hands_out
@@ -151,7 +156,8 @@ for i = 1, total do
       more = true
       break
     end
-    local left = i > retries and max_retries or budget(tonumber(score))
+    local is_retried = i <= retries or (wary and kind == 'fifo')
+    local left = is_retried and budget(tonumber(score), member) or max_retries
     plain = plain and left == expected
     dates[left] = dates[left] or text_of(stamp + left)
     local at = taken * 2 + 1

@@ -34,6 +34,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _deaths
 -- include: _endings
 -- include: _marked
+-- include: _give_back
 -- include: _undrained
 local prefix, words, earliest, ended = receipt .. ' ', {}, math.huge, false
 for i = first, last do
@@ -48,20 +49,7 @@ for i = first, last do
     end_marked(member, record)
   else
     words[#words + 1], ended = 'ok', true
-    local score = string.sub(record, #prefix + 1)
-    local number, waiting = tonumber(score), tonumber(redis.call('ZSCORE', store, member))
-    redis.call('ZREM', prepare, member) -- rule: release_needs_memory
-    local kept, outdated = land(member)
-    if outdated then join(member, kept) end -- rule: released_bodies_dropped
-    local resting = redis.call('ZSCORE', retry, member)
-    -- rule: earlier_time
-    if not (waiting or resting) or (waiting and kind == 'range_merge' and not is_retry(number) and number < waiting) then
-      redis.call('ZADD', store, score, member)
-      earliest = math.min(earliest, kind == 'priority' and 0 or number)
-    end
-    redis.call('HDEL', inflight, member)
-    count('released')
-    if waiting or resting then count('dropped') end
+    earliest = math.min(earliest, give_back(member, string.sub(record, #prefix + 1)) or math.huge)
   end
 end
 if ended and tonumber(sleeping_until) == GATE and redis.call('ZCARD', prepare) < room then earliest = 0 end

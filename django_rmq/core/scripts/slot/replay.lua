@@ -23,9 +23,9 @@
 
 -- check: types
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
-local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'slots', 'undrained_since')
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'slots', 'undrained_since', 'last_place')
 local sleeping_until, max_retries, known_slots = known[1], tonumber(known[2] or max_retries), known[3]
-local undrained_since = known[4]
+local undrained_since, last_place = known[4], known[5]
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _now
 -- include: _numbers
@@ -34,6 +34,7 @@ if known_slots and known_slots ~= slots then return { 'moved', known_slots } end
 -- include: _wake
 -- include: _undrained
 -- include: _join
+-- include: _sequence
 -- A new body needs memory. Without one, start with a deletion of nothing: after it, a full server accepts the rest.
 local edited = false
 for i = first, last, 2 do
@@ -61,7 +62,7 @@ for i = first, last, 2 do
     if not lives and buried and not collects(buried) then lives = is_newer(member) end -- rule: newer_body
     if not lives then
       word = 'replayed'
-      local again = now_ms
+      local again = kind == 'fifo' and next_place() or now_ms -- rule: fifo_replays_at_once
       if kind == 'priority' then
         again = math.min(math.floor(bounded(tonumber(score) or 0, 0, 8796093022208)), 8796093022208)
         if is_retry(again) then again = floor_priority() + 1 end -- rule: replay_at_once_or_never
@@ -77,6 +78,7 @@ for i = first, last, 2 do
   end
   words[#words + 1] = word
 end
+if kind == 'fifo' and earliest < math.huge then keep_place() end
 note_undrained()
 wake(earliest)
 keep_counts()

@@ -17,13 +17,14 @@
 
 -- check: types
 if (last - first + 1) / 2 > 1000 then return redis.error_reply('ERR too many members') end
-local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries')
-local sleeping_until, max_retries = known[1], tonumber(known[2] or max_retries)
+local known = redis.call('HMGET', control, 'sleeping_until', 'max_retries', 'last_place')
+local sleeping_until, max_retries, last_place = known[1], tonumber(known[2] or max_retries), known[3]
 -- include: _now
 -- include: _numbers
 -- include: _retries
 -- include: _ledger
 -- include: _wake
+-- include: _sequence
 for i = first, last, 2 do
   if not is_fresh(tonumber(ARGV[i])) then return redis.error_reply('ERR score ' .. ARGV[i] .. ' is out of bounds') end
 end
@@ -36,6 +37,7 @@ for i = first, last, 2 do
   local word = 'not_found'
   if waiting and not is_retry(waiting) then -- rule: reschedule_makes_fresh
     word = 'waiting'
+    if kind == 'fifo' then score = text_of(later_place(tonumber(score), 0)) end
     redis.call('ZADD', store, score, member) -- rule: reschedule_early
   elseif waiting or resting then
     word = 'retry'

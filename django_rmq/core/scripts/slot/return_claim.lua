@@ -38,6 +38,7 @@ local sleeping_until, max_retries, undrained_since = known[1], tonumber(known[2]
 -- include: _now
 -- include: _numbers
 -- include: _retries
+-- include: _budget
 -- include: _retry_score
 -- include: _ledger
 -- include: _wake

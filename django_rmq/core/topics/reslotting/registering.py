@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django_rmq.core.calls.broker import Broker
+from django_rmq.core.cluster.broker import ClusterBroker
 from django_rmq.core.topics.definitions import messages_held
 from django_rmq.core.words.answers import Entry
 from django_rmq.core.words.envelopes import stored_basis
@@ -90,6 +91,11 @@ def obstacle(broker: Broker, topic: Topic, slots: int) -> str:
         if counts[1] == slots:
             return ""
         return f"the topic is being re-slotted from {counts[0]} to {counts[1]} slots: that must finish first"
+    if topic.is_strict and slots != counts[0] and isinstance(broker, ClusterBroker):
+        return (
+            "its ORDER is strict, and each node of a Redis Cluster has a clock of its own, so what is sent to a new "
+            "slot could come before what is still on its way there. Declare a topic with another name"
+        )
     if slots > counts[0] and hides_bases(broker, topic):
         held = messages_held(broker, replace(topic, slots=counts[0]))
         if held:

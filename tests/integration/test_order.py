@@ -1,0 +1,291 @@
+"""What ``docs/explanation/order.md`` promises, sentence by sentence; and how a worker keeps the order of a strict topic."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from django_rmq.core.calls import ending, sending, taking
+from django_rmq.core.consumer import threads
+from django_rmq.core.producer.placing import Send
+from django_rmq.core.producer.sending import Producer
+from django_rmq.core.producer.trips import ROUND_TRIP
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.exceptions import InvalidMessage, Reject, ServerRefused
+from tests.workers import Heard, Worker, audit, broker_on, eventually, live, send, total
+
+QUICK = BackOff(10, 10)
+AT_ONCE = BackOff(0, 0)
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest) -> Any:
+    with broker_on(request) as found:
+        yield found
+
+
+def fifo(**options: Any) -> Topic:
+    return Topic("line", TopicType.FIFO, **{"slots": 1, "identity": "key", "backoff": QUICK, **options})
+
+
+def order_of(broker: Any, topic: Topic, limit: int = 1_000) -> list[Any]:
+    """Return the bodies of slot 0 in the order in which they are taken."""
+    prepared = broker.run(taking.prepare(topic, 0, "A", None, limit))
+    return [Message(topic, 0, prepared.receipt, each).body for each in prepared.deliveries]
+
+
+# --- the types
+
+
+@pytest.mark.parametrize("kind", [TopicType.RANGE_MERGE, TopicType.FIXED_TIME])
+def test_equal_times_run_in_the_order_of_bytes(broker: Any, kind: TopicType) -> None:
+    topic = Topic("times", kind, slots=1)
+    if kind is TopicType.RANGE_MERGE:
+        broker.run(sending.send_merge(topic, 0, 0, [b"9", b"10"]))
+    else:
+        broker.run(sending.send_replace(topic, 0, [5_000, 5_000], [b"9", b"10"]))
+    assert order_of(broker, topic) == [10, 9]
+
+
+def test_the_highest_priority_runs_first_within_a_slot(broker: Any) -> None:
+    topic = Topic("urgent", TopicType.PRIORITY, slots=1)
+    broker.run(sending.send_replace(topic, 0, [100, 300, 200], [b"1", b"3", b"2"]))
+    assert order_of(broker, topic) == [3, 2, 1]
+
+
+def test_fifo_messages_run_in_the_order_of_sending(broker: Any) -> None:
+    topic = fifo()
+    send(broker, topic, [9, 10])
+    send(broker, topic, [1])
+    assert order_of(broker, topic) == [9, 10, 1]
+
+
+def test_equal_bodies_are_messages_of_their_own(broker: Any) -> None:
+    topic = fifo()
+    send(broker, topic, [1, 1, 1])
+    assert order_of(broker, topic) == [1, 1, 1]
+
+
+def test_messages_without_an_entity_stand_in_one_line_however_many_slots_there_are(broker: Any) -> None:
+    topic = fifo(slots=16)
+    results = Producer(broker).send([Producer(broker).build(topic, n) for n in range(20)])
+    assert len({result.slot for result in results}) == 1
+
+
+def test_messages_of_one_entity_stand_in_one_line(broker: Any) -> None:
+    topic = fifo(slots=16, slot_basis="account")
+    producer = Producer(broker)
+    bodies = [{"account": n % 3, "n": n} for n in range(30)]
+    results = producer.send([producer.build(topic, body) for body in bodies])
+    lines = defaultdict(set)
+    for body, result in zip(bodies, results, strict=True):
+        lines[body["account"]].add(result.slot)
+    assert [len(slots) for slots in lines.values()] == [1, 1, 1]
+
+
+def test_a_loose_topic_spreads_messages_without_an_entity(broker: Any) -> None:
+    topic = fifo(slots=16, order="loose")
+    results = Producer(broker).send([Producer(broker).build(topic, n) for n in range(50)])
+    assert len({result.slot for result in results}) > 1
+
+
+def test_one_call_with_many_round_trips_and_options_keeps_the_order_given(broker: Any) -> None:
+    topic = fifo()
+    count = ROUND_TRIP + 2_500
+    producer = Producer(broker)
+    options = [{"expires": 4_000_000_000_000} if n % 7 == 0 else {} for n in range(count)]
+    producer.send([producer.build(topic, n, **options[n]) for n in range(count)])
+    found: list[Any] = []
+    while len(found) < count:
+        prepared = broker.run(taking.prepare(topic, 0, "A", None, 1_000))
+        if prepared.status != "ok":
+            continue  # a few places are in the next millisecond
+        found += [Message(topic, 0, 0, each).body for each in prepared.deliveries]
+        broker.run(ending.commit(topic, 0, prepared.receipt, [each.member for each in prepared.deliveries]))
+    assert found == list(range(count))
+
+
+def test_what_comes_behind_an_error_is_not_sent(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = fifo()
+    producer = Producer(broker)
+    built = [producer.build(topic, n) for n in range(ROUND_TRIP + 10)]
+    built[5] = built[5]._replace(score=-1)
+    results, errors = producer.attempt(built)
+    assert isinstance(errors[5], ServerRefused)
+    assert isinstance(errors[ROUND_TRIP + 9], ServerRefused)
+    assert {result.status for result in results[ROUND_TRIP:]} == {"failed"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"priority": 100}, "pass delay=, not priority="),
+        ({"fixed_time": 4_000_000_000_000}, "pass delay=, not fixed_time="),
+        ({"delay": -1}, "delay must be from 0"),
+        ({"delay": "soon"}, "delay must be a timedelta or a whole number of ms"),
+    ],
+    ids=str,
+)
+def test_an_option_that_a_fifo_topic_does_not_have_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidMessage, match=told):
+        Producer(None).build(fifo(), 1, **options)  # type: ignore[arg-type]
+
+
+def test_send_takes_a_delay() -> None:
+    assert Send(1, delay=5).options() == {"delay": 5}
+
+
+# --- workers
+
+
+class Entities:
+    """A listener that writes down what it begins and what succeeds, and fails some messages a few times."""
+
+    def __init__(self, fails: Callable[[Any, int], bool] = lambda body, times: False) -> None:
+        self.begun: list[Any] = []
+        self.succeeded: list[Any] = []
+        self.times: Counter[Any] = Counter()
+        self.fails = fails
+        self._lock = threading.Lock()
+
+    def begin(self, body: Any) -> bool:
+        with self._lock:
+            self.begun.append(body)
+            self.times[body] += 1
+            return self.fails(body, self.times[body])
+
+    def __call__(self, message: Message) -> None:
+        if self.begin(message.body):
+            raise ValueError("not yet")
+        with self._lock:
+            self.succeeded.append(message.body)
+
+    def many(self, messages: list[Message]) -> None:
+        failing = [message for message in messages if self.begin(message.body)]
+        for message in failing:
+            message.retry()
+        with self._lock:
+            self.succeeded += [m.body for m in messages[: messages.index(failing[0]) if failing else None]]
+
+    def raising(self, messages: list[Message]) -> None:
+        fails = [self.begin(message.body) for message in messages]
+        if any(fails):
+            raise ValueError("one of these")
+        with self._lock:
+            self.succeeded += [message.body for message in messages]
+
+
+def fails_first(body: Any, times: int) -> bool:
+    return body % 5 == 2 and times <= 2
+
+
+def finish(broker: Any, topic: Topic, listener: Any, count: int, **options: Any) -> None:
+    send(broker, topic, range(count))
+    with Worker(broker, topic, listener, **options):
+        eventually(lambda: live(broker, topic) == 0, "the end of all", 30)
+
+
+def test_a_worker_holds_a_strict_slot_behind_a_message_that_failed(broker: Any) -> None:
+    topic, heard = fifo(), Entities(fails_first)
+    finish(broker, topic, heard, 30)
+    assert heard.succeeded == list(range(30))
+    assert heard.begun == [n for n in range(30) for _ in range(3 if n % 5 == 2 else 1)]
+    assert total(broker, topic, "failed") == 12
+
+
+@pytest.mark.parametrize("size", [1, 4, 50])
+@pytest.mark.parametrize("way", ["many", "raising"])
+def test_a_list_commits_only_what_comes_before_its_first_failure(broker: Any, size: int, way: str) -> None:
+    topic, heard = fifo(), Entities(fails_first)
+    finish(broker, topic, getattr(heard, way), 30, batch_size=size)
+    firsts = list(dict.fromkeys(heard.succeeded))
+    assert firsts == list(range(30))
+    if way == "many":
+        assert total(broker, topic, "failed") <= 12
+        assert sum(ledger.dead for ledger in audit(broker, topic)) == 0
+
+
+def test_a_rejected_message_is_dead_at_once_and_holds_nobody(broker: Any) -> None:
+    topic, heard = fifo(), Heard()
+
+    def listener(message: Message) -> None:
+        if message.body == 2:
+            raise Reject("never")
+        heard.note(message.body)
+
+    finish(broker, topic, listener, 6)
+    assert heard.bodies == [0, 1, 3, 4, 5]
+    assert total(broker, topic, "rejected") == 1
+
+
+def test_a_message_that_is_dead_holds_nobody(broker: Any) -> None:
+    topic, heard = fifo(max_retries=2), Entities(lambda body, times: body == 1)
+    finish(broker, topic, heard, 4)
+    assert heard.begun == [0, 1, 1, 1, 2, 3]
+
+
+def test_a_loose_topic_goes_on(broker: Any) -> None:
+    topic, heard = (
+        fifo(order="loose", backoff=BackOff(200, 200)),
+        Entities(lambda body, times: body == 0 and times == 1),
+    )
+    finish(broker, topic, heard, 4)
+    assert heard.succeeded == [1, 2, 3, 0]
+
+
+def test_what_was_taken_with_a_message_that_failed_is_not_charged(broker: Any) -> None:
+    topic, heard = fifo(backoff=AT_ONCE), Entities(lambda body, times: body == 0 and times <= 3)
+    finish(broker, topic, heard, 20)
+    assert heard.times == {0: 4, **dict.fromkeys(range(1, 20), 1)}
+    assert total(broker, topic, "failed") == 3
+
+
+def test_a_slot_that_is_taken_over_goes_on_in_its_order(broker: Any) -> None:
+    topic, heard = fifo(slots=4, slot_basis="entity", backoff=AT_ONCE), Entities()
+    producer, entities, count = Producer(broker), 4, 200
+    bodies = [{"entity": n % entities, "n": n // entities} for n in range(entities * count)]
+    producer.send([producer.build(topic, body) for body in bodies])
+    begun: defaultdict[int, list[int]] = defaultdict(list)
+
+    def listener(message: Message) -> None:
+        body = message.body
+        begun[body["entity"]].append(body["n"])
+        if body["n"] % 50 == 7 and begun[body["entity"]].count(body["n"]) == 1:
+            raise ValueError("once")
+
+    done = threading.Event()
+    while not done.is_set():
+        with Worker(broker, topic, listener):
+            threading.Event().wait(0.02)
+        if live(broker, topic) == 0:
+            done.set()
+    for numbers in begun.values():
+        firsts = list(dict.fromkeys(numbers))
+        assert firsts == list(range(count))
+        assert all(later <= earlier + 1 for earlier, later in pairwise(numbers))
+    assert not heard.begun
+
+
+def test_a_stale_message_ends_its_batch(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = fifo()
+    heard = Heard()
+    batches: list[Any] = []
+    real = threads.ExecutorThread._run_batch
+
+    def run_batch(thread: Any, batch: Any) -> None:
+        if not batches:
+            batch.stale = {batch.messages[1].delivery.member}
+        batches.append(batch)
+        real(thread, batch)
+
+    monkeypatch.setattr(threads.ExecutorThread, "_run_batch", run_batch)
+    send(broker, topic, range(5))
+    with Worker(broker, replace(topic, timeout=1), heard):
+        assert heard.wait(5) == [0, 1, 2, 3, 4]

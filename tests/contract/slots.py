@@ -100,6 +100,8 @@ class Slot:
         envelopes = self.envelopes(len(members), body)
         if self.topic.type is TopicType.RANGE_MERGE:
             return self.send_merge(score or 0, list(members), envelopes)
+        if self.topic.is_fifo:
+            return self.send_fifo(score or 0, list(members), envelopes)
         scores = [self.fresh_score(n) if score is None else score for n in range(len(members))]
         return self.send_replace(scores, list(members), envelopes)
 

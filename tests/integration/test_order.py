@@ -8,18 +8,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from django_rmq.core.calls import ending, sending, taking
-from django_rmq.core.consumer import threads
+from django_rmq.core.consumer import calling, threads
 from django_rmq.core.producer.placing import Send
 from django_rmq.core.producer.sending import Producer
 from django_rmq.core.producer.trips import ROUND_TRIP
+from django_rmq.core.topics import reslotting
+from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import InvalidMessage, Reject, ServerRefused
-from tests.workers import Heard, Worker, audit, broker_on, eventually, live, send, total
+from django_rmq.operations.taking import Taking
+from tests.brokers import ClusterBroker
+from tests.workers import Heard, Worker, audit, broker_on, cluster_of, eventually, live, send, total
 
 QUICK = BackOff(10, 10)
 AT_ONCE = BackOff(0, 0)
@@ -140,6 +145,89 @@ def test_an_option_that_a_fifo_topic_does_not_have_is_refused(options: dict[str,
 
 def test_send_takes_a_delay() -> None:
     assert Send(1, delay=5).options() == {"delay": 5}
+
+
+def test_retries_of_a_fifo_topic_are_listed_in_their_place() -> None:
+    topic = fifo(max_retries=3)
+    lefts = [3, 2, 3, 3, 3, 2, 2]
+    messages = [Message(topic, 0, 1, Delivery(b"%d" % n, 1.0, left)) for n, left in enumerate(lefts)]
+    listed = [[message.delivery.member for message in group] for group in calling.groups(messages, 2)]
+    assert listed == [[b"0"], [b"1"], [b"2", b"3"], [b"4"], [b"5"], [b"6"]]
+
+
+class Unlimited:
+    """Permits of a topic without limits."""
+
+    def ask(self, request: str, most: int) -> tuple[int, int]:
+        return most, 0
+
+    def tell(self, *args: Any) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(("order", "count"), [("strict", 1), ("loose", 5)])
+def test_a_program_is_given_one_message_of_a_strict_slot_at_a_time(
+    broker: Any, order: str, count: int
+) -> None:
+    topic = fifo(order=order)
+    send(broker, topic, range(5))
+    permits: Any = Unlimited()
+    found = Taking(broker, topic, permits).take("program", 10, 0.0)
+    assert [message.body for message in found] == list(range(count))
+
+
+# --- re-slotting
+
+
+@pytest.mark.parametrize("counts", [(2, 8), (8, 2)])
+def test_each_entity_keeps_its_order_while_its_topic_is_re_slotted(
+    broker: Any, counts: tuple[int, int]
+) -> None:
+    before, after = counts
+    topic = fifo(slots=before, slot_basis="entity")
+    broker.define(topic)
+    producer = Producer(broker)
+    entities = 10
+
+    def send_numbers(first: int, last: int) -> None:
+        bodies = [{"entity": n % entities, "n": n // entities} for n in range(first, last)]
+        producer.send([producer.build(topic, body) for body in bodies])
+
+    send_numbers(0, 300)
+    chosen = reslotting.begin(broker, topic, after)
+    assert chosen is not None
+    sent = [300]
+
+    def send_more(step: str, progress: Any) -> None:
+        if sent[0] < 600:
+            send_numbers(sent[0], sent[0] + 50)
+            sent[0] += 50
+
+    reslotting.move(broker, chosen, report=send_more)
+    reslotting.finish(broker, chosen)
+    send_numbers(sent[0], 700)
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    now = replace(topic, slots=after)
+    for slot in range(after):
+        while (prepared := broker.run(taking.prepare(now, slot, "A", None, 100))).status == "ok":
+            members = [each.member for each in prepared.deliveries]
+            for each in prepared.deliveries:
+                body = Message(now, slot, 0, each).body
+                found[body["entity"]].append(body["n"])
+            broker.run(ending.commit(now, slot, prepared.receipt, members))
+    assert [found[entity] for entity in range(entities)] == [list(range(70))] * entities
+
+
+def test_a_strict_topic_in_a_cluster_is_not_re_slotted(redis_cluster: Any) -> None:
+    cluster = cluster_of(redis_cluster)
+    broker = ClusterBroker(cluster, f"t{uuid4().hex[:12]}:")
+    strict, loose = fifo(slots=2), replace(fifo(slots=2, order="loose"), name="loose")
+    for topic in (strict, loose):
+        broker.define(topic)
+    assert "a clock of its own" in reslotting.obstacle(broker, strict, 4)
+    assert reslotting.obstacle(broker, strict, 2) == ""
+    assert reslotting.obstacle(broker, loose, 4) == ""
+    cluster.close()
 
 
 # --- workers

@@ -35,6 +35,7 @@ EXECUTOR = "integration/test_executor.py::test_"
 LISTS = "integration/test_failing_batches.py::test_"
 LOST = "e2e/test_lost_threads.py::test_"
 SIZES = "integration/test_bytes_in_hand.py::test_"
+ORDER = "integration/test_order.py::test_"
 THREADS = "integration/test_threads.py::test_"
 TRIPS = "integration/test_dispatcher_trips.py::test_"
 
@@ -143,6 +144,49 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
             THREADS + "a_listener_that_forks_and_returns_in_the_child_ends_it[None-returns]",
             THREADS + "a_listener_that_forks_and_returns_in_the_child_ends_it[10-raises]",
         ),
+    ),
+    # --- the order of strict topics
+    "goes_on_behind_a_failure": PythonMutant(
+        "core/consumer/threads.py",
+        "is_held = batch.topic.is_strict and holds(outcome)",
+        "is_held = False",
+        "A thread begins nothing behind a message of a strict topic that failed.",
+        (ORDER + "a_worker_holds_a_strict_slot_behind_a_message_that_failed[memory]",),
+    ),
+    "goes_on_behind_what_it_lost": PythonMutant(
+        "core/consumer/threads.py",
+        "is_held = batch.topic.is_strict\n",
+        "is_held = False\n",
+        "A thread begins nothing behind a message of a strict topic that it no longer holds.",
+        (ORDER + "a_stale_message_ends_its_batch[memory]",),
+    ),
+    "commits_behind_a_failure": PythonMutant(
+        "core/consumer/threads.py",
+        "if outcomes and tally.batch.topic.is_strict:",
+        "if False:",
+        "Of a list of a strict topic, only what precedes its first failure is committed.",
+        (ORDER + "a_list_commits_only_what_comes_before_its_first_failure[memory-many-4]",),
+    ),
+    "lists_retries_last": PythonMutant(
+        "core/consumer/calling.py",
+        "if messages and messages[0].topic.is_fifo:",
+        "if False:",
+        "A batch listener is given fifo messages in their order, also those that failed.",
+        (ORDER + "retries_of_a_fifo_topic_are_listed_in_their_place",),
+    ),
+    "sends_on_behind_an_error": PythonMutant(
+        "core/producer/trips.py",
+        "if self.is_in_line and any(",
+        "if False and any(",
+        "What comes behind an error of a fifo send is not sent.",
+        (ORDER + "what_comes_behind_an_error_is_not_sent[memory]",),
+    ),
+    "rest_hands_out_many_of_a_strict_slot": PythonMutant(
+        "operations/taking.py",
+        "if self._topic.is_strict:",
+        "if False:",
+        "A program is given one message of a strict slot at a time.",
+        (ORDER + "a_program_is_given_one_message_of_a_strict_slot_at_a_time[memory-strict-1]",),
     ),
     # --- its threads
     "log_calls_raise": PythonMutant(

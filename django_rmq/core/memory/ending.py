@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_rmq.core.memory.failing import end_failed, end_marked, forget, land, release_one
+from django_rmq.core.memory.failing import end_failed, end_marked, forget_ended, land, release_one
 from django_rmq.core.memory.numbers import bounded
 from django_rmq.core.memory.refusing import check_batch
 from django_rmq.core.memory.slot import ENDING, Slot, on
@@ -30,7 +30,7 @@ def commit(slot: Slot, receipt: int, members: Sequence[bytes]) -> list[str]:
             del slot.inflight[member]
             slot.count("committed", int(slot.prepare.pop(member, None) is not None))
             land(slot, member)
-            forget(slot, member)
+            forget_ended(slot, member)
     wake_at_gate(slot, None, ended=bool(ending))
     return words
 

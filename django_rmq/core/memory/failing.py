@@ -62,12 +62,20 @@ def land(slot: Slot, member: bytes) -> tuple[bytes | None, bool]:
 
 def forget(slot: Slot, member: bytes) -> None:
     """Delete body and diagnosis of a member, unless it is still live. A member in flight or claimed has its own body."""
-    if slot.topic.is_fifo and slot.waits(member):
-        slot.failures.pop(member, None)
     if not slot.waits(member):
         slot.body.pop(member, None)
         if not slot.runs(member):
             slot.failures.pop(member, None)
+
+
+def forget_ended(slot: Slot, member: bytes) -> None:
+    """Forget a member whose delivery, or life, has ended.
+
+    On fifo topics a copy that waits is a message of its own, which has not failed.
+    """
+    if slot.topic.is_fifo and slot.waits(member):
+        slot.failures.pop(member, None)
+    forget(slot, member)
 
 
 def supersede_resting(slot: Slot, member: bytes) -> None:
@@ -115,7 +123,7 @@ def die(slot: Slot, copy: Copy, reason: str, error: bytes, failed: int) -> None:
         f" {len(error)} {int(kept is not None)}\n"
     )
     slot.deaths[member] = head.encode() + error + (kept or b"")
-    forget(slot, member)
+    forget_ended(slot, member)
     slot.count("lapsed" if reason == "lapsed" else "died")
 
 
@@ -129,7 +137,7 @@ def go_on(
     if slot.waits(copy.member):
         slot.count("dropped")
         if slot.topic.is_fifo:
-            forget(slot, copy.member)
+            forget_ended(slot, copy.member)
         else:
             note_failure(slot, copy, what, error)
         return None
@@ -158,12 +166,12 @@ def end_failed(
         slot.count("ended_marked")
     if record.mark == "removed":
         slot.count("removed")
-        forget(slot, member)
+        forget_ended(slot, member)
     elif record.mark == "buried" and record.outlived and member in slot.dead:
         # The newer copy that was buried with it is the one that stays.
         slot.count("dropped")
         slot.deaths[member] = joined_death(slot.deaths.get(member, b""), kept)
-        forget(slot, member)
+        forget_ended(slot, member)
     elif record.mark == "buried":
         die(slot, copy, "buried", error, 1)
     elif what == "rejected":

@@ -22,7 +22,7 @@ logger = logging.getLogger("django_rmq")
 NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS")
 """Settings that waiting messages could not follow: they were encoded, ordered or placed by the old value."""
 
-NEEDS_NO_WORKER = (*NEEDS_EMPTY, "SERIAL")
+NEEDS_NO_WORKER = (*NEEDS_EMPTY, "SERIAL", "ORDER")
 """Settings that running workers could not follow: they use the old value until they are restarted."""
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         WrongType,
     )
     from django_rmq.project.listening.registry import listener
+    from django_rmq.project.scheduling.registry import schedule
     from django_rmq.project.sending import (
         RemoveResult,
         Send,
@@ -84,6 +85,7 @@ else:
         ),
         "core.words.topics": ("TopicType",),
         "project.listening.registry": ("listener",),
+        "project.scheduling.registry": ("schedule",),
         "project.sending": (
             "RemoveResult",
             "Send",
@@ -150,6 +152,7 @@ __all__ = [
     "ensure_message",
     "listener",
     "remove_message",
+    "schedule",
     "send_message",
     "send_messages",
 ]

@@ -107,6 +107,10 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "send_merge": lambda slot, receipt: send(slot),
     "send_replace": lambda slot, receipt: send(slot),
     "ensure": lambda slot, receipt: ensure(slot),
+    "tick": lambda slot, receipt: slot.tick(
+        "nightly", 1, slot.now_ms + 9, b"nightly@9", slot.envelopes(1)[0]
+    ),
+    "retract": lambda slot, receipt: slot.retract("nightly", 2, slot.now_ms + 9, b"waiting"),
     "acquire": lambda slot, receipt: slot.acquire(),
     "acquire_all": lambda slot, receipt: slot.broker.acquire_all(slot.topic, [0, 1]),
     "held": lambda slot, receipt: slot.held("A"),
@@ -153,6 +157,8 @@ REPEATED: dict[str, Any] = {
     "send_merge": ["merged", "merged"],
     "send_replace": ["replaced", "replaced"],
     "ensure": ["present", "present"],
+    "tick": "known",
+    "retract": "removed",
     "commit": ["stale", "stale"],
     "rollback": ["stale", "stale", "stale"],
     "release": ["stale", "stale"],
@@ -206,6 +212,8 @@ def raw(client: redis.Redis, prefix: str) -> dict[bytes, Any]:
 
 
 def suits(script: str, kind: TopicType) -> bool:
+    if script in ("tick", "retract"):
+        return kind is not TopicType.PRIORITY
     return script not in ("send_merge", "send_replace") or (script == "send_merge") == (
         kind is TopicType.RANGE_MERGE
     )
@@ -485,6 +493,7 @@ def test_a_full_server_refuses_sends_and_nothing_is_written(
             lambda: ensure(slot),
             lambda: unused.send(b"new"),
             lambda: ensure(unused),
+            *([lambda: ACTS["tick"](slot, 0)] if suits("tick", kind) and identity == "key" else []),
         ):
             with pytest.raises(ServerFull):
                 send_it()
@@ -504,10 +513,12 @@ def test_a_full_server_refuses_a_replay_with_a_new_body_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("script", sorted(set(ACTS) - SENDS - {"adopt"}))
+@pytest.mark.parametrize("script", sorted(set(ACTS) - SENDS - {"adopt", "tick"}))
 def test_on_a_full_server_everything_else_does_what_it_always_does(
     small_server: redis.Redis, prefix: str, script: str, kind: TopicType
 ) -> None:
+    if not suits(script, kind):
+        pytest.skip(f"a {kind.value} topic has no ticks")
     free, full = (slot_of(small_server, f"{prefix}{name}:", kind) for name in ("free", "full"))
     receipt = stage(free, script)
     assert stage(full, script) == receipt

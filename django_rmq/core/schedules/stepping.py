@@ -82,7 +82,7 @@ class Stepper:
         )
         if answer == "planned":
             self._write(replace(record, state="writing", at=instant, topic=out.topic.name, crc=out.crc or 0))
-        return 0.0 if answer != "early" else 1.0
+        return 0.0 if answer != "early" else 0.05
 
     def message(self, record: Record, instant: int) -> Outgoing:
         """Return the message of a tick. Raises ``InvalidMessage`` and ``UnknownTopic``."""

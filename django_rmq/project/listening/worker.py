@@ -31,6 +31,7 @@ from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
 from django_rmq.project.outbox import relaying
+from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing, telemetry
 
@@ -112,8 +113,7 @@ class WorkerProcess:
             topics=topic_slots(self._served),
         )
         token = self._notes.token if self._notes is not None else uuid4().hex
-        own, disown = self.dispatcher.own, self.dispatcher.disown
-        return connections.coordinator_maker()(worker, own, disown, token)
+        return connections.coordinator_maker()(worker, self.dispatcher.own, self.dispatcher.disown, token)
 
     def _new_dispatcher(self, options: Options, threads: int, times: history.TimesCount | None) -> Dispatcher:
         config, topics = self._config, self._config.topics.values()
@@ -151,16 +151,18 @@ class WorkerProcess:
         )
 
     def _new_duties(self, broker: Any, times: history.TimesCount | None) -> Duties:
-        hours = self._config.history.hours
         everything = [connections.present(topic) for topic in self._config.topics.values()]
         return Duties(
             [
                 # The first, because a duty that has not begun does nothing at the end.
                 *([times.flushing] if times else []),
                 *trim_dead(broker, everything, self._slots_to_look_after),
-                *history.sampling(broker, everything, hours, self._may_sample, connections.present),
+                *history.sampling(
+                    broker, everything, self._config.history.hours, self._may_sample, connections.present
+                ),
                 *self._forgetting(),
                 *([relaying.duty] if self._config.uses_outbox else []),
+                *running.duties(),
             ]
         )
 

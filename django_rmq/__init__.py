@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         SlotMoved,
         TopicFull,
         TopicMismatch,
+        UnknownSchedule,
         UnknownTopic,
         WrongType,
     )
@@ -75,6 +76,7 @@ else:
             "SlotMoved",
             "TopicFull",
             "TopicMismatch",
+            "UnknownSchedule",
             "UnknownTopic",
             "WrongType",
         ),
@@ -142,6 +144,7 @@ __all__ = [
     "TopicFull",
     "TopicMismatch",
     "TopicType",
+    "UnknownSchedule",
     "UnknownTopic",
     "WrongType",
     "__version__",

@@ -969,12 +969,12 @@ MUTANTS: dict[str, Mutant] = {
     "a_change_without_a_generation": Mutant(
         As("local generation = tonumber(redis.call('HGET', schedules, 'generation') or 1)"),
         "Each change of a schedule has a generation of its own.",
-        "tests/unit/test_schedule_scripts.py::test_a_change_takes_back_the_tick_that_waits_and_fences_who_computed_it_before[redis]",
+        "tests/unit/test_schedule_scripts.py::test_a_change_takes_back_the_tick_that_waits_and_fences_who_computed_it_before[redis-paused]",
     ),
     "a_change_leaves_the_tick": Mutant(
         GONE,
         "A tick that waits is taken back before a changed schedule goes on.",
-        "tests/unit/test_schedule_scripts.py::test_a_change_takes_back_the_tick_that_waits_and_fences_who_computed_it_before[redis]",
+        "tests/unit/test_schedule_scripts.py::test_a_change_takes_back_the_tick_that_waits_and_fences_who_computed_it_before[redis-paused]",
     ),
     "two_plans_for_one_tick": Mutant(
         GONE,

@@ -49,20 +49,8 @@ def next_instant(schedule: Schedule, after_ms: int, now_ms: int) -> int | None:
 
 
 def check(cron: str, timezone: str) -> None:
-    """Raise ``ConfigurationError`` unless ``cron`` is an expression of five fields that ticks in ``timezone``.
-
-    Raises ``ImportError`` if ``cronsim`` is not installed.
-    """
-    zone(timezone)
-    if len(cron.split()) != 5:
-        raise ConfigurationError(f"{cron!r} has {len(cron.split())} fields: a cron expression has five")
-    from cronsim import CronSimError
-
-    try:
-        found = next_tick(Schedule("", "", cron=cron, timezone=timezone), 1_800_000_000_000)
-    except CronSimError as error:
-        raise ConfigurationError(f"{cron!r} is not a cron expression: {error}") from None
-    if found is None:
+    """Raise ``ConfigurationError`` unless ``cron`` is an expression of five fields that ticks in ``timezone``."""
+    if next_tick(Schedule("", "", cron=cron, timezone=timezone), 1_800_000_000_000) is None:
         raise ConfigurationError(f"{cron!r} is never due")
 
 
@@ -76,6 +64,24 @@ def zone(name: str) -> ZoneInfo:
         ) from None
 
 
+def _cron(expression: str, after: datetime) -> Iterator[datetime]:
+    """Return the times of a cron expression. Raises ``ConfigurationError``."""
+    try:
+        from cronsim import CronSim, CronSimError
+    except ImportError:
+        raise ConfigurationError(
+            "the package cronsim, which cron expressions need, is not installed"
+        ) from None
+    if len(expression.split()) != 5:
+        raise ConfigurationError(
+            f"{expression!r} has {len(expression.split())} fields: a cron expression has five"
+        )
+    try:
+        return iter(CronSim(expression, after))
+    except CronSimError as error:
+        raise ConfigurationError(f"{expression!r} is not a cron expression: {error}") from None
+
+
 def _ticks(schedule: Schedule, after_ms: int) -> Iterator[int]:
     """Yield the ticks after an instant, in order."""
     if schedule.every is not None:
@@ -84,11 +90,10 @@ def _ticks(schedule: Schedule, after_ms: int) -> Iterator[int]:
         while True:
             tick += step_ms
             yield tick
-    from cronsim import CronSim
-
-    assert schedule.cron is not None
     latest = after_ms
-    for found in CronSim(schedule.cron, datetime.fromtimestamp(after_ms // 1000, zone(schedule.timezone))):
+    for found in _cron(
+        schedule.cron or "", datetime.fromtimestamp(after_ms // 1000, zone(schedule.timezone))
+    ):
         tick = int(found.timestamp()) * 1000
         # Where the clock is set back, an hour passes twice; a fixed time of day belongs to its first pass.
         if tick > latest:

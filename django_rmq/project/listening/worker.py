@@ -63,8 +63,7 @@ class Options:
 class WorkerProcess:
     """One worker in this process: a dispatcher, and the coordinator that decides which slots it owns.
 
-    Make it after the last fork. Without the process ``parent`` it ends. ``notes`` is memory that it shares
-    with the parent.
+    Make it after the last fork. Without the process ``parent``, with which it shares ``notes``, it ends.
     """
 
     def __init__(
@@ -151,15 +150,14 @@ class WorkerProcess:
         )
 
     def _new_duties(self, broker: Any, times: history.TimesCount | None) -> Duties:
+        hours = self._config.history.hours
         everything = [connections.present(topic) for topic in self._config.topics.values()]
         return Duties(
             [
                 # The first, because a duty that has not begun does nothing at the end.
                 *([times.flushing] if times else []),
                 *trim_dead(broker, everything, self._slots_to_look_after),
-                *history.sampling(
-                    broker, everything, self._config.history.hours, self._may_sample, connections.present
-                ),
+                *history.sampling(broker, everything, hours, self._may_sample, connections.present),
                 *self._forgetting(),
                 *([relaying.duty] if self._config.uses_outbox else []),
                 *running.duties(),

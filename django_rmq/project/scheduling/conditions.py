@@ -26,17 +26,23 @@ class Problem(NamedTuple):
 
 def problems(config: Config, schedule: Schedule) -> Iterator[Problem]:
     """Yield why ``schedule`` cannot run as it is declared."""
-    place = f'Schedule "{schedule.name}"'
+    place = _place(schedule)
     topic = config.topics.get(schedule.topic)
     if topic is None:
         meant = did_you_mean(schedule.topic, config.topics)
         yield Problem("E070", f'{place} sends to "{schedule.topic}", which is not in RMQ["TOPICS"]{meant}')
     else:
         yield from _of_topic(place, schedule, topic)
-    yield from _of_timing(place, schedule)
+    yield from of_timing(schedule)
 
 
-def _of_timing(place: str, schedule: Schedule) -> Iterator[Problem]:
+def _place(schedule: Schedule) -> str:
+    return f'Schedule "{schedule.name}"'
+
+
+def of_timing(schedule: Schedule) -> Iterator[Problem]:
+    """Yield why it cannot be said when ``schedule`` ticks."""
+    place = _place(schedule)
     if not schedule.is_sound:
         has = "both CRON and EVERY" if schedule.every is not None else "neither CRON nor EVERY"
         yield Problem("E072", f"{place} has {has}: it needs exactly one of them.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -29,8 +31,11 @@ def every(value: object) -> int:
 
 
 def body(value: object) -> object:
-    """Return BODY, which may be anything that its topic accepts."""
-    return value
+    """Return BODY."""
+    with suppress(TypeError, ValueError, RecursionError):
+        if json.loads(json.dumps(value)) == value:
+            return value
+    raise Wanted("what JSON can hold")
 
 
 SCHEDULE_KEYS: Keys = {

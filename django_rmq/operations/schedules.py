@@ -129,6 +129,23 @@ def reset_schedule(desk: Desk, name: str) -> str:
     )
 
 
+def delete_schedule(desk: Desk, name: str) -> str:
+    """Delete a schedule of a topic that the settings do not have, with its waiting tick. Answers deleted.
+
+    Raises ``OperationRefused`` for another one, which goes when it is no longer declared.
+    """
+    desk.actor.require(Permission.DELETE)
+    record = _record(desk, name)
+    if record.schedule.topic in desk.config.topics:
+        raise OperationRefused(
+            f"remove schedule {name[:100]} from the settings: the next worker that starts deletes it"
+        )
+    desk.broker.run(calls.change_schedule(name, "removed", "1"))
+    stepping.Stepper(desk.broker, {}).settle(name)
+    desk.record("delete", record.schedule.topic, {"deleted": 1}, f"schedule {name}")
+    return "deleted"
+
+
 def run_schedule(desk: Desk, name: str, names: Collection[str] | None = None) -> str:
     """Send the message of a schedule now, beside its ticks; return the id of the message.
 
@@ -216,6 +233,7 @@ def _parsed(field: str, value: Any) -> Any:
 
 __all__ = [
     "ScheduleFigures",
+    "delete_schedule",
     "edit_schedule",
     "pause_schedule",
     "reset_schedule",

@@ -26,7 +26,7 @@ STEP_MS = 300_000
 DEATH = 0.02
 """How probably a worker dies at a request of its duty."""
 
-SCHEDULES = {
+SCHEDULES: dict[str, dict[str, Any]] = {
     "nightly": {"CRON": "0 3 * * *"},
     "in-the-gap": {"CRON": "30 2 * * *"},
     "half-hourly": {"CRON": "*/30 * * * *"},
@@ -107,10 +107,11 @@ def work(url: str, prefix: str) -> NoReturn:
     class Hasty(Stepper):
         """Looks again at once: the clock of the test runs thousands of times as fast as its duty expects."""
 
-        def step(self) -> float:
-            return min(super().step(), 0.02)
+        def step(self, also: str = "") -> float:
+            return min(super().step(also), 0.02)
 
-    running.stepper = lambda: Hasty(stepping, get_config().topics)  # type: ignore[assignment]
+    made: Any = lambda: Hasty(stepping, get_config().topics)  # noqa: E731
+    running.stepper = made
     worker = WorkerProcess(check_start(chosen_topics()), Options(threads=2))
     worker.run()
     os._exit(0)
@@ -137,7 +138,7 @@ class Crew:
                 try:
                     work(*self._made)
                 except BaseException:  # noqa: BLE001 - a fork must not come back here
-                    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                    sys.excepthook(*sys.exc_info())
                     os._exit(1)
             self.pids.append(pid)
 
@@ -180,15 +181,13 @@ def found(url: str, prefix: str) -> dict[str, Any]:
     from django_rmq.project.settings import get_config
     from tests.brokers import direct
 
-    client = redis.Redis.from_url(url)
+    client: Any = redis.Redis.from_url(url)
     broker, topic = direct(connections.get_broker("coordinator")), get_config().topic("ticks")
     audits = [broker.audit(topic, slot) for slot in range(topic.slots)]
     waits = [
-        key.decode()
-        for slot in range(topic.slots)
-        for key in client.zrange(f"{prefix}ticks_{slot}", 0, -1)  # type: ignore[union-attr]
+        key.decode() for slot in range(topic.slots) for key in client.zrange(f"{prefix}ticks_{slot}", 0, -1)
     ]
-    seen = [key.decode() for key in client.lrange(f"{prefix}seen", 0, -1)]  # type: ignore[union-attr]
+    seen = [key.decode() for key in client.lrange(f"{prefix}seen", 0, -1)]
     return {
         "seen": sorted(set(seen)),
         "waiting": sorted(waits),

@@ -32,7 +32,10 @@ LONGEST_PAUSE = 5.0
 
 
 class Stepper:
-    """Takes the steps that are due. ``sent`` is called with each message that was written."""
+    """Takes the steps that are due, of the schedules of ``topics``.
+
+    ``sent`` is called with each message that was written.
+    """
 
     def __init__(
         self,
@@ -45,21 +48,27 @@ class Stepper:
         self._sent = sent
         self._complain = Complaints(logger)
 
-    def step(self) -> float:
-        """Take one step of each schedule; return the seconds until there is another one. Raises ``RmqError``."""
+    def step(self, also: str = "") -> float:
+        """Take one step of each schedule; return the seconds until there is another one.
+
+        ``also``: the name of a schedule whose topic may be any. Raises ``RmqError``.
+        """
         now_ms = self._broker.now_ms()
         pause = LONGEST_PAUSE
         for record in self._broker.run(schedules.read_schedules()):
+            # A schedule of another topic is left to those who consume it.
+            if record.schedule.topic not in self._topics and record.name != also:
+                continue
             try:
                 pause = min(pause, self._step(record, now_ms))
             except CallerError as error:
                 self._complain(record.name, f"Schedule {record.name} does not run: %s", error)
         return pause
 
-    def settle(self) -> None:
+    def settle(self, also: str = "") -> None:
         """Take all steps that are due now. Raises ``RmqError``."""
         for _ in range(100):
-            if self.step() > 0:
+            if self.step(also) > 0:
                 return
 
     def _step(self, record: Record, now_ms: int) -> float:

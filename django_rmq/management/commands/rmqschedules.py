@@ -22,7 +22,7 @@ class Command(RmqCommand):
     help = (
         "Show when the schedules run that workers have declared. pause takes back the tick that waits; resume "
         "continues from now on; run sends the message now. set changes when a schedule runs, also after the next "
-        "deployment, until reset."
+        "deployment, until reset. delete is for a schedule whose topic is no longer in the settings."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -30,7 +30,7 @@ class Command(RmqCommand):
             "action",
             nargs="?",
             default="list",
-            choices=["list", "pause", "resume", "run", "set", "reset"],
+            choices=["list", "pause", "resume", "run", "set", "reset", "delete"],
             help="default: list",
         )
         parser.add_argument(
@@ -66,6 +66,7 @@ class Command(RmqCommand):
             "run": operations.run_schedule,
             "set": lambda name: operations.edit_schedule(name, changes),
             "reset": operations.reset_schedule,
+            "delete": operations.delete_schedule,
         }
         done = {name: acts[action](name) for name in options["names"]}
         if options["json"]:

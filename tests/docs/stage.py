@@ -85,6 +85,7 @@ TOPICS = {
     "payments": {"TYPE": "fixed_time", "SLOTS": 4},
     "clicks": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1000},
     "mails": {"TYPE": "fixed_time", "SLOTS": 4},
+    "reports": {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4},
 }
 
 URLS = """

@@ -36,10 +36,12 @@ if TYPE_CHECKING:
         SlotMoved,
         TopicFull,
         TopicMismatch,
+        UnknownSchedule,
         UnknownTopic,
         WrongType,
     )
     from django_rmq.project.listening.registry import listener
+    from django_rmq.project.scheduling.registry import schedule
     from django_rmq.project.sending import (
         RemoveResult,
         Send,
@@ -74,6 +76,7 @@ else:
             "SlotMoved",
             "TopicFull",
             "TopicMismatch",
+            "UnknownSchedule",
             "UnknownTopic",
             "WrongType",
         ),
@@ -84,6 +87,7 @@ else:
         ),
         "core.words.topics": ("TopicType",),
         "project.listening.registry": ("listener",),
+        "project.scheduling.registry": ("schedule",),
         "project.sending": (
             "RemoveResult",
             "Send",
@@ -140,6 +144,7 @@ __all__ = [
     "TopicFull",
     "TopicMismatch",
     "TopicType",
+    "UnknownSchedule",
     "UnknownTopic",
     "WrongType",
     "__version__",
@@ -150,6 +155,7 @@ __all__ = [
     "ensure_message",
     "listener",
     "remove_message",
+    "schedule",
     "send_message",
     "send_messages",
 ]

@@ -5,6 +5,7 @@
     │   ├── ConfigurationError    settings, topic definitions or listeners disagree
     │   │   └── TopicMismatch       Redis holds another definition of the topic
     │   ├── UnknownTopic          no such topic is declared
+    │   ├── UnknownSchedule       no worker has declared such a schedule
     │   ├── InvalidMessage        a body, priority, time or key breaks a rule
     │   │   └── MessageTooLarge     the body exceeds the topic's MAX_BODY
     │   ├── WrongType             a key holds something that RMQ did not put there
@@ -50,6 +51,10 @@ class TopicMismatch(ConfigurationError):
 
 class UnknownTopic(CallerError):
     """No topic of this name is declared in ``RMQ["TOPICS"]``."""
+
+
+class UnknownSchedule(CallerError):
+    """No worker has declared a schedule of this name."""
 
 
 class InvalidMessage(CallerError):

@@ -40,12 +40,20 @@ class RmqHealthCheck(HealthCheck):  # type: ignore[misc]
     """Whether every topic with a listener must have a live worker."""
     max_outbox_age: float | None = None
     """Maximum seconds for which a message may have been in the outbox. None: not checked."""
+    max_schedule_lateness: float | None = None
+    """Maximum seconds by which a schedule may be late. None: not checked."""
     topics: tuple[str, ...] | None = None
     """Check only these topics. None: all."""
 
     def run(self) -> None:
         """Raise ``ServiceUnavailable`` or ``ServiceWarning`` with all troubles."""
-        limits = Limits(self.max_age, self.max_dead, self.needs_workers, self.max_outbox_age)
+        limits = Limits(
+            self.max_age,
+            self.max_dead,
+            self.needs_workers,
+            self.max_outbox_age,
+            self.max_schedule_lateness,
+        )
         try:
             found = Operations(Actor("health check", "health")).health(limits, self.topics)
         except RmqError as error:

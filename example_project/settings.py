@@ -100,6 +100,8 @@ RMQ = {
         "image-renders": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "shop"},
         # One message for each unpaid order, due when its time is up.
         "order-timeouts": {"TYPE": "fixed_time", "SLOTS": 16},
+        # A message for each run of the schedule in orders/listeners.py.
+        "reports": {"TYPE": "fixed_time", "SLOTS": 1, "IDENTITY": "key"},
         # What one source says of one item within two seconds is one message; all of an item lie in one slot.
         # A Spark stream consumes them.
         "selection-changes": {

@@ -12,7 +12,7 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
-from django_rmq.admin.pages import acts, dashboard, message, outbox, topic, writing
+from django_rmq.admin.pages import acts, dashboard, message, outbox, schedules, topic, writing
 from django_rmq.admin.pages.answers import Pages, View, page
 from django_rmq.operations import Permission
 
@@ -28,6 +28,7 @@ class TopicAdmin(Pages):
     edit_view, send_view = writing.edit_view, writing.send_view
     act_view = acts.act_view
     outbox_view = outbox.outbox_view
+    schedules_view, schedule_view = schedules.schedules_view, schedules.schedule_view
 
     def get_urls(self) -> list[URLPattern]:
         """Return the addresses of all pages, each behind the admin site."""
@@ -39,6 +40,8 @@ class TopicAdmin(Pages):
             at("", self.changelist_view, "changelist"),
             at("live/", self.dashboard_live_view, "dashboard_live"),
             at("outbox/", self.outbox_view, "outbox"),
+            at("schedules/", self.schedules_view, "schedules"),
+            at("schedules/<str:object_id>/", self.schedule_view, "schedule"),
             at("<str:object_id>/change/", self.change_view, "change"),
             at("<str:object_id>/live/", self.topic_live_view, "live"),
             at("<str:object_id>/history/", self.history_view, "history"),

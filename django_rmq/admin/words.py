@@ -67,11 +67,12 @@ OUTCOMES: Mapping[str, Text] = {
     "superseded": gettext_lazy("stored in place of a retry"),
     "matching": gettext_lazy("match"),
     "retried": gettext_lazy("retried"),
+    "changed": gettext_lazy("changed"),
 }
 DID = frozenset(
     (
         *("replayed", "merged", "deleted", "buried", "rescheduled", "purged", "paused", "resumed"),
-        *("stored", "replaced", "superseded", "retried"),
+        *("stored", "replaced", "superseded", "retried", "changed"),
     )
 )
 """Outcomes that changed something."""

@@ -32,6 +32,7 @@ from django_rmq.exceptions import (
     SlotMoved,
     TooManySends,
     TopicFull,
+    UnknownSchedule,
     UnknownTopic,
     WrongType,
 )
@@ -53,6 +54,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     OtherContent: Answer(422, "idempotency_key_reused"),
     RequestRunning: Answer(409, "request_running", 1),
     UnknownTopic: Answer(404, "topic_not_found"),
+    UnknownSchedule: Answer(404, "schedule_not_found"),
     MessageGone: Answer(404, "message_gone"),
     MessageTooLarge: Answer(413, "message_too_large"),
     InvalidMessage: Answer(400, "invalid_message"),

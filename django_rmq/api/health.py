@@ -93,7 +93,11 @@ class ReadyView(PublicView):
         if operations.actor.may(Permission.VIEW):
             known = self.known()
             limits = Limits(
-                asked.get("max_age"), asked.get("max_dead"), asked["workers"], asked.get("max_outbox_age")
+                asked.get("max_age"),
+                asked.get("max_dead"),
+                asked["workers"],
+                asked.get("max_outbox_age"),
+                asked.get("max_schedule_lateness"),
             )
             found = answers.ready(operations.health(limits, known), set(known))
         elif request.query_params:

@@ -85,6 +85,12 @@ class HealthQuery(Strict):
         max_value=MAX_AGE,
         help_text="Maximum age in seconds of a message in the outbox",
     )
+    max_schedule_lateness = Seconds(
+        required=False,
+        min_value=0,
+        max_value=MAX_AGE,
+        help_text="Maximum seconds by which a schedule may be late",
+    )
     workers = serializers.BooleanField(
         default=False, help_text="True: every topic with a listener must have a live worker"
     )

@@ -34,7 +34,7 @@ MEANINGS = {
     400: "The request is not valid",
     401: "Authentication required",
     403: "Permission denied",
-    404: "The topic or the message does not exist",
+    404: "The topic, the message or the schedule does not exist",
     406: "The Accept header allows no format of the API",
     409: "Not possible in the present state of the message or the topic",
     413: "The request body or a message is too large",

@@ -10,12 +10,13 @@ from typing import Any
 
 from django.urls import URLPattern, URLResolver, include, path
 
-from django_rmq.api import acts, deliveries, health, messages, topics
+from django_rmq.api import acts, deliveries, health, messages, schedules, topics
 from django_rmq.api.view import RmqView
 
 app_name = "rmq_api"
 
 TOPIC = "topics/<str:topic>/"
+SCHEDULE = "schedules/<str:name>/"
 MESSAGE = f"{TOPIC}messages/<str:id>/"
 
 ROUTES: dict[str, tuple[str, type[RmqView]]] = {
@@ -35,6 +36,10 @@ ROUTES: dict[str, tuple[str, type[RmqView]]] = {
     "rollback": (f"{TOPIC}rollback/", deliveries.RollbackView),
     "extend": (f"{TOPIC}extend/", deliveries.ExtendView),
     "release": (f"{TOPIC}release/", deliveries.ReleaseView),
+    "schedules": ("schedules/", schedules.SchedulesView),
+    "pause_schedule": (f"{SCHEDULE}pause/", schedules.PauseScheduleView),
+    "resume_schedule": (f"{SCHEDULE}resume/", schedules.ResumeScheduleView),
+    "run_schedule": (f"{SCHEDULE}run/", schedules.RunScheduleView),
     "workers": ("workers/", topics.WorkersView),
     "slots": ("slots/", topics.SlotsView),
     "stats": ("stats/", topics.StatsView),

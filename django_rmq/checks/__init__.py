@@ -41,6 +41,11 @@ django_rmq.E063    DATABASE_ROUTERS do not allow the table that once= needs
 django_rmq.E064    messages of a listener with once= can be tried for longer than ONCE_RETENTION
 django_rmq.W065    the migration that once= needs was not applied (with ``check --database``)
 django_rmq.W066    sends of a listener with once= do not wait for its transaction
+django_rmq.E070    a schedule of a topic that is not declared
+django_rmq.E071    a schedule with a cron expression or a time zone that cannot be used
+django_rmq.E072    options of a schedule that do not go together, or not with its topic
+django_rmq.E073    a schedule with a cron expression, and cronsim is not installed
+django_rmq.E074    two different schedules of one name
 django_rmq.E050    no database may have the outbox, because the routers forbid it
 django_rmq.E051    the default database has no table for the outbox (with ``--deploy``)
 django_rmq.W051    another database that may have the outbox has no table for it (with ``--deploy``)
@@ -66,6 +71,7 @@ from django.utils.module_loading import import_string
 
 from django_rmq.checks.listeners import check_listeners, check_tables
 from django_rmq.checks.reports import TAGS, AppError, AppWarning
+from django_rmq.checks.schedules import check_schedules
 from django_rmq.exceptions import ConfigurationError, ServerRefused, ServerTrouble
 from django_rmq.project import connections
 from django_rmq.project.outbox import databases, looking
@@ -238,6 +244,7 @@ __all__ = [
     "check_outbox_tables",
     "check_package",
     "check_redis",
+    "check_schedules",
     "check_settings",
     "check_tables",
     "check_testing",

@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 
 from django_rmq.exceptions import RmqError
 from django_rmq.metrics import outbox as kept
-from django_rmq.operations import Actor, Measured, Operations, Waiting
+from django_rmq.metrics import schedules as scheduled
+from django_rmq.operations import Actor, Measured, Operations, ScheduleFigures, Waiting
 from django_rmq.operations.measuring import EDGES_MS
 
 logger = logging.getLogger("django_rmq.metrics")
@@ -56,6 +57,7 @@ class _Looked(NamedTuple):
     workers: int | None
     outbox: list[Waiting]
     """What is in the outbox. Empty also if the project has none, or its database cannot be asked."""
+    schedules: list[ScheduleFigures]
     seconds: float
 
 
@@ -90,6 +92,8 @@ class RmqCollector(Collector):
         )
         if looked.workers is not None:
             yield GaugeMetricFamily("rmq_workers", "Live worker processes.", value=looked.workers)
+        if looked.schedules:
+            yield from scheduled.families(looked.schedules)
         yield from _depths(found)
         yield from _slots(found)
         yield from _serving(found)
@@ -117,10 +121,10 @@ class RmqCollector(Collector):
                     logger.warning("Metrics of topic %s are missing: %s", one.figures.topic.name, problem)
         except RmqError as error:
             logger.warning("Metrics cannot be read: %s", error)
+        schedules = scheduled.schedules(_operations()) if measured is not None else []
         now = time.monotonic()
-        return _Looked(
-            config, now + CACHE_SECONDS, measured, workers, kept.waiting(_operations()), now - began
-        )
+        outbox = kept.waiting(_operations())
+        return _Looked(config, now + CACHE_SECONDS, measured, workers, outbox, schedules, now - began)
 
 
 def _operations() -> Operations:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from django_rmq.core.telling.history import Minute
 from django_rmq.operations import editing, looking, named, reading, sending, sweeping
 from django_rmq.operations import outbox as outboxes
+from django_rmq.operations import schedules as scheduled
 from django_rmq.operations.actors import Actor, Permission, Trace
 from django_rmq.operations.copies import Copy
 from django_rmq.operations.crew import WorkerFigures
@@ -33,6 +34,7 @@ from django_rmq.operations.outbox import OutboxRow, Waiting
 from django_rmq.operations.reading import not_found
 from django_rmq.operations.retiring import Stranded
 from django_rmq.operations.runs import Limits, Progress, Run
+from django_rmq.operations.schedules import ScheduleFigures
 
 
 class Operations(Desk):
@@ -54,6 +56,11 @@ class Operations(Desk):
 
     outbox, outbox_rows, relay_outbox = outboxes.outbox, outboxes.outbox_rows, outboxes.relay_outbox
     retry_outbox, delete_outbox = outboxes.retry_outbox, outboxes.delete_outbox
+
+    schedules, schedule, run_schedule = scheduled.schedules, scheduled.schedule, scheduled.run_schedule
+    pause_schedule, resume_schedule = scheduled.pause_schedule, scheduled.resume_schedule
+    edit_schedule, reset_schedule = scheduled.edit_schedule, scheduled.reset_schedule
+    delete_schedule = scheduled.delete_schedule
 
     deliveries = deliveries_of
 
@@ -87,6 +94,7 @@ __all__ = [
     "Permission",
     "Progress",
     "Run",
+    "ScheduleFigures",
     "SlotFigures",
     "SlotsFigures",
     "Stranded",

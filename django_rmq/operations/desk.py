@@ -29,13 +29,13 @@ class Desk:
     ) -> None:
         self.actor = actor
         self._trace = trace
-        self._purpose = purpose
+        self.purpose = purpose
         self._given = broker
 
     @property
     def broker(self) -> Broker:
         """The broker of the operations."""
-        return self._given if self._given is not None else connections.get_broker(self._purpose)
+        return self._given if self._given is not None else connections.get_broker(self.purpose)
 
     @property
     def config(self) -> Config:

@@ -20,6 +20,7 @@ from django_rmq.core.words.workers import Roster
 from django_rmq.exceptions import RmqError, ServerTrouble, WrongType
 from django_rmq.operations import figures
 from django_rmq.operations.retiring import Stranded
+from django_rmq.operations.schedules import ScheduleFigures
 from django_rmq.project import connections
 from django_rmq.project.outbox.looking import Waiting
 
@@ -41,6 +42,8 @@ class Limits:
     """Whether every topic with a listener must have a live worker."""
     max_outbox_age: float | None = None
     """Maximum seconds for which a message of a topic may have been in the outbox."""
+    max_schedule_lateness: float | None = None
+    """Maximum seconds by which a schedule may be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Finding:
     """The result of one check."""
 
     name: str
-    """redis, coordinator, definition, workers, age, dead, outbox or undeclared."""
+    """redis, coordinator, definition, workers, age, dead, outbox, schedule or undeclared."""
     topic: str
     """The topic. Empty: the finding is not about a topic."""
     is_well: bool
@@ -91,11 +94,13 @@ def check(
     patience: float = 0.0,
     stranded: Callable[[], Sequence[Stranded]] = list,
     outbox: Callable[[], Sequence[Waiting]] = list,
+    schedules: Callable[[], Sequence[ScheduleFigures]] = list,
 ) -> Health:
     """Run all checks. An unavailable Redis is a finding, not an error.
 
     ``coordinator`` is that of the settings. ``patience``: seconds to wait for an assignment to fit its
-    workers. ``stranded`` returns the registered topics that are not declared, ``outbox`` what is in the outbox.
+    workers. ``stranded`` returns the registered topics that are not declared, ``outbox`` what is in the outbox,
+    ``schedules`` the schedules.
     """
     kept = [] if limits.max_outbox_age is None else _outbox(outbox, limits.max_outbox_age)
     began = time.monotonic()
@@ -114,6 +119,8 @@ def check(
             findings.append(_coordinator(_in_zookeeper, patience))
         for one in figures.overview(broker, topics):
             findings += _topic(one, limits)
+        if limits.max_schedule_lateness is not None:
+            findings += [_schedule(one, limits.max_schedule_lateness) for one in schedules()]
         findings += [
             Finding("undeclared", one.topic.name, False, f"holds messages ({one}) and is not in the settings")
             for one in stranded()
@@ -181,6 +188,15 @@ def _outbox(outbox: Callable[[], Sequence[Waiting]], max_age: float) -> list[Fin
             text = f"{text if one.messages else 'nothing waits'}, and {one.refused} were refused"
         findings.append(Finding("outbox", one.topic, age <= max_age, text))
     return findings or [Finding("outbox", "", True, "it is empty")]
+
+
+def _schedule(one: ScheduleFigures, max_lateness: float) -> Finding:
+    late = one.late_ms / 1000
+    text = one.problem or (
+        "is paused" if one.is_paused else f"is late by {late:.0f} s" if late else "is on time"
+    )
+    is_well = late <= max_lateness and not one.problem
+    return Finding("schedule", one.topic, is_well, f"schedule {one.name} {text}")
 
 
 def _topic(one: figures.TopicFigures, limits: Limits) -> list[Finding]:

@@ -24,6 +24,7 @@ from django_rmq.operations.health import Health, Limits
 from django_rmq.operations.measuring import Measurement
 from django_rmq.operations.outbox import outbox
 from django_rmq.operations.retiring import Stranded
+from django_rmq.operations.schedules import schedules
 
 EVENTS_SECONDS = 0.5
 """Seconds for which one request for events waits for the first."""
@@ -96,7 +97,14 @@ def health(
     left: Callable[[], list[Stranded]] = partial(stranded, desk) if names is None else list
     kept = partial(outbox, desk, names)
     return checking.check(
-        desk.broker, topics, coordinator, limits, patience=patience, stranded=left, outbox=kept
+        desk.broker,
+        topics,
+        coordinator,
+        limits,
+        patience=patience,
+        stranded=left,
+        outbox=kept,
+        schedules=partial(schedules, desk, names),
     )
 
 

@@ -14,10 +14,12 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from django_rmq.core.words.schedules import Schedule
 from django_rmq.core.words.topics import Topic
 from django_rmq.project.settings.config import Config
 from django_rmq.project.settings.keys import Keys, keys_of
 from django_rmq.project.settings.reader import PLAIN_KEYS, SECTIONS
+from django_rmq.project.settings.schedules import SCHEDULE_KEYS
 from django_rmq.project.settings.topics import TOPIC_KEYS
 from django_rmq.project.settings.values import Wanted
 from django_rmq.project.settings.zookeeper import ZooKeeper
@@ -26,6 +28,7 @@ PAGE = Path(__file__).parents[1] / "reference/settings.md"
 IN_WORDS = {
     "BACKOFF": "1 s doubling to 10 min, with jitter",
     "AUTH": "none",
+    "TIMEZONE": "`TIME_ZONE`",
     "ACL": '`"creator"` with `AUTH`, else `"open"`',
 }
 """Defaults that are computed, or are no value that anybody writes."""
@@ -37,6 +40,7 @@ def sections() -> Iterator[tuple[str, Keys, type]]:
     """Yield each table of the page by its heading: its keys, and the class that has their defaults."""
     yield "`RMQ`", PLAIN_KEYS, Config
     yield "A topic", TOPIC_KEYS, Topic
+    yield "A schedule", SCHEDULE_KEYS, Schedule
     yield "`ZOOKEEPER`", keys_of(ZooKeeper), ZooKeeper
     for name, (_, kind, keys) in SECTIONS.items():
         yield f"`{name}`", keys, kind

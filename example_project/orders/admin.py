@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from example_project.orders.models import Order
+from example_project.orders.models import DailyReport, Order
 
 
 @admin.register(Order)
@@ -22,3 +22,8 @@ class OrderAdmin(admin.ModelAdmin):
     list_select_related = ["product"]
     raw_id_fields = ["product"]
     date_hierarchy = "created_at"
+
+
+@admin.register(DailyReport)
+class DailyReportAdmin(admin.ModelAdmin):
+    list_display = ["day", "orders", "paid", "closed", "revenue"]

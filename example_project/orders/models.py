@@ -47,3 +47,19 @@ class Order(models.Model):
     def lateness(self) -> timedelta | None:
         """From the due time until the order was closed; negative would be too early."""
         return None if self.closed_at is None else self.closed_at - self.due_at
+
+
+class DailyReport(models.Model):
+    """What became of the orders of one day."""
+
+    day = models.DateField(unique=True)
+    orders = models.PositiveIntegerField()
+    paid = models.PositiveIntegerField()
+    closed = models.PositiveIntegerField()
+    revenue = models.DecimalField(max_digits=14, decimal_places=2)
+
+    class Meta:
+        ordering = ["-day"]
+
+    def __str__(self) -> str:
+        return f"{self.day}: {self.paid} of {self.orders} orders paid"

@@ -86,6 +86,7 @@ TOPICS = {
     "clicks": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1000},
     "mails": {"TYPE": "fixed_time", "SLOTS": 4},
     "bookings": {"TYPE": "fifo", "SLOTS": 4, "SLOT_BASIS": "account"},
+    "reports": {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4},
 }
 
 URLS = """

@@ -34,9 +34,13 @@ import redis
 import yaml
 
 from django_rmq.api import urls
+from django_rmq.core.calls.schedules import change_schedule
 from django_rmq.core.coordination import TopicSlots, Worker
 from django_rmq.core.coordination.redis import RedisCoordinator
 from django_rmq.core.redis.broker import RedisBroker
+from django_rmq.core.schedules.stepping import Stepper
+from django_rmq.core.words.schedules import Schedule
+from django_rmq.core.words.topics import Topic, TopicType
 from example_project.embedded_redis import NoRedisServer
 from example_project.embedded_server import free_port
 from tests.docs import stage
@@ -322,7 +326,15 @@ class Project:
 
     @contextmanager
     def workers(self, snippet: Snippet) -> Iterator[None]:
-        """Have a worker for requests that list them."""
+        """Have a worker for requests that list them, and what it declares for those that are about schedules."""
+        if "/schedules/" in snippet.text or "rmqschedules" in snippet.text:
+            declared = Schedule(
+                "daily-report", "reports", {"kind": "sales"}, cron="0 3 * * *", timezone="Europe/Berlin"
+            )
+            broker = RedisBroker(redis.Redis.from_url(self.redis_url), "")
+            broker.run(change_schedule("daily-report", "spec", declared.text))
+            Stepper(broker, {"reports": Topic("reports", TopicType.FIXED_TIME, 4, identity="key")}).settle()
+            broker.close()
         if "/workers/" not in snippet.text:
             yield
             return

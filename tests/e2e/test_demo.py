@@ -193,7 +193,7 @@ def test_one_switch_lets_the_workers_come_together_in_zookeeper(
     def owned() -> dict[str, int]:
         return {holding.topic: holding.stop for holding in survey(Ensemble(hosts, "/shop/rmq")).holdings}
 
-    slots = {"price-changes": 64, "image-renders": 16, "order-timeouts": 16}
+    slots = {"price-changes": 64, "image-renders": 16, "order-timeouts": 16, "reports": 1}
     eventually(lambda: owned() == slots, "owning all slots", 30)
     assert demo.wait() == 0, demo.output
     assert "Every sent message is accounted for." in demo.output

@@ -26,6 +26,7 @@ from django_rmq.core.words.envelopes import Envelope, encode_envelope
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import message_id as id_of
+from django_rmq.core.words.schedules import Schedule
 from django_rmq.core.words.topics import Topic
 from django_rmq.models import Topic as TopicModel
 from django_rmq.operations import Actor, Operations, Permission
@@ -163,7 +164,7 @@ def test_every_address_is_behind_the_admin_and_declares_a_permission() -> None:
         assert Permission.VIEW in permissions, pattern
         assert view.__wrapped__, pattern
         names.add(pattern.name)
-    assert len(names) == 11
+    assert len(names) == 13
 
 
 def addresses(message_id: str) -> dict[str, str]:
@@ -265,6 +266,7 @@ def test_what_spark_has_claimed_is_listed_and_shown_and_offers_nothing_to_do(
 def test_get_changes_nothing(boss: Client, broker: Broker, prefix: str) -> None:
     kill(broker, "timed", b'{"a":1}')
     send(broker, "timed", b'{"a":2}')
+    broker.change_schedule("timed", "spec", Schedule("timed", "timed", every=60).text)
 
     def everything() -> dict[bytes, bytes]:
         keys = sorted(broker.client.scan_iter(match=f"*{prefix}*"))

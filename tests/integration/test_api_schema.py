@@ -27,6 +27,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import message_id
+from django_rmq.core.words.schedules import Schedule
 from django_rmq.operations import Actor, Permission
 from django_rmq.operations.deliveries import Deliveries
 from django_rmq.project import connections
@@ -143,6 +144,7 @@ class Furniture:
         self.broker = broker
         self.topic = get_config().topic("ranked")
         self.deliveries = Deliveries(Actor.of_user(user, "rest"), self.topic, broker)
+        broker.change_schedule("nightly", "spec", Schedule("nightly", "timed", 1, every=60).text)
         self.ids = [message_id(slot_of(member, 2), member) for member in MEMBERS]
 
     def put(self, state: str) -> None:
@@ -181,6 +183,8 @@ class Furniture:
             case.path_parameters["topic"] = "ranked"
         if "id" in (case.path_parameters or {}):
             case.path_parameters["id"] = self.ids[turn % 2]
+        if operation.endswith("_schedule"):
+            case.path_parameters["name"] = "nightly"
         if operation == "rmq_slots":
             case.query["topic"] = "ranked"
         body = case.body if isinstance(case.body, dict) else {}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.exceptions import Reject
 from django_rmq.project.connections import get_broker
+from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
 from django_rmq.testing import Clock, clock_from_now, drain, memory_broker
 from example_project.accounts import Accounts
 from example_project.orders.checkout import OutOfStock, close_order, create_order, pay_order
 from example_project.orders.listeners import time_is_up
-from example_project.orders.models import Order, State
+from example_project.orders.models import DailyReport, Order, State
+from example_project.orders.reports import write_report
 from example_project.prices.changes import change_prices
 from example_project.prices.listeners import order_renders, render
 from example_project.prices.models import Grade, Photo, Product, Shop
@@ -453,3 +455,36 @@ def test_a_message_that_vanished_from_redis_unbalances_the_ledger(accounts: Acco
     direct(get_broker()).keyspace.pop(b"order-timeouts_3")
     (complaint,) = accounts.complaints(Done())
     assert complaint.startswith("the ledger of order-timeouts slot 3 is not balanced: live -1,")
+
+
+# --- the report of the day
+
+
+def test_the_report_of_the_night_counts_the_orders_of_the_day_before_however_often_it_runs(
+    product: Product,
+) -> None:
+    def order(at: str, state: State) -> None:
+        due = datetime.fromisoformat(at)
+        Order.objects.create(product=product, total=Decimal(10), state=state, created_at=due, due_at=due)
+
+    # The shop's day begins at midnight in Berlin, 23:00 UTC in winter.
+    order("2026-03-27T22:59:59Z", State.PAID)
+    order("2026-03-27T23:00:00Z", State.PAID)
+    order("2026-03-28T12:00:00Z", State.CLOSED)
+    order("2026-03-28T22:59:59Z", State.PAID)
+    order("2026-03-28T23:00:00Z", State.PAID)
+    for _ in range(2):
+        write_report(datetime.fromisoformat("2026-03-29T01:00:00Z"))
+    (report,) = DailyReport.objects.all()
+    assert str(report) == "2026-03-28: 2 of 3 orders paid"
+    assert (report.closed, report.revenue) == (1, Decimal(20))
+
+
+@pytest.mark.django_db
+def test_the_schedule_of_the_shop_brings_the_report(clock: Clock) -> None:
+    running.declare()
+    (member,) = waiting("reports")
+    assert re.fullmatch(rb"daily-report@\d{4}-\d\d-\d\dT0[12]:00:00Z", member)
+    clock.advance(seconds=86_400)
+    assert drain("reports") == 1
+    assert DailyReport.objects.count() == 1

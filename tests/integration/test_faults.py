@@ -109,6 +109,10 @@ ACTS: dict[str, Callable[[Slot, int], Any]] = {
     "send_replace": lambda slot, receipt: send(slot),
     "send_fifo": lambda slot, receipt: send(slot),
     "ensure": lambda slot, receipt: ensure(slot),
+    "tick": lambda slot, receipt: slot.tick(
+        "nightly", 1, slot.now_ms + 9, b"nightly@9", slot.envelopes(1)[0]
+    ),
+    "retract": lambda slot, receipt: slot.retract("nightly", 2, slot.now_ms + 9, b"waiting"),
     "acquire": lambda slot, receipt: slot.acquire(),
     "acquire_all": lambda slot, receipt: slot.broker.acquire_all(slot.topic, [0, 1]),
     "held": lambda slot, receipt: slot.held("A"),
@@ -156,6 +160,8 @@ REPEATED: dict[str, Any] = {
     "send_replace": ["replaced", "replaced"],
     "send_fifo": ["present", "present"],
     "ensure": ["present", "present"],
+    "tick": "known",
+    "retract": "removed",
     "commit": ["stale", "stale"],
     "rollback": ["stale", "stale", "stale"],
     "release": ["stale", "stale"],
@@ -213,6 +219,8 @@ KINDS = {"send_merge": TopicType.RANGE_MERGE, "send_fifo": TopicType.FIFO}
 
 
 def suits(script: str, kind: TopicType) -> bool:
+    if script in ("tick", "retract"):
+        return kind not in (TopicType.PRIORITY, TopicType.FIFO)
     if script == "send_fifo" or kind is TopicType.FIFO:
         return script == "send_fifo" and kind is TopicType.FIFO
     return script not in ("send_merge", "send_replace") or (script == "send_merge") == (
@@ -495,6 +503,7 @@ def test_a_full_server_refuses_sends_and_nothing_is_written(
             lambda: ensure(slot),
             lambda: unused.send(b"new"),
             lambda: ensure(unused),
+            *([lambda: ACTS["tick"](slot, 0)] if suits("tick", kind) and identity == "key" else []),
         ):
             with pytest.raises(ServerFull):
                 send_it()
@@ -513,8 +522,9 @@ def test_a_full_server_refuses_a_replay_with_a_new_body_and_nothing_is_written(
         assert raw(small_server, prefix) == before
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("script", sorted(set(ACTS) - SENDS - {"adopt"}))
+@pytest.mark.parametrize(
+    ("script", "kind"), [one for one in SUITABLE if one.values[0] not in {*SENDS, "adopt", "tick"}]
+)
 def test_on_a_full_server_everything_else_does_what_it_always_does(
     small_server: redis.Redis, prefix: str, script: str, kind: TopicType
 ) -> None:

@@ -33,6 +33,7 @@ from django_rmq.core.words.answers import Delivery
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.keys import slot_keys, times_key
 from django_rmq.core.words.samples import LATENESS_BUCKETS
+from django_rmq.core.words.schedules import Schedule
 from django_rmq.core.words.topics import Topic
 from django_rmq.metrics import RmqCollector, collector, outbox
 from django_rmq.metrics.views import metrics
@@ -473,7 +474,12 @@ def told_names() -> set[str]:
         override_settings(RMQ={"BROKER": "memory", "TOPICS": TOPICS, "OUTBOX": True}),
         connections.replaced_broker(InMemoryBroker("m:")),
     ):
-        live_through_everything(connections.get_broker())
+        broker: Any = connections.get_broker()
+        live_through_everything(broker)
+        broker.change_schedule("nightly", "spec", Schedule("nightly", "work", every=60).text)
+        (record,) = broker.read_schedules()
+        broker.plan_tick("nightly", record.generation, record.at, record.at + 1, "work", 0)
+        broker.settle_tick("nightly", record.generation, record.at + 1, "written")
         found = {name for name, *_ in scraped()}
     histograms = {SUFFIXES.sub("", name) for name in found if name.endswith("_bucket")}
     return {

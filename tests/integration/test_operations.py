@@ -28,6 +28,7 @@ from django_rmq.exceptions import (
     NotPermitted,
     OperationRefused,
     ServerUnavailable,
+    UnknownSchedule,
     UnknownTopic,
 )
 from django_rmq.operations import Actor, Copy, Filter, Limits, Operations, Permission
@@ -739,6 +740,14 @@ def get_what_is_not_there(operations: Operations) -> None:
         operations.get("timed", "0.YQ")
 
 
+def of_no_schedule(act: str, *arguments: Any) -> Callable[[Operations], None]:
+    def ask(operations: Operations) -> None:
+        with pytest.raises(UnknownSchedule):
+            getattr(operations, act)("nightly", *arguments)
+
+    return ask
+
+
 def read_the_body_of_what_is_not_there(operations: Operations) -> None:
     with pytest.raises(MessageGone):
         operations.body("timed", "0.YQ", "dead")
@@ -820,6 +829,14 @@ ACTS: dict[str, tuple[set[Permission], Callable[[Operations], Any]]] = {
     "relay_outbox": ({Permission.SEND}, lambda o: list(o.relay_outbox())),
     "retry_outbox": ({Permission.SEND}, lambda o: o.retry_outbox(["default:1"])),
     "delete_outbox": ({Permission.DELETE}, lambda o: o.delete_outbox(["default:1"])),
+    "schedules": ({Permission.VIEW}, lambda o: o.schedules()),
+    "schedule": ({Permission.VIEW}, of_no_schedule("schedule")),
+    "run_schedule": ({Permission.SEND}, of_no_schedule("run_schedule")),
+    "pause_schedule": ({Permission.PAUSE}, of_no_schedule("pause_schedule")),
+    "resume_schedule": ({Permission.PAUSE}, of_no_schedule("resume_schedule")),
+    "edit_schedule": ({Permission.EDIT}, of_no_schedule("edit_schedule", {"every": 60})),
+    "reset_schedule": ({Permission.EDIT}, of_no_schedule("reset_schedule")),
+    "delete_schedule": ({Permission.DELETE}, of_no_schedule("delete_schedule")),
     "pause": ({Permission.PAUSE}, lambda o: o.pause("timed").result()),
     "resume": ({Permission.PAUSE}, lambda o: o.resume("timed").result()),
 }

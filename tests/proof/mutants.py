@@ -1081,6 +1081,87 @@ MUTANTS: dict[str, Mutant] = {
         "ensure leaves what waits as it is.",
         "tests/contract/test_duplicates.py::test_of_two_ensures_in_one_call_the_first_counts[redis-range_merge]",
     ),
+    # --- schedules
+    "a_stale_tick_is_written": Mutant(
+        GONE,
+        "Who computed a tick before its schedule was changed does not write it.",
+        "tests/contract/test_ticks.py::test_a_tick_of_an_earlier_generation_is_refused[redis]",
+    ),
+    "a_tick_is_doubled": Mutant(
+        GONE,
+        "A tick becomes one message, however often it is written.",
+        "tests/contract/test_ticks.py::test_a_tick_is_one_message_that_is_due_at_its_instant[redis-range_merge]",
+    ),
+    "a_tick_in_an_old_slot": Mutant(
+        GONE,
+        "A tick goes to the slot that the present slot count says.",
+        "tests/contract/test_ticks.py::test_a_tick_follows_its_topic_to_another_slot_count_unless_it_was_written_before[redis]",
+    ),
+    "a_refused_tick_counts": Mutant(
+        GONE,
+        "A tick that found its slot full was not written.",
+        "tests/contract/test_ticks.py::test_a_tick_that_finds_its_slot_full_is_written_later[redis]",
+    ),
+    "a_retraction_forgets": Mutant(
+        As("local outcome = 0"),
+        "Who asks again what came of a retraction hears the same.",
+        "tests/contract/test_ticks.py::test_what_was_taken_is_not_taken_back[redis]",
+    ),
+    "a_retraction_takes_a_later_tick": Mutant(
+        If("false"),
+        "A late retraction leaves the tick of a later generation.",
+        "tests/contract/test_ticks.py::test_a_late_retraction_leaves_the_tick_of_a_later_generation[redis]",
+    ),
+    "a_retraction_takes_what_ran": Mutant(
+        If("score > 0 and redis.call('ZREM', store, member) > 0"),
+        "A tick that was delivered before is not taken back.",
+        "tests/contract/test_ticks.py::test_what_was_taken_is_not_taken_back[redis]",
+    ),
+    "a_retraction_leaves_the_body": Mutant(
+        GONE,
+        "The body of a tick goes with it.",
+        "tests/contract/test_ticks.py::test_a_tick_that_waits_is_taken_back_with_its_body_and_late_writers_are_refused[redis-range_merge]",
+    ),
+    "a_late_writer_is_not_fenced": Mutant(
+        GONE,
+        "Who comes late with a tick that was taken back does not write it.",
+        "tests/contract/test_ticks.py::test_a_tick_that_was_never_written_is_fenced[redis]",
+    ),
+    "a_change_without_a_generation": Mutant(
+        As("local generation = tonumber(redis.call('HGET', schedules, 'generation') or 1)"),
+        "Each change of a schedule has a generation of its own.",
+        "tests/unit/test_schedule_scripts.py::test_a_change_takes_back_the_tick_that_waits_and_fences_who_computed_it_before[redis-paused]",
+    ),
+    "a_change_leaves_the_tick": Mutant(
+        GONE,
+        "A tick that waits is taken back before a changed schedule goes on.",
+        "tests/unit/test_schedule_scripts.py::test_a_change_takes_back_the_tick_that_waits_and_fences_who_computed_it_before[redis-paused]",
+    ),
+    "two_plans_for_one_tick": Mutant(
+        GONE,
+        "Of many workers one decides the next tick, and none for a paused schedule.",
+        "tests/unit/test_schedule_scripts.py::test_what_is_resumed_counts_from_now[redis]",
+    ),
+    "a_plan_skips_the_write": Mutant(
+        GONE,
+        "The next tick is decided once the one before is written.",
+        "tests/unit/test_schedule_scripts.py::test_one_of_many_plans_a_tick_and_only_once_it_is_due[redis]",
+    ),
+    "two_ticks_wait": Mutant(
+        GONE,
+        "At most one tick of a schedule is written ahead, so that a change finds it.",
+        "tests/unit/test_schedule_scripts.py::test_one_of_many_plans_a_tick_and_only_once_it_is_due[redis]",
+    ),
+    "a_stale_writer_settles": Mutant(
+        GONE,
+        "Who settles an earlier tick changes nothing.",
+        "tests/unit/test_schedule_scripts.py::test_both_brokers_go_through_every_history_alike",
+    ),
+    "a_tick_taken_back_is_lost": Mutant(
+        As("at = tonumber(known[4])"),
+        "A tick that was due and not written when its schedule changed is planned again.",
+        "tests/unit/test_schedule_scripts.py::test_a_tick_that_was_due_and_perhaps_not_written_is_planned_again[redis]",
+    ),
     # --- persons and programs
     "replay_takes_two": Mutant(
         As("local lives = redis.call('ZSCORE', store, member)"),

@@ -32,6 +32,7 @@ SUITES: dict[str, list[str]] = {
     "faults": ["tests/integration/test_faults.py"],
     "fairness": ["tests/integration/test_fairness.py"],
     "quotas": ["tests/unit/test_quota_scripts.py"],
+    "schedules": ["tests/unit/test_schedule_scripts.py"],
 }
 """Whom to ask when the suite that a mutant names does not see it, the cheapest first."""
 

@@ -364,6 +364,27 @@ class Lockstep(RuleBasedStateMachine):
         dues: list[float] = [self.now_ms + score if merge else score for score in scores]
         self.note_sent(names, dues, envelopes, answer)
 
+    @rule(data=st.data(), generation=st.integers(1, 3), retracts=st.sampled_from([False, False, True]))
+    def a_schedule_ticks(self, data: st.DataObject, generation: int, retracts: bool) -> None:
+        """Ticks of a keyed topic that has due times; members repeat, as instants of a schedule do not."""
+        if not self.topic.keyed:
+            return
+        member, ahead = data.draw(members), data.draw(st.sampled_from([0, 1_000, 2_000]))
+        instant = START_MS // 1_000 * 1_000 + ahead
+        if retracts:
+            answer = self.both(lambda b: b.retract(self.topic, 0, "s", generation, instant, member))
+            waits = member in {**self.zset("store"), **self.zset("retry")}
+            if answer == "removed" and not waits:
+                self.promises.waiting.pop(member, None)
+            return
+        [envelope] = self.envelopes(data, 1)
+        topic = self.elsewhere() if data.draw(st.sampled_from([False] * 30 + [True])) else self.topic
+        answer = self.both(lambda b: b.tick(topic, 0, "s", generation, instant, member, envelope))
+        if answer == "stored":
+            self.promises.waiting[member] = Promise(instant, body=envelope)
+            self.kept_by_strangers.discard(member)
+            self.note_order(member, envelope)
+
     @rule(member=members, score=st.sampled_from(FOREIGN_SCORES), due=st.booleans())
     def a_stranger_sends_by_zadd(self, member: bytes, score: float, due: bool) -> None:
         if due:

@@ -18,9 +18,11 @@ from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import ConfigurationError, UnknownTopic
 from django_rmq.project import settings
 from django_rmq.project.listening import conditions
+from django_rmq.project.scheduling import conditions as of_schedules
 from django_rmq.project.settings import Config, Problem, get_config, read_settings
 from django_rmq.project.settings.keys import keys_of
 from django_rmq.project.settings.reader import RMQ_KEYS, SECTIONS
+from django_rmq.project.settings.schedules import SCHEDULE_KEYS
 from django_rmq.project.settings.topics import TOPIC_KEYS
 from django_rmq.project.settings.zookeeper import ZooKeeper
 
@@ -772,7 +774,7 @@ def test_an_unknown_topic_is_an_error_that_guesses() -> None:
 
 
 def every_key() -> list[str]:
-    keys = [*RMQ_KEYS, *TOPIC_KEYS, *keys_of(ZooKeeper)]
+    keys = [*RMQ_KEYS, *TOPIC_KEYS, *SCHEDULE_KEYS, *keys_of(ZooKeeper)]
     for _, _, section in SECTIONS.values():
         keys += section
     return keys
@@ -790,7 +792,8 @@ def test_the_document_names_no_setting_that_does_not_exist() -> None:
 def test_every_check_is_documented_in_both_places() -> None:
     assert checks.__doc__ is not None
     folders = [Path(str(module.__file__)).parent for module in (checks, settings)]
-    files = [*(file for folder in folders for file in folder.glob("*.py")), Path(str(conditions.__file__))]
+    files = [file for folder in folders for file in folder.glob("*.py")]
+    files += [Path(str(module.__file__)) for module in (conditions, of_schedules)]
     source = "".join(file.read_text() for file in files)
     used = set(re.findall(r"\"(?:django_rmq\.)?([EW]\d{3})\"", source)) | {"E021", "E022"}
     assert len(used) > 15

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from django_rmq.core import scripts
-from django_rmq.core.calls import claims, ending, looking, moving, people, sending, taking
+from django_rmq.core.calls import claims, ending, looking, moving, people, sending, taking, ticks
 from django_rmq.core.calls.call import Call
 from django_rmq.core.words.answers import Area, Row
 from django_rmq.core.words.failures import Failure
@@ -143,6 +143,8 @@ def calls_of_every_script() -> dict[str, Call]:
         ask.send_replace(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
         ask.send_fifo(TOPIC, 0, 50, members, [b"x", b"y"], ensure=True),
         ask.ensure(TOPIC, 0, [50, 50], members, [b"x", b"y"]),
+        ask.tick(TOPIC, 0, "nightly", 1, 50, b"a", b"x"),
+        ask.retract(TOPIC, 0, "nightly", 2, 50, b"a"),
         ask.acquire(TOPIC, 0),
         ask.acquire_all(TOPIC, [0]),
         ask.held(TOPIC, 0, "A"),
@@ -193,7 +195,7 @@ CALLS = calls_of_every_script()
 def test_there_is_a_script_for_each_transition_and_a_transition_for_each_script() -> None:
     functions = {
         name
-        for module in (sending, taking, ending, claims, people, moving, looking)
+        for module in (sending, taking, ending, claims, people, moving, looking, ticks)
         for name, function in vars(module).items()
         if isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }

@@ -24,7 +24,11 @@ LONGEST_SEARCH = 100
 def changelist_view(pages: Pages, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
     """Show all topics."""
     uses_outbox = pages.operations(request).config.uses_outbox
-    context = {"outbox_url": pages.url("outbox") if uses_outbox else "", **_dashboard(pages, request)}
+    context = {
+        "outbox_url": pages.url("outbox") if uses_outbox else "",
+        "schedules_url": pages.url("schedules"),
+        **_dashboard(pages, request),
+    }
     return pages.render(request, "topic/change_list.html", {**context, **(extra_context or {})})
 
 

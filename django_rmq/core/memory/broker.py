@@ -28,10 +28,12 @@ from django_rmq.core.memory import (
     looking,
     moving,
     people,
+    schedules,
     seeking,
     sending,
     taking,
     tending,
+    ticks,
     topics,
     upkeep,
     workers,
@@ -114,6 +116,14 @@ class InMemoryBroker(Memory):
     leave = workers.leave
     assign = workers.assign
     roster = workers.roster
+
+    tick = ticks.tick
+    retract = ticks.retract
+
+    read_schedules = schedules.read_schedules
+    change_schedule = schedules.change_schedule
+    plan_tick = schedules.plan_tick
+    settle_tick = schedules.settle_tick
 
     allow = limits.allow
     end_permits = limits.end_permits

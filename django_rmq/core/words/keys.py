@@ -19,7 +19,9 @@ key                  type    member -> score, or field -> value
 ``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
                              sleeping_until, slots; undrained_since: ms since when Store of a priority topic has not
                              been empty; last_place: fifo, the last place given to a message that was due
-                             at once; reslot, moving, tickets (see ``reslotting``)
+                             at once; spent_us: MAX_RATE per slot, when its bucket was last empty;
+                             tick:NAME: "generation instant" of a schedule's latest tick here;
+                             reslot, moving, tickets (see ``reslotting``)
 ``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
 ``claim_body_{K}``   hash    keyed topics: claimed member -> envelope
 ``claims_{K}``       hash    Spark consumer -> "number state ms" of its newest claim
@@ -43,6 +45,8 @@ key                  type    member -> score, or field -> value
                              calls of the listener by how long they took and the sum in µs; never reset
 ``limits_{L}``       hash    worker:W -> "messages held wanted, ms when that ends"; empty: µs when the
                              bucket of MAX_RATE was last empty; ``L = P + "rmq:limits:T"``
+``P rmq:schedules``  hash    NAME:field -> value; fields: spec, override, paused, removed, generation, at, state,
+                             changed, topic, crc, last, late (see ``schedules``); generation -> the newest of all
 ``P rmq:events``     channel what happens to messages, where EVENTS is on (see ``events``)
 ===================  ======  ====================================================================
 
@@ -156,6 +160,11 @@ def bucket_key(prefix: str, spender: str) -> bytes:
 def answer_key(prefix: str, request: str) -> bytes:
     """Return the hash that keeps the answer to ``request`` (letters and digits), which runs only once."""
     return f"answer_{{{prefix}rmq:answer:{request}}}".encode()
+
+
+def schedules_key(prefix: str) -> bytes:
+    """Return the hash of all schedules."""
+    return f"{prefix}rmq:schedules".encode()
 
 
 def workers_channel(prefix: str) -> bytes:

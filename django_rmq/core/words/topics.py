@@ -106,6 +106,11 @@ class Topic:
         return self.is_fifo and self.order == "strict"
 
     @property
+    def takes_instants(self) -> bool:
+        """Whether the score of a message that waits is just when it is due."""
+        return self.type in (TopicType.FIXED_TIME, TopicType.RANGE_MERGE)
+
+    @property
     def keyed(self) -> bool:
         return self.identity == "key"
 

@@ -40,6 +40,12 @@ class Command(RmqCommand):
             help="fail if a message has been in the outbox for longer: 90, 15m, 2h or 7d",
         )
         parser.add_argument(
+            "--max-schedule-lateness",
+            type=duration,
+            metavar="AGE",
+            help="fail if a schedule is late by more: 90, 15m, 2h or 7d",
+        )
+        parser.add_argument(
             "--no-workers",
             action="store_true",
             help="do not check for live workers, which run only sometimes",
@@ -55,7 +61,11 @@ class Command(RmqCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         limits = Limits(
-            options["max_age"], options["max_dead"], not options["no_workers"], options["max_outbox_age"]
+            options["max_age"],
+            options["max_dead"],
+            not options["no_workers"],
+            options["max_outbox_age"],
+            options["max_schedule_lateness"],
         )
         names = [topic.name for topic in self.topics(options["topics"])]
         health = self.operations().health(limits, names, patience=options["patience"])

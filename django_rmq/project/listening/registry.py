@@ -25,6 +25,7 @@ from django.utils.module_loading import module_has_submodule
 from django_rmq.core.words.bounds import BATCH
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project.listening.once import Once
+from django_rmq.project.scheduling import registry as scheduled
 from django_rmq.project.settings import get_config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -198,20 +199,23 @@ def autodiscover() -> None:
 
 @contextmanager
 def isolated(*, empty: bool = True) -> Iterator[None]:
-    """For tests: begin with no listeners (or with the current ones) and restore them afterwards."""
+    """For tests: begin with no listeners and no ``@schedule`` (or with the current ones) and restore them afterwards."""
     # A module is imported only once: if it were first imported in isolation, its listeners would be lost
     # permanently.
     if apps.ready:
         with suppress(ConfigurationError):
             discover()
     before = dict(_listeners)
+    schedules = scheduled.declared()
     if empty:
         _listeners.clear()
+        scheduled.replace_declared({})
     try:
         yield
     finally:
         _listeners.clear()
         _listeners.update(before)
+        scheduled.replace_declared(schedules)
 
 
 def _name_of(function: Any) -> str:

@@ -12,6 +12,7 @@ from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.project import connections
 from django_rmq.project.listening import conditions, registry
+from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
 
 logger = safe_logger("django_rmq.consumer")
@@ -58,9 +59,9 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
 
     A topic whose registered definition cannot be read is left out, with an error in the log.
 
-    Raises ``ConfigurationError`` if workers could not use the coordinator, a strict DURABILITY is not met or
-    a listener could not keep what ``once`` promises, ``TopicMismatch`` if Redis has another definition, and
-    ``ServerTrouble`` if Redis or ZooKeeper does not answer.
+    Raises ``ConfigurationError`` if workers could not use the coordinator, a strict DURABILITY is not met, a
+    listener could not keep what ``once`` promises or a schedule could not run; ``TopicMismatch`` if Redis has
+    another definition, and ``ServerTrouble`` if Redis or ZooKeeper does not answer.
     """
     chosen = list(topics)
     connections.check_coordinator()
@@ -83,6 +84,7 @@ def check_start(topics: Iterable[Topic]) -> list[Topic]:
         )
     _check_once(readable)
     register_topics(broker, readable)
+    running.declare()
     return readable
 
 

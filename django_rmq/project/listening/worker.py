@@ -31,6 +31,7 @@ from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
 from django_rmq.project.outbox import relaying
+from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing, telemetry
 
@@ -62,8 +63,7 @@ class Options:
 class WorkerProcess:
     """One worker in this process: a dispatcher, and the coordinator that decides which slots it owns.
 
-    Make it after the last fork. Without the process ``parent`` it ends. ``notes`` is memory that it shares
-    with the parent.
+    Make it after the last fork. Without the process ``parent``, with which it shares ``notes``, it ends.
     """
 
     def __init__(
@@ -112,8 +112,7 @@ class WorkerProcess:
             topics=topic_slots(self._served),
         )
         token = self._notes.token if self._notes is not None else uuid4().hex
-        own, disown = self.dispatcher.own, self.dispatcher.disown
-        return connections.coordinator_maker()(worker, own, disown, token)
+        return connections.coordinator_maker()(worker, self.dispatcher.own, self.dispatcher.disown, token)
 
     def _new_dispatcher(self, options: Options, threads: int, times: history.TimesCount | None) -> Dispatcher:
         config, topics = self._config, self._config.topics.values()
@@ -161,6 +160,7 @@ class WorkerProcess:
                 *history.sampling(broker, everything, hours, self._may_sample, connections.present),
                 *self._forgetting(),
                 *([relaying.duty] if self._config.uses_outbox else []),
+                *running.duties(),
             ]
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from django_rmq.core.producer.checks import MAX_REPLICAS
+from django_rmq.core.words.schedules import Schedule
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import UnknownTopic
 from django_rmq.project.settings import values
@@ -122,6 +123,9 @@ class Config:
     """All settings of the package, validated."""
 
     topics: Mapping[str, Topic]
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    time_zone: str = "UTC"
+    """Of schedules that name none: the project's TIME_ZONE."""
     broker: str = setting(values.one_of("redis", "memory"), "redis")
     redis: RedisServer | None = None
     """None only with BROKER "memory"."""

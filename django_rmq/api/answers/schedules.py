@@ -1,0 +1,70 @@
+"""Schedules and what came of actions on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from django_rmq.api.answers import Answer, maybe
+from django_rmq.core.words.schedules import CATCH_UP
+from django_rmq.operations import ScheduleFigures
+
+
+class ScheduleAnswer(Answer):
+    """A schedule and its runs, by Redis' clock."""
+
+    name = serializers.CharField()
+    topic = serializers.CharField()
+    cron = maybe(serializers.CharField)
+    every = maybe(help_text="Seconds")
+    timezone = serializers.CharField()
+    catch_up = serializers.ChoiceField(CATCH_UP)
+    edited = serializers.ListField(child=serializers.CharField(), help_text="What differs from the settings")
+    paused = serializers.BooleanField()
+    next_ms = maybe()
+    last_ms = maybe()
+    late_ms = serializers.IntegerField(
+        help_text="How much later than its time the latest tick came into the queue, or is overdue"
+    )
+
+
+class SchedulesAnswer(Answer):
+    """All schedules."""
+
+    results = ScheduleAnswer(many=True)
+
+
+class ScheduleOutcomeAnswer(Answer):
+    """The outcome of an action on a schedule."""
+
+    name = serializers.CharField()
+    outcome = serializers.CharField()
+
+
+class RunAnswer(Answer):
+    """The message that was sent."""
+
+    name = serializers.CharField()
+    id = serializers.CharField()
+
+
+def schedule(one: ScheduleFigures) -> dict[str, Any]:
+    """Return a schedule's figures."""
+    chosen = one.schedule
+    return {
+        "name": one.name,
+        "topic": one.topic,
+        "cron": chosen.cron,
+        "every": chosen.every,
+        "timezone": chosen.timezone,
+        "catch_up": chosen.catch_up,
+        "edited": sorted(one.override),
+        "paused": one.is_paused,
+        "next_ms": one.next_ms,
+        "last_ms": one.last_ms,
+        "late_ms": one.late_ms,
+    }
+
+
+__all__ = ["RunAnswer", "ScheduleOutcomeAnswer", "SchedulesAnswer", "schedule"]

@@ -1,0 +1,57 @@
+"""Calls about schedules: what they are, and which tick is next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_rmq.core.calls.call import Call, Command, OfKey
+from django_rmq.core.calls.places import Named
+from django_rmq.core.calls.texts import word
+from django_rmq.core.words.keys import schedules_key
+from django_rmq.core.words.schedules import Record, records
+
+
+def _key(prefix: str, _: str) -> bytes:
+    return schedules_key(prefix)
+
+
+def _all(key: bytes, reply: Any) -> list[Record]:
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+    return records(dict(pairs))
+
+
+def read_schedules() -> Call[list[Record]]:
+    """Return everything that is recorded about schedules, by their names."""
+    return Command("HGETALL", Named(_key, ""), (), OfKey("schedules", _all), locals(), "read_schedules")
+
+
+def change_schedule(name: str, field: str, value: str, *, from_now: bool = False) -> Call[str]:
+    """Change ``spec``, ``override``, ``paused`` or ``removed`` of a schedule. Answers changed, same or not_found.
+
+    ``from_now``: its ticks count from now on, instead of from the last one.
+    """
+    return Call(
+        "schedules/change",
+        Named(_key, name),
+        (name, field, value, int(from_now)),
+        word,
+        locals(),
+        "change_schedule",
+    )
+
+
+def plan_tick(name: str, generation: int, before: int, instant: int, topic: str, crc: int) -> Call[str]:
+    """Make ``instant`` the next tick of a schedule, if ``before`` still is the latest one.
+
+    Answers planned, early or lost.
+    """
+    given = locals()
+    own = (name, generation, before, instant, topic, crc)
+    return Call("schedules/plan", Named(_key, name), own, word, given, "plan_tick")
+
+
+def settle_tick(name: str, generation: int, instant: int, outcome: str) -> Call[str]:
+    """Note that a tick is ``written``, or ``removed`` from its slot. Answers settled, forgotten or lost."""
+    given = locals()
+    own = (name, generation, instant, outcome)
+    return Call("schedules/settle", Named(_key, name), own, word, given, "settle_tick")

@@ -1,0 +1,89 @@
+"""Schedules: what they are, and which tick is next."""
+
+from __future__ import annotations
+
+from django_rmq.core.memory.keyspace import Memory
+from django_rmq.core.words.keys import schedules_key
+from django_rmq.core.words.schedules import Record, records
+from django_rmq.exceptions import ServerRefused
+
+_FIELDS = (
+    b"spec", b"override", b"paused", b"removed", b"generation", b"at", b"state", b"changed", b"topic", b"crc",
+    b"last", b"late",
+)  # fmt: skip
+
+
+def read_schedules(memory: Memory) -> list[Record]:
+    with memory.hash(schedules_key(memory.prefix)) as found:
+        return records(found)
+
+
+def change_schedule(memory: Memory, name: str, field: str, value: str, *, from_now: bool = False) -> str:
+    with memory.hash(schedules_key(memory.prefix)) as found:
+        now_ms, of = memory.now_ms(), f"{name}:".encode()
+        changed = of + field.encode()
+        if field != "spec" and of + b"spec" not in found:
+            return "not_found"
+        returns = field == "spec" and found.pop(of + b"removed", None) is not None
+        if found.get(changed, b"") == value.encode() and not returns:
+            return "same"
+        found.pop(changed, None)
+        if value:
+            found[changed] = value.encode()
+        found[b"generation"] = found[of + b"generation"] = b"%d" % (int(found.get(b"generation", 0)) + 1)
+        state, at = found.get(of + b"state", b"ready"), found.get(of + b"at")
+        waits = state == b"writing" or (state == b"written" and int(at or 0) > now_ms)
+        if state == b"written" and not waits:
+            found[of + b"last"] = found[of + b"at"]
+            state = b"ready"
+        if waits or field == "removed":
+            state = b"retracting"
+        if at is None or (state == b"ready" and from_now):
+            at = b"%d" % now_ms
+        found[of + b"at"], found[of + b"state"], found[of + b"changed"] = at, state, b"%d" % now_ms
+        return "changed"
+
+
+def plan_tick(
+    memory: Memory, name: str, generation: int, before: int, instant: int, topic: str, crc: int
+) -> str:
+    with memory.hash(schedules_key(memory.prefix)) as found:
+        of = f"{name}:".encode()
+        known = [found.get(of + part) for part in (b"generation", b"at", b"paused")]
+        state = found.get(of + b"state")
+        if known != [b"%d" % generation, b"%d" % before, None] or state not in (b"ready", b"written"):
+            return "lost"
+        if state == b"written" and before > memory.now_ms():
+            return "early"
+        if not instant > before:
+            raise ServerRefused("ERR instant is not after the one before")
+        if state == b"written":
+            found[of + b"last"] = b"%d" % before
+        found[of + b"at"], found[of + b"state"] = b"%d" % instant, b"writing"
+        found[of + b"topic"], found[of + b"crc"] = topic.encode(), b"%d" % crc
+        return "planned"
+
+
+def settle_tick(memory: Memory, name: str, generation: int, instant: int, outcome: str) -> str:
+    with memory.hash(schedules_key(memory.prefix)) as found:
+        of = f"{name}:".encode()
+        known = (found.get(of + b"generation"), found.get(of + b"at"))
+        if known != (b"%d" % generation, b"%d" % instant):
+            return "lost"
+        state = found[of + b"state"]
+        if state == b"writing" and outcome == "written":
+            found[of + b"late"] = b"%d" % max(0, memory.now_ms() - instant)
+            found[of + b"state"] = b"written"
+            return "settled"
+        if state != b"retracting":
+            return "lost"
+        if of + b"removed" in found:
+            for part in _FIELDS:
+                found.pop(of + part, None)
+            return "forgotten"
+        if outcome == "written":
+            found[of + b"state"] = b"written"
+            return "settled"
+        found[of + b"at"] = b"%d" % min(instant - 1, int(found[of + b"changed"]))
+        found[of + b"state"] = b"ready"
+        return "settled"

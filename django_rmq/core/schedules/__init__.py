@@ -1,0 +1,1 @@
+"""Schedules: when they tick, which tick is next, and the steps by which each becomes one message."""

@@ -1,0 +1,35 @@
+-- Change one field of a schedule; a tick of it that is written and not due yet has to be taken back first.
+--
+-- KEYS[1] schedules  HASH  NAME:field -> value; generation -> n
+--
+-- ARGV[1] name
+-- ARGV[2] field          spec, override, paused or removed
+-- ARGV[3] value          empty: none
+-- ARGV[4] from_now FLAG  1: ticks count from now on; 0: from the last one
+-- ARGV[5] now
+--
+-- Returns changed | same | not_found
+
+-- check: types
+-- include: _now
+local function of(part)
+  return name .. ':' .. part
+end
+local known = redis.call('HMGET', schedules, of('spec'), of(field), of('at'), of('state'), of('removed'))
+if field ~= 'spec' and not known[1] then return 'not_found' end
+if (known[2] or '') == value and not (field == 'spec' and known[5]) then return 'same' end
+-- Start with a deletion: after it, a full server accepts the rest.
+redis.call('HDEL', schedules, of(field), field == 'spec' and of('removed') or '')
+if value ~= '' then redis.call('HSET', schedules, of(field), value) end
+local generation = redis.call('HINCRBY', schedules, 'generation', 1) -- rule: a_change_without_a_generation
+local at, state = tonumber(known[3]), known[4] or 'ready'
+local waits = state == 'writing' or (state == 'written' and at > now_ms)
+if state == 'written' and not waits then
+  redis.call('HSET', schedules, of('last'), known[3])
+  state = 'ready'
+end
+if waits or (field == 'removed' and state ~= 'retracting') then state = 'retracting' end -- rule: a_change_leaves_the_tick
+if state == 'ready' and (from_now or not at) then at = now_ms end
+redis.call('HSET', schedules, of('generation'), generation, of('at'), string.format('%.0f', at), of('state'), state,
+  of('changed'), string.format('%.0f', now_ms))
+return 'changed'

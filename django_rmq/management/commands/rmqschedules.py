@@ -1,0 +1,126 @@
+"""``manage.py rmqschedules``: when schedules run, and pause, resume, run now and edit."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from django_rmq.core.words.schedules import CATCH_UP
+from django_rmq.management import RmqCommand, ago, allow_options_between_arguments, at_least, shown, table
+from django_rmq.operations import Operations, ScheduleFigures
+
+HEAD = ("schedule", "topic", "when", "next run (UTC)", "last run (UTC)", "state")
+
+
+class Command(RmqCommand):
+    """Look after schedules."""
+
+    help = (
+        "Show when the schedules run that workers have declared. pause takes back the tick that waits; resume "
+        "continues from now on; run sends the message now. set changes when a schedule runs, also after the next "
+        "deployment, until reset. delete is for a schedule whose topic is no longer in the settings."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "action",
+            nargs="?",
+            default="list",
+            choices=["list", "pause", "resume", "run", "set", "reset", "delete"],
+            help="default: list",
+        )
+        parser.add_argument(
+            "names", nargs="*", metavar="schedule", help="these schedules (list: default all)"
+        )
+        timing = parser.add_mutually_exclusive_group()
+        timing.add_argument("--cron", metavar="EXPRESSION", help="set: five fields, such as '0 3 * * *'")
+        timing.add_argument("--every", type=at_least(1), metavar="SECONDS", help="set: an interval")
+        parser.add_argument("--timezone", metavar="ZONE", help="set: such as Europe/Berlin")
+        parser.add_argument("--catch-up", choices=CATCH_UP, help="set: which missed ticks are sent")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        allow_options_between_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        operations, action = self.operations(), options["action"]
+        changes = {
+            field: options[field]
+            for field in ("cron", "every", "timezone", "catch_up")
+            if options[field] is not None
+        }
+        if bool(changes) != (action == "set"):
+            raise CommandError(
+                "set needs --cron, --every, --timezone or --catch-up, and only set takes them", returncode=2
+            )
+        if action == "list":
+            self._list(operations, options)
+            return
+        if not options["names"]:
+            raise CommandError(f"name the schedules to {action}", returncode=2)
+        acts: dict[str, Callable[[str], str]] = {
+            "pause": operations.pause_schedule,
+            "resume": operations.resume_schedule,
+            "run": operations.run_schedule,
+            "set": lambda name: operations.edit_schedule(name, changes),
+            "reset": operations.reset_schedule,
+            "delete": operations.delete_schedule,
+        }
+        done = {name: acts[action](name) for name in options["names"]}
+        if options["json"]:
+            self.print_json(done)
+        for name, outcome in done.items() if not options["json"] else ():
+            self.stdout.write(f"{name}: {f'sent as {outcome}' if action == 'run' else outcome}")
+
+    def _list(self, operations: Operations, options: dict[str, Any]) -> None:
+        names = options["names"]
+        found = [operations.schedule(name) for name in names] if names else operations.schedules()
+        if options["json"]:
+            self.print_json([_row(one) for one in found])
+            return
+        if not found:
+            self.stdout.write("no worker has declared a schedule")
+            return
+        rows = [HEAD]
+        for one in found:
+            when = f"{one.timing} (edited)" if one.override else one.timing
+            rows.append(
+                (one.name, one.topic, shown(when), _time(one.next_ms), _time(one.last_ms), _state(one))
+            )
+        for line in table(rows):
+            self.stdout.write(line)
+
+
+def _state(one: ScheduleFigures) -> str:
+    if one.is_removed:
+        return "is being removed"
+    if one.is_paused:
+        return "paused"
+    if one.problem:
+        return shown(one.problem)
+    return f"late by {ago(one.late_ms / 1000)}" if one.late_ms >= 1000 else "on time"
+
+
+def _time(ms: int | None) -> str:
+    return "-" if ms is None else datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _row(one: ScheduleFigures) -> dict[str, Any]:
+    chosen = one.schedule
+    return {
+        "name": one.name,
+        "topic": one.topic,
+        "cron": chosen.cron,
+        "every": chosen.every,
+        "timezone": chosen.timezone,
+        "catch_up": chosen.catch_up,
+        "override": dict(one.override),
+        "paused": one.is_paused,
+        "removed": one.is_removed,
+        "next_ms": one.next_ms,
+        "last_ms": one.last_ms,
+        "late_ms": one.late_ms,
+        "problem": one.problem,
+    }

@@ -1,0 +1,75 @@
+"""`RMQ["SCHEDULES"]`, and the options of `@schedule`, which are the same in lower case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from django_rmq.core.words.bounds import MAX_DURATION_MS
+from django_rmq.core.words.keys import TOPIC_NAME
+from django_rmq.core.words.schedules import CATCH_UP, Schedule
+from django_rmq.project.settings.keys import Keys
+from django_rmq.project.settings.problems import Problems
+from django_rmq.project.settings.values import Wanted, number, one_of, optional, text
+from django_rmq.project.settings.wording import shown
+
+NAME_WANTED = "1 to 100 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
+
+
+def every(value: object) -> int:
+    """Return EVERY in seconds."""
+    try:
+        found = float(number(value))
+    except Wanted:
+        found = 0.0
+    if not 1 <= found <= MAX_DURATION_MS / 1000 or found != int(found):
+        raise Wanted("whole seconds or a timedelta, from 1 s to 366 days")
+    return int(found)
+
+
+def body(value: object) -> object:
+    """Return BODY."""
+    with suppress(TypeError, ValueError, RecursionError):
+        if json.loads(json.dumps(value)) == value:
+            return value
+    raise Wanted("what JSON can hold")
+
+
+SCHEDULE_KEYS: Keys = {
+    "TOPIC": ("topic", text),
+    "BODY": ("body", body),
+    "CRON": ("cron", optional(text)),
+    "EVERY": ("every", optional(every)),
+    "TIMEZONE": ("timezone", text),
+    "CATCH_UP": ("catch_up", one_of(*CATCH_UP)),
+}
+"""Settings key -> (field of ``Schedule``, parser of its value)."""
+
+
+def is_name(name: object) -> bool:
+    """Return whether a schedule may have this name."""
+    return isinstance(name, str) and TOPIC_NAME.fullmatch(name) is not None
+
+
+def read_schedules(problems: Problems, root: Mapping[str, Any], timezone: str) -> Mapping[str, Schedule]:
+    """Return the declared schedules that have no problem. ``timezone``: of those that name none."""
+    declared = root.get("SCHEDULES", {})
+    if not isinstance(declared, Mapping):
+        problems.report("E001", f'RMQ["SCHEDULES"] is {shown(declared)}: it must be a dict.')
+        return {}
+    found = {}
+    for name, options in declared.items():
+        if not is_name(name):
+            message = f'RMQ["SCHEDULES"] has the name {shown(name)}: it must be {NAME_WANTED}.'
+            problems.report("E003", message)
+            continue
+        before = len(problems)
+        values = problems.values(f'RMQ["SCHEDULES"]["{name}"]', options, SCHEDULE_KEYS)
+        if len(problems) == before and "topic" not in values:
+            problems.report("E003", f'RMQ["SCHEDULES"]["{name}"] has no "TOPIC".')
+        if len(problems) == before:
+            found[name] = Schedule(name, **{"timezone": timezone, **values})
+    return MappingProxyType(found)

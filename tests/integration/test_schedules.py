@@ -1,0 +1,640 @@
+"""Schedules in Django: declared, kept a tick ahead, changed by deployments and by people, and shown."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission as AuthPermission
+from django.contrib.auth.models import User
+from django.core import checks
+from django.core.management import CommandError, call_command
+from django.test import Client, override_settings
+from django.urls import reverse
+
+from django_rmq import UnknownSchedule, listener, schedule
+from django_rmq.core.calls import ending, schedules, taking
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.memory.clock import Clock
+from django_rmq.core.schedules import stepping
+from django_rmq.core.words.schedules import Record
+from django_rmq.exceptions import (
+    ConfigurationError,
+    InvalidRequest,
+    NotPermitted,
+    OperationRefused,
+    TopicFull,
+)
+from django_rmq.operations import Actor, Operations
+from django_rmq.operations.actors import Permission
+from django_rmq.project.listening.registry import isolated
+from django_rmq.project.listening.starting import check_start, chosen_topics
+from django_rmq.project.scheduling import registry, running
+from django_rmq.project.settings import get_config
+from django_rmq.testing import memory_broker
+
+REPORTS = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4}
+TOPICS = {"reports": REPORTS, "merged": {**REPORTS, "TYPE": "range_merge", "TIME_RANGE": 5_000}}
+NIGHTLY = {"TOPIC": "reports", "CRON": "0 3 * * *", "TIMEZONE": "Europe/Berlin", "BODY": {"kind": "orders"}}
+NOON = "2026-03-28T12:00:00Z"
+
+
+def ms(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def turn(clock: Clock, to_ms: int) -> None:
+    clock.advance(ms=to_ms - clock() // 1000)
+
+
+def settings(**scheduled: Any) -> override_settings:
+    return override_settings(
+        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": TOPICS, "SCHEDULES": scheduled}
+    )
+
+
+@pytest.fixture(autouse=True)
+def settings_of_this_test() -> Iterator[None]:
+    with settings(nightly=NIGHTLY), isolated():
+        yield
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(ms(NOON))
+
+
+@pytest.fixture
+def broker(clock: Clock) -> Iterator[InMemoryBroker]:
+    with memory_broker(clock) as found:
+        yield found
+
+
+def records(broker: InMemoryBroker) -> dict[str, Record]:
+    return {one.name: one for one in broker.run(schedules.read_schedules())}
+
+
+def waiting(broker: InMemoryBroker, topic: str = "reports") -> dict[str, str]:
+    """Return what waits: the key, and when it is due."""
+    return {
+        member.decode(): datetime.fromtimestamp(score / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        for slot in range(4)
+        for member, score in broker.keyspace.get(f"{topic}_{slot}".encode(), {}).items()
+        if isinstance(score, float)
+    }
+
+
+def take(broker: InMemoryBroker, topic: str = "reports") -> list[Any]:
+    """Take and commit what is due; return its messages."""
+    found: list[Any] = []
+    declared = get_config().topic(topic)
+    for slot in range(4):
+        prepared = broker.run(taking.prepare(declared, slot, "w", None, 100))
+        while prepared.deliveries:
+            found += prepared.deliveries
+            members = [one.member for one in prepared.deliveries]
+            broker.run(ending.commit(declared, slot, prepared.receipt, members))
+            prepared = broker.run(taking.prepare(declared, slot, "w", None, 100))
+    return found
+
+
+def operations(*permissions: Permission) -> Operations:
+    return Operations(Actor("ann", "rest", permits=lambda one: not permissions or one in permissions))
+
+
+# --- declaring
+
+
+def test_a_worker_declares_what_the_settings_say_and_writes_the_first_tick(broker: InMemoryBroker) -> None:
+    running.declare()
+    assert waiting(broker) == {"nightly@2026-03-29T01:00:00Z": "2026-03-29T01:00:00Z"}
+    record = records(broker)["nightly"]
+    assert (record.state, record.late_ms, record.schedule.timezone) == ("written", 0, "Europe/Berlin")
+    before = {key: dict(value) for key, value in broker.keyspace.items()}
+    running.declare()
+    assert {key: dict(value) for key, value in broker.keyspace.items()} == before
+
+
+def test_a_tick_says_of_which_schedule_and_instant_it_is(broker: InMemoryBroker, clock: Clock) -> None:
+    running.declare()
+    clock.advance(seconds=13 * 3600)
+    (delivery,) = take(broker)
+    assert delivery.envelope.endswith(b'\n{"kind":"orders"}')
+    assert b'"headers":{"schedule":"nightly","tick":"2026-03-29T01:00:00Z"}' in delivery.envelope
+
+
+def test_a_decorator_declares_a_schedule_beside_its_listener(broker: InMemoryBroker) -> None:
+    @schedule("hourly", topic="merged", every=timedelta(hours=1), body={"a": 1})
+    @listener("merged")
+    def count(message: Any) -> None: ...
+
+    assert count.__name__ == "count"
+    with override_settings(TIME_ZONE="Asia/Tokyo"):
+        assert registry.schedules()["hourly"].timezone == "Asia/Tokyo"
+        running.declare()
+    assert waiting(broker, "merged") == {"hourly@2026-03-28T13:00:00Z": "2026-03-28T13:00:00Z"}
+    with isolated():
+        assert set(registry.schedules()) == {"nightly"}
+    assert set(registry.schedules()) == {"nightly", "hourly"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("a b", {"every": 1}, "needs a name"),
+        (5, {"every": 1}, "needs a name"),
+        ("a", {"every": 0.5}, "every must be whole seconds"),
+        ("a", {"every": 60, "catch_up": "some"}, "catch_up must be 'none', 'last' or 'all'"),
+        ("a", {"cron": 5}, "cron must be non-empty text"),
+        ("a", {"every": 60, "topic": ""}, "topic must be non-empty text"),
+    ],
+)
+def test_a_decorator_refuses_options_that_cannot_be_used(name: Any, options: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        schedule(name, **{"topic": "reports", **options})
+
+
+def test_two_different_schedules_of_one_name_are_refused(broker: InMemoryBroker) -> None:
+    def one() -> None: ...
+
+    schedule("a", topic="reports", every=60)(one)
+    schedule("a", topic="reports", every=60)(one)
+    with pytest.raises(ConfigurationError, match='two schedules of the name "a"'):
+        schedule("a", topic="reports", every=61)(one)
+    schedule("nightly", topic="reports", every=60)(one)
+    with pytest.raises(ConfigurationError, match='schedule "nightly" is declared in'):
+        running.declare()
+    assert [one.id for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)] == ["django_rmq.E074"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "told"),
+    [
+        ({"TOPIC": "report"}, "E070", 'sends to "report", which is not in RMQ'),
+        ({"CRON": "0 3 * *"}, "E071", "has 4 fields"),
+        ({"CRON": "61 3 * * *"}, "E071", "is not a cron expression: Bad minute"),
+        ({"CRON": "0 0 30 2 *"}, "E071", "is not a cron expression"),
+        ({"TIMEZONE": "Europe/Atlantis"}, "E071", "'Europe/Atlantis' is not a time zone"),
+        ({"TIMEZONE": "../x"}, "E071", "is not a time zone"),
+        ({"EVERY": 60}, "E072", "has both CRON and EVERY"),
+        ({"CRON": None}, "E072", "has neither CRON nor EVERY"),
+        ({"TOPIC": "priority"}, "E072", 'which has TYPE "priority"'),
+        ({"TOPIC": "bodies"}, "E072", 'which has IDENTITY "body"'),
+        ({"TOPIC": "texts"}, "E072", 'has a BODY that topic "texts" cannot have'),
+        ({"TOPIC": "fields"}, "E072", "the body must be an object with that field"),
+    ],
+)  # fmt: skip
+def test_a_check_and_a_worker_report_a_schedule_that_cannot_run(
+    broker: InMemoryBroker, options: Any, problem: str, told: str
+) -> None:
+    topics = {
+        **TOPICS,
+        "priority": {"TYPE": "priority", "IDENTITY": "key"},
+        "bodies": {"TYPE": "fixed_time"},
+        "texts": {**REPORTS, "BODY": "text"},
+        "fields": {**REPORTS, "SLOT_BASIS": "shop"},
+    }
+    declared = {"nightly": {**NIGHTLY, **options}}
+    with override_settings(
+        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": topics, "SCHEDULES": declared}
+    ):
+        (found,) = [one for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)]
+        assert found.id == f"django_rmq.{problem}"
+        assert told in found.msg
+        with pytest.raises(ConfigurationError) as caught:
+            running.declare()
+        assert told in str(caught.value)
+
+
+def test_a_cron_expression_without_cronsim_is_reported() -> None:
+    with mock.patch("django_rmq.project.scheduling.conditions.find_spec", return_value=None):
+        (found,) = [one for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)]
+        assert (found.id, found.hint) == ("django_rmq.E073", 'pip install "django-redis-rmq[schedules]".')
+        with settings(hourly={"TOPIC": "reports", "EVERY": 3600}):
+            assert [one for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)] == []
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "told"),
+    [
+        ([], 'RMQ["SCHEDULES"] is []: it must be a dict.'),
+        ({"a b": {}}, "RMQ[\"SCHEDULES\"] has the name 'a b'"),
+        ({"a": {"EVERY": 60}}, 'RMQ["SCHEDULES"]["a"] has no "TOPIC".'),
+        ({"a": {"TOPIC": "reports", "EVERY": 60, "BODY": {1, 2}}}, "it must be what JSON can hold"),
+        ({"a": {"TOPIC": "reports", "EVERY": 60, "BODY": (1, 2)}}, "it must be what JSON can hold"),
+        ({"a": {"TOPIC": "reports", "CORN": ""}}, "unknown key 'CORN'"),
+        ({"a": {"TOPIC": "reports", "EVERY": 1.5}}, "whole seconds or a timedelta"),
+        ({"a": {"TOPIC": "reports", "EVERY": 60, "CATCH_UP": "yes"}}, "'none', 'last' or 'all'"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_used_are_reported(scheduled: Any, told: str) -> None:
+    found = {"BROKER": "memory", "TOPICS": TOPICS, "SCHEDULES": scheduled}
+    with override_settings(RMQ=found), pytest.raises(ConfigurationError) as caught:
+        get_config()
+    assert told in str(caught.value)
+
+
+def test_a_project_without_schedules_has_no_duty_and_writes_nothing(broker: InMemoryBroker) -> None:
+    with settings():
+        running.declare()
+        assert (running.duties(), broker.keyspace) == ([], {})
+    assert len(running.duties()) == 1
+
+
+def test_the_start_of_a_worker_declares(broker: InMemoryBroker) -> None:
+    listener("reports")(print)
+    check_start(chosen_topics())
+    assert "nightly@2026-03-29T01:00:00Z" in waiting(broker)
+
+
+# --- ticking
+
+
+def test_each_tick_becomes_one_message_whoever_steps_and_over_both_changes_of_the_clock(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    running.declare()
+    seen: list[str] = []
+    steppers = [running.stepper() for _ in range(5)]
+    for start in ("2026-03-28T12:00:00Z", "2026-10-24T12:00:00Z"):
+        turn(clock, ms(start))
+        for minute in range(0, 60 * 48, 30):
+            turn(clock, ms(start) + minute * 60_000)
+            for each in steppers:
+                while each.step() == 0.0:
+                    pass
+            seen += [one.member.decode() for one in take(broker)]
+    assert seen == [
+        "nightly@2026-03-29T01:00:00Z",
+        "nightly@2026-03-30T01:00:00Z",
+        # Nothing ran meanwhile: of the ticks that were missed the last one is sent.
+        "nightly@2026-03-31T01:00:00Z",
+        "nightly@2026-10-24T01:00:00Z",
+        "nightly@2026-10-25T02:00:00Z",
+        "nightly@2026-10-26T02:00:00Z",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "sent"),
+    [("none", ["10"]), ("last", ["10", "13"]), ("all", ["10", "11", "12", "13"])],
+)
+def test_what_was_missed_is_sent_as_the_schedule_says(
+    broker: InMemoryBroker, clock: Clock, catch_up: str, sent: list[str]
+) -> None:
+    with settings(hourly={"TOPIC": "reports", "EVERY": 3600, "CATCH_UP": catch_up}):
+        turn(clock, ms("2026-05-05T09:30:00Z"))
+        running.declare()
+        turn(clock, ms("2026-05-05T13:30:00Z"))
+        running.stepper().settle()
+        found = sorted(one.member.decode() for one in take(broker))
+        assert found == [f"hourly@2026-05-05T{hour}:00:00Z" for hour in sent]
+        assert list(waiting(broker)) == ["hourly@2026-05-05T14:00:00Z"]
+        assert records(broker)["hourly"].last_run(broker.now_ms()) == ms(f"2026-05-05T{sent[-1]}:00:00Z")
+
+
+@pytest.mark.parametrize("catch_up", ["none", "last"])
+def test_a_tick_that_is_a_little_late_is_not_missed(
+    broker: InMemoryBroker, clock: Clock, catch_up: str
+) -> None:
+    with settings(quick={"TOPIC": "reports", "EVERY": 10, "CATCH_UP": catch_up}):
+        running.declare()
+        clock.advance(seconds=45)
+        running.stepper().settle()
+        assert len(take(broker)) == 4
+
+
+def test_a_tick_waits_while_its_slot_is_full(
+    broker: InMemoryBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = {"reports": {**REPORTS, "SLOTS": 1, "MAX_BACKLOG": 1}}
+    declared = {"a": {"TOPIC": "reports", "EVERY": 60}, "b": {"TOPIC": "reports", "EVERY": 60}}
+    with override_settings(
+        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": full, "SCHEDULES": declared}
+    ):
+        running.declare()
+        assert list(waiting(broker)) == ["a@2026-03-28T12:01:00Z"]
+        assert "Schedule b waits: slot 0 of topic reports is full" in caplog.text
+        clock.advance(seconds=60)
+        assert [
+            one.member
+            for one in broker.run(taking.prepare(get_config().topic("reports"), 0, "w", None, 9)).deliveries
+        ] == [b"a@2026-03-28T12:01:00Z"]
+        running.stepper().settle()
+        assert {name: one.state for name, one in records(broker).items()} == {"a": "written", "b": "writing"}
+        clock.advance(seconds=30)
+        assert operations().schedule("b").late_ms == 30_000
+
+
+# --- deployments
+
+
+def test_a_deployment_changes_the_time_of_the_tick_that_waits(broker: InMemoryBroker, clock: Clock) -> None:
+    running.declare()
+    clock.advance(seconds=60)
+    with settings(nightly={**NIGHTLY, "CRON": "30 4 * * *", "BODY": "new"}):
+        running.declare()
+        assert list(waiting(broker)) == ["nightly@2026-03-29T02:30:00Z"]
+    with settings(nightly={**NIGHTLY, "TOPIC": "merged"}):
+        running.declare()
+        assert (waiting(broker), list(waiting(broker, "merged"))) == ({}, ["nightly@2026-03-29T01:00:00Z"])
+
+
+def test_a_schedule_that_the_settings_no_longer_have_goes_with_its_waiting_tick(
+    broker: InMemoryBroker,
+) -> None:
+    running.declare()
+    with settings():
+        running.declare()
+    assert (records(broker), waiting(broker)) == ({}, {})
+    running.declare()
+    assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+
+
+def test_a_schedule_of_another_project_stays(broker: InMemoryBroker, clock: Clock) -> None:
+    running.declare()
+    others = {"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": {"other": REPORTS}, "SCHEDULES": {}}
+    with override_settings(RMQ=others):
+        running.declare()
+        assert not records(broker)["nightly"].is_removed
+        clock.advance(seconds=14 * 3600)
+        running.stepper().settle()
+        assert list(waiting(broker)) == ["nightly@2026-03-29T01:00:00Z"]
+        # Nobody has its topic any more.
+        assert operations().delete_schedule("nightly") == "deleted"
+        assert (records(broker), waiting(broker)) == ({}, {})
+
+
+def test_a_tick_that_is_due_survives_a_deployment_and_is_not_sent_twice(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    running.declare()
+    turn(clock, ms("2026-03-29T01:00:00Z"))
+    with settings(nightly={**NIGHTLY, "BODY": "new"}):
+        running.declare()
+        assert set(waiting(broker)) == {"nightly@2026-03-29T01:00:00Z", "nightly@2026-03-30T01:00:00Z"}
+        assert [one.member for one in take(broker)] == [b"nightly@2026-03-29T01:00:00Z"]
+        turn(clock, ms("2026-03-29T01:30:00Z"))
+        with settings(nightly=NIGHTLY):
+            running.declare()
+        assert take(broker) == []
+
+
+def test_what_people_edited_survives_a_deployment_until_it_is_reset(broker: InMemoryBroker) -> None:
+    running.declare()
+    assert operations().edit_schedule("nightly", {"cron": "0 5 * * *"}) == "changed"
+    assert list(waiting(broker)) == ["nightly@2026-03-29T03:00:00Z"]
+    with settings(nightly={**NIGHTLY, "CRON": "0 6 * * *"}):
+        running.declare()
+        assert list(waiting(broker)) == ["nightly@2026-03-29T03:00:00Z"]
+        shown = operations().schedule("nightly")
+        assert (shown.timing, shown.declared.timing) == ("0 5 * * * Europe/Berlin", "0 6 * * * Europe/Berlin")
+        assert shown.override == {"cron": "0 5 * * *"}
+        assert operations().reset_schedule("nightly") == "changed"
+        assert list(waiting(broker)) == ["nightly@2026-03-29T04:00:00Z"]
+        assert operations().reset_schedule("nightly") == "unchanged"
+
+
+def test_a_topic_with_another_slot_count_gets_its_ticks_and_gives_them_back(
+    broker: InMemoryBroker, clock: Clock
+) -> None:
+    running.declare()
+    call_command("rmqreslot", "reports", "16", stdout=io.StringIO(), stderr=io.StringIO())
+    turn(clock, ms("2026-03-29T01:00:00Z"))
+    running.stepper().settle()
+    operations().pause_schedule("nightly")
+    declared = [f"reports_{slot}".encode() for slot in range(16)]
+    left = [member for key in declared for member in broker.keyspace.get(key, {})]
+    assert left == [b"nightly@2026-03-29T01:00:00Z"]
+
+
+# --- people
+
+
+def test_people_pause_resume_and_run(broker: InMemoryBroker, clock: Clock) -> None:
+    running.declare()
+    who = operations()
+    assert [who.pause_schedule("nightly"), who.pause_schedule("nightly")] == ["paused", "unchanged"]
+    assert (waiting(broker), who.schedule("nightly").next_ms) == ({}, None)
+    clock.advance(seconds=86_400)
+    assert running.stepper().step() > 0
+    assert take(broker) == []
+    assert [who.resume_schedule("nightly"), who.resume_schedule("nightly")] == ["resumed", "unchanged"]
+    assert list(waiting(broker)) == ["nightly@2026-03-30T01:00:00Z"]
+    assert who.schedule("nightly").next_ms == ms("2026-03-30T01:00:00Z")
+    assert who.run_schedule("nightly").partition(".")[0] in "0123"
+    (delivery,) = take(broker)
+    assert delivery.member == b"nightly!2026-03-29T12:00:00.000+00:00"
+    assert b'"run":"2026-03-29T12:00:00.000+00:00"' in delivery.envelope
+    assert list(waiting(broker)) == ["nightly@2026-03-30T01:00:00Z"]
+
+
+def test_people_edit_with_the_rules_of_the_settings(broker: InMemoryBroker) -> None:
+    running.declare()
+    who = operations()
+    assert who.edit_schedule("nightly", {"every": 3600, "catch_up": "all"}) == "changed"
+    shown = who.schedule("nightly")
+    assert (shown.timing, shown.override) == ("every 3600 s", {"every": 3600, "catch_up": "all"})
+    assert who.edit_schedule("nightly", {"cron": "0 3 * * *", "catch_up": "last"}) == "changed"
+    assert who.schedule("nightly").override == {}
+    assert who.edit_schedule("nightly", {"timezone": "Europe/Berlin"}) == "unchanged"
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"cron": "x"}, "has 1 fields"),
+        ({"timezone": "x"}, "not a time zone"),
+        ({"every": 0}, "whole seconds"),
+        ({"cron": "0 3 * * *", "every": 5}, "either cron or every"),
+        ({"cron": None}, "neither CRON nor EVERY"),
+        ({"topic": "merged"}, "topic of a schedule cannot be changed"),
+    ]
+    for changes, told in refused:
+        with pytest.raises(InvalidRequest, match=told):
+            who.edit_schedule("nightly", changes)
+
+
+def test_what_cannot_be_done_says_why(broker: InMemoryBroker) -> None:
+    who = operations()
+    for act in (who.schedule, who.pause_schedule, who.resume_schedule, who.run_schedule, who.reset_schedule):
+        with pytest.raises(UnknownSchedule, match="no schedule 'nightly' is known"):
+            act("nightly")
+    running.declare()
+    with pytest.raises(UnknownSchedule):
+        who.pause_schedule("nightly", ["merged"])
+    broker.run(schedules.change_schedule("nightly", "removed", "1"))
+    with pytest.raises(OperationRefused, match="being removed"):
+        who.pause_schedule("nightly")
+    for act, needed in [
+        (lambda who: who.schedules(), Permission.VIEW),
+        (lambda who: who.pause_schedule("nightly"), Permission.PAUSE),
+        (lambda who: who.resume_schedule("nightly"), Permission.PAUSE),
+        (lambda who: who.run_schedule("nightly"), Permission.SEND),
+        (lambda who: who.edit_schedule("nightly", {"every": 5}), Permission.EDIT),
+        (lambda who: who.reset_schedule("nightly"), Permission.EDIT),
+        (lambda who: who.delete_schedule("nightly"), Permission.DELETE),
+    ]:
+        others = set(Permission) - {needed}
+        with pytest.raises(NotPermitted, match=needed.full_name):
+            act(operations(*others))
+
+
+def test_run_now_says_that_a_slot_is_full(broker: InMemoryBroker) -> None:
+    full = {"reports": {**REPORTS, "SLOTS": 1, "MAX_BACKLOG": 1}}
+    with override_settings(
+        RMQ={"BROKER": "memory", "AUTODISCOVER": None, "TOPICS": full, "SCHEDULES": {"nightly": NIGHTLY}}
+    ):
+        running.declare()
+        with pytest.raises(TopicFull, match="MAX_BACKLOG = 1"):
+            operations().run_schedule("nightly")
+
+
+def command(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command("rmqschedules", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_the_command_lists_and_acts(broker: InMemoryBroker, clock: Clock) -> None:
+    assert command() == "no worker has declared a schedule\n"
+    running.declare()
+    lines = command().splitlines()
+    assert lines[0].split("  ")[0] == "schedule"
+    assert "0 3 * * * Europe/Berlin" in lines[1] and "2026-03-29 01:00:00" in lines[1]
+    assert lines[1].endswith("on time")
+    (row,) = json.loads(command("--json"))
+    assert (row["next_ms"], row["last_ms"], row["paused"]) == (ms("2026-03-29T01:00:00Z"), None, False)
+    assert command("pause", "nightly") == "nightly: paused\n"
+    assert command("list", "nightly").endswith("paused\n")
+    assert json.loads(command("resume", "nightly", "--json")) == {"nightly": "resumed"}
+    assert command("run", "nightly").startswith("nightly: sent as ")
+    assert command("set", "nightly", "--cron", "0 5 * * *", "--catch-up", "all") == "nightly: changed\n"
+    assert "(edited)" in command()
+    assert command("reset", "nightly") == "nightly: changed\n"
+    clock.advance(seconds=2 * 86_400)
+    assert "late by 11 h" in command()
+    with pytest.raises(CommandError, match="remove schedule nightly from the settings"):
+        command("delete", "nightly")
+    for arguments in (["set", "nightly"], ["pause", "nightly", "--every", "5"], ["pause"]):
+        with pytest.raises(CommandError):
+            command(*arguments)
+
+
+@pytest.fixture
+def staff(db: None) -> Callable[..., Client]:
+    def log_in(*permissions: str) -> Client:
+        user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
+        user.user_permissions.set(
+            AuthPermission.objects.filter(content_type__app_label="django_rmq", codename__in=permissions)
+        )
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return log_in
+
+
+def test_the_admin_shows_and_acts(broker: InMemoryBroker, staff: Callable[..., Client]) -> None:
+    running.declare()
+    url = reverse("admin:django_rmq_topic_schedules")
+    edit = reverse("admin:django_rmq_topic_schedule", args=["nightly"])
+    viewer = staff("view_topic")
+    shown = viewer.get(url).content.decode()
+    assert "nightly" in shown and "0 3 * * * Europe/Berlin" in shown
+    assert 'value="pause"' not in shown and 'value="run"' not in shown and edit not in shown
+    for act in ("run", "pause", "resume", "reset"):
+        assert viewer.post(url, {"act": act, "name": "nightly"}).status_code == 403
+    assert viewer.get(edit).status_code == 403
+    person = staff("view_topic", "pause_topic", "send_messages", "edit_messages")
+    assert url in person.get(reverse("admin:django_rmq_topic_changelist")).content.decode()
+    assert person.post(url, {"act": "pause", "name": "nightly"}).status_code == 302
+    assert 'value="resume"' in person.get(url).content.decode()
+    person.post(url, {"act": "resume", "name": "nightly"})
+    person.post(url, {"act": "run", "name": "nightly"})
+    assert len(waiting(broker)) == 2
+    assert 'value="0 3 * * *"' in person.get(edit).content.decode()
+    wrong = person.post(edit, {"cron": "x", "every": "", "timezone": "UTC", "catch_up": "last"})
+    assert "has 1 fields" in wrong.content.decode()
+    right = {"cron": "", "every": "3600", "timezone": "Europe/Berlin", "catch_up": "last"}
+    assert person.post(edit, right).status_code == 302
+    shown = person.get(url).content.decode()
+    assert "every 3600 s" in shown and "settings: 0 3 * * * Europe/Berlin" in shown
+    person.post(url, {"act": "reset", "name": "nightly"})
+    assert operations().schedule("nightly").override == {}
+    assert "No schedule" in person.post(url, {"act": "pause", "name": "x"}, follow=True).content.decode()
+    assert person.post(url, {"act": "x", "name": "nightly"}).status_code == 302
+    assert person.get(reverse("admin:django_rmq_topic_schedule", args=["x"])).status_code == 400
+    notes = set(LogEntry.objects.values_list("object_id", "change_message"))
+    assert ("reports", "Pause (schedule nightly): 1 paused (admin)") in notes
+
+
+def test_rest_lists_and_acts(broker: InMemoryBroker, staff: Callable[..., Client]) -> None:
+    running.declare()
+    person = staff("view_topic", "pause_topic", "send_messages")
+    root = reverse("rmq_api:schedules")
+    (found,) = person.get(root).json()["results"]
+    assert found == {
+        "name": "nightly",
+        "topic": "reports",
+        "cron": "0 3 * * *",
+        "every": None,
+        "timezone": "Europe/Berlin",
+        "catch_up": "last",
+        "edited": [],
+        "paused": False,
+        "next_ms": ms("2026-03-29T01:00:00Z"),
+        "last_ms": None,
+        "late_ms": 0,
+    }
+    assert person.post(f"{root}nightly/pause/").json() == {"name": "nightly", "outcome": "paused"}
+    assert person.post(f"{root}nightly/resume/").json() == {"name": "nightly", "outcome": "resumed"}
+    answer = person.post(f"{root}nightly/run/")
+    assert (answer.status_code, answer.json()["name"]) == (202, "nightly")
+    missing = person.post(f"{root}x/pause/")
+    assert (missing.status_code, missing.json()["code"]) == (404, "schedule_not_found")
+    assert staff("view_topic").post(f"{root}nightly/run/").status_code == 403
+
+
+def test_metrics_and_health_tell_how_late_a_schedule_is(broker: InMemoryBroker, clock: Clock) -> None:
+    pytest.importorskip("prometheus_client")
+    from django_rmq.metrics.collector import RmqCollector
+
+    def collected() -> dict[tuple[str, ...], float]:
+        return {
+            (one.name, *one.labels.values()): one.value
+            for family in RmqCollector().collect()
+            for one in family.samples
+        }
+
+    assert not any(name.startswith("rmq_schedule") for name, *_ in collected())
+    running.declare()
+    of = ("nightly", "reports")
+    found = collected()
+    assert found["rmq_schedule_next_timestamp_seconds", *of] == ms("2026-03-29T01:00:00Z") / 1000
+    assert found["rmq_schedule_lateness_seconds", *of] == found["rmq_schedule_paused", *of] == 0
+    assert ("rmq_schedule_last_timestamp_seconds", *of) not in found
+    out = io.StringIO()
+    call_command("rmqhealth", "--no-workers", "--max-schedule-lateness", "1h", stdout=out)
+    assert "schedule nightly is on time" in out.getvalue()
+    turn(clock, ms("2026-03-30T02:00:00Z"))
+    found = collected()
+    assert found["rmq_schedule_lateness_seconds", *of] == 3600
+    assert found["rmq_schedule_last_timestamp_seconds", *of] == ms("2026-03-29T01:00:00Z") / 1000
+    with pytest.raises(CommandError, match="schedule nightly is late by 3600 s"):
+        call_command("rmqhealth", "--no-workers", "--max-schedule-lateness", "59m", stdout=out)
+    operations().pause_schedule("nightly")
+    assert collected()["rmq_schedule_paused", *of] == 1
+
+
+def test_a_schedule_whose_next_run_is_unknown_is_shown_with_the_reason(broker: InMemoryBroker) -> None:
+    running.declare()
+    record = records(broker)["nightly"]
+    broken = record.declared.text.replace("0 3 * * *", "x y")
+    broker.run(schedules.change_schedule("nightly", "spec", broken))
+    with mock.patch.object(stepping.Stepper, "settle"):
+        shown = operations().schedule("nightly")
+    assert (shown.next_ms, shown.problem) == (None, "'x y' has 2 fields: a cron expression has five")
+    assert "has 2 fields" in command()

@@ -1,0 +1,280 @@
+"""The scripts about schedules keep to the rules of all scripts, and leave what the oracle leaves."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_rmq.core import scripts
+from django_rmq.core.memory.clock import Clock
+from django_rmq.core.words.keys import schedules_key
+from django_rmq.core.words.schedules import Record, Schedule
+from django_rmq.exceptions import ServerRefused, Unreadable
+from tests.brokers import Broker, InMemoryBroker
+from tests.unit import outside_slots
+from tests.unit import test_lua as rules
+from tests.unit.outside_slots import Recorder
+
+SCRIPTS = {name: rules.Source(name) for name in scripts.names("schedules")}
+each_script = pytest.mark.parametrize("source", SCRIPTS.values(), ids=SCRIPTS)
+KEY = schedules_key("alike:")
+SPEC = Schedule("s", "reports", cron="0 3 * * *").text
+
+
+def calls() -> dict[str, Any]:
+    ask: Any = Recorder(None, "P:")
+    found = [
+        ask.change_schedule("s", "paused", "1"),
+        ask.plan_tick("s", 1, 2, 3, "reports", 4),
+        ask.settle_tick("s", 1, 2, "written"),
+    ]
+    return {call.script: call for call in found}
+
+
+@each_script
+def test_a_call_hands_over_what_the_header_declares(source: rules.Source) -> None:
+    call = calls()[source.name]
+    assert list(call.keys("P:")) == [schedules_key("P:")] == [b"P:rmq:schedules"]
+    assert [(key.name, key.kind) for key in source.declared("KEYS")] == [("schedules", "HASH")]
+    assert len(call.arguments("P:")) == len(source.declared("ARGV")) - 1
+    assert source.declared("ARGV")[-1].name == "now"
+
+
+@each_script
+def test_header_and_code_keep_to_the_rules(source: rules.Source) -> None:
+    outside_slots.check_header(source)
+    commands = re.findall(r"redis\.call\('([A-Z]+)'", source.code)
+    assert set(commands) <= {"HMGET", "HDEL", "HSET", "HINCRBY"}
+    written = [command for command in commands if command in rules.WRITES]
+    assert written[0] == "HDEL"
+    assert set(rules.joined(source.code)) == {"", "name", "part"}
+    assert not re.search(r"\bfor\b|\bwhile\b|tostring|cjson|math\.random", source.code)
+
+
+@each_script
+def test_a_script_reads_no_unknown_global(source: rules.Source, redis_client: redis.Redis) -> None:
+    outside_slots.check_bytecode(source, redis_client)
+
+
+def pair(client: redis.Redis) -> tuple[list[Any], Clock]:
+    clock = Clock(1_800_000_000_000)
+    client.delete(KEY)
+    return [Broker(client, "alike:", clock), InMemoryBroker("alike:", clock)], clock
+
+
+def answer(broker: Any, name: str, *args: Any, **options: Any) -> Any:
+    try:
+        return getattr(broker, name)(*args, **options)
+    except ServerRefused:
+        return "refused"
+
+
+changes = st.tuples(
+    st.just("change_schedule"),
+    st.sampled_from(
+        [
+            ("spec", SPEC),
+            ("spec", SPEC),
+            ("paused", "1"),
+            ("paused", ""),
+            ("removed", "1"),
+            ("override", '{"cron":"1 1 * * *"}'),
+        ]
+    ),
+    st.booleans(),
+)
+plans = st.tuples(st.just("plan_tick"), st.sampled_from([-1_000, 0, 1_000, 60_000]), st.integers(0, 9))
+settlements = st.tuples(st.just("settle_tick"), st.sampled_from(["written", "removed"]), st.integers(0, 9))
+passing = st.sampled_from([0, 1, 999, 1_000, 60_000])
+
+
+@given(st.lists(st.tuples(st.one_of(changes, plans, settlements), passing), min_size=1, max_size=30))
+def test_both_brokers_go_through_every_history_alike(redis_client: redis.Redis, history: list[Any]) -> None:
+    brokers, clock = pair(redis_client)
+    generations: list[int] = [0]
+    for (act, what, other), ms in history:
+        clock.advance(ms=ms)
+        found = {record.name: record for record in brokers[1].read_schedules()}
+        record = found.get("s")
+        # Now and then somebody comes late, with what was true before.
+        generation = record.generation - (other == 0) if record else 1
+        at = record.at - (other == 1) if record else 0
+        if act == "change_schedule":
+            args: tuple[Any, ...] = ("s", *what)
+            options = {"from_now": other}
+        elif act == "plan_tick":
+            args, options = ("s", generation, at, at + what, "reports", 7), {}
+        else:
+            args, options = ("s", generation, at, what), {}
+        one, two = (answer(broker, act, *args, **options) for broker in brokers)
+        assert one == two
+        assert redis_client.hgetall(KEY) == dict(brokers[1].keyspace.get(KEY, {}))
+        assert brokers[0].read_schedules() == brokers[1].read_schedules()
+        newest = int(brokers[1].keyspace.get(KEY, {}).get(b"generation", 0))
+        assert newest == generations[-1] + (one == "changed")
+        generations.append(newest)
+        if act == "settle_tick" and record is not None and one == "settled":
+            assert record.state in ("writing", "retracting")
+
+
+@pytest.fixture(params=["redis", "memory"])
+def broker(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Any:
+    brokers, clock = pair(redis_client)
+    broker = brokers[request.param == "memory"]
+    broker.time = clock
+    return broker
+
+
+def record(broker: Any) -> Record:
+    (found,) = broker.read_schedules()
+    assert isinstance(found, Record)
+    return found
+
+
+def declared(broker: Any) -> Record:
+    assert broker.change_schedule("s", "spec", SPEC) == "changed"
+    return record(broker)
+
+
+def written(broker: Any, ahead_ms: int = 5_000) -> Record:
+    found = declared(broker)
+    instant = found.at + ahead_ms
+    assert broker.plan_tick("s", found.generation, found.at, instant, "reports", 7) == "planned"
+    assert broker.settle_tick("s", found.generation, instant, "written") == "settled"
+    return record(broker)
+
+
+def test_a_schedule_that_nobody_declared_is_not_changed(broker: Any) -> None:
+    assert broker.change_schedule("s", "paused", "1") == "not_found"
+    assert broker.read_schedules() == []
+    declared(broker)
+    assert [broker.change_schedule("s", "spec", SPEC), broker.change_schedule("s", "paused", "")] == [
+        "same"
+    ] * 2
+
+
+def test_one_of_many_plans_a_tick_and_only_once_it_is_due(broker: Any) -> None:
+    first = declared(broker)
+    assert (first.state, first.at) == ("ready", broker.now_ms())
+    ask = lambda found, at: broker.plan_tick("s", found.generation, found.at, at, "reports", 7)  # noqa: E731
+    assert [ask(first, first.at + 5_000), ask(first, first.at + 5_000)] == ["planned", "lost"]
+    writing = record(broker)
+    assert (writing.state, writing.at, writing.topic, writing.crc) == (
+        "writing",
+        first.at + 5_000,
+        "reports",
+        7,
+    )
+    assert ask(writing, writing.at + 1) == "lost"
+    broker.settle_tick("s", writing.generation, writing.at, "written")
+    assert ask(writing, writing.at + 1) == "early"
+    broker.time.advance(ms=5_000)
+    assert ask(writing, writing.at + 1) == "planned"
+    assert record(broker).last == writing.at
+    later = record(broker)
+    broker.settle_tick("s", later.generation, later.at, "written")
+    broker.time.advance(ms=5_000)
+    assert answer(broker, "plan_tick", "s", later.generation, later.at, later.at, "reports", 7) == "refused"
+
+
+def test_how_late_a_tick_is_written_is_noted(broker: Any) -> None:
+    assert written(broker).late_ms == 0
+    broker.change_schedule("s", "removed", "1")
+    found = record(broker)
+    broker.settle_tick("s", found.generation, found.at, "removed")
+    first = declared(broker)
+    broker.time.advance(ms=70_000)
+    broker.plan_tick("s", first.generation, first.at, first.at + 10_000, "reports", 7)
+    broker.settle_tick("s", first.generation, first.at + 10_000, "written")
+    assert record(broker).late_ms == 60_000
+
+
+@pytest.mark.parametrize("field", ["spec", "override", "paused"])
+def test_a_change_takes_back_the_tick_that_waits_and_fences_who_computed_it_before(
+    broker: Any, field: str
+) -> None:
+    before = written(broker)
+    value = (
+        "1"
+        if field == "paused"
+        else Schedule("s", "reports", every=60).text
+        if field == "spec"
+        else '{"every":60}'
+    )
+    assert broker.change_schedule("s", field, value) == "changed"
+    changed = record(broker)
+    assert (changed.state, changed.at) == ("retracting", before.at)
+    assert changed.generation > before.generation
+    assert broker.plan_tick("s", before.generation, before.at, before.at + 1, "reports", 7) == "lost"
+    assert broker.plan_tick("s", changed.generation, changed.at, before.at + 1, "reports", 7) == "lost"
+    assert broker.settle_tick("s", before.generation, before.at, "written") == "lost"
+    assert broker.settle_tick("s", changed.generation, changed.at, "removed") == "settled"
+    # Counted from the change: the tick that was taken back is planned again, if it still is one.
+    assert (record(broker).state, record(broker).at) == ("ready", changed.changed_ms)
+
+
+def test_a_tick_that_somebody_has_taken_is_not_planned_again(broker: Any) -> None:
+    before = written(broker)
+    broker.change_schedule("s", "override", '{"every":60}')
+    changed = record(broker)
+    assert broker.settle_tick("s", changed.generation, changed.at, "written") == "settled"
+    assert (record(broker).state, record(broker).at) == ("written", before.at)
+
+
+def test_a_tick_that_is_due_stays_when_its_schedule_changes(broker: Any) -> None:
+    before = written(broker)
+    broker.time.advance(ms=5_000)
+    broker.change_schedule("s", "override", '{"every":60}')
+    assert (record(broker).state, record(broker).at, record(broker).last) == ("ready", before.at, before.at)
+
+
+def test_a_tick_that_was_due_and_perhaps_not_written_is_planned_again(broker: Any) -> None:
+    first = declared(broker)
+    broker.plan_tick("s", first.generation, first.at, first.at + 5_000, "reports", 7)
+    broker.time.advance(ms=6_000)
+    broker.change_schedule("s", "override", '{"every":60}')
+    changed = record(broker)
+    assert changed.state == "retracting"
+    broker.settle_tick("s", changed.generation, changed.at, "removed")
+    assert record(broker).at == first.at + 4_999
+
+
+def test_what_is_resumed_counts_from_now(broker: Any) -> None:
+    declared(broker)
+    broker.change_schedule("s", "paused", "1")
+    assert record(broker).is_paused
+    broker.time.advance(ms=90_000)
+    found = record(broker)
+    assert broker.plan_tick("s", found.generation, found.at, found.at + 1, "reports", 7) == "lost"
+    broker.change_schedule("s", "paused", "", from_now=True)
+    assert (record(broker).is_paused, record(broker).at) == (False, broker.now_ms())
+
+
+def test_a_schedule_that_is_removed_is_forgotten_after_its_tick_unless_it_returns_before(broker: Any) -> None:
+    written(broker)
+    assert broker.change_schedule("s", "removed", "1") == "changed"
+    assert broker.change_schedule("s", "removed", "1") == "same"
+    assert record(broker).is_removed
+    assert broker.change_schedule("s", "spec", SPEC) == "changed"
+    back = record(broker)
+    assert (back.is_removed, back.state) == (False, "retracting")
+    broker.settle_tick("s", back.generation, back.at, "removed")
+    assert record(broker).state == "ready"
+    broker.change_schedule("s", "removed", "1")
+    gone = record(broker)
+    assert broker.settle_tick("s", gone.generation, gone.at, "removed") == "forgotten"
+    assert broker.read_schedules() == []
+    # A generation is never given again: slots remember the last one.
+    assert declared(broker).generation > gone.generation
+
+
+def test_a_value_that_nobody_wrote_here_is_named(redis_client: redis.Redis) -> None:
+    brokers, _ = pair(redis_client)
+    redis_client.hset(KEY, mapping={"s:spec": "[]", "s:at": "x"})
+    with pytest.raises(Unreadable, match="alike:rmq:schedules"):
+        brokers[0].read_schedules()

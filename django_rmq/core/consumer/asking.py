@@ -59,6 +59,15 @@ class Asked:
         self.of_topic[place.topic.name] += limit
         self.slots_of_topic[place.topic.name] += 1
 
+    def burden(self, thread: int, seconds: float) -> None:
+        """Add to the work of a thread.
+
+        It is unknown how many messages a slot will hand out. Half the limit keeps many slots from flooding one
+        thread.
+        """
+        self.load[thread] += seconds
+        self.work[thread] += seconds
+
     @property
     def is_enough(self) -> bool:
         """Whether to wait for the answer before asking for more."""
@@ -97,7 +106,8 @@ class Asking:
         left = IN_HAND - self._hand.messages - (0 if coming is None else coming.messages)
         for place in self._schedule.waiting:
             topic = place.topic
-            if topic.flow and room.of_lanes(topic.name) <= asked.slots_of_topic[topic.name]:
+            overlaps = topic.name in room.overlap
+            if (overlaps or topic.flow) and room.of_lanes(topic.name) <= asked.slots_of_topic[topic.name]:
                 parked.append(place)
                 continue
             thread = room.thread_for(place, asked.load)
@@ -119,11 +129,8 @@ class Asking:
             call = taking.prepare(topic, place.slot, self._owner, place.epoch, limit, size, place.cursor)
             asked.add(place, limit, size, pipeline.add(call))
             place.cursor = None
-            # It is unknown how many messages a slot will hand out. Half the limit keeps many slots from
-            # flooding one thread.
-            seconds = limit / 2 * room.paces[topic.name].seconds
-            asked.load[thread] += seconds
-            asked.work[thread] += seconds
+            if not overlaps:
+                asked.burden(thread, limit / 2 * room.paces[topic.name].seconds)
             if asked.is_enough:
                 break
         for place in asked.places:
@@ -134,10 +141,12 @@ class Asking:
 
     def _limit(self, topic: Topic, left: int, asked: Asked) -> int:
         """Return how many messages the next prepare of a topic may return. 0: the topic's limits leave no room."""
-        limit = min(self._room.limit(topic), left - asked.messages)
-        if self._room.limits:
-            allowed = self._room.limits.room(topic.name) - asked.of_topic[topic.name]
-            limit = min(limit, -(-allowed // self._room.threads))
+        room, taken = self._room, asked.of_topic[topic.name]
+        limit = min(room.limit(topic), left - asked.messages)
+        if topic.name in room.overlap and not topic.serial:
+            limit = min(limit, room.overlap.room(topic.name) * room.batch_size(topic) - taken)
+        if room.limits:
+            limit = min(limit, -(-(room.limits.room(topic.name) - taken) // room.runners(topic)))
         return limit
 
     @property

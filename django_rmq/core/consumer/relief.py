@@ -35,8 +35,9 @@ class Relief:
         self._lookout = lookout
         self._inbox = inbox
         inbox.on(Overrun, self.overran)
-        for i in range(len(crew.threads)):
-            lookout.add(f"executor {i}", partial(crew.is_manned, i), partial(self._relieve, i))
+        for i, thread in enumerate(crew.threads):
+            name = thread.name.removeprefix("rmq-").replace("-", " ")
+            lookout.add(name, partial(crew.is_manned, i), partial(self._relieve, i))
 
     def clear_dead(self) -> None:
         """Forget batches whose thread is dead: what has not begun is given back, the rest times out."""
@@ -56,15 +57,15 @@ class Relief:
         self._feeding.give_back(batch)
         self._feeding.cleared(batch)
         thread, place = batch.thread, batch.place
-        if thread is None or thread.current is not batch:
+        if thread is None or batch not in thread.batches():
             return
-        thread.hangs = True
-        batch.thread = None
+        if thread.overran(batch):
+            batch.thread = None
+            self._lookout.due = 0.0
         if place.topic.serial:
             self._places.block(place, batch)
             self._schedule.waiting.pop(place, None)
             self._feeding.give_back_slot(place)
-        self._lookout.due = 0.0
 
     def _relieve(self, index: int) -> None:
         """Give back what a dead or hung thread has, and start another one. Raises the errors of ``Crew.succeed``."""

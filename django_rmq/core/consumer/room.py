@@ -10,6 +10,7 @@ from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.batches import Batch, ListenerLike
 from django_rmq.core.consumer.lanes import Lanes
 from django_rmq.core.consumer.limits import Limits
+from django_rmq.core.consumer.overlap import Overlap
 from django_rmq.core.consumer.sizes import BytesInHand
 from django_rmq.core.consumer.slots import Place, Places
 from django_rmq.core.words.bounds import BATCH
@@ -46,12 +47,14 @@ class Room:
         places: Places,
         listeners: Mapping[str, ListenerLike],
         threads: int,
+        overlap: Overlap,
     ) -> None:
         topics = places.topics.values()
         self.listeners = listeners
         self.threads = threads
         self.bytes = BytesInHand(topics)
-        self.lanes = Lanes(topics, threads)
+        self.overlap = overlap
+        self.lanes = Lanes([topic for topic in topics if topic.name not in self.overlap], threads)
         self.limits = Limits(broker, owner, topics, self._capacity)
         self.paces: defaultdict[str, Pace] = defaultdict(Pace)
         self.places = places
@@ -59,10 +62,16 @@ class Room:
     @property
     def is_limited(self) -> bool:
         """Whether due slots may have to wait for limits or lanes."""
-        return bool(self.limits or self.lanes)
+        return bool(self.limits or self.lanes or self.overlap)
+
+    def runners(self, topic: Topic) -> int:
+        """Return how many batches of a topic may run at the same time."""
+        return self.overlap.most(topic.name) if topic.name in self.overlap else self.threads
 
     def depth(self, place: Place) -> int:
         """Return how many batches of a slot may be in hand: one runs, the next is ready."""
+        if place.topic.name in self.overlap:
+            return 1 if place.topic.serial else self.overlap.most(place.topic.name)
         if not place.topic.serial:
             return 2 * self.threads
         if self.lanes and not place.topic.flow and self.lanes.is_lane(place.thread, time.monotonic()):
@@ -74,17 +83,23 @@ class Room:
     def thread_for(self, place: Place, load: list[float]) -> int:
         """Return the thread for the next batch of a slot. ``load``: seconds of work in hand of each."""
         topic = place.topic
+        if topic.name in self.overlap:
+            return self.threads  # behind the executor threads
         if self.lanes and not (topic.serial and place.batches):
             thread = self.lanes.choose(topic.name, place.thread, load, time.monotonic())
             if topic.serial and thread != place.thread:
                 self.places.move(place, thread)
             return thread
-        return place.thread if topic.serial else min(range(len(load)), key=load.__getitem__)
+        return place.thread if topic.serial else min(range(self.threads), key=load.__getitem__)
 
     def limit(self, topic: Topic) -> int:
         """Return how many messages of a topic one prepare asks for."""
         size = self.batch_size(topic)
-        wanted = WORK_SECONDS / max(self.paces[topic.name].seconds, 1e-7)
+        overlaps = topic.name in self.overlap
+        if overlaps and not topic.serial:
+            return max(1, min(self.overlap.most(topic.name) * size, topic.prefetch, BATCH))
+        seconds = self.overlap.seconds(topic.name) if overlaps else WORK_SECONDS
+        wanted = seconds / max(self.paces[topic.name].seconds, 1e-7)
         limit = max(size, min(int(wanted), max(topic.prefetch, size)))
         return max(1, min(limit - limit % size if limit > size else limit, BATCH))
 
@@ -94,6 +109,8 @@ class Room:
 
     def of_lanes(self, topic: str) -> int:
         """Return how many batches of a topic its lanes can take."""
+        if topic in self.overlap:
+            return self.overlap.room(topic)
         return self.lanes.room(topic, 2 if self.paces[topic].seconds <= QUICK_SECONDS else 1)
 
     def slots(self, topic: str) -> int:
@@ -103,24 +120,27 @@ class Room:
     def _capacity(self, topic: Topic) -> int:
         """Return how many messages of a topic all threads together can have in hand."""
         flow = self.lanes.flows.get(topic.name)
-        return (flow.limit if flow else self.threads) * self.limit(topic)
+        return (flow.limit if flow else self.runners(topic)) * self.limit(topic)
 
     # --- what takes room
 
     def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
         """Record that the listener of a topic took ``seconds`` for ``messages``."""
         self.lanes.reported(topic, seconds, messages, now)
+        self.overlap.reported(topic, seconds, messages)
         self.paces[topic].note(seconds, messages)
 
     def started(self, batch: Batch) -> None:
         """Record a batch that is in hand from now on."""
         self.bytes.held += batch.size
+        self.overlap.started(batch.place.topic.name)
         self.limits.started(batch.place.topic.name, len(batch.messages))
 
     def ended(self, batch: Batch) -> None:
         """Record a batch that is no longer in hand."""
         now = time.monotonic()
         self.bytes.held -= batch.size
+        self.overlap.ended(batch.place.topic.name)
         self.limits.ended(batch.place.topic.name, len(batch.messages), now)
         self.lanes.ended(id(batch), now)
 

@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from django.db import close_old_connections
-from django.db import connections as databases
-
-from django_rmq.core.consumer import Dispatcher, Hooks, Ownership, Terms, Watching
+from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
 from django_rmq.core.consumer.children import RECYCLE
 from django_rmq.core.consumer.duties import Duties, Duty, trim_dead
 from django_rmq.core.consumer.notes import Notes
@@ -30,6 +27,7 @@ from django_rmq.core.words.topics import Topic, slot_counts
 from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
+from django_rmq.project.listening.synchronous import hooks
 from django_rmq.project.outbox import relaying
 from django_rmq.project.settings import get_config
 from django_rmq.project.watching import announcing, telemetry
@@ -134,12 +132,7 @@ class WorkerProcess:
                 max_idle_time=options.max_idle_time,
                 swept=[connections.present(topic) for topic in topics if topic not in self._topics],
             ),
-            hooks=Hooks(
-                before=close_old_connections,
-                after=close_old_connections,
-                end=databases.close_all,
-                around=announcing.around,
-            ),
+            hooks=hooks(),
             notes=self._notes,
             ownership=Ownership(
                 settled=lambda: self.coordinator.wait_settled(0.0),

@@ -1,0 +1,59 @@
+"""Awaiting: what ``calling`` does, for listeners that are coroutine functions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from django_rmq.core.consumer import forks
+from django_rmq.core.consumer.batches import Outcome
+from django_rmq.core.consumer.calling import (
+    Group,
+    decided,
+    raised_by_one,
+    returned_from_one,
+    undecodable,
+)
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.messages import Message
+
+Coroutine = Callable[[Any], Awaitable[Any]]
+"""A listener that is a coroutine function."""
+
+
+async def await_one(function: Coroutine, message: Message, argument: Any) -> Failure | None:
+    """Await a listener with ``argument``, which is ``message`` or a list that contains only it."""
+    try:
+        try:
+            message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+            raise undecodable(message, error) from None
+        returned = await _awaited(function, argument)
+        return decided(message) if returned is None else returned_from_one(message, returned)
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
+        return raised_by_one(message, error)
+
+
+async def await_group(function: Coroutine, messages: list[Message]) -> list[Outcome] | None:
+    """Await a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
+    if len(messages) == 1:
+        return [(messages[0], await await_one(function, messages[0], messages))]
+    group = Group(messages)
+    if not group.readable:
+        return group.rest()
+    try:
+        return group.returned(await _awaited(function, group.readable))
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
+        group.raised(error)
+        return None
+
+
+async def _awaited(function: Coroutine, argument: Any) -> Any:
+    try:
+        return await function(argument)
+    finally:
+        if forks.forking is not None:
+            forks.end_copy()
+
+
+__all__ = ["Coroutine", "await_group", "await_one"]

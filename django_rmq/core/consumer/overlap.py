@@ -1,0 +1,65 @@
+"""Overlap: how much of the topics with async listeners a worker takes. It takes no more than its event loop can run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from django_rmq.core.consumer.batches import ListenerLike
+from django_rmq.core.consumer.flow import Flow
+from django_rmq.core.words.topics import Topic
+
+WORK_SECONDS = 0.05
+"""Seconds of work that one prepare should hand out, unless there would be too many prepares."""
+
+PREPARES = 2_000
+"""The number of prepares per second and topic above which each of them should hand out more work."""
+
+
+class Overlap:
+    """The topics of one worker with async listeners, and the batches of each that are in hand."""
+
+    def __init__(self, topics: Iterable[Topic], listeners: Mapping[str, ListenerLike]) -> None:
+        found = [topic for topic in topics if listeners[topic.name].coroutine is not None]
+        self.concurrency = {topic.name: topic.concurrency for topic in found}
+        self.flows = {topic.name: Flow(topic.concurrency) for topic in found if topic.flow == "auto"}
+        self._held: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self.concurrency)
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self.concurrency
+
+    def most(self, topic: str) -> int:
+        """Return how many calls of a topic's listener may run at the same time."""
+        flow = self.flows.get(topic)
+        return self.concurrency[topic] if flow is None else flow.limit
+
+    def room(self, topic: str) -> int:
+        """Return how many more batches of a topic may be taken."""
+        return self.most(topic) - self._held[topic]
+
+    def seconds(self, topic: str) -> float:
+        """Return how many seconds of work one prepare should hand out."""
+        return max(WORK_SECONDS, self.most(topic) / PREPARES)
+
+    def started(self, topic: str) -> None:
+        """Record a batch that is in hand from now on."""
+        if topic in self.concurrency:
+            self._held[topic] += 1
+
+    def ended(self, topic: str) -> None:
+        """Record a batch that is no longer in hand."""
+        if topic in self.concurrency:
+            self._held[topic] -= 1
+
+    def reported(self, topic: str, seconds: float, messages: int) -> None:
+        """Record that ``messages`` took ``seconds``."""
+        flow = self.flows.get(topic)
+        if flow is not None:
+            flow.note(seconds, messages, self._held[topic], time.monotonic())
+
+
+__all__ = ["Overlap"]

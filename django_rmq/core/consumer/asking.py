@@ -144,7 +144,7 @@ class Asking:
         room, taken = self._room, asked.of_topic[topic.name]
         limit = min(room.limit(topic), left - asked.messages)
         if topic.name in room.overlap and not topic.serial:
-            limit = min(limit, room.overlap.room(topic.name) * room.batch_size(topic) - taken)
+            limit = min(limit, room.of_lanes(topic.name) * room.batch_size(topic) - taken)
         if room.limits:
             limit = min(limit, -(-(room.limits.room(topic.name) - taken) // room.runners(topic)))
         return limit

@@ -13,6 +13,9 @@ from django_rmq.core.words.topics import Topic
 WORK_SECONDS = 0.05
 """Seconds of work that one prepare should hand out, unless there would be too many prepares."""
 
+AHEAD_SECONDS = 0.05
+"""Seconds for which the event loop has work in hand beside what it runs, so that it need not wait for Redis."""
+
 PREPARES = 2_000
 """The number of prepares per second and topic above which each of them should hand out more work."""
 
@@ -37,9 +40,13 @@ class Overlap:
         flow = self.flows.get(topic)
         return self.concurrency[topic] if flow is None else flow.limit
 
-    def room(self, topic: str) -> int:
-        """Return how many more batches of a topic may be taken."""
-        return self.most(topic) - self._held[topic]
+    def room(self, topic: str, pace: float) -> int:
+        """Return how many more batches of a topic may be taken. ``pace``: seconds per message."""
+        most = self.most(topic)
+        if topic not in self.flows:
+            # What a flow measures is how many calls run, so nothing waits beside them.
+            most += int(most * AHEAD_SECONDS / max(pace, self.seconds(topic)))
+        return most - self._held[topic]
 
     def seconds(self, topic: str) -> float:
         """Return how many seconds of work one prepare should hand out."""

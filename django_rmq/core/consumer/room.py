@@ -70,11 +70,10 @@ class Room:
 
     def depth(self, place: Place) -> int:
         """Return how many batches of a slot may be in hand: one runs, the next is ready."""
-        if place.topic.name in self.overlap:
-            return 1 if place.topic.serial else self.overlap.most(place.topic.name)
         if not place.topic.serial:
-            return 2 * self.threads
-        if self.lanes and not place.topic.flow and self.lanes.is_lane(place.thread, time.monotonic()):
+            return 2 * self.runners(place.topic)
+        can_move = self.lanes and not place.topic.flow and place.topic.name not in self.overlap
+        if can_move and self.lanes.is_lane(place.thread, time.monotonic()):
             return 1  # so that the next batch goes to another thread
         # If permits are few, none is left unused behind a batch that runs.
         has_one = place.topic.is_priority or place.topic.max_in_flight or place.topic.flow
@@ -110,7 +109,7 @@ class Room:
     def of_lanes(self, topic: str) -> int:
         """Return how many batches of a topic its lanes can take."""
         if topic in self.overlap:
-            return self.overlap.room(topic)
+            return self.overlap.room(topic, self.paces[topic].seconds)
         return self.lanes.room(topic, 2 if self.paces[topic].seconds <= QUICK_SECONDS else 1)
 
     def slots(self, topic: str) -> int:

@@ -49,6 +49,7 @@ class Asked:
         self.of_topic: Counter[str] = Counter()
         """Topic -> number of messages."""
         self.slots_of_topic: Counter[str] = Counter()
+        """Topic -> number of slots that lanes or the event loop need room for."""
 
     def add(self, place: Place, limit: int, size: int, answer: Answer[Prepared]) -> None:
         """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes."""
@@ -57,7 +58,6 @@ class Asked:
         self.bytes += size
         self.expected += min(limit, 2 * place.yielded + 16)
         self.of_topic[place.topic.name] += limit
-        self.slots_of_topic[place.topic.name] += 1
 
     def burden(self, thread: int, seconds: float) -> None:
         """Add to the work of a thread.
@@ -67,6 +67,10 @@ class Asked:
         """
         self.load[thread] += seconds
         self.work[thread] += seconds
+
+    def slots_of(self, topic: str, coming: Asked | None) -> int:
+        """Return how many slots of a topic need room, with those of the trip that is under way."""
+        return self.slots_of_topic[topic] + (0 if coming is None else coming.slots_of_topic[topic])
 
     @property
     def is_enough(self) -> bool:
@@ -107,7 +111,8 @@ class Asking:
         for place in self._schedule.waiting:
             topic = place.topic
             overlaps = topic.name in room.overlap
-            if (overlaps or topic.flow) and room.of_lanes(topic.name) <= asked.slots_of_topic[topic.name]:
+            is_bounded = room.overlap.needs_room(place) if overlaps else topic.flow
+            if is_bounded and room.of_lanes(topic.name) <= asked.slots_of(topic.name, coming):
                 parked.append(place)
                 continue
             thread = room.thread_for(place, asked.load)
@@ -119,7 +124,7 @@ class Asking:
                 continue
             if asked.messages >= left:
                 break
-            limit = self._limit(topic, left, asked)
+            limit = self._limit(topic, left, asked, coming)
             if limit <= 0:
                 parked.append(place)
                 continue
@@ -128,6 +133,7 @@ class Asking:
                 break
             call = taking.prepare(topic, place.slot, self._owner, place.epoch, limit, size, place.cursor)
             asked.add(place, limit, size, pipeline.add(call))
+            asked.slots_of_topic[topic.name] += bool(is_bounded)
             place.cursor = None
             if not overlaps:
                 asked.burden(thread, limit / 2 * room.paces[topic.name].seconds)
@@ -139,12 +145,13 @@ class Asking:
             self._schedule.park(place)
         return asked
 
-    def _limit(self, topic: Topic, left: int, asked: Asked) -> int:
+    def _limit(self, topic: Topic, left: int, asked: Asked, coming: Asked | None) -> int:
         """Return how many messages the next prepare of a topic may return. 0: the topic's limits leave no room."""
         room, taken = self._room, asked.of_topic[topic.name]
         limit = min(room.limit(topic), left - asked.messages)
         if topic.name in room.overlap and not topic.serial:
-            limit = min(limit, room.of_lanes(topic.name) * room.batch_size(topic) - taken)
+            under_way = 0 if coming is None else coming.of_topic[topic.name]
+            limit = min(limit, room.of_lanes(topic.name) * room.batch_size(topic) - taken - under_way)
         if room.limits:
             limit = min(limit, -(-(room.limits.room(topic.name) - taken) // room.runners(topic)))
         return limit
@@ -152,7 +159,7 @@ class Asking:
     @property
     def has_more(self) -> bool:
         """Whether slots are waiting to which no limits or lanes apply."""
-        return bool(self._schedule.waiting) and not self._room.is_limited
+        return bool(self._schedule.waiting) and not (self._room.limits or self._room.lanes)
 
     def ask_limits(self) -> bool:
         """Request room for slots that wait for it; return whether any of them got some."""

@@ -23,8 +23,9 @@ class Taken:
 
     def note(self, start: int, states: bytes) -> None:
         """Record the states of some members, from the one at ``start``."""
+        recorded = self._cells.states
         for place, state in zip(self._places[start : start + len(states)], states, strict=False):
-            self._cells.note(place, state)
+            recorded[place] = state
 
     def end(self) -> None:
         """Let others have the cells. What they hold stays until all other cells were used."""
@@ -36,6 +37,7 @@ class Cells:
 
     def __init__(self, marks: Marks | None) -> None:
         self._marks = marks
+        self.states = marks.states if marks is not None else memoryview(b"")
         # The one that was freed first is used first: it is the likeliest to be settled.
         self._free = deque(range(MARKS if marks is not None else 0))
 
@@ -47,11 +49,6 @@ class Cells:
         for place, member in zip(places, members, strict=True):
             self._marks.put(place, topic, slot, receipt, member)
         return Taken(self, places)
-
-    def note(self, place: int, state: int) -> None:
-        """Record the state of one message."""
-        if self._marks is not None:
-            self._marks.states[place] = state
 
     def free(self, places: list[int]) -> None:
         """Let others have these cells."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from django_rmq.core.consumer.batches import ListenerLike
 from django_rmq.core.consumer.flow import Flow
+from django_rmq.core.consumer.slots import Place
 from django_rmq.core.words.topics import Topic
 
 WORK_SECONDS = 0.05
@@ -16,7 +17,13 @@ WORK_SECONDS = 0.05
 AHEAD_SECONDS = 0.05
 """Seconds for which the event loop has work in hand beside what it runs, so that it need not wait for Redis."""
 
-PREPARES = 2_000
+FIRST_PACE = 0.05
+"""Seconds that a call is thought to take before one was measured."""
+
+MESSAGES = 16_000
+"""The number of messages of a topic that its running batches may have, which one prepare may hand out a share of."""
+
+PREPARES = 1_000
 """The number of prepares per second and topic above which each of them should hand out more work."""
 
 
@@ -28,6 +35,7 @@ class Overlap:
         self.concurrency = {topic.name: topic.concurrency for topic in found}
         self.flows = {topic.name: Flow(topic.concurrency) for topic in found if topic.flow == "auto"}
         self._held: Counter[str] = Counter()
+        """Topic -> the batches in hand that can run beside each other: of a serial slot only one counts."""
 
     def __bool__(self) -> bool:
         return bool(self.concurrency)
@@ -52,15 +60,23 @@ class Overlap:
         """Return how many seconds of work one prepare should hand out."""
         return max(WORK_SECONDS, self.most(topic) / PREPARES)
 
-    def started(self, topic: str) -> None:
-        """Record a batch that is in hand from now on."""
-        if topic in self.concurrency:
-            self._held[topic] += 1
+    def share(self, topic: str) -> int:
+        """Return how many messages a batch may have, so that there is room for all that can run."""
+        return max(1, MESSAGES // self.most(topic))
 
-    def ended(self, topic: str) -> None:
+    def needs_room(self, place: Place) -> bool:
+        """Return whether another batch of a slot could run beside those in hand."""
+        return not (place.topic.serial and place.batches)
+
+    def started(self, place: Place) -> None:
+        """Record a batch that is in hand from now on."""
+        if place.topic.name in self.concurrency and (not place.topic.serial or place.batches == 1):
+            self._held[place.topic.name] += 1
+
+    def ended(self, place: Place) -> None:
         """Record a batch that is no longer in hand."""
-        if topic in self.concurrency:
-            self._held[topic] -= 1
+        if place.topic.name in self.concurrency and self.needs_room(place):
+            self._held[place.topic.name] -= 1
 
     def reported(self, topic: str, seconds: float, messages: int) -> None:
         """Record that ``messages`` took ``seconds``."""
@@ -69,4 +85,4 @@ class Overlap:
             flow.note(seconds, messages, self._held[topic], time.monotonic())
 
 
-__all__ = ["Overlap"]
+__all__ = ["FIRST_PACE", "Overlap"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
@@ -24,6 +23,7 @@ from django_rmq.core.consumer.notes import Marks
 from django_rmq.core.consumer.stacks import stack_of_task, stack_of_thread
 from django_rmq.core.consumer.steps import Steps
 from django_rmq.core.consumer.threads import Hooks
+from django_rmq.core.consumer.turns import Turns
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 
@@ -71,14 +71,9 @@ class LoopThread(threading.Thread):
         self._cells = Cells(marks)
         self._inbox = inbox
         self._hooks = hooks
-        self._concurrency = concurrency
         self._lock = threading.Lock()
-        self._queue: list[Batch] = []
+        self._turns = Turns(concurrency)
         self._running: dict[Batch, Steps] = {}
-        self._of_topic: Counter[str] = Counter()
-        """Topic -> the number of batches that run."""
-        self._busy: set[Any] = set()
-        """Serial slots in which a batch runs."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_woken = False
         self._stopping = False
@@ -100,16 +95,13 @@ class LoopThread(threading.Thread):
         """Queue a batch."""
         with self._lock:
             batch.thread = self
-            self._queue.append(batch)
+            self._turns.add(batch)
         self._wake()
 
     def withdraw(self, batch: Batch) -> bool:
         """Take a batch out of the queue. False: it runs already."""
         with self._lock:
-            if batch not in self._queue:
-                return False
-            self._queue.remove(batch)
-            return True
+            return self._turns.remove(batch)
 
     def stop(self) -> None:
         """End when nothing is queued and nothing runs."""
@@ -173,7 +165,7 @@ class LoopThread(threading.Thread):
 
     @property
     def _is_idle(self) -> bool:
-        return not (self._queue or self._running)
+        return not (self._turns or self._running)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._ticked = uptime()
@@ -183,7 +175,7 @@ class LoopThread(threading.Thread):
         """Begin as many batches as may run, and end the loop if it is told to and nothing is left."""
         with self._lock:
             self._is_woken = False
-            begun = [] if self.hangs else self._choose()
+            begun = [] if self.hangs else self._turns.take()
         for batch in begun:
             steps = self._running[batch] = Steps(batch, self._hooks, self._cells, self._inbox)
             task = asyncio.get_running_loop().create_task(steps.run())
@@ -191,37 +183,17 @@ class LoopThread(threading.Thread):
         if self._stopping and self._is_idle:
             asyncio.get_running_loop().stop()
 
-    def _choose(self) -> list[Batch]:
-        """Take the batches that may begin out of the queue: the highest priority first, else the first to come."""
-        chosen: list[Batch] = []
-        left: list[Batch] = []
-        for batch in sorted(self._queue, key=lambda one: -one.head if one.topic.is_priority else 0.0):
-            topic, place = batch.topic, batch.place
-            if self._of_topic[topic.name] >= self._concurrency[topic.name] or (
-                topic.serial and place in self._busy
-            ):
-                left.append(batch)
-            else:
-                chosen.append(batch)
-                self._of_topic[topic.name] += 1
-                if topic.serial:
-                    self._busy.add(place)
-        self._queue = left
-        return chosen
-
     def _ended(self, batch: Batch, task: asyncio.Task[None]) -> None:
         self._running.pop(batch).end()
-        self._of_topic[batch.topic.name] -= 1
-        if batch.topic.serial:
-            self._busy.discard(batch.place)
+        with self._lock:
+            self._turns.ended(batch)
         batch.running_since = None
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Interrupted):
             self._inbox.put(Exited(batch))
         elif error is not None or task.cancelled():
             self._failed(batch, error)
-        if self._queue or self._stopping:
-            self._begin()
+        self._begin()
 
     def _failed(self, batch: Batch, error: BaseException | None) -> None:
         """Report a batch that failed outside its listener. At least one message counts as begun."""

@@ -10,7 +10,7 @@ from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.batches import Batch, ListenerLike
 from django_rmq.core.consumer.lanes import Lanes
 from django_rmq.core.consumer.limits import Limits
-from django_rmq.core.consumer.overlap import Overlap
+from django_rmq.core.consumer.overlap import FIRST_PACE, Overlap
 from django_rmq.core.consumer.sizes import BytesInHand
 from django_rmq.core.consumer.slots import Place, Places
 from django_rmq.core.words.bounds import BATCH
@@ -24,12 +24,12 @@ QUICK_SECONDS = 0.005
 
 
 class Pace:
-    """The time that a topic's listener takes per message, smoothed."""
+    """The time that a topic's listener takes per message, smoothed; ``seconds`` is the first guess."""
 
     __slots__ = ("seconds",)
 
-    def __init__(self) -> None:
-        self.seconds = 0.002
+    def __init__(self, seconds: float = 0.002) -> None:
+        self.seconds = seconds
 
     def note(self, seconds: float, messages: int) -> None:
         sample = seconds / messages
@@ -57,6 +57,7 @@ class Room:
         self.lanes = Lanes([topic for topic in topics if topic.name not in self.overlap], threads)
         self.limits = Limits(broker, owner, topics, self._capacity)
         self.paces: defaultdict[str, Pace] = defaultdict(Pace)
+        self.paces.update((name, Pace(FIRST_PACE)) for name in overlap.concurrency)
         self.places = places
 
     @property
@@ -72,6 +73,8 @@ class Room:
         """Return how many batches of a slot may be in hand: one runs, the next is ready."""
         if not place.topic.serial:
             return 2 * self.runners(place.topic)
+        if place.topic.name in self.overlap and len(self.places) > self.overlap.most(place.topic.name):
+            return 1  # there are other slots
         can_move = self.lanes and not place.topic.flow and place.topic.name not in self.overlap
         if can_move and self.lanes.is_lane(place.thread, time.monotonic()):
             return 1  # so that the next batch goes to another thread
@@ -99,6 +102,8 @@ class Room:
             return max(1, min(self.overlap.most(topic.name) * size, topic.prefetch, BATCH))
         seconds = self.overlap.seconds(topic.name) if overlaps else WORK_SECONDS
         wanted = seconds / max(self.paces[topic.name].seconds, 1e-7)
+        if overlaps:
+            wanted = min(wanted, self.overlap.share(topic.name))
         limit = max(size, min(int(wanted), max(topic.prefetch, size)))
         return max(1, min(limit - limit % size if limit > size else limit, BATCH))
 
@@ -132,14 +137,14 @@ class Room:
     def started(self, batch: Batch) -> None:
         """Record a batch that is in hand from now on."""
         self.bytes.held += batch.size
-        self.overlap.started(batch.place.topic.name)
+        self.overlap.started(batch.place)
         self.limits.started(batch.place.topic.name, len(batch.messages))
 
     def ended(self, batch: Batch) -> None:
         """Record a batch that is no longer in hand."""
         now = time.monotonic()
         self.bytes.held -= batch.size
-        self.overlap.ended(batch.place.topic.name)
+        self.overlap.ended(batch.place)
         self.limits.ended(batch.place.topic.name, len(batch.messages), now)
         self.lanes.ended(id(batch), now)
 

@@ -22,6 +22,9 @@ from django_rmq.core.words.messages import Message
 
 logger = safe_logger("django_rmq.consumer")
 
+REPORTS = 2_000
+"""The number of reports per second and topic above which batches report less often."""
+
 
 class Steps:
     """Runs one batch in the event loop, and reports it to ``inbox``."""
@@ -38,6 +41,8 @@ class Steps:
         members = [message.delivery.member for message in batch.messages]
         self._taken = cells.take(batch.topic.name, batch.place.slot, batch.receipt, members)
         self._tally, self._flushed = Tally(batch), uptime()
+        # Many batches that report often would keep Redis from handing out messages.
+        self._flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
         waits_for_better = batch.topic.is_priority or not batch.topic.serial
         self._patience = self._flushed + PATIENCE_SECONDS if waits_for_better else float("inf")
 
@@ -51,11 +56,14 @@ class Steps:
         while self._lists:
             group = self._lists.popleft()
             end = at + len(group)
-            if not self._may_begin(at, end):
+            now = uptime()
+            if not self._may_begin(at, end, now):
                 break
-            ours = [message for message in group if message.delivery.member not in batch.stale]
+            ours = group
+            if batch.stale:
+                ours = [message for message in group if message.delivery.member not in batch.stale]
             try:
-                outcomes = await self._one_call(at, ours) if ours else []
+                outcomes = await self._one_call(at, ours, now) if ours else []
             except Interrupted as error:
                 self._tally.note(error.outcomes)
                 self._report(batch.messages[end:])
@@ -66,12 +74,15 @@ class Steps:
             self._tally.note(outcomes)
             self._taken.note(at, states_after(group, outcomes))
             at = end
-            self._flush(at)
+            if self._lists and now - self._flushed > self._flush_seconds:
+                # Slow work is committed as it goes.
+                self._report(None)
+                batch.reported, self._flushed = at, now
         self._report(batch.messages[at:])
 
-    def _may_begin(self, at: int, end: int) -> bool:
+    def _may_begin(self, at: int, end: int, now: float) -> bool:
         """Record that messages begin, unless the batch was taken back or its time-out is near; return whether they may."""
-        batch, now = self._batch, uptime()
+        batch = self._batch
         # Messages of a list that failed have begun: they are settled one by one, however long that takes.
         is_again = at < batch.begun
         batch.begun = max(batch.begun, end)
@@ -79,10 +90,10 @@ class Steps:
             return False
         return not (batch.dropped if is_again else batch.halted or (now > self._patience and at > 0))
 
-    async def _one_call(self, at: int, ours: list[Message]) -> list[Outcome] | None:
+    async def _one_call(self, at: int, ours: list[Message], now: float) -> list[Outcome] | None:
         """Call the listener in a task, so that what it leaves in context variables is its own."""
         batch = self._batch
-        batch.running_since = began = uptime()
+        batch.running_since = now
         self._taken.note(at, bytes([BEGUN]) * len(ours))
         call: Running[Any, Any, list[Outcome] | None] = (
             await_group(self._call, ours) if batch.listener.batch_size else _each(self._call, ours[0])
@@ -94,14 +105,7 @@ class Steps:
         try:
             return await task
         finally:
-            self._tally.times.append(uptime() - began)
-
-    def _flush(self, at: int) -> None:
-        """Report what has ended now and then, so that slow work is committed as it goes."""
-        now = uptime()
-        if self._lists and now - self._flushed > FLUSH_SECONDS:
-            self._report(None)
-            self._batch.reported, self._flushed = at, now
+            self._tally.times.append(uptime() - now)
 
     def _report(self, rest: list[Message] | None) -> None:
         """Report to the dispatcher. ``rest`` are the messages that will not begin; None: the batch goes on."""

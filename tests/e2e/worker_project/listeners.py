@@ -49,19 +49,14 @@ def work(message: Message) -> None:
     write_down("done", body)
 
 
-@listener("ledger")
-@listener("permits")
-@listener("paced")
-@listener("chaos")
-@listener("poison")
-@listener("killing")
-@listener("taken-over")
-def entered(message: Message) -> None:
-    body = message.body
-    do = body.get("do")
-    entry = (threading.get_ident(), message.slot, message.receipt, body["name"])
+def enter(message: Message) -> tuple[int, int, int, str]:
+    entry = (threading.get_ident(), message.slot, message.receipt, message.body["name"])
     ledger.write(WORKER_DATA / "ledger", "start", 0, *entry)
-    time.sleep(body["ms"] / 1000)
+    return entry
+
+
+def leave(message: Message, entry: tuple[int, int, int, str]) -> None:
+    do = message.body.get("do")
     points.doom.passing("in-listener")
     if do == "kill":
         ledger.write_last(WORKER_DATA / "ledger", "kill", *entry)
@@ -70,6 +65,22 @@ def entered(message: Message) -> None:
         ledger.write(WORKER_DATA / "ledger", "fail", 0, *entry)
         raise Retry(do)
     ledger.write(WORKER_DATA / "ledger", "end", 0, *entry)
+
+
+def entered(message: Message) -> None:
+    entry = enter(message)
+    time.sleep(message.body["ms"] / 1000)
+    leave(message, entry)
+
+
+async def entered_beside(message: Message) -> None:
+    entry = enter(message)
+    await asyncio.sleep(message.body["ms"] / 1000)
+    leave(message, entry)
+
+
+for topic in ("ledger", "permits", "paced", "chaos", "poison", "killing", "taken-over"):
+    listener(topic)(entered_beside if os.environ.get("WORKER_ASYNC") == "1" else entered)
 
 
 bottleneck = threading.Semaphore(3)

@@ -438,6 +438,19 @@ def test_a_batch_halted_on_the_way_reports_the_rest_as_not_begun() -> None:
     assert (report.committed, report.released, report.last) == ([b"1"], [b"2", b"3"], True)
 
 
+def test_what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin() -> None:
+    inbox, seen = SimpleQueue[Any](), Seen()
+    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+    batch = a_batch(Place(), sleeping(seen), [b"1", b"2"])
+    batch.confirmed -= TOPIC.timeout / 2 + 0.1
+    thread.put(batch)
+    thread.start()
+    report = inbox.get(timeout=LONG)
+    thread.stop()
+    assert (report.committed, report.released) == ([], [b"1", b"2"])
+    assert seen.most == 0
+
+
 def test_a_batch_whose_hook_fails_is_run_all_the_same() -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("a hook")

@@ -21,6 +21,7 @@ from django_rmq.core.consumer.duties import Duties, Duty, trim_dead
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.logs.workers import name_worker
 from django_rmq.core.telling import history
 from django_rmq.core.topics.definitions import as_registered
 from django_rmq.core.words.topics import Topic, slot_counts
@@ -94,6 +95,7 @@ class WorkerProcess:
         duties_broker = connections.get_broker("coordinator")
         times = history.TimesCount(duties_broker) if config.history.hours else None
         self.dispatcher = self._new_dispatcher(options, threads, times)
+        name_worker(self.dispatcher.owner)
         self.coordinator = self._new_coordinator(threads)
         self.dispatcher.lookout.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
         self._duties = self._new_duties(duties_broker, times)

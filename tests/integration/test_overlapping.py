@@ -21,6 +21,8 @@ from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.overlapping import LoopThread
 from django_rmq.core.consumer.threads import NO_HOOKS
 from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.bodies import encode_body
+from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
@@ -288,6 +290,42 @@ def test_a_call_beyond_max_runtime_shuts_only_its_slot(broker: Any, caplog: pyte
         assert len(set(done)) == 1
         release.set()
         eventually(lambda: live(broker, topic) == 0, "everything", LONG)
+    assert worker.dispatcher._places.blocked == set()
+
+
+def test_a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut(
+    broker: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlapping, "HUNG_SECONDS", 0.5)
+    topic = replace(TOPIC, slots=8, concurrency=8, max_runtime=0.5, timeout=20)
+    release, seen, blocks = threading.Event(), Seen(), list[int]()
+
+    async def listener(message: Message) -> None:
+        seen.begin(message)
+        if message.body.get("blocks"):
+            blocks.append(message.slot)
+            release.wait(LONG)
+        elif message.body.get("waits"):
+            while not blocks:  # noqa: ASYNC110 - it is about this loop
+                await asyncio.sleep(0.01)
+        seen.end(message)
+
+    send(broker, topic, [{"n": n, "waits": True} for n in range(3)])
+    with Worker(broker, topic, listener, threads=1) as worker:
+        eventually(lambda: seen.now > 0, "waiting")
+        waiting = {slot for slot, now in seen.slots.items() if now}
+        bodies = [{"n": n, "blocks": True} for n in range(100, 200)]
+        here = next(body for body in bodies if slot_of(encode_body(topic, body), topic.slots) not in waiting)
+        send(broker, topic, [here])
+        eventually(lambda: "event loop thread has stopped" in caplog.text, "replacing")
+        shut = {place.slot for place in worker.dispatcher._places.blocked}
+        assert shut == waiting | set(blocks)
+        send(broker, topic, numbered(80))
+        eventually(lambda: len(seen.ended) > 0, "the other slots")
+        assert seen.most_of_a_slot == 1
+        release.set()
+        eventually(lambda: live(broker, topic) == 0, "everything", LONG)
+    assert seen.most_of_a_slot == 1
     assert worker.dispatcher._places.blocked == set()
 
 

@@ -179,6 +179,13 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "Nothing begins in the event loop with less than half of its time-out left.",
         (OVERLAPPING + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin",),
     ),
+    "leaves_slots_of_a_blocked_loop_open": PythonMutant(
+        "core/consumer/relief.py",
+        "for running in thread.batches():",
+        "for running in [batch]:",
+        "While the event loop is blocked, nothing begins in the slots of what runs there.",
+        (OVERLAPPING + "a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut[memory]",),
+    ),
     "shares_cells": PythonMutant(
         "core/consumer/cells.py",
         "places = [self._free.popleft() for _ in members]",

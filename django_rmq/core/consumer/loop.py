@@ -1,4 +1,4 @@
-"""The loop: one thread that moves messages between Redis and the executor threads.
+"""The loop: one thread that moves messages between Redis and the threads that run listeners.
 
 Each turn is one round trip: one pipeline commits or rolls back what listeners finished, and prepares slots
 that are due. When nothing is due the loop sleeps until the next due time, a wake-up, a report of a thread, or
@@ -55,7 +55,8 @@ UNCERTAIN_SECONDS = 5.0
 
 
 class Dispatcher:
-    """One worker: owned slots, executor threads, a heartbeat, and the loop that feeds them.
+    """One worker: owned slots, executor threads, an event loop for async listeners, a heartbeat, and the loop that feeds
+    them.
 
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` set which slots this worker owns; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and

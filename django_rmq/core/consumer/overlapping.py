@@ -177,11 +177,20 @@ class LoopThread(threading.Thread):
             self._is_woken = False
             begun = [] if self.hangs else self._turns.take()
         for batch in begun:
-            steps = self._running[batch] = Steps(batch, self._hooks, self._cells, self._inbox)
-            task = asyncio.get_running_loop().create_task(steps.run())
-            task.add_done_callback(partial(self._ended, batch))
+            self._start(batch)
         if self._stopping and self._is_idle:
             asyncio.get_running_loop().stop()
+
+    def _start(self, batch: Batch) -> None:
+        try:
+            steps = Steps(batch, self._hooks, self._cells, self._inbox)
+        except Exception as error:  # noqa: BLE001 - reported, so that the batch ends
+            self._failed(batch, error)
+            with self._lock:
+                self._turns.ended(batch)
+            return
+        self._running[batch] = steps
+        asyncio.get_running_loop().create_task(steps.run()).add_done_callback(partial(self._ended, batch))
 
     def _ended(self, batch: Batch, task: asyncio.Task[None]) -> None:
         self._running.pop(batch).end()

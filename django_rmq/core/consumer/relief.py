@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from django_rmq.core.consumer.batches import Slice
+from django_rmq.core.consumer.batches import Batch, Slice
 from django_rmq.core.consumer.crew import Crew
 from django_rmq.core.consumer.feeding import Feeding
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.inbox import Inbox, Overrun
 from django_rmq.core.consumer.lookout import Lookout
 from django_rmq.core.consumer.schedule import Schedule
-from django_rmq.core.consumer.slots import Places
+from django_rmq.core.consumer.slots import Place, Places
 
 
 class Relief:
@@ -56,12 +56,21 @@ class Relief:
         batch = item.batch
         self._feeding.give_back(batch)
         self._feeding.cleared(batch)
-        thread, place = batch.thread, batch.place
+        thread = batch.thread
         if thread is None or batch not in thread.batches():
             return
-        if thread.overran(batch):
-            batch.thread = None
-            self._lookout.due = 0.0
+        if not thread.overran(batch):
+            self._shut(batch)
+            return
+        # In an event loop that is blocked, nothing of what runs goes on.
+        for running in thread.batches():
+            self._shut(running)
+        batch.thread = None
+        self._lookout.due = 0.0
+
+    def _shut(self, batch: Batch) -> None:
+        """Take nothing from the slot of a batch until it ends."""
+        place: Place = batch.place
         if place.topic.serial:
             self._places.block(place, batch)
             self._schedule.waiting.pop(place, None)

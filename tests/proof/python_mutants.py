@@ -184,7 +184,10 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "for running in thread.batches():",
         "for running in [batch]:",
         "While the event loop is blocked, nothing begins in the slots of what runs there.",
-        (OVERLAPPING + "a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut[memory]",),
+        (
+            OVERLAPPING
+            + "a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut[memory]",
+        ),
     ),
     "shares_cells": PythonMutant(
         "core/consumer/cells.py",

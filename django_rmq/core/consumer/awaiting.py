@@ -9,11 +9,11 @@ from django_rmq.core.consumer import forks
 from django_rmq.core.consumer.batches import Outcome
 from django_rmq.core.consumer.calling import (
     Group,
-    decided,
     raised_by_one,
     returned_from_one,
     undecodable,
 )
+from django_rmq.core.consumer.failures import judged
 from django_rmq.core.words.failures import Failure
 from django_rmq.core.words.messages import Message
 
@@ -28,10 +28,16 @@ async def await_one(function: Coroutine, message: Message, argument: Any) -> Fai
             message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
         except Exception as error:  # noqa: BLE001 - whatever a decoder raises
             raise undecodable(message, error) from None
-        returned = await _awaited(function, argument)
-        return decided(message) if returned is None else returned_from_one(message, returned)
+        try:
+            returned = await function(argument)
+        finally:
+            if forks.forking is not None:
+                forks.end_copy()
+        if returned is not None:
+            return returned_from_one(message, returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
         return raised_by_one(message, error)
+    return None if message.outcome is None else judged(message, message.outcome)
 
 
 async def await_group(function: Coroutine, messages: list[Message]) -> list[Outcome] | None:
@@ -42,18 +48,15 @@ async def await_group(function: Coroutine, messages: list[Message]) -> list[Outc
     if not group.readable:
         return group.rest()
     try:
-        return group.returned(await _awaited(function, group.readable))
+        try:
+            returned = await function(group.readable)
+        finally:
+            if forks.forking is not None:
+                forks.end_copy()
+        return group.returned(returned)
     except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
         group.raised(error)
         return None
-
-
-async def _awaited(function: Coroutine, argument: Any) -> Any:
-    try:
-        return await function(argument)
-    finally:
-        if forks.forking is not None:
-            forks.end_copy()
 
 
 __all__ = ["Coroutine", "await_group", "await_one"]

@@ -183,7 +183,6 @@ __all__ = [
     "call_group",
     "call_one",
     "check_returned",
-    "decided",
     "groups",
     "raised_by_one",
     "returned_from_one",

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+from asgiref.sync import sync_to_async
 from django.db import connection
 
 from django_rmq import Message, Retry, listener, send_message
@@ -23,6 +24,11 @@ def wait_for_the_test(seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not (WORKER_DATA / "go").exists() and time.monotonic() < end:
         time.sleep(0.01)
+
+
+def insert(name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO inserted VALUES (%s, %s)", [name, threading.get_ident()])
 
 
 @listener("work")
@@ -40,8 +46,7 @@ def work(message: Message) -> None:
     elif do == "abort":
         os.abort()
     elif do == "insert":
-        with connection.cursor() as cursor:
-            cursor.execute("INSERT INTO inserted VALUES (%s, %s)", [body["name"], threading.get_ident()])
+        insert(body["name"])
         time.sleep(0.005)
     elif do == "send":
         time.sleep(0.05)
@@ -115,7 +120,10 @@ def moving(message: Message) -> None:
 @listener("later")
 async def later(message: Message) -> None:
     write_down("begun", message.body)
-    await asyncio.get_running_loop().run_in_executor(None, wait_for_the_test)
+    if message.body.get("do") == "insert":
+        await sync_to_async(insert)(message.body["name"])
+    else:
+        await asyncio.get_running_loop().run_in_executor(None, wait_for_the_test)
     write_down("done", message.body)
 
 

@@ -61,7 +61,7 @@ RMQ = {
             "BACKOFF": 0,
         },
         "taken-over": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 5},
-        "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
+        "later": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
         "moving-merge": {"TYPE": "range_merge", "SLOTS": 16, "TIME_RANGE": 20, "SLOT_BASIS": "entity"},
         "moving-priority": {"TYPE": "priority", "SLOTS": 16, "SLOT_BASIS": "entity"},
         "moving-fixed": {"TYPE": "fixed_time", "SLOTS": 16, "SLOT_BASIS": "entity"},

@@ -21,8 +21,6 @@ from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.overlapping import LoopThread
 from django_rmq.core.consumer.threads import NO_HOOKS
 from django_rmq.core.words.answers import Delivery
-from django_rmq.core.words.bodies import encode_body
-from django_rmq.core.words.keys import slot_of
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import BackOff, Topic, TopicType
 from django_rmq.exceptions import Reject
@@ -297,35 +295,37 @@ def test_a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_sta
     broker: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overlapping, "HUNG_SECONDS", 0.5)
-    topic = replace(TOPIC, slots=8, concurrency=8, max_runtime=0.5, timeout=20)
-    release, seen, blocks = threading.Event(), Seen(), list[int]()
+    # Those that wait are far from their own MAX_RUNTIME.
+    waits = replace(TOPIC, name="waits", slots=2, timeout=20)
+    blocks = replace(TOPIC, name="blocks", slots=1, timeout=20, max_runtime=0.5)
+    release, seen, is_blocked = threading.Event(), Seen(), threading.Event()
 
-    async def listener(message: Message) -> None:
+    async def waiting(message: Message) -> None:
         seen.begin(message)
-        if message.body.get("blocks"):
-            blocks.append(message.slot)
-            release.wait(LONG)
-        elif message.body.get("waits"):
-            while not blocks:  # noqa: ASYNC110 - it is about this loop
-                await asyncio.sleep(0.01)
+        while not is_blocked.is_set():  # noqa: ASYNC110 - it is about this loop
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
         seen.end(message)
 
-    send(broker, topic, [{"n": n, "waits": True} for n in range(3)])
-    with Worker(broker, topic, listener, threads=1) as worker:
-        eventually(lambda: seen.now > 0, "waiting")
-        waiting = {slot for slot, now in seen.slots.items() if now}
-        bodies = [{"n": n, "blocks": True} for n in range(100, 200)]
-        here = next(body for body in bodies if slot_of(encode_body(topic, body), topic.slots) not in waiting)
-        send(broker, topic, [here])
+    async def blocking(message: Message) -> None:
+        is_blocked.set()
+        release.wait(LONG)
+
+    send(broker, waits, [{"n": 0}])
+    with Worker(broker, [waits, blocks], {"waits": waiting, "blocks": blocking}, threads=1) as worker:
+        eventually(lambda: seen.now == 1, "waiting")
+        [slot] = [slot for slot, now in seen.slots.items() if now]
+        send(broker, blocks, [{"n": 0}])
         eventually(lambda: "event loop thread has stopped" in caplog.text, "replacing")
-        shut = {place.slot for place in worker.dispatcher._places.blocked}
-        assert shut == waiting | set(blocks)
-        send(broker, topic, numbered(80))
-        eventually(lambda: len(seen.ended) > 0, "the other slots")
-        assert seen.most_of_a_slot == 1
+        shut = {place.key for place in worker.dispatcher._places.blocked}
+        assert shut == {("waits", slot), ("blocks", 0)}
+        send(broker, waits, [{"n": n} for n in range(1, 40)])
+        eventually(lambda: len(seen.ended) > 0, "the other slot")
+        assert seen.now <= 2
         release.set()
-        eventually(lambda: live(broker, topic) == 0, "everything", LONG)
+        eventually(lambda: live(broker, waits) + live(broker, blocks) == 0, "everything", LONG)
     assert seen.most_of_a_slot == 1
+    assert len(seen.ended) == 40
     assert worker.dispatcher._places.blocked == set()
 
 

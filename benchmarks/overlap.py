@@ -27,6 +27,9 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, nargs="*", default=[100, 1000], help="default 100 1000")
     parser.add_argument("--jobs", type=int, default=20_000, help="jobs of each other queue (default 20,000)")
     parser.add_argument(
+        "--seconds", type=float, default=15.0, help="how long ours would take at the ideal rate (default 15)"
+    )
+    parser.add_argument(
         "--only", nargs="*", choices=PEERS, default=PEERS, help="only these; none: this queue alone"
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds over all queues (default 3)")
@@ -46,7 +49,7 @@ def main() -> int:
             found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("rmq", *options.only)}
             for _ in range(options.rounds):
                 for name, results in found.items():
-                    jobs = int(ideal * 15) if name == "rmq" else options.jobs
+                    jobs = int(ideal * options.seconds) if name == "rmq" else options.jobs
                     results.append(measure(name, port, jobs, 0))
                     print(f"  {name}, {concurrency}: {_said(results[-1])}", file=sys.stderr, flush=True)
             rates = {name: rate for name, results in found.items() if (rate := _rate(results)) is not None}

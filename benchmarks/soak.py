@@ -32,6 +32,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--only", choices=sorted(PARTS), help="only this part")
     parser.add_argument("--kills", type=int, default=2000, help="deaths under load (default 2000)")
+    parser.add_argument(
+        "--async", action="store_true", dest="is_async", help="kills: with async listeners, which overlap"
+    )
     parser.add_argument("--takeovers", type=int, default=200, help="take-overs after kill -9 (default 200)")
     parser.add_argument(
         "--promotions", type=int, default=1000, help="replicas promoted after a cut (default 1000)"
@@ -79,6 +82,7 @@ def _kills(server: EmbeddedRedis, directory: Path, options: argparse.Namespace) 
         started: list[WorkerProcess] = []
 
         def start(*arguments: str, _data: Path = data, _to: list = started, **environment: str) -> WorkerProcess:  # fmt: skip
+            environment["WORKER_ASYNC"] = str(int(options.is_async))
             _to.append(WorkerProcess(_data, server.url, f"{_data.name}:", *arguments, **environment))
             return _to[-1]
 

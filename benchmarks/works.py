@@ -41,6 +41,7 @@ class Listener:
     topic: str
     function: Callable[[Any], Any]
     batch_size: int | None = None
+    coroutine: None = None
 
 
 def bodies(count: int) -> list[dict[str, Any]]:

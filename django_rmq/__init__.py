@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from django_rmq.core.logs.workers import WorkerFilter
     from django_rmq.core.words.messages import Message
     from django_rmq.core.words.results import SendResult, SendResults
     from django_rmq.core.words.topics import TopicType
@@ -80,6 +81,7 @@ else:
             "UnknownTopic",
             "WrongType",
         ),
+        "core.logs.workers": ("WorkerFilter",),
         "core.words.messages": ("Message",),
         "core.words.results": (
             "SendResult",
@@ -146,6 +148,7 @@ __all__ = [
     "TopicType",
     "UnknownSchedule",
     "UnknownTopic",
+    "WorkerFilter",
     "WrongType",
     "__version__",
     "aensure_message",

@@ -15,7 +15,9 @@ signal                 arguments, beside ``topic``
                        database commit and did not reach Redis then
 ``message_merged``     ``results``: those of ``message_sent`` that met a waiting message
 ``message_started``    ``messages``: a list of ``Message``, one or what a batch listener gets; just before
-                       the listener is called, in its process and thread
+                       the listener is called, in its process and thread. Before an async listener, receivers
+                       are called as ``asend_robust`` calls them: coroutine functions in the event loop, others
+                       in the thread that has the database connections of the call
 ``message_committed``  ``messages``: those that were committed, after Redis has confirmed it
 ``message_failed``     ``failures``: a list of pairs (``Message``, ``Failure``) that raised, returned False or
                        were marked by ``retry`` or ``reject``, after Redis has confirmed it; includes dead ones
@@ -88,6 +90,12 @@ class TopicSignal(Signal):
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], Exception | Any]]:
         """Send as the topic ``sender``; an error of a receiver is logged and returned."""
         return super().send_robust(_sender(sender), **named)
+
+    async def asend_robust(
+        self, sender: Any, **named: Any
+    ) -> list[tuple[Callable[..., Any], Exception | Any]]:
+        """Send as the topic ``sender`` from an event loop; an error of a receiver is logged and returned."""
+        return await super().asend_robust(_sender(sender), **named)
 
 
 message_sent = TopicSignal()

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from inspect import iscoroutinefunction
 from typing import Any, Self
 
 import pytest
@@ -36,6 +37,10 @@ class Listener:
     topic: str
     function: Callable[[Any], Any]
     batch_size: int | None = None
+
+    @property
+    def coroutine(self) -> Callable[[Any], Any] | None:
+        return self.function if iscoroutinefunction(self.function) else None
 
 
 def client_of(url: str, socket_timeout: float = 5.0) -> redis.Redis:

@@ -3,7 +3,8 @@
 A driver is a module of this folder with ``SETTINGS``, ``GUARANTEE``, ``BULK`` (how it sends in bulk), ``single(count)`` and
 ``bulk(count)``, ``left(client)`` (how many messages wait or run) and ``WORKERS`` (the command lines of its worker processes).
 It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and prints one line of JSON. The server's port
-is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say.
+is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say. For ``benchmarks.overlap`` PEER_SLEEP says how many seconds
+each job sleeps (in asyncio), PEER_CONCURRENCY how many of them overlap, and PEER_PROCESSES how many worker processes there are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ import redis
 
 PORT = int(os.environ.get("PEER_REDIS_PORT", "6379"))
 URL = f"redis://127.0.0.1:{PORT}/0"
+SLEEP = float(os.environ.get("PEER_SLEEP", "0"))
+CONCURRENCY = int(os.environ.get("PEER_CONCURRENCY", "100"))
+PROCESSES = int(os.environ.get("PEER_PROCESSES", "2"))
+LOOK_SECONDS = 0.25 if SLEEP else 0.005
+"""Seconds between two looks at how much is left."""
 PATIENCE_SECONDS = 90.0
 """After so long without an end the rate so far is what counts."""
 
@@ -63,7 +69,7 @@ def drain(driver: Any, count: int) -> float:
                     break
             if all(process.poll() is not None for process in processes) and left > 0:
                 raise RuntimeError("the workers ended")
-            time.sleep(0.005)
+            time.sleep(LOOK_SECONDS)
         if first is None or last is None or first == last:
             raise RuntimeError("nothing was consumed")
         return (first[1] - last[1]) / (last[0] - first[0])

@@ -10,21 +10,27 @@ from typing import Any
 import measuring
 
 ROOT = Path(__file__).parents[2]
-SLOTS = 64
-MANY = 40
+SLOTS = 1024 if measuring.SLEEP else 64
+MANY = 1 if measuring.SLEEP else 40
 """So many times the messages of the others: else it would be over before it is looked at."""
 
 os.environ |= {
     "DJANGO_SETTINGS_MODULE": "benchmarks.worker_project.settings",
     "REDIS_URL": measuring.URL,
     "SLOTS": str(SLOTS),
+    "SLEEP": str(measuring.SLEEP),
+    "CONCURRENCY": str(measuring.CONCURRENCY),
 }
 sys.path.insert(0, str(ROOT))
 
-SETTINGS = f"1 worker of 2 processes, {SLOTS} slots, per-message listener, all else as it comes"
+SETTINGS = (
+    f"1 worker of {measuring.PROCESSES} processes, {SLOTS} slots, per-message listener, all else as it comes"
+)
 GUARANTEE = "at least once: settled by receipt; what a dead worker held is taken over at once, or after its time-out (30 s)"
 BULK = "send_messages"
-WORKERS = [[sys.executable, str(ROOT / "manage.py"), "runrmqconsumers", "--processes", "2"]]
+WORKERS = [
+    [sys.executable, str(ROOT / "manage.py"), "runrmqconsumers", "--processes", str(measuring.PROCESSES)]
+]
 
 _sent = 0
 

@@ -9,18 +9,19 @@ from typing import Any
 import measuring
 from saq import Queue
 
-SETTINGS = "2 workers, concurrency=100, ttl=-1 (results not kept)"
+SETTINGS = f"{measuring.PROCESSES} workers, concurrency={measuring.CONCURRENCY}, ttl=-1 (results not kept)"
 GUARANTEE = "at least once with retries > 1: what is stuck is swept after its timeout or heartbeat"
 BULK = "no bulk call: 50 enqueue at a time"
-WORKERS = [[sys.executable, "-m", "saq", "saq_driver.settings"]] * 2
+WORKERS = [[sys.executable, "-m", "saq", "saq_driver.settings"]] * measuring.PROCESSES
 
 
 async def nothing(ctx: Any, *, n: int) -> None:
-    pass
+    if measuring.SLEEP:
+        await asyncio.sleep(measuring.SLEEP)
 
 
 queue = Queue.from_url(measuring.URL)
-settings = {"queue": queue, "functions": [nothing], "concurrency": 100}
+settings = {"queue": queue, "functions": [nothing], "concurrency": measuring.CONCURRENCY}
 
 
 async def _send(count: int, together: int) -> None:

@@ -1,4 +1,4 @@
-"""REDIS_URL, and SLOTS: of its one topic."""
+"""REDIS_URL; of its one topic SLOTS and CONCURRENCY; and SLEEP, the seconds that its listener sleeps in the event loop."""
 
 from __future__ import annotations
 
@@ -10,5 +10,12 @@ DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memor
 USE_TZ = True
 RMQ = {
     "REDIS": os.environ["REDIS_URL"],
-    "TOPICS": {"noop": {"TYPE": "range_merge", "SLOTS": int(os.environ["SLOTS"]), "TIME_RANGE": 1}},
+    "TOPICS": {
+        "noop": {
+            "TYPE": "range_merge",
+            "SLOTS": int(os.environ["SLOTS"]),
+            "TIME_RANGE": 1,
+            "CONCURRENCY": int(os.environ.get("CONCURRENCY", "100")),
+        }
+    },
 }

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import Broker
-from tests.e2e.chaos import Chaos
+from tests.e2e.chaos import Chaos, Outcome
 from tests.e2e.load import CHAOS, KILLING, POISON, Load
-from tests.e2e.processes import Start
+from tests.e2e.processes import Start, WorkerProcess
 from tests.e2e.takeover import GATED_GOAL_SECONDS, GOAL_SECONDS, takeovers
 from tests.e2e.worker_project.points import POINTS
 from tests.workers import eventually, total
@@ -23,6 +23,25 @@ def test_two_hundred_deaths_at_every_point_lose_and_overlap_nothing(
 ) -> None:
     load = Load(broker, tmp_path, CHAOS)
     outcome = Chaos(start, load, tmp_path).run(200, 150, per_point=1)
+    check_clean(outcome, load)
+    assert outcome.kills.total() >= 200
+
+
+@pytest.mark.proof
+def test_a_hundred_deaths_with_async_listeners_lose_and_overlap_nothing(
+    start: Start, broker: Broker, tmp_path: Path
+) -> None:
+    def start_async(*arguments: str, **environment: str) -> WorkerProcess:
+        return start(*arguments, WORKER_ASYNC="1", **environment)
+
+    load = Load(broker, tmp_path, CHAOS)
+    outcome = Chaos(start_async, load, tmp_path).run(100, 150, per_point=1)
+    check_clean(outcome, load)
+    assert outcome.kills.total() >= 100
+
+
+def check_clean(outcome: Outcome, load: Load) -> None:
+    """Nothing is lost, nothing overlaps, and processes have died at every point."""
     findings = outcome.findings
     print(
         f"{outcome.kills.total()} deaths in {outcome.seconds:.0f} s, {outcome.messages} messages",
@@ -30,7 +49,6 @@ def test_two_hundred_deaths_at_every_point_lose_and_overlap_nothing(
     )
     print(f"{outcome.charged} deliveries charged, {len(findings.doubled)} messages run twice")
     assert findings.clean(), findings
-    assert outcome.kills.total() >= 200
     assert not [point for point in POINTS if not outcome.kills[point]]
     assert outcome.died == len(load.poison)
     assert max(findings.runs[name] for name in load.poison) <= DELIVERIES

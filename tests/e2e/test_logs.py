@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -43,3 +44,6 @@ def test_an_outage_of_redis_costs_a_few_lines_even_if_a_process_dies_meanwhile(
     assert sum("started" in line for line in lines) == 1
     assert "Traceback" not in "\n".join(lines)
     assert all(line.split()[3].isdigit() for line in lines), "each line names its process"
+    workers = {line.split()[4] for line in lines}
+    assert "-" in workers, "the parent has none"
+    assert len(workers) >= 2 and all(re.fullmatch("[0-9a-f]{8}|-", worker) for worker in workers)

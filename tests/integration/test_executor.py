@@ -38,6 +38,7 @@ class Listener:
     function: Callable[[Any], Any]
     batch_size: int | None = None
     topic: str = "prices"
+    coroutine: None = None
 
 
 def message(raw: bytes = b"{}", topic: Topic = TOPIC, *, left: int | None = None) -> Message:

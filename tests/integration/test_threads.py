@@ -359,7 +359,7 @@ def test_marks_of_threads_that_hang_are_used_again_when_these_have_ended(
 ) -> None:
     kept = Notes(1)
     crew = Crew(1, SimpleQueue(), NO_HOOKS, kept)
-    hung: list[tuple[ExecutorThread, threading.Event]] = []
+    hung: list[tuple[Any, threading.Event]] = []
     crew.threads[0].start()
 
     def hang() -> None:

@@ -32,7 +32,10 @@ DEFINITIONS = "integration/test_definitions.py::test_"
 FOREIGN = "integration/test_foreign_values.py::test_"
 CLUSTER = "integration/test_cluster.py::test_"
 EXECUTOR = "integration/test_executor.py::test_"
+CELLS = "unit/test_cells.py::test_"
+HOOKS = "integration/test_async_hooks.py::test_"
 LISTS = "integration/test_failing_batches.py::test_"
+OVERLAPPING = "integration/test_overlapping.py::test_"
 LOST = "e2e/test_lost_threads.py::test_"
 SIZES = "integration/test_bytes_in_hand.py::test_"
 ORDER = "integration/test_order.py::test_"
@@ -134,6 +137,72 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         "pass",
         "A failure outside a listener ends its batch.",
         (THREADS + "what_a_thread_fails_at_outside_a_listener_is_reported_before_it_is_logged",),
+    ),
+    # --- the event loop
+    "slots_overlap": PythonMutant(
+        "core/consumer/turns.py",
+        "if behind is not None:",
+        "if False:",
+        "In a serial slot one call of an async listener runs at a time.",
+        (
+            OVERLAPPING + "two_batches_of_one_serial_slot_never_overlap",
+            CELLS + "a_slot_has_one_turn_at_a_time_in_the_order_of_its_receipts",
+        ),
+    ),
+    "runs_all_at_once": PythonMutant(
+        "core/consumer/turns.py",
+        "room = self._concurrency[topic] - self._running[topic]",
+        "room = 1_000_000",
+        "No more calls of a topic overlap than its CONCURRENCY.",
+        (OVERLAPPING + "no_more_batches_run_than_the_concurrency",),
+    ),
+    "takes_more_than_it_can_run": PythonMutant(
+        "core/consumer/overlap.py",
+        "return most - self._held[topic]",
+        "return 1_000_000",
+        "A worker takes no more for its event loop than that can run.",
+        (OVERLAPPING + "a_worker_takes_no_more_than_it_can_run[memory]",),
+    ),
+    "begins_after_the_stop": PythonMutant(
+        "core/consumer/steps.py",
+        "batch.dropped if is_again else batch.halted or",
+        "batch.dropped if is_again else",
+        "What an async listener has not begun when its worker stops is given back.",
+        (
+            OVERLAPPING + "a_batch_halted_on_the_way_reports_the_rest_as_not_begun",
+            OVERLAPPING + "what_runs_at_the_stop_is_settled_and_what_has_not_begun_is_given_back[memory]",
+        ),
+    ),
+    "begins_late_in_the_loop": PythonMutant(
+        "core/consumer/steps.py",
+        "if now > batch.confirmed + batch.topic.timeout / 2 or batch.abandoned:",
+        "if batch.abandoned:",
+        "Nothing begins in the event loop with less than half of its time-out left.",
+        (OVERLAPPING + "what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin",),
+    ),
+    "leaves_slots_of_a_blocked_loop_open": PythonMutant(
+        "core/consumer/relief.py",
+        "for running in thread.batches():",
+        "for running in [batch]:",
+        "While the event loop is blocked, nothing begins in the slots of what runs there.",
+        (
+            OVERLAPPING
+            + "a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut[memory]",
+        ),
+    ),
+    "shares_cells": PythonMutant(
+        "core/consumer/cells.py",
+        "places = [self._free.popleft() for _ in members]",
+        "places = list(range(len(members)))",
+        "What a batch records is not overwritten by another one.",
+        (CELLS + "what_ran_while_many_others_came_and_went_is_known_after_a_death",),
+    ),
+    "shares_connections": PythonMutant(
+        "project/listening/synchronous.py",
+        "SyncToAsync.thread_sensitive_context.set(thread)",
+        "pass",
+        "Calls that overlap have threads, and so connections, of their own.",
+        (HOOKS + "calls_that_overlap_have_threads_of_their_own_and_each_call_only_one",),
     ),
     "copies_go_on": PythonMutant(
         "core/consumer/forks.py",

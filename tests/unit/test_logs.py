@@ -6,6 +6,8 @@ import logging
 
 import pytest
 
+from django_rmq import WorkerFilter
+from django_rmq.core.logs import workers
 from django_rmq.core.logs.safe import safe_logger
 
 logger = safe_logger("django_rmq.test")
@@ -52,3 +54,18 @@ def test_without_a_standard_error_it_is_silent(monkeypatch: pytest.MonkeyPatch) 
         logger.error("It went wrong")
     finally:
         logging.getLogger("django_rmq.test").removeHandler(handler)
+
+
+def test_each_line_of_a_handler_names_the_worker_of_its_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "_worker", "-")
+    caplog.handler.addFilter(worker_filter := WorkerFilter())
+    try:
+        with caplog.at_level(logging.INFO):
+            logging.getLogger("of.somebody.else").info("before")
+            workers.name_worker("0123456789abcdef0123456789abcdef")
+            logger.info("after")
+    finally:
+        caplog.handler.removeFilter(worker_filter)
+    assert [record.rmq_worker for record in caplog.records] == ["-", "01234567"]  # type: ignore[attr-defined]

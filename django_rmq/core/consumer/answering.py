@@ -85,7 +85,10 @@ class Answering:
             self._schedule.look_at(place, reply.next_due)
             return
         size = self._room.batch_size(topic)
-        parts = 1 if topic.flow else self._room.threads
+        # In the event loop each call is a batch, so that all of them overlap.
+        parts = (
+            len(deliveries) if topic.name in self._room.overlap else 1 if topic.flow else self._room.threads
+        )
         share = -(-len(deliveries) // (size * parts)) * size
         for start in range(0, len(deliveries), share):
             part = deliveries[start : start + share]

@@ -49,6 +49,7 @@ class Asked:
         self.of_topic: Counter[str] = Counter()
         """Topic -> number of messages."""
         self.slots_of_topic: Counter[str] = Counter()
+        """Topic -> number of slots that lanes or the event loop need room for."""
 
     def add(self, place: Place, limit: int, size: int, answer: Answer[Prepared]) -> None:
         """Add a slot that is asked for up to ``limit`` messages of ``size`` bytes."""
@@ -57,7 +58,19 @@ class Asked:
         self.bytes += size
         self.expected += min(limit, 2 * place.yielded + 16)
         self.of_topic[place.topic.name] += limit
-        self.slots_of_topic[place.topic.name] += 1
+
+    def burden(self, thread: int, seconds: float) -> None:
+        """Add to the work of a thread.
+
+        It is unknown how many messages a slot will hand out. Half the limit keeps many slots from flooding one
+        thread.
+        """
+        self.load[thread] += seconds
+        self.work[thread] += seconds
+
+    def slots_of(self, topic: str, coming: Asked | None) -> int:
+        """Return how many slots of a topic need room, with those of the trip that is under way."""
+        return self.slots_of_topic[topic] + (0 if coming is None else coming.slots_of_topic[topic])
 
     @property
     def is_enough(self) -> bool:
@@ -97,7 +110,9 @@ class Asking:
         left = IN_HAND - self._hand.messages - (0 if coming is None else coming.messages)
         for place in self._schedule.waiting:
             topic = place.topic
-            if topic.flow and room.of_lanes(topic.name) <= asked.slots_of_topic[topic.name]:
+            overlaps = topic.name in room.overlap
+            is_bounded = room.overlap.needs_room(place) if overlaps else topic.flow
+            if is_bounded and room.of_lanes(topic.name) <= asked.slots_of(topic.name, coming):
                 parked.append(place)
                 continue
             thread = room.thread_for(place, asked.load)
@@ -109,7 +124,7 @@ class Asking:
                 continue
             if asked.messages >= left:
                 break
-            limit = self._limit(topic, left, asked)
+            limit = self._limit(topic, left, asked, coming)
             if limit <= 0:
                 parked.append(place)
                 continue
@@ -118,12 +133,10 @@ class Asking:
                 break
             call = taking.prepare(topic, place.slot, self._owner, place.epoch, limit, size, place.cursor)
             asked.add(place, limit, size, pipeline.add(call))
+            asked.slots_of_topic[topic.name] += bool(is_bounded)
             place.cursor = None
-            # It is unknown how many messages a slot will hand out. Half the limit keeps many slots from
-            # flooding one thread.
-            seconds = limit / 2 * room.paces[topic.name].seconds
-            asked.load[thread] += seconds
-            asked.work[thread] += seconds
+            if not overlaps:
+                asked.burden(thread, limit / 2 * room.paces[topic.name].seconds)
             if asked.is_enough:
                 break
         for place in asked.places:
@@ -132,18 +145,21 @@ class Asking:
             self._schedule.park(place)
         return asked
 
-    def _limit(self, topic: Topic, left: int, asked: Asked) -> int:
+    def _limit(self, topic: Topic, left: int, asked: Asked, coming: Asked | None) -> int:
         """Return how many messages the next prepare of a topic may return. 0: the topic's limits leave no room."""
-        limit = min(self._room.limit(topic), left - asked.messages)
-        if self._room.limits:
-            allowed = self._room.limits.room(topic.name) - asked.of_topic[topic.name]
-            limit = min(limit, -(-allowed // self._room.threads))
+        room, taken = self._room, asked.of_topic[topic.name]
+        limit = min(room.limit(topic), left - asked.messages)
+        if topic.name in room.overlap and not topic.serial:
+            under_way = 0 if coming is None else coming.of_topic[topic.name]
+            limit = min(limit, room.of_lanes(topic.name) * room.batch_size(topic) - taken - under_way)
+        if room.limits:
+            limit = min(limit, -(-(room.limits.room(topic.name) - taken) // room.runners(topic)))
         return limit
 
     @property
     def has_more(self) -> bool:
         """Whether slots are waiting to which no limits or lanes apply."""
-        return bool(self._schedule.waiting) and not self._room.is_limited
+        return bool(self._schedule.waiting) and not (self._room.limits or self._room.lanes)
 
     def ask_limits(self) -> bool:
         """Request room for slots that wait for it; return whether any of them got some."""

@@ -7,7 +7,7 @@ work is committed while it goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from django_rmq.core.words.failures import Failure
@@ -27,6 +27,8 @@ class ListenerLike(Protocol):
     def function(self) -> Callable[[Any], Any]: ...
     @property
     def batch_size(self) -> int | None: ...
+    @property
+    def coroutine(self) -> Callable[[Any], Awaitable[Any]] | None: ...
 
 
 class Batch:
@@ -82,7 +84,8 @@ class Batch:
         self.abandoned = False
         """Whether the listener exceeded MAX_RUNTIME; then nothing of the batch is extended."""
         self.thread: Any = None
-        """The executor thread that has the batch. None: it waits for one, or its thread was given up."""
+        """The thread that has the batch: an executor, or the event loop. None: it waits for one, or its thread was
+        given up."""
         self.size = 0
         """The size of its messages in bytes."""
         self.cost = 0.0

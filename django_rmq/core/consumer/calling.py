@@ -37,68 +37,110 @@ def check_returned(returned: Any) -> None:
         )
 
 
+def undecodable(message: Message, error: Exception) -> Undecodable:
+    """Return the error of a message whose body cannot be decoded, because of ``error``."""
+    return Undecodable(f"body is not {message.topic.body}: {text_of(error)}")
+
+
+def returned_from_one(message: Message, returned: Any) -> Failure | None:
+    """Return the outcome of a message whose listener returned something other than None. May raise ``TypeError``."""
+    if returned is False:
+        return judged(
+            message, Failure(message.delivery.member, "failed", None, "the listener returned False")
+        )
+    check_returned(returned)
+    return decided(message)
+
+
+def decided(message: Message) -> Failure | None:
+    """Return what ``retry`` or ``reject`` has decided."""
+    return None if message.outcome is None else judged(message, message.outcome)
+
+
+def raised_by_one(message: Message, error: BaseException) -> Failure:
+    """Return the outcome of a message whose listener raised ``error``. Raises ``Interrupted`` if the process has to stop."""
+    failure = failure_of(message, error)
+    if _is(error, KeyboardInterrupt, SystemExit):
+        raise Interrupted([(message, failure)]) from error
+    return failure
+
+
 def call_one(function: Callable[[Any], Any], message: Message, argument: Any) -> Failure | None:
     """Call a listener with ``argument``, which is ``message`` or a list that contains only it."""
     try:
         try:
             message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
         except Exception as error:  # noqa: BLE001 - whatever a decoder raises
-            raise Undecodable(f"body is not {message.topic.body}: {text_of(error)}") from None
+            raise undecodable(message, error) from None
         try:
             returned = function(argument)
         finally:
             if forks.forking is not None:
                 forks.end_copy()
         if returned is not None:
-            if returned is False:
-                failure = Failure(message.delivery.member, "failed", None, "the listener returned False")
-                return judged(message, failure)
-            check_returned(returned)
-    except BaseException as error:
-        failure = failure_of(message, error)
-        if _is(error, KeyboardInterrupt, SystemExit):
-            raise Interrupted([(message, failure)]) from error
-        return failure
+            return returned_from_one(message, returned)
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises
+        return raised_by_one(message, error)
     return None if message.outcome is None else judged(message, message.outcome)
 
 
-def call_group(function: Callable[[Any], Any], group: list[Message]) -> list[Outcome] | None:
-    """Call a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
-    if len(group) == 1:
-        return [(group[0], call_one(function, group[0], group))]
-    readable: list[Message] = []
-    outcomes: list[Outcome] = []
-    unreadable: list[tuple[Message, Undecodable]] = []
-    for message in group:
-        try:
-            message.body  # noqa: B018
-            readable.append(message)
-        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
-            unreadable.append((message, Undecodable(f"body is not {message.topic.body}: {text_of(error)}")))
-    if readable:
-        why: object = "returned False"
-        try:
+class Group:
+    """A list of messages that a batch listener is called with once."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.readable: list[Message] = []
+        """What the listener gets."""
+        self._unreadable: list[tuple[Message, Undecodable]] = []
+        for message in messages:
             try:
-                returned = function(readable)
-            finally:
-                if forks.forking is not None:
-                    forks.end_copy()
-            if returned is not None and returned is not False:
-                check_returned(returned)
-        except BaseException as error:
-            if _is(error, KeyboardInterrupt, SystemExit):
-                failed = [*((message, error) for message in readable), *unreadable]
-                raise Interrupted(
-                    [(message, failure_of(message, each)) for message, each in failed]
-                ) from error
-            why, returned = name_of(error), False
+                message.body  # noqa: B018
+                self.readable.append(message)
+            except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+                self._unreadable.append((message, undecodable(message, error)))
+
+    def rest(self) -> list[Outcome]:
+        """Return the outcomes of the messages that the listener does not get."""
+        return [(message, failure_of(message, error)) for message, error in self._unreadable]
+
+    def returned(self, returned: Any) -> list[Outcome] | None:
+        """Return the outcomes. None: the list failed as a whole. May raise ``TypeError``."""
         if returned is False:
-            journal.batch_failed(readable[0].topic, len(readable), str(why))
-            for message in readable:
-                message.outcome = None
+            self._failed("returned False")
             return None
-        outcomes = [(m, None if m.outcome is None else judged(m, m.outcome)) for m in readable]
-    return outcomes + [(message, failure_of(message, error)) for message, error in unreadable]
+        if returned is not None:
+            check_returned(returned)
+        return [(message, decided(message)) for message in self.readable] + self.rest()
+
+    def raised(self, error: BaseException) -> None:
+        """Record that the list failed as a whole. Raises ``Interrupted`` if the process has to stop."""
+        if _is(error, KeyboardInterrupt, SystemExit):
+            failed = [*((message, error) for message in self.readable), *self._unreadable]
+            raise Interrupted([(message, failure_of(message, each)) for message, each in failed]) from error
+        self._failed(name_of(error))
+
+    def _failed(self, why: str) -> None:
+        journal.batch_failed(self.readable[0].topic, len(self.readable), why)
+        for message in self.readable:
+            message.outcome = None
+
+
+def call_group(function: Callable[[Any], Any], messages: list[Message]) -> list[Outcome] | None:
+    """Call a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
+    if len(messages) == 1:
+        return [(messages[0], call_one(function, messages[0], messages))]
+    group = Group(messages)
+    if not group.readable:
+        return group.rest()
+    try:
+        try:
+            returned = function(group.readable)
+        finally:
+            if forks.forking is not None:
+                forks.end_copy()
+        return group.returned(returned)
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises
+        group.raised(error)
+        return None
 
 
 def holds(failure: Failure | None) -> bool:
@@ -181,4 +223,17 @@ def _called(listener: ListenerLike, group: list[Message]) -> list[Outcome]:
     return [(message, call_one(listener.function, message, message)) for message in group]
 
 
-__all__ = ["Interrupted", "call_group", "call_one", "check_returned", "groups", "holds", "in_line", "run"]
+__all__ = [
+    "Group",
+    "Interrupted",
+    "call_group",
+    "call_one",
+    "check_returned",
+    "groups",
+    "holds",
+    "in_line",
+    "raised_by_one",
+    "returned_from_one",
+    "run",
+    "undecodable",
+]

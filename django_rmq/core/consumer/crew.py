@@ -1,43 +1,65 @@
-"""The crew: a worker's executor threads by index, and the successors of those that died or hang."""
+"""The crew: a worker's threads by index, and the successors of those that died or hang."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Any
 
 from django_rmq.core.consumer.batches import Batch
 from django_rmq.core.consumer.notes import SPARE, Marks, Notes
+from django_rmq.core.consumer.overlapping import LoopThread
 from django_rmq.core.consumer.threads import ExecutorThread, Hooks
+
+Member = ExecutorThread | LoopThread
 
 
 class Crew:
-    """``count`` executor threads. Each records the progress of its messages in its own part of ``notes``."""
+    """``count`` executor threads, and behind them the event loop if any topic has a ``concurrency``.
 
-    def __init__(self, count: int, inbox: SimpleQueue[Any], hooks: Hooks, notes: Notes | None) -> None:
+    Each records the progress of its messages in its own part of ``notes``.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        inbox: SimpleQueue[Any],
+        hooks: Hooks,
+        notes: Notes | None,
+        concurrency: Mapping[str, int] | None = None,
+    ) -> None:
+        self._count = count
         self._inbox = inbox
         self._hooks = hooks
-        parts = [None if notes is None else notes.thread(i) for i in range(count)]
-        self.threads = [ExecutorThread(i, inbox, hooks, part) for i, part in enumerate(parts)]
         self._notes = notes
-        self._unused = iter(range(count, count + SPARE))
+        self._concurrency = concurrency or {}
+        members = range(count + bool(concurrency))
+        self.threads = [self._new(i, None if notes is None else notes.thread(i)) for i in members]
+        self._unused = iter(range(len(members), count + SPARE))
         self._free: list[Marks] = []
         """The marks of threads that hung and have ended."""
-        self._hanging: list[tuple[ExecutorThread, Batch | None]] = []
+        self._hanging: list[tuple[Member, list[Batch]]] = []
+
+    def _new(self, index: int, marks: Marks | None) -> Member:
+        if index < self._count:
+            return ExecutorThread(index, self._inbox, self._hooks, marks)
+        return LoopThread(index, self._inbox, self._hooks, marks, self._concurrency)
 
     def start(self) -> None:
         """Start all threads."""
         for thread in self.threads:
             thread.start()
 
-    def stop(self) -> list[ExecutorThread]:
+    def stop(self) -> list[Member]:
         """Make all threads end when nothing is left for them; return those that run nothing."""
         for thread in self.threads:
             thread.stop()
-        return [thread for thread in self.threads if not thread.current]
+        return [thread for thread in self.threads if not thread.batches()]
 
     def is_manned(self, index: int) -> bool:
         """Return whether a live thread has this index."""
         thread = self.threads[index]
+        thread.look()
         return not (thread.hangs or thread.is_dead)
 
     def succeed(self, index: int) -> None:
@@ -46,12 +68,11 @@ class Crew:
         Raises ``RuntimeError`` or ``MemoryError`` if no thread can be started, or too many hang already.
         """
         before = self.threads[index]
-        # The batch that the hung thread runs. It is read before the thread's state, because the thread may
-        # end meanwhile.
-        batch, lives = before.current, not before.is_dead
+        # What the hung thread runs. It is read before the thread's state, because the thread may end meanwhile.
+        batches, lives = before.batches(), not before.is_dead
         # A thread that hangs may still write into its own marks, so its successor needs others.
         marks = self._spare_marks() if lives else before.marks
-        fresh = ExecutorThread(index, self._inbox, self._hooks, marks)
+        fresh = self._new(index, marks)
         try:
             fresh.start()
         except BaseException:
@@ -61,7 +82,7 @@ class Crew:
         self.threads[index] = fresh
         before.stop()
         if lives:
-            self._hanging.append((before, batch))
+            self._hanging.append((before, batches))
 
     def _spare_marks(self) -> Marks | None:
         if self._notes is None:
@@ -80,7 +101,7 @@ class Crew:
             self._hanging.remove(hung)
             if hung[0].marks is not None:
                 self._free.append(hung[0].marks)
-        return [batch for _, batch in ended if batch is not None]
+        return [batch for _, batches in ended for batch in batches]
 
 
 __all__ = ["Crew"]

@@ -95,9 +95,10 @@ class Feeding:
 
     def _put(self, batch: Batch, thread: int) -> None:
         topic = batch.topic.name
-        batch.cost = len(batch.messages) * self._room.paces[topic].seconds
-        self._hand.load[thread] += batch.cost
-        self._room.lanes.started(id(batch), topic, thread)
+        if topic not in self._room.overlap:
+            batch.cost = len(batch.messages) * self._room.paces[topic].seconds
+            self._hand.load[thread] += batch.cost
+            self._room.lanes.started(id(batch), topic, thread)
         self._crew.threads[thread].put(batch)
 
     def cleared(self, batch: Batch) -> None:

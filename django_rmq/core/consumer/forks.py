@@ -6,22 +6,27 @@ import os
 import sys
 import threading
 import traceback
-from functools import partial
 from typing import NoReturn
 
 forking: threading.Thread | None = None
 """In a process that a listener has forked: the thread that did it, which is the only thread there."""
 
 
+_watched: list[type[threading.Thread]] = []
+
+
 def watch(kind: type[threading.Thread]) -> None:
     """Watch for listeners that fork in threads of this kind."""
-    os.register_at_fork(after_in_child=partial(_note_fork, kind))
+    _watched.append(kind)
 
 
-def _note_fork(kind: type[threading.Thread]) -> None:
+def _note_fork() -> None:
     global forking  # noqa: PLW0603 - there is one per process
     thread = threading.current_thread()
-    forking = thread if isinstance(thread, kind) else None
+    forking = thread if isinstance(thread, tuple(_watched)) else None
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def end_copy() -> None:

@@ -6,9 +6,7 @@ time: after MAX_RUNTIME a batch is abandoned and left to its time-out.
 
 from __future__ import annotations
 
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable
 
 from django_rmq.core.calls import ending
@@ -96,10 +94,10 @@ class Heartbeat(threading.Thread):
 
     def _abandon(self, batch: Batch, seconds: float) -> None:
         batch.abandoned = batch.halted = True
-        frame = sys._current_frames().get(batch.thread.ident or 0) if batch.thread else None
+        thread = batch.thread
         # This comes before anything that may fail: the slot has to be shut, and its thread replaced.
         self._overrun(batch)
-        stack = "".join(traceback.format_stack(frame)) if frame else "(its thread has ended)"
+        stack = thread.stack_of(batch) if thread else "(its thread was replaced)"
         logger.error(
             "A listener of topic %s has run for %.0f s, longer than MAX_RUNTIME; its message will time "
             "out. Its stack:\n%s",

@@ -1,4 +1,4 @@
-"""The loop: one thread that moves messages between Redis and the executor threads.
+"""The loop: one thread that moves messages between Redis and the threads that run listeners.
 
 Each turn is one round trip: one pipeline commits or rolls back what listeners finished, and prepares slots
 that are due. When nothing is due the loop sleeps until the next due time, a wake-up, a report of a thread, or
@@ -30,6 +30,7 @@ from django_rmq.core.consumer.inbox import Disown, Inbox, Own, Stop
 from django_rmq.core.consumer.lookout import Lookout
 from django_rmq.core.consumer.news import News
 from django_rmq.core.consumer.notes import Notes
+from django_rmq.core.consumer.overlap import Overlap
 from django_rmq.core.consumer.polling import Polling
 from django_rmq.core.consumer.relief import Relief
 from django_rmq.core.consumer.rest import Rest
@@ -54,7 +55,8 @@ UNCERTAIN_SECONDS = 5.0
 
 
 class Dispatcher:
-    """One worker: owned slots, executor threads, a heartbeat, and the loop that feeds them.
+    """One worker: owned slots, executor threads, an event loop for async listeners, a heartbeat, and the loop that feeds
+    them.
 
     ``listeners`` maps topic names to listeners. ``own`` and ``disown`` set which slots this worker owns; they
     may be called before ``run`` or from another thread. ``run`` returns when ``stop`` was called and
@@ -77,16 +79,16 @@ class Dispatcher:
     ) -> None:
         self.owner = owner = uuid4().hex
         self.topics = {topic.name: topic for topic in topics}
-        self.lookout = Lookout()
         self._terms, self._ownership, self._watching = terms, ownership, watching
-        self._complain = Complaints(logger)
+        self.lookout, self._complain = Lookout(), Complaints(logger)
         self._ending, self._inbox = ending, inbox = Ending(), Inbox()
         count = max(1, terms.threads)
-        self._hand = hand = Hand(count)
-        self._places = places = Places(self.topics, count)
+        overlap = Overlap(self.topics.values(), listeners)
+        self._hand = hand = Hand(count + bool(overlap))
+        self._places = places = Places(self.topics, count, overlap)
         self._companions = Companions(broker, self.topics.values(), hand, inbox, self.lookout)
-        self._crew = crew = Crew(count, inbox.queue, hooks, notes)
-        self._room = room = Room(broker, owner, places, listeners, count)
+        self._crew = crew = Crew(count, inbox.queue, hooks, notes, overlap.concurrency)
+        self._room = room = Room(broker, owner, places, listeners, count, overlap)
         self._schedule = schedule = Schedule(places, room.depth, terms.poll_seconds)
         troubles = Troubles(schedule, ending, self._complain, self._companions.renew)
         self._settling = settling = Settling(troubles, ending, watching.watcher)

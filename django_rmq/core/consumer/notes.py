@@ -61,12 +61,17 @@ and it is to be committed."""
 class Marks:
     """The memory in which one thread records what it begins and what is done; the oldest entry is overwritten."""
 
-    __slots__ = ("_at", "_marks", "_states")
+    __slots__ = ("_at", "_marks", "states")
 
     def __init__(self, marks: memoryview, states: memoryview) -> None:
         self._marks = marks
-        self._states = states
+        self.states = states
         self._at = 0
+
+    def put(self, place: int, topic: str, slot: int, receipt: int, member: bytes) -> None:
+        """Record at ``place`` which message is next there."""
+        self.states[place] = 0
+        self._marks[place] = hash(member) ^ hash((topic, slot, receipt))
 
     def take(self, topic: str, slot: int, receipt: int, members: Sequence[bytes]) -> memoryview:
         """Record which messages are next; return a byte for each, in which to put ``BEGUN`` and ``DONE``."""
@@ -74,7 +79,7 @@ class Marks:
         if at + count > MARKS:
             at = 0
         self._at = at + count
-        states = self._states[at : at + count]
+        states = self.states[at : at + count]
         states[:] = bytes(count)
         self._marks[at : at + count] = memoryview(array("q", [hash(member) ^ delivery for member in members]))
         return states

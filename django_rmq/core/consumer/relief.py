@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from django_rmq.core.consumer.batches import Slice
+from django_rmq.core.consumer.batches import Batch, Slice
 from django_rmq.core.consumer.crew import Crew
 from django_rmq.core.consumer.feeding import Feeding
 from django_rmq.core.consumer.hand import Hand
 from django_rmq.core.consumer.inbox import Inbox, Overrun
 from django_rmq.core.consumer.lookout import Lookout
 from django_rmq.core.consumer.schedule import Schedule
-from django_rmq.core.consumer.slots import Places
+from django_rmq.core.consumer.slots import Place, Places
 
 
 class Relief:
@@ -35,8 +35,9 @@ class Relief:
         self._lookout = lookout
         self._inbox = inbox
         inbox.on(Overrun, self.overran)
-        for i in range(len(crew.threads)):
-            lookout.add(f"executor {i}", partial(crew.is_manned, i), partial(self._relieve, i))
+        for i, thread in enumerate(crew.threads):
+            name = thread.name.removeprefix("rmq-").replace("-", " ")
+            lookout.add(name, partial(crew.is_manned, i), partial(self._relieve, i))
 
     def clear_dead(self) -> None:
         """Forget batches whose thread is dead: what has not begun is given back, the rest times out."""
@@ -55,16 +56,25 @@ class Relief:
         batch = item.batch
         self._feeding.give_back(batch)
         self._feeding.cleared(batch)
-        thread, place = batch.thread, batch.place
-        if thread is None or thread.current is not batch:
+        thread = batch.thread
+        if thread is None or batch not in thread.batches():
             return
-        thread.hangs = True
+        if not thread.overran(batch):
+            self._shut(batch)
+            return
+        # In an event loop that is blocked, nothing of what runs goes on.
+        for running in thread.batches():
+            self._shut(running)
         batch.thread = None
+        self._lookout.due = 0.0
+
+    def _shut(self, batch: Batch) -> None:
+        """Take nothing from the slot of a batch until it ends."""
+        place: Place = batch.place
         if place.topic.serial:
             self._places.block(place, batch)
             self._schedule.waiting.pop(place, None)
             self._feeding.give_back_slot(place)
-        self._lookout.due = 0.0
 
     def _relieve(self, index: int) -> None:
         """Give back what a dead or hung thread has, and start another one. Raises the errors of ``Crew.succeed``."""

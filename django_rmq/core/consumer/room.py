@@ -10,6 +10,7 @@ from django_rmq.core.calls.broker import Broker
 from django_rmq.core.consumer.batches import Batch, ListenerLike
 from django_rmq.core.consumer.lanes import Lanes
 from django_rmq.core.consumer.limits import Limits
+from django_rmq.core.consumer.overlap import FIRST_PACE, Overlap
 from django_rmq.core.consumer.sizes import BytesInHand
 from django_rmq.core.consumer.slots import Place, Places
 from django_rmq.core.words.bounds import BATCH
@@ -23,12 +24,12 @@ QUICK_SECONDS = 0.005
 
 
 class Pace:
-    """The time that a topic's listener takes per message, smoothed."""
+    """The time that a topic's listener takes per message, smoothed; ``seconds`` is the first guess."""
 
     __slots__ = ("seconds",)
 
-    def __init__(self) -> None:
-        self.seconds = 0.002
+    def __init__(self, seconds: float = 0.002) -> None:
+        self.seconds = seconds
 
     def note(self, seconds: float, messages: int) -> None:
         sample = seconds / messages
@@ -46,28 +47,38 @@ class Room:
         places: Places,
         listeners: Mapping[str, ListenerLike],
         threads: int,
+        overlap: Overlap,
     ) -> None:
         topics = places.topics.values()
         self.listeners = listeners
         self.threads = threads
         self.bytes = BytesInHand(topics)
-        self.lanes = Lanes(topics, threads)
+        self.overlap = overlap
+        self.lanes = Lanes([topic for topic in topics if topic.name not in self.overlap], threads)
         self.limits = Limits(broker, owner, topics, self._capacity)
         self.paces: defaultdict[str, Pace] = defaultdict(Pace)
+        self.paces.update((name, Pace(FIRST_PACE)) for name in overlap.concurrency)
         self.places = places
 
     @property
     def is_limited(self) -> bool:
         """Whether due slots may have to wait for limits or lanes."""
-        return bool(self.limits or self.lanes)
+        return bool(self.limits or self.lanes or self.overlap)
+
+    def runners(self, topic: Topic) -> int:
+        """Return how many batches of a topic may run at the same time."""
+        return self.overlap.most(topic.name) if topic.name in self.overlap else self.threads
 
     def depth(self, place: Place) -> int:
         """Return how many batches of a slot may be in hand: one runs, the next is ready."""
         if place.topic.is_strict:
             return 1
         if not place.topic.serial:
-            return 2 * self.threads
-        if self.lanes and not place.topic.flow and self.lanes.is_lane(place.thread, time.monotonic()):
+            return 2 * self.runners(place.topic)
+        if place.topic.name in self.overlap and len(self.places) > self.overlap.most(place.topic.name):
+            return 1  # there are other slots
+        can_move = self.lanes and not place.topic.flow and place.topic.name not in self.overlap
+        if can_move and self.lanes.is_lane(place.thread, time.monotonic()):
             return 1  # so that the next batch goes to another thread
         # If permits are few, none is left unused behind a batch that runs.
         has_one = place.topic.is_priority or place.topic.max_in_flight or place.topic.flow
@@ -76,17 +87,25 @@ class Room:
     def thread_for(self, place: Place, load: list[float]) -> int:
         """Return the thread for the next batch of a slot. ``load``: seconds of work in hand of each."""
         topic = place.topic
+        if topic.name in self.overlap:
+            return self.threads  # behind the executor threads
         if self.lanes and not (topic.serial and place.batches):
             thread = self.lanes.choose(topic.name, place.thread, load, time.monotonic())
             if topic.serial and thread != place.thread:
                 self.places.move(place, thread)
             return thread
-        return place.thread if topic.serial else min(range(len(load)), key=load.__getitem__)
+        return place.thread if topic.serial else min(range(self.threads), key=load.__getitem__)
 
     def limit(self, topic: Topic) -> int:
         """Return how many messages of a topic one prepare asks for."""
         size = self.batch_size(topic)
-        wanted = WORK_SECONDS / max(self.paces[topic.name].seconds, 1e-7)
+        overlaps = topic.name in self.overlap
+        if overlaps and not topic.serial:
+            return max(1, min(self.overlap.most(topic.name) * size, topic.prefetch, BATCH))
+        seconds = self.overlap.seconds(topic.name) if overlaps else WORK_SECONDS
+        wanted = seconds / max(self.paces[topic.name].seconds, 1e-7)
+        if overlaps:
+            wanted = min(wanted, self.overlap.share(topic.name))
         limit = max(size, min(int(wanted), max(topic.prefetch, size)))
         return max(1, min(limit - limit % size if limit > size else limit, BATCH))
 
@@ -96,6 +115,8 @@ class Room:
 
     def of_lanes(self, topic: str) -> int:
         """Return how many batches of a topic its lanes can take."""
+        if topic in self.overlap:
+            return self.overlap.room(topic, self.paces[topic].seconds)
         return self.lanes.room(topic, 2 if self.paces[topic].seconds <= QUICK_SECONDS else 1)
 
     def slots(self, topic: str) -> int:
@@ -105,24 +126,27 @@ class Room:
     def _capacity(self, topic: Topic) -> int:
         """Return how many messages of a topic all threads together can have in hand."""
         flow = self.lanes.flows.get(topic.name)
-        return (flow.limit if flow else self.threads) * self.limit(topic)
+        return (flow.limit if flow else self.runners(topic)) * self.limit(topic)
 
     # --- what takes room
 
     def reported(self, topic: str, seconds: float, messages: int, now: float) -> None:
         """Record that the listener of a topic took ``seconds`` for ``messages``."""
         self.lanes.reported(topic, seconds, messages, now)
+        self.overlap.reported(topic, seconds, messages)
         self.paces[topic].note(seconds, messages)
 
     def started(self, batch: Batch) -> None:
         """Record a batch that is in hand from now on."""
         self.bytes.held += batch.size
+        self.overlap.started(batch.place)
         self.limits.started(batch.place.topic.name, len(batch.messages))
 
     def ended(self, batch: Batch) -> None:
         """Record a batch that is no longer in hand."""
         now = time.monotonic()
         self.bytes.held -= batch.size
+        self.overlap.ended(batch.place)
         self.limits.ended(batch.place.topic.name, len(batch.messages), now)
         self.lanes.ended(id(batch), now)
 

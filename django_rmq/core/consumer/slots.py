@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from django_rmq.core.words.topics import Topic
@@ -103,10 +103,13 @@ class Place:
 class Places:
     """All slots that this worker owns, by (topic, slot), and those given up of which something is still in hand."""
 
-    def __init__(self, topics: Mapping[str, Topic], threads: int) -> None:
+    def __init__(self, topics: Mapping[str, Topic], threads: int, overlapping: Container[str] = ()) -> None:
         self.awake: dict[tuple[str, int], Place] = {}
-        self.slots_of_thread = [0] * threads
-        """How many awake slots each thread works on."""
+        self.slots_of_thread = [0] * (threads + 1)
+        """How many awake slots each thread works on, and the event loop behind them."""
+        self._threads = range(threads)
+        self._overlapping = overlapping
+        """Topics whose slots belong to the event loop."""
         self.topics = topics
         self.blocked: set[Place] = set()
         """Slots that are shut because a listener that exceeded MAX_RUNTIME has not returned in them."""
@@ -141,7 +144,10 @@ class Places:
     def add(self, topic: str, slot: int) -> Place:
         """Return a new object for an owned slot."""
         self._states[topic][slot] = _AWAKE
-        thread = min(range(len(self.slots_of_thread)), key=self.slots_of_thread.__getitem__)
+        is_in_loop = topic in self._overlapping
+        thread = (
+            len(self._threads) if is_in_loop else min(self._threads, key=self.slots_of_thread.__getitem__)
+        )
         self.slots_of_thread[thread] += 1
         place = self.awake[topic, slot] = Place(self.topics[topic], slot, thread)
         return place

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from django_rmq.core.consumer import forks, journal
-from django_rmq.core.consumer.batches import Batch, Exited, Outcome, Slice, Tally
-from django_rmq.core.consumer.calling import Interrupted, call_group, call_one, groups, holds, in_line
+from django_rmq.core.consumer import journal
+from django_rmq.core.consumer.batches import Batch, Exited, Slice, Tally
+from django_rmq.core.consumer.calling import Interrupted, call_group, call_one, groups, holds
 from django_rmq.core.consumer.clocks import uptime
 from django_rmq.core.consumer.notes import BEGUN, DONE, Marks
+from django_rmq.core.consumer.outcomes import noted, states_after
+from django_rmq.core.consumer.stacks import stack_of_thread
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
@@ -40,6 +42,12 @@ class Hooks(NamedTuple):
     around: Callable[[Topic, Callable[[Any], Any]], Callable[[Any], Any]] = lambda topic, function: function
     """Called once per batch; returns the function that is called in the listener's place with its argument,
     and calls it."""
+    overlapping: Callable[[Topic, Callable[[Any], Awaitable[Any]]], Callable[[Any], Awaitable[Any]]] = (
+        lambda topic, function: function
+    )
+    """The same for a listener that is a coroutine function. What it returns is awaited in the event loop."""
+    loop_end: Callable[[], None] = lambda: None
+    """Called when the event loop has ended."""
 
 
 NO_HOOKS = Hooks()
@@ -68,6 +76,23 @@ class ExecutorThread(threading.Thread):
     def is_dead(self) -> bool:
         """Whether it has run and no longer runs."""
         return self.ident is not None and not self.is_alive()
+
+    def batches(self) -> list[Batch]:
+        """Return the batch that it runs."""
+        current = self.current
+        return [] if current is None else [current]
+
+    def overran(self, batch: Batch) -> bool:
+        """Give the thread up if it runs ``batch``, whose listener has exceeded MAX_RUNTIME; return whether it does."""
+        self.hangs = self.hangs or self.current is batch
+        return self.current is batch
+
+    def stack_of(self, batch: Batch) -> str:
+        """Return where the listener of a batch is."""
+        return stack_of_thread(self)
+
+    def look(self) -> None:
+        """Do nothing: only an event loop can keep other listeners waiting."""
 
     def put(self, batch: Batch) -> None:
         """Queue a batch."""
@@ -243,9 +268,9 @@ class ExecutorThread(threading.Thread):
                 self._surround(self._hooks.after)
                 lists.extendleft([message] for message in reversed(group))
                 continue
-            outcomes = _noted(tally, lists, ours, outcomes)
+            outcomes = noted(tally, lists, ours, outcomes)
             end -= len(ours) - len(outcomes)
-            states[at:end] = _states_after(group[: end - at], outcomes)
+            states[at:end] = states_after(group[: end - at], outcomes)
             self._report(tally, None if lists else batch.messages[end:])
             batch.reported = at = end if lists else len(batch.messages)
             if any(failure is not None for _, failure in outcomes):
@@ -262,30 +287,4 @@ class ExecutorThread(threading.Thread):
         journal.done(batch.topic, batch.place.slot, committed)
 
 
-def _noted(
-    tally: Tally, lists: deque[list[Message]], group: list[Message], outcomes: list[Outcome]
-) -> list[Outcome]:
-    """Add the outcomes of a list that count, and return them.
-
-    On a strict fifo topic they end with the first one that holds the slot, and no further list runs.
-    """
-    if outcomes and tally.batch.topic.is_strict:
-        outcomes = in_line(group, outcomes)
-        if holds(outcomes[-1][1]):
-            lists.clear()
-    tally.note(outcomes)
-    return outcomes
-
-
-def _states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:
-    """Return what to record for the messages of a list that was called, a byte for each."""
-    if len(outcomes) == len(group) and all(failure is None for _, failure in outcomes):
-        return bytes([DONE]) * len(group)
-    done = {id(message) for message, failure in outcomes if failure is None}
-    return bytes(DONE if id(each) in done else BEGUN for each in group)
-
-
-forks.watch(ExecutorThread)
-
-
-__all__ = ["NO_HOOKS", "ExecutorThread", "Hooks"]
+__all__ = ["FLUSH_SECONDS", "NO_HOOKS", "PATIENCE_SECONDS", "ExecutorThread", "Hooks"]

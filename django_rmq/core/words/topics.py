@@ -83,6 +83,8 @@ class Topic:
     max_prepared: int = 1_000
     """``serial=False``: messages in flight per slot."""
     flow: str | None = None
+    concurrency: int = 100
+    """The number of calls of an async listener that may run at the same time in one process."""
     dead_retention: float | None = None
     """Seconds after which Dead is trimmed; None keeps it."""
     listener: bool = True

@@ -18,6 +18,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_rmq.core.consumer.children import RECYCLE
+from django_rmq.core.logs.workers import WorkerFilter
 from django_rmq.core.words.topics import Topic
 from django_rmq.exceptions import ConfigurationError
 from django_rmq.management import RmqCommand, at_least
@@ -29,7 +30,7 @@ from django_rmq.project.listening.worker import Options, WorkerProcess
 from django_rmq.project.settings import get_config, is_debug
 from django_rmq.project.settings.config import Consumer
 
-LINE = "%(asctime)s %(levelname)s %(process)d %(threadName)s %(message)s"
+LINE = "%(asctime)s %(levelname)s %(process)d %(rmq_worker)s %(threadName)s %(message)s"
 """The format of RMQ's log lines if the project's LOGGING has none for them."""
 
 _LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
@@ -234,6 +235,7 @@ def _log_to_stderr(verbosity: int) -> None:
     if not ours.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(LINE))
+        handler.addFilter(WorkerFilter())
         ours.addHandler(handler)
         ours.setLevel(_LEVELS[verbosity])
 

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -41,7 +41,8 @@ class Listener:
 
     topic: str
     function: Callable[[Any], Any]
-    """Takes one message, or a list of them if ``batch_size`` is given. Never a coroutine function."""
+    """Takes one message, or a list of them if ``batch_size`` is given. Never a coroutine function: it runs one
+    to its end."""
     batch_size: int | None
     location: str
     """``module:line`` of the function in its source."""
@@ -49,6 +50,8 @@ class Listener:
     """``module.qualname``, by which the same function is recognised after a reload."""
     using: str | None = None
     """The database in which its effects happen once. None: they may happen again."""
+    coroutine: Callable[[Any], Awaitable[Any]] | None = None
+    """The coroutine function that workers run beside others in their event loop. None: they call ``function``."""
 
 
 class FailedModule(NamedTuple):
@@ -89,11 +92,13 @@ def listener(
     """Register the decorated function as the listener of ``topic``, and return it unchanged.
 
     It gets one ``Message``; with ``batch_size`` a list of up to that many. Returning commits; ``False`` or an
-    exception rolls back. An ``async def`` runs to its end in an event loop of its own.
+    exception rolls back. Calls of an ``async def`` overlap in the event loop of the worker process, up to the
+    topic's ``CONCURRENCY``.
 
     ``once``: True for the default database, or the alias of another one. The listener then runs in a
     transaction of that database, and what it writes there happens exactly once for each message, although
-    the listener may be called more than once. The topic needs ``ORIGIN``.
+    the listener may be called more than once. The topic needs ``ORIGIN``. An ``async def`` with ``once`` takes
+    a thread for each call, because a transaction belongs to a thread.
 
     Raises ``ConfigurationError`` for an object that cannot listen and for a second listener of a topic.
     """
@@ -153,7 +158,8 @@ def add(
     runs: Callable[[Any], Any] = async_to_sync(function) if runs_later else function
     if using is not None:
         runs = Once(runs, using)
-    found = Listener(topic, runs, batch_size, location, name, using)
+    coroutine = function if runs_later and using is None else None
+    found = Listener(topic, runs, batch_size, location, name, using, coroutine)
     other = _listeners.get(topic)
     # After a reload the same function is registered again.
     if other is not None and other.name != found.name:

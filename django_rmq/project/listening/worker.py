@@ -15,21 +15,20 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from django.db import close_old_connections
-from django.db import connections as databases
-
-from django_rmq.core.consumer import Dispatcher, Hooks, Ownership, Terms, Watching
+from django_rmq.core.consumer import Dispatcher, Ownership, Terms, Watching
 from django_rmq.core.consumer.children import RECYCLE
 from django_rmq.core.consumer.duties import Duties, Duty, trim_dead
 from django_rmq.core.consumer.notes import Notes
 from django_rmq.core.coordination import Coordinator, Worker, topic_slots
 from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.logs.workers import name_worker
 from django_rmq.core.telling import history
 from django_rmq.core.topics.definitions import as_registered
 from django_rmq.core.words.topics import Topic, slot_counts
 from django_rmq.exceptions import RmqError
 from django_rmq.project import connections
 from django_rmq.project.listening import registry
+from django_rmq.project.listening.synchronous import hooks
 from django_rmq.project.outbox import relaying
 from django_rmq.project.scheduling import running
 from django_rmq.project.settings import get_config
@@ -96,6 +95,7 @@ class WorkerProcess:
         duties_broker = connections.get_broker("coordinator")
         times = history.TimesCount(duties_broker) if config.history.hours else None
         self.dispatcher = self._new_dispatcher(options, threads, times)
+        name_worker(self.dispatcher.owner)
         self.coordinator = self._new_coordinator(threads)
         self.dispatcher.lookout.add("coordinator", self.coordinator.is_alive, self.coordinator.revive)
         self._duties = self._new_duties(duties_broker, times)
@@ -133,12 +133,7 @@ class WorkerProcess:
                 max_idle_time=options.max_idle_time,
                 swept=[connections.present(topic) for topic in topics if topic not in self._topics],
             ),
-            hooks=Hooks(
-                before=close_old_connections,
-                after=close_old_connections,
-                end=databases.close_all,
-                around=announcing.around,
-            ),
+            hooks=hooks(),
             notes=self._notes,
             ownership=Ownership(
                 settled=lambda: self.coordinator.wait_settled(0.0),

@@ -114,6 +114,7 @@ TOPIC_KEYS: Keys = {
     "MAX_IN_FLIGHT": ("max_in_flight", optional(whole(1))),
     "MAX_PREPARED": ("max_prepared", whole(1, 1_000_000)),
     "FLOW": ("flow", optional(one_of("auto"))),
+    "CONCURRENCY": ("concurrency", whole(1, 10_000)),
     "DEAD_RETENTION": ("dead_retention", optional(seconds(1.0))),
     "LISTENER": ("listener", boolean),
     "ORIGIN": ("origin", boolean),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from django.db import close_old_connections
 from django.db import connections as databases
 
 from django_rmq import signals
+from django_rmq.core.consumer.awaiting import Coroutine
 from django_rmq.core.logs.complaints import Complaints
 from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.telling.events import EventStream
@@ -109,6 +111,31 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
 
     # Receivers can read the current span.
     return telemetry.around(topic, announced)
+
+
+def around_async(topic: Topic, function: Coroutine) -> Coroutine:
+    """Return what the event loop awaits in place of ``function``, an async listener of ``topic``."""
+    if not signals.message_started.has_listeners(topic.name) and _stream() is None:
+        return telemetry.around_async(topic, function)
+
+    async def announced(argument: Any) -> Any:
+        messages = argument if isinstance(argument, list) else [argument]
+        if signals.message_started.has_listeners(topic.name):
+            await _asend_started(topic.name, messages)
+        _note("started", topic.name, messages)
+        return await function(argument)
+
+    return telemetry.around_async(topic, announced)
+
+
+async def _asend_started(topic: str, messages: list[Message]) -> None:
+    try:
+        await signals.message_started.asend_robust(sender=topic, topic=topic, messages=messages)
+    except CancelledError:
+        raise
+    except BaseException:
+        if _complaints.admit(signals.message_started) is not None:
+            logger.exception("A receiver of a signal failed")
 
 
 def ended(committed: list[Message], failed: list[tuple[Message, Failure]]) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+from asgiref.sync import sync_to_async
 from django.db import connection
 
 from django_rmq import Message, Retry, listener, send_message
@@ -23,6 +24,11 @@ def wait_for_the_test(seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not (WORKER_DATA / "go").exists() and time.monotonic() < end:
         time.sleep(0.01)
+
+
+def insert(name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO inserted VALUES (%s, %s)", [name, threading.get_ident()])
 
 
 @listener("work")
@@ -40,8 +46,7 @@ def work(message: Message) -> None:
     elif do == "abort":
         os.abort()
     elif do == "insert":
-        with connection.cursor() as cursor:
-            cursor.execute("INSERT INTO inserted VALUES (%s, %s)", [body["name"], threading.get_ident()])
+        insert(body["name"])
         time.sleep(0.005)
     elif do == "send":
         time.sleep(0.05)
@@ -49,19 +54,14 @@ def work(message: Message) -> None:
     write_down("done", body)
 
 
-@listener("ledger")
-@listener("permits")
-@listener("paced")
-@listener("chaos")
-@listener("poison")
-@listener("killing")
-@listener("taken-over")
-def entered(message: Message) -> None:
-    body = message.body
-    do = body.get("do")
-    entry = (threading.get_ident(), message.slot, message.receipt, body["name"])
+def enter(message: Message) -> tuple[int, int, int, str]:
+    entry = (threading.get_ident(), message.slot, message.receipt, message.body["name"])
     ledger.write(WORKER_DATA / "ledger", "start", 0, *entry)
-    time.sleep(body["ms"] / 1000)
+    return entry
+
+
+def leave(message: Message, entry: tuple[int, int, int, str]) -> None:
+    do = message.body.get("do")
     points.doom.passing("in-listener")
     if do == "kill":
         ledger.write_last(WORKER_DATA / "ledger", "kill", *entry)
@@ -80,6 +80,22 @@ def in_line(message: Message) -> None:
     if is_first and (body["number"] * 31 + body["entity"]) % 100 == 0:
         raise Retry("one in a hundred fails once")
     write_in_line("succeeds", body)
+
+
+def entered(message: Message) -> None:
+    entry = enter(message)
+    time.sleep(message.body["ms"] / 1000)
+    leave(message, entry)
+
+
+async def entered_beside(message: Message) -> None:
+    entry = enter(message)
+    await asyncio.sleep(message.body["ms"] / 1000)
+    leave(message, entry)
+
+
+for topic in ("ledger", "permits", "paced", "chaos", "poison", "killing", "taken-over"):
+    listener(topic)(entered_beside if os.environ.get("WORKER_ASYNC") == "1" else entered)
 
 
 bottleneck = threading.Semaphore(3)
@@ -114,7 +130,10 @@ def moving(message: Message) -> None:
 @listener("later")
 async def later(message: Message) -> None:
     write_down("begun", message.body)
-    await asyncio.get_running_loop().run_in_executor(None, wait_for_the_test)
+    if message.body.get("do") == "insert":
+        await sync_to_async(insert)(message.body["name"])
+    else:
+        await asyncio.get_running_loop().run_in_executor(None, wait_for_the_test)
     write_down("done", message.body)
 
 

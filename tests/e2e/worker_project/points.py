@@ -24,7 +24,7 @@ from redis.connection import AbstractConnection
 
 from django_rmq.core import scripts
 from django_rmq.core.calls.call import Call
-from django_rmq.core.consumer import children, doubts, loop, threads
+from django_rmq.core.consumer import children, doubts, loop, overlapping, steps, threads
 from django_rmq.core.redis.broker import RedisBroker
 from django_rmq.core.redis.pipeline import Pipeline
 from django_rmq.project.listening import processes
@@ -215,9 +215,12 @@ def install() -> None:
     AbstractConnection.send_packed_command = sending  # type: ignore[method-assign]
     Pipeline.receive = receiving  # type: ignore[method-assign]
     RedisBroker.run = running  # type: ignore[method-assign]
-    thread: Any = threads.ExecutorThread
-    thread.put = wrapped(thread.put, "before-thread", "after-thread")
-    thread._report = wrapped(thread._report, "after-listener", "after-report")
+    taking: tuple[Any, ...] = (threads.ExecutorThread, overlapping.LoopThread)
+    for thread in taking:
+        thread.put = wrapped(thread.put, "before-thread", "after-thread")
+    reporting: tuple[Any, ...] = (threads.ExecutorThread, steps.Steps)
+    for reporter in reporting:
+        reporter._report = wrapped(reporter._report, "after-listener", "after-report")
     worker: Any = loop.Dispatcher
     django: Any = processes
     recovery: Any = doubts.Recovery

@@ -1,7 +1,8 @@
-"""Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module), WORKER_POINTS
-(where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see `many`),
-WORKER_EVENTS (1: EVENTS is on), WORKER_OTEL (1: spans and metrics are on);
-RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of REDIS_URL."""
+"""Settings from the environment: REDIS_URL, RMQ_KEY_PREFIX, WORKER_DATA (a folder), WORKER_LISTENERS (a module),
+WORKER_POINTS (where its processes kill themselves, see `points`), WORKER_STALLS (see `stalls`), WORKER_SLOTS (see
+`many`), WORKER_ASYNC (1: the listeners with a ledger are coroutine functions), WORKER_EVENTS (1: EVENTS is on),
+WORKER_OTEL (1: spans and metrics are on); RMQ_TEST_CLUSTER (URLs) or RMQ_TEST_SENTINELS (host:port, …) in place of
+REDIS_URL."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ RMQ = {
             "BACKOFF": 0,
         },
         "taken-over": {"TYPE": "range_merge", "SLOTS": 64, "TIME_RANGE": 1, "TIMEOUT": 5},
-        "later": {"TYPE": "range_merge", "SLOTS": 1, "TIME_RANGE": 1},
+        "later": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1},
         "in-line": {
             "TYPE": "fifo",
             "SLOTS": 64,

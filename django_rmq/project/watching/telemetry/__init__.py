@@ -23,7 +23,7 @@ links.
 from django_rmq.project.watching.telemetry.commits import Commit, Created, committing, creation_context
 from django_rmq.project.watching.telemetry.ends import flush, settled
 from django_rmq.project.watching.telemetry.instruments import count_processed, count_sent
-from django_rmq.project.watching.telemetry.processing import around
+from django_rmq.project.watching.telemetry.processing import around, around_async
 from django_rmq.project.watching.telemetry.sends import Sending, sending
 from django_rmq.project.watching.telemetry.switches import is_on
 
@@ -32,6 +32,7 @@ __all__ = [
     "Created",
     "Sending",
     "around",
+    "around_async",
     "committing",
     "count_processed",
     "count_sent",

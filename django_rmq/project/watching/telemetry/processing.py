@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from django_rmq.core.consumer.awaiting import Coroutine
 from django_rmq.core.words import discretion
 from django_rmq.core.words.messages import Message
 from django_rmq.core.words.topics import Topic
@@ -24,6 +25,11 @@ def around(topic: Topic, function: Callable[[Any], Any]) -> Callable[[Any], Any]
     return _Observed(topic, function) if is_on() else function
 
 
+def around_async(topic: Topic, function: Coroutine) -> Coroutine:
+    """Return what the event loop awaits in place of ``function``, an async listener of ``topic``."""
+    return _ObservedAsync(topic, function) if is_on() else function
+
+
 class _Observed:
     """A listener whose calls are observed."""
 
@@ -34,14 +40,20 @@ class _Observed:
         self._attributes = names.attributes(topic.name, "process")
 
     def __call__(self, argument: Any) -> Any:
+        with self._call(argument) as call:
+            call.returned = returned = self._function(argument)
+        return returned
+
+    @contextmanager
+    def _call(self, argument: Any) -> Iterator[_Call]:
+        """Observe a call, which notes what the listener returned."""
         messages: list[Message] = argument if isinstance(argument, list) else [argument]
-        began, failure = time.perf_counter(), None
+        began, failure, call = time.perf_counter(), None, _Call()
         try:
             with self._span(messages, is_batch=isinstance(argument, list)) as span:
-                returned = self._function(argument)
-                failure = _decision(returned, messages)
+                yield call
+                failure = _decision(call.returned, messages)
                 _note_failures(span, messages, failure)
-            return returned
         except BaseException as error:
             failure = names.error_type(error)
             raise
@@ -60,6 +72,21 @@ class _Observed:
             links_to(messages) if self._is_traced else (),
             hidden=self._is_hidden,
         )
+
+
+class _ObservedAsync(_Observed):
+    """An async listener whose calls are observed."""
+
+    async def __call__(self, argument: Any) -> Any:
+        with self._call(argument) as call:
+            call.returned = returned = await self._function(argument)
+        return returned
+
+
+class _Call:
+    """One call of a listener."""
+
+    returned: Any = None
 
 
 def _note_failures(span: Span, messages: Sequence[Message], failure: str | None) -> None:
@@ -85,4 +112,4 @@ def _decision(returned: Any, messages: Sequence[Message]) -> str | None:
     return "rejected" if are_rejected else "retry"
 
 
-__all__ = ["around"]
+__all__ = ["around", "around_async"]

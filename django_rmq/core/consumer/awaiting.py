@@ -1,0 +1,62 @@
+"""Awaiting: what ``calling`` does, for listeners that are coroutine functions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from django_rmq.core.consumer import forks
+from django_rmq.core.consumer.batches import Outcome
+from django_rmq.core.consumer.calling import (
+    Group,
+    raised_by_one,
+    returned_from_one,
+    undecodable,
+)
+from django_rmq.core.consumer.failures import judged
+from django_rmq.core.words.failures import Failure
+from django_rmq.core.words.messages import Message
+
+Coroutine = Callable[[Any], Awaitable[Any]]
+"""A listener that is a coroutine function."""
+
+
+async def await_one(function: Coroutine, message: Message, argument: Any) -> Failure | None:
+    """Await a listener with ``argument``, which is ``message`` or a list that contains only it."""
+    try:
+        try:
+            message.body  # noqa: B018 - decoded here, so that an undecodable body has a kind of its own
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises
+            raise undecodable(message, error) from None
+        try:
+            returned = await function(argument)
+        finally:
+            if forks.forking is not None:
+                forks.end_copy()
+        if returned is not None:
+            return returned_from_one(message, returned)
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
+        return raised_by_one(message, error)
+    return None if message.outcome is None else judged(message, message.outcome)
+
+
+async def await_group(function: Coroutine, messages: list[Message]) -> list[Outcome] | None:
+    """Await a batch listener. None: it failed as a whole, and it is unknown which message caused that."""
+    if len(messages) == 1:
+        return [(messages[0], await await_one(function, messages[0], messages))]
+    group = Group(messages)
+    if not group.readable:
+        return group.rest()
+    try:
+        try:
+            returned = await function(group.readable)
+        finally:
+            if forks.forking is not None:
+                forks.end_copy()
+        return group.returned(returned)
+    except BaseException as error:  # noqa: BLE001 - whatever a listener raises, and CancelledError
+        group.raised(error)
+        return None
+
+
+__all__ = ["Coroutine", "await_group", "await_one"]

@@ -1,0 +1,39 @@
+"""What becomes of a list of messages that a listener was called with."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from django_rmq.core.consumer.batches import Outcome, Tally
+from django_rmq.core.consumer.calling import holds, in_line
+from django_rmq.core.consumer.notes import BEGUN, DONE
+from django_rmq.core.words.messages import Message
+
+
+def noted(
+    tally: Tally, lists: deque[list[Message]], group: list[Message], outcomes: list[Outcome]
+) -> list[Outcome]:
+    """Add the outcomes of a list that count, and return them.
+
+    On a strict fifo topic they end with the first one that holds the slot, and no further list runs.
+    """
+    if outcomes and tally.batch.topic.is_strict:
+        outcomes = in_line(group, outcomes)
+        if holds(outcomes[-1][1]):
+            lists.clear()
+    tally.note(outcomes)
+    return outcomes
+
+
+def states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:
+    """Return what to record for the messages of a list that was called, a byte for each."""
+    if len(outcomes) == len(group) and all(failure is None for _, failure in outcomes):
+        return bytes([DONE]) * len(group)
+    done = {id(message) for message, failure in outcomes if failure is None}
+    return bytes(DONE if id(each) in done else BEGUN for each in group)
+
+
+forks.watch(ExecutorThread)
+
+
+__all__ = ["noted", "states_after"]

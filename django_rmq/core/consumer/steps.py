@@ -1,0 +1,138 @@
+"""Steps: the messages of one batch of an async listener, one call after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine as Running
+from contextvars import Context
+from queue import SimpleQueue
+from typing import Any
+
+from django_rmq.core.consumer import journal
+from django_rmq.core.consumer.awaiting import Coroutine, await_group, await_one
+from django_rmq.core.consumer.batches import Batch, Outcome, Tally
+from django_rmq.core.consumer.calling import Interrupted, groups
+from django_rmq.core.consumer.cells import Cells
+from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.notes import BEGUN
+from django_rmq.core.consumer.outcomes import noted, states_after
+from django_rmq.core.consumer.threads import FLUSH_SECONDS, PATIENCE_SECONDS, Hooks
+from django_rmq.core.logs.safe import safe_logger
+from django_rmq.core.words.messages import Message
+
+logger = safe_logger("django_rmq.consumer")
+
+REPORTS = 2_000
+"""The number of reports per second and topic above which batches report less often."""
+
+
+class Steps:
+    """Runs one batch in the event loop, and reports it to ``inbox``."""
+
+    def __init__(self, batch: Batch, hooks: Hooks, cells: Cells, inbox: SimpleQueue[Any]) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        """The call that runs."""
+        self._batch = batch
+        self._inbox = inbox
+        self._call = _around(batch, hooks)
+        size = batch.listener.batch_size
+        self._lists = deque(groups(batch.messages, size) if size else [[each] for each in batch.messages])
+        batch.messages = [message for group in self._lists for message in group]
+        members = [message.delivery.member for message in batch.messages]
+        self._taken = cells.take(batch.topic.name, batch.place.slot, batch.receipt, members)
+        self._tally, self._flushed = Tally(batch), uptime()
+        # Many batches that report often would keep Redis from handing out messages.
+        self._flush_seconds = max(FLUSH_SECONDS, batch.topic.concurrency / REPORTS)
+        waits_for_better = batch.topic.is_priority or not batch.topic.serial
+        self._patience = self._flushed + PATIENCE_SECONDS if waits_for_better else float("inf")
+
+    def end(self) -> None:
+        """Let others have what the batch needed."""
+        self._taken.end()
+
+    async def run(self) -> None:
+        """Call the listener for the messages that may begin; raise ``Interrupted`` if the process has to stop."""
+        batch, at = self._batch, 0
+        while self._lists:
+            group = self._lists.popleft()
+            end = at + len(group)
+            now = uptime()
+            if not self._may_begin(at, end, now):
+                break
+            ours = group
+            if batch.stale:
+                ours = [message for message in group if message.delivery.member not in batch.stale]
+            try:
+                outcomes = await self._one_call(at, ours, now) if ours else []
+            except Interrupted as error:
+                self._tally.note(error.outcomes)
+                self._report(batch.messages[end:])
+                raise
+            if outcomes is None:
+                self._lists.extendleft([message] for message in reversed(group))
+                continue
+            outcomes = noted(self._tally, self._lists, ours, outcomes)
+            end -= len(ours) - len(outcomes)
+            self._taken.note(at, states_after(group[: end - at], outcomes))
+            at = end
+            if self._lists and now - self._flushed > self._flush_seconds:
+                # Slow work is committed as it goes.
+                self._report(None)
+                batch.reported, self._flushed = at, now
+        self._report(batch.messages[at:])
+
+    def _may_begin(self, at: int, end: int, now: float) -> bool:
+        """Record that messages begin, unless the batch was taken back or its time-out is near; return whether they may."""
+        batch = self._batch
+        # Messages of a list that failed have begun: they are settled one by one, however long that takes.
+        is_again = at < batch.begun
+        batch.begun = max(batch.begun, end)
+        if now > batch.confirmed + batch.topic.timeout / 2 or batch.abandoned:
+            return False
+        if batch.topic.is_strict and batch.stale:
+            return False
+        return not (batch.dropped if is_again else batch.halted or (now > self._patience and at > 0))
+
+    async def _one_call(self, at: int, ours: list[Message], now: float) -> list[Outcome] | None:
+        """Call the listener in a task, so that what it leaves in context variables is its own."""
+        batch = self._batch
+        batch.running_since = now
+        self._taken.note(at, bytes([BEGUN]) * len(ours))
+        call: Running[Any, Any, list[Outcome] | None] = (
+            await_group(self._call, ours) if batch.listener.batch_size else _each(self._call, ours[0])
+        )
+        task: asyncio.Task[list[Outcome] | None] = asyncio.get_running_loop().create_task(
+            call, context=Context()
+        )
+        self.task = task
+        try:
+            return await task
+        finally:
+            self._tally.times.append(uptime() - now)
+
+    def _report(self, rest: list[Message] | None) -> None:
+        """Report to the dispatcher. ``rest`` are the messages that will not begin; None: the batch goes on."""
+        tally = self._tally
+        committed = tally.committed
+        self._inbox.put(tally.slice(rest))
+        tally.clear()
+        journal.done(self._batch.topic, self._batch.place.slot, committed)
+
+
+async def _each(function: Coroutine, message: Message) -> list[Outcome]:
+    return [(message, await await_one(function, message, message))]
+
+
+def _around(batch: Batch, hooks: Hooks) -> Coroutine:
+    function = batch.listener.coroutine
+    if function is None:
+        raise TypeError(f"the listener of topic {batch.topic.name} must be a coroutine function")
+    try:
+        return hooks.overlapping(batch.topic, function)
+    except Exception:
+        logger.exception("A hook around the listeners failed")
+        return function
+
+
+__all__ = ["Steps"]

@@ -1,0 +1,31 @@
+"""The worker that writes a log line: the id by which the admin and ``rmqworkers`` list it."""
+
+from __future__ import annotations
+
+import logging
+
+SHOWN = 8
+"""The number of characters of a worker's id that are shown."""
+
+_worker = "-"
+
+
+def name_worker(worker: str) -> None:
+    """Set the id of this process's worker."""
+    global _worker  # noqa: PLW0603 - a process has one worker
+    _worker = worker[:SHOWN]
+
+
+class WorkerFilter(logging.Filter):
+    """A filter for handlers: it lets all lines through and gives each ``rmq_worker``, the id of the worker.
+
+    The id is "-" in processes without a worker. ``process`` is the id of the process, as always in ``logging``.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Set ``rmq_worker`` of a line, and let it through."""
+        record.rmq_worker = _worker
+        return True
+
+
+__all__ = ["WorkerFilter", "name_worker"]

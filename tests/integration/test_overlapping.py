@@ -1,0 +1,516 @@
+"""Async listeners, which overlap in the event loop of their worker: how many, in which slots, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from django_rmq.core.consumer import overlapping
+from django_rmq.core.consumer.batches import Batch, Exited, Slice
+from django_rmq.core.consumer.clocks import uptime
+from django_rmq.core.consumer.overlapping import LoopThread
+from django_rmq.core.consumer.threads import NO_HOOKS
+from django_rmq.core.words.answers import Delivery
+from django_rmq.core.words.messages import Message
+from django_rmq.core.words.topics import BackOff, Topic, TopicType
+from django_rmq.exceptions import Reject
+from tests.workers import LONG, Listener, Worker, audit, eventually, live, send, total
+
+TOPIC = Topic(
+    "mails", TopicType.RANGE_MERGE, slots=8, time_range_ms=1, concurrency=4, timeout=5, backoff=BackOff(0, 0)
+)
+OTHER = Topic("plain", TopicType.RANGE_MERGE, slots=4, time_range_ms=1)
+
+
+class Seen:
+    """How many calls overlap, in all and by slot, and what has ended."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.most = 0
+        self.slots: Counter[int] = Counter()
+        self.most_of_a_slot = 0
+        self.ended: list[Any] = []
+
+    def begin(self, message: Message) -> None:
+        self.now += 1
+        self.slots[message.slot] += 1
+        self.most = max(self.most, self.now)
+        self.most_of_a_slot = max(self.most_of_a_slot, self.slots[message.slot])
+
+    def end(self, message: Message) -> None:
+        self.now -= 1
+        self.slots[message.slot] -= 1
+        self.ended.append(message.body)
+
+
+def sleeping(seen: Seen, seconds: float = 0.02) -> Callable[[Message], Awaitable[None]]:
+    async def listener(message: Message) -> None:
+        seen.begin(message)
+        await asyncio.sleep(seconds)
+        seen.end(message)
+
+    return listener
+
+
+def sampled(what: Callable[[], int], seconds: float = 0.001) -> list[int]:
+    """Look a hundred times."""
+    found = []
+    for _ in range(100):
+        found.append(what())
+        time.sleep(seconds)
+    return found
+
+
+def numbered(count: int) -> list[dict[str, int]]:
+    return [{"n": n} for n in range(count)]
+
+
+def test_calls_overlap_up_to_the_concurrency_and_one_at_a_time_per_slot(broker: Any) -> None:
+    seen = Seen()
+    send(broker, TOPIC, numbered(80))
+    with Worker(broker, TOPIC, sleeping(seen), threads=1):
+        eventually(lambda: live(broker, TOPIC) == 0, "all messages")
+    assert sorted(body["n"] for body in seen.ended) == list(range(80))
+    assert seen.most == TOPIC.concurrency
+    assert seen.most_of_a_slot == 1
+    assert total(broker, TOPIC, "committed") == 80
+    audit(broker, TOPIC)
+
+
+def test_without_serial_calls_of_one_slot_overlap(broker: Any) -> None:
+    seen, topic = Seen(), replace(TOPIC, slots=1, serial=False)
+    send(broker, topic, numbered(40))
+    with Worker(broker, topic, sleeping(seen), threads=1):
+        eventually(lambda: live(broker, topic) == 0, "all messages")
+    assert len(seen.ended) == 40
+    assert seen.most == topic.concurrency
+
+
+def test_a_worker_takes_no_more_than_it_can_run(broker: Any) -> None:
+    """Each of these messages is a call of 0.2 s, so no slot hands out more than one."""
+    seen, topic = Seen(), replace(TOPIC, slots=64, prefetch=1)
+    send(broker, topic, numbered(200))
+    with Worker(broker, topic, sleeping(seen, 0.2), threads=1) as worker:
+        hand = worker.dispatcher._hand
+        first = sampled(lambda: hand.messages)
+        eventually(lambda: len(seen.ended) > 2 * topic.concurrency, "knowing how long it takes")
+        then = sampled(lambda: hand.messages, 0.01)
+        worker.dispatcher.stop()
+    assert max(first) <= 2 * topic.concurrency
+    # A quarter more is what runs in 50 ms.
+    assert topic.concurrency <= max(then) <= 1.25 * topic.concurrency
+
+
+def test_sync_and_async_listeners_work_in_one_worker(broker: Any) -> None:
+    seen, threads = Seen(), set()
+    slow = sleeping(seen)
+
+    async def one(message: Message) -> None:
+        threads.add(threading.current_thread().name)
+        await slow(message)
+
+    def other(message: Message) -> None:
+        threads.add(threading.current_thread().name)
+
+    send(broker, TOPIC, numbered(40))
+    send(broker, OTHER, numbered(40))
+    with Worker(broker, [TOPIC, OTHER], {"mails": one, "plain": other}, threads=1):
+        eventually(lambda: live(broker, TOPIC) + live(broker, OTHER) == 0, "all messages")
+    assert threads == {"rmq-event-loop", "rmq-executor-0"}
+    assert total(broker, TOPIC, "committed") == total(broker, OTHER, "committed") == 40
+
+
+def test_an_async_listener_that_is_slow_delays_no_sync_one(broker: Any) -> None:
+    done: list[Any] = []
+
+    async def stuck(message: Message) -> None:
+        await asyncio.sleep(1.5)
+
+    send(broker, TOPIC, numbered(40))
+    with Worker(broker, [TOPIC, OTHER], {"mails": stuck, "plain": done.append}, threads=1) as worker:
+        eventually(lambda: worker.dispatcher._hand.messages, "taking")
+        send(broker, OTHER, numbered(20))
+        began = time.monotonic()
+        eventually(lambda: len(done) == 20, "the others")
+        assert time.monotonic() - began < 1.0
+        worker.dispatcher.stop()
+
+
+def test_outcomes_are_those_of_sync_listeners(broker: Any) -> None:
+    topic = replace(TOPIC, max_retries=1)
+
+    async def listener(message: Message) -> Any:
+        await asyncio.sleep(0)
+        match message.body["n"]:
+            case 0:
+                raise ValueError("no")
+            case 1:
+                return False
+            case 2:
+                raise Reject("never")
+            case 3:
+                raise asyncio.CancelledError
+            case 4:
+                return asyncio.sleep(0)
+        return None
+
+    send(broker, topic, numbered(10))
+    with Worker(broker, topic, listener, threads=1):
+        eventually(lambda: live(broker, topic) == 0, "all messages")
+    assert total(broker, topic, "committed") == 5
+    assert total(broker, topic, "died") == 5
+    assert total(broker, topic, "failed") == 8
+    audit(broker, topic)
+
+
+def test_a_batch_listener_gets_lists_and_a_bad_message_fails_alone(broker: Any) -> None:
+    sizes: list[int] = []
+    topic = replace(TOPIC, slots=1, max_retries=0)
+
+    async def listener(messages: list[Message]) -> None:
+        sizes.append(len(messages))
+        await asyncio.sleep(0)
+        if any(message.body["n"] == 7 for message in messages):
+            raise ValueError("seven")
+
+    send(broker, topic, numbered(30))
+    with Worker(broker, topic, listener, batch_size=10, threads=1):
+        eventually(lambda: live(broker, topic) == 0, "all messages")
+    assert max(sizes) == 10
+    assert total(broker, topic, "committed") == 29
+    assert total(broker, topic, "died") == 1
+
+
+def test_each_call_has_context_variables_of_its_own(broker: Any) -> None:
+    mine: ContextVar[int | None] = ContextVar("mine", default=None)
+    found: list[int | None] = []
+    topic = replace(TOPIC, slots=1)
+
+    async def listener(message: Message) -> None:
+        found.append(mine.get())
+        mine.set(message.body["n"])
+        await asyncio.sleep(0)
+        assert mine.get() == message.body["n"]
+
+    send(broker, topic, numbered(10))
+    with Worker(broker, topic, listener, threads=1):
+        eventually(lambda: live(broker, topic) == 0, "all messages")
+    assert found == [None] * 10
+    assert total(broker, topic, "committed") == 10
+
+
+def test_a_coroutine_extends_its_time_out(broker: Any) -> None:
+    extended: list[bool] = []
+
+    async def listener(message: Message) -> None:
+        extended.append(await message.aextend())
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1):
+        eventually(lambda: live(broker, TOPIC) == 0, "all messages")
+    assert extended == [True]
+
+
+def test_what_runs_at_the_stop_is_settled_and_what_has_not_begun_is_given_back(broker: Any) -> None:
+    seen, topic = Seen(), replace(TOPIC, slots=2, concurrency=2)
+    # A quick listener at first, so that a slot hands out several messages at once.
+    seconds = [0.0]
+
+    async def listener(message: Message) -> None:
+        seen.begin(message)
+        await asyncio.sleep(seconds[0])
+        seen.end(message)
+
+    send(broker, topic, numbered(100))
+    with Worker(broker, topic, listener, threads=1) as worker:
+        eventually(lambda: live(broker, topic) == 0, "the quick ones")
+        seconds[0] = 0.5
+        send(broker, topic, [{"n": n} for n in range(100, 160)])
+        eventually(lambda: seen.now == 2 and worker.dispatcher._hand.messages > 2, "several in hand")
+        worker.dispatcher.stop()
+    assert not worker.dispatcher.forced
+    assert seen.now == 0
+    assert total(broker, topic, "committed") == len(seen.ended) <= 104
+    assert total(broker, topic, "released") > 0
+    assert total(broker, topic, "failed") == 0
+    audit(broker, topic)
+
+
+def test_a_call_that_does_not_end_in_time_is_left_to_its_time_out(broker: Any) -> None:
+    begun: list[int] = []
+    end = threading.Event()
+
+    async def listener(message: Message) -> None:
+        begun.append(message.slot)
+        while not end.is_set():  # noqa: ASYNC110 - it is set by another thread
+            await asyncio.sleep(0.02)
+
+    send(broker, TOPIC, numbered(3))
+    with Worker(broker, TOPIC, listener, threads=1, shutdown_timeout=0.3) as worker:
+        eventually(lambda: len(begun) == len(set(begun)) > 0 and live(broker, TOPIC) == 3, "running")
+        worker.dispatcher.stop()
+    assert worker.dispatcher.forced
+    assert live(broker, TOPIC) == 3
+    end.set()
+
+
+def test_a_call_beyond_max_runtime_shuts_only_its_slot(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    topic = replace(TOPIC, slots=2, max_runtime=0.3, timeout=1)
+    done: list[int] = []
+    release = threading.Event()
+
+    async def waits_here(message: Message) -> None:
+        await asyncio.to_thread(release.wait, LONG)
+
+    async def listener(message: Message) -> None:
+        if message.body.get("stuck"):
+            await waits_here(message)
+        done.append(message.slot)
+
+    send(broker, topic, [{"n": 0, "stuck": True}])
+    with Worker(broker, topic, listener, threads=1) as worker:
+        eventually(lambda: "longer than MAX_RUNTIME" in caplog.text, "the log")
+        assert "waits_here" in caplog.text
+        eventually(lambda: worker.dispatcher._places.blocked, "shutting")
+        send(broker, topic, numbered(40))
+        eventually(lambda: len(done) >= 10, "the other slot")
+        assert len(set(done)) == 1
+        release.set()
+        eventually(lambda: live(broker, topic) == 0, "everything", LONG)
+    assert worker.dispatcher._places.blocked == set()
+
+
+def test_a_loop_that_is_blocked_beyond_max_runtime_is_replaced_and_its_slots_stay_shut(
+    broker: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlapping, "HUNG_SECONDS", 0.5)
+    # Those that wait are far from their own MAX_RUNTIME.
+    waits = replace(TOPIC, name="waits", slots=2, timeout=20)
+    blocks = replace(TOPIC, name="blocks", slots=1, timeout=20, max_runtime=0.5)
+    release, seen, is_blocked = threading.Event(), Seen(), threading.Event()
+
+    async def waiting(message: Message) -> None:
+        seen.begin(message)
+        while not is_blocked.is_set():  # noqa: ASYNC110 - it is about this loop
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        seen.end(message)
+
+    async def blocking(message: Message) -> None:
+        is_blocked.set()
+        release.wait(LONG)
+
+    send(broker, waits, [{"n": 0}])
+    with Worker(broker, [waits, blocks], {"waits": waiting, "blocks": blocking}, threads=1) as worker:
+        eventually(lambda: seen.now == 1, "waiting")
+        [slot] = [slot for slot, now in seen.slots.items() if now]
+        send(broker, blocks, [{"n": 0}])
+        eventually(lambda: "event loop thread has stopped" in caplog.text, "replacing")
+        shut = {place.key for place in worker.dispatcher._places.blocked}
+        assert shut == {("waits", slot), ("blocks", 0)}
+        send(broker, waits, [{"n": n} for n in range(1, 40)])
+        eventually(lambda: len(seen.ended) > 0, "the other slot")
+        assert seen.now <= 2
+        release.set()
+        eventually(lambda: live(broker, waits) + live(broker, blocks) == 0, "everything", LONG)
+    assert seen.most_of_a_slot == 1
+    assert len(seen.ended) == 40
+    assert worker.dispatcher._places.blocked == set()
+
+
+def test_a_listener_may_ask_the_process_to_exit(broker: Any) -> None:
+    async def listener(message: Message) -> None:
+        raise SystemExit(1)
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1) as worker:
+        worker.join()
+    assert worker.dispatcher.exit_asked
+    assert total(broker, TOPIC, "failed") == 1
+
+
+def test_a_loop_that_dies_is_replaced(broker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A task that a listener has started ends the loop."""
+    runs: Counter[int] = Counter()
+
+    async def ends() -> None:
+        raise SystemExit(1)
+
+    async def listener(message: Message) -> None:
+        runs[message.body["n"]] += 1
+        if message.body["n"] == 0 and runs[0] == 1:
+            asyncio.get_running_loop().create_task(ends())
+            await asyncio.sleep(30)
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1):
+        eventually(lambda: "event loop thread has stopped" in caplog.text, "replacing")
+        send(broker, TOPIC, [{"n": n} for n in range(1, 20)])
+        eventually(lambda: live(broker, TOPIC) == 0, "all messages")
+    assert total(broker, TOPIC, "committed") == 20
+    assert runs[0] == 2
+
+
+def test_what_blocks_the_loop_is_logged(
+    broker: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlapping, "BLOCKED_SECONDS", 0.5)
+
+    def blocks_here() -> None:
+        end = time.monotonic() + LONG
+        while "event loop has been blocked" not in caplog.text and time.monotonic() < end:
+            time.sleep(0.02)
+
+    async def listener(message: Message) -> None:
+        blocks_here()
+
+    send(broker, TOPIC, numbered(1))
+    with Worker(broker, TOPIC, listener, threads=1):
+        eventually(lambda: live(broker, TOPIC) == 0, "all messages", LONG + 5)
+    [record] = [each for each in caplog.records if getattr(each, "rmq_event", "") == "loop_blocked"]
+    assert record.levelno == logging.WARNING
+    assert "blocks_here" in record.getMessage()
+
+
+def test_with_flow_the_concurrency_follows_the_listener(broker: Any) -> None:
+    seen, topic = Seen(), replace(TOPIC, slots=64, concurrency=64, flow="auto")
+    bottleneck = asyncio.Semaphore(4)
+
+    async def listener(message: Message) -> None:
+        seen.begin(message)
+        async with bottleneck:
+            await asyncio.sleep(0.005)
+        seen.end(message)
+
+    send(broker, topic, numbered(2000))
+    with Worker(broker, topic, listener, threads=1) as worker:
+        eventually(lambda: len(seen.ended) > 200, "the first", 30)
+        flow = worker.dispatcher._room.overlap.flows["mails"]
+        limits = sampled(lambda: flow.limit, 0.01)
+        worker.dispatcher.stop()
+    assert 1 <= seen.most <= 64
+    assert sorted(limits)[50] < 32
+
+
+# --- the loop alone
+
+
+def a_batch(place: Any, listener: Any, members: list[bytes], topic: Topic = TOPIC, receipt: int = 1) -> Batch:
+    messages = [Message(topic, 0, receipt, Delivery(member, 1.0, 16)) for member in members]
+    return Batch(place, Listener(topic.name, listener), receipt, messages, uptime())
+
+
+class Place:
+    """A slot."""
+
+    slot = 0
+
+
+def test_two_batches_of_one_serial_slot_never_overlap() -> None:
+    seen, inbox, place = Seen(), SimpleQueue[Any](), Place()
+    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+    listener = sleeping(seen)
+    for receipt in range(1, 5):
+        thread.put(a_batch(place, listener, [b"%d" % receipt], receipt=receipt))
+    thread.start()
+    receipts = [inbox.get(timeout=LONG).batch.receipt for _ in range(4)]
+    thread.stop()
+    thread.join(LONG)
+    assert not thread.is_alive()
+    assert seen.most == 1
+    assert receipts == [1, 2, 3, 4]
+
+
+def test_no_more_batches_run_than_the_concurrency() -> None:
+    seen, inbox = Seen(), SimpleQueue[Any]()
+    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 2})
+    for _ in range(6):
+        thread.put(a_batch(Place(), sleeping(seen), [b"1"]))
+    thread.start()
+    for _ in range(6):
+        inbox.get(timeout=LONG)
+    thread.stop()
+    assert seen.most == 2
+
+
+def test_a_batch_that_is_taken_back_before_it_begins_is_not_run() -> None:
+    seen, inbox, place = Seen(), SimpleQueue[Any](), Place()
+    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+    first, second = (a_batch(place, sleeping(seen, 0.1), [name]) for name in (b"1", b"2"))
+    thread.put(first)
+    thread.put(second)
+    thread.start()
+    eventually(lambda: seen.now == 1)
+    assert thread.withdraw(second)
+    assert not thread.withdraw(first)
+    inbox.get(timeout=LONG)
+    thread.stop()
+    thread.join(LONG)
+    assert seen.ended == [1]
+
+
+def test_a_batch_halted_on_the_way_reports_the_rest_as_not_begun() -> None:
+    inbox = SimpleQueue[Any]()
+    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+
+    async def listener(message: Message) -> None:
+        batch.halted = True
+
+    batch = a_batch(Place(), listener, [b"1", b"2", b"3"])
+    thread.put(batch)
+    thread.start()
+    report = inbox.get(timeout=LONG)
+    thread.stop()
+    assert isinstance(report, Slice)
+    assert (report.committed, report.released, report.last) == ([b"1"], [b"2", b"3"], True)
+
+
+def test_what_was_confirmed_longer_than_half_a_time_out_ago_does_not_begin() -> None:
+    inbox, seen = SimpleQueue[Any](), Seen()
+    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+    batch = a_batch(Place(), sleeping(seen), [b"1", b"2"])
+    batch.confirmed -= TOPIC.timeout / 2 + 0.1
+    thread.put(batch)
+    thread.start()
+    report = inbox.get(timeout=LONG)
+    thread.stop()
+    assert (report.committed, report.released) == ([], [b"1", b"2"])
+    assert seen.most == 0
+
+
+def test_a_batch_whose_hook_fails_is_run_all_the_same() -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("a hook")
+
+    inbox = SimpleQueue[Any]()
+    thread = LoopThread(0, inbox, NO_HOOKS._replace(overlapping=fails), None, {"mails": 4})
+    thread.put(a_batch(Place(), sleeping(Seen(), 0), [b"1"]))
+    thread.start()
+    assert inbox.get(timeout=LONG).committed == [b"1"]
+    thread.stop()
+
+
+def test_an_exit_is_reported_after_its_message() -> None:
+    async def listener(message: Message) -> None:
+        raise KeyboardInterrupt
+
+    inbox = SimpleQueue[Any]()
+    thread = LoopThread(0, inbox, NO_HOOKS, None, {"mails": 4})
+    thread.put(a_batch(Place(), listener, [b"1", b"2"]))
+    thread.start()
+    report, exited = inbox.get(timeout=LONG), inbox.get(timeout=LONG)
+    thread.stop()
+    assert [failure.member for failure in report.failures] == [b"1"]
+    assert report.released == [b"2"]
+    assert isinstance(exited, Exited)

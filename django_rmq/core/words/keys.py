@@ -18,7 +18,7 @@ key                  type    member -> score, or field -> value
 ``stats_{K}``        hash    the ledger: counter -> n
 ``control_{K}``      hash    owner, epoch, deliveries, paused, timeout, max_retries,
                              sleeping_until, slots; undrained_since: ms since when Store of a priority topic has not
-                             been empty; tick:NAME: "generation instant" of a schedule's latest tick here;
+                             been empty; tick:NAME: "generation instant [taken]" of a schedule's latest tick here;
                              reslot, moving, tickets (see ``reslotting``)
 ``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
 ``claim_body_{K}``   hash    keyed topics: claimed member -> envelope

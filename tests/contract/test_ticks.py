@@ -144,6 +144,21 @@ def test_what_was_taken_is_not_taken_back(make_slot: MakeSlot, clock: Clock) -> 
     assert slot.where(delivery.member) == "w"
 
 
+def test_a_slot_that_a_tick_has_left_does_not_count_for_what_is_planned_after_a_change(
+    make_slot: MakeSlot,
+) -> None:
+    """A re-slotting took it to another slot, and there it was taken back."""
+    slot = keyed(make_slot)
+    instant = slot.now_ms + 5
+    tick(slot, instant)
+    slot.remove([b"nightly@%d" % instant])
+    assert retract(slot, instant) == "written"
+    assert tick(slot, instant) == "known"
+    with pytest.raises(SlotMoved):
+        tick(slot.with_topic(slots=2), instant, 2)
+    assert [tick(slot, instant, 2), tick(slot, instant, 2)] == ["stored", "known"]
+
+
 def test_a_retraction_remembers_what_the_one_before_did(make_slot: MakeSlot) -> None:
     """A worker died between the two, and the schedule was changed again."""
     slot = keyed(make_slot)

@@ -1092,6 +1092,11 @@ MUTANTS: dict[str, Mutant] = {
         "A tick becomes one message, however often it is written.",
         "tests/contract/test_ticks.py::test_a_tick_is_one_message_that_is_due_at_its_instant[redis-range_merge]",
     ),
+    "a_tick_that_left_counts": Mutant(
+        If("latest == generation and last >= due"),
+        "A slot that a tick has left does not count for what is planned after a change.",
+        "tests/contract/test_ticks.py::test_a_slot_that_a_tick_has_left_does_not_count_for_what_is_planned_after_a_change[redis]",
+    ),
     "a_tick_in_an_old_slot": Mutant(
         GONE,
         "A tick goes to the slot that the present slot count says.",

@@ -33,7 +33,4 @@ def states_after(group: list[Message], outcomes: list[Outcome]) -> bytes:
     return bytes(DONE if id(each) in done else BEGUN for each in group)
 
 
-forks.watch(ExecutorThread)
-
-
 __all__ = ["noted", "states_after"]

@@ -287,4 +287,7 @@ class ExecutorThread(threading.Thread):
         journal.done(batch.topic, batch.place.slot, committed)
 
 
+forks.watch(ExecutorThread)
+
+
 __all__ = ["FLUSH_SECONDS", "NO_HOOKS", "PATIENCE_SECONDS", "ExecutorThread", "Hooks"]

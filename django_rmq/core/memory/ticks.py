@@ -9,21 +9,24 @@ from django_rmq.core.memory.sending import place
 from django_rmq.core.memory.slot import SENDING, Slot, on
 from django_rmq.exceptions import ServerRefused
 
-_TICK = re.compile(rb"(\d+) (-?\d+)")
+_TICK = re.compile(rb"(\d+) (-?\d+)(.*)")
 
 
-def _latest(slot: Slot, name: str) -> tuple[int, int]:
-    """Return generation and instant of the latest tick of a schedule in this slot. Below 0: it was taken back."""
+def _latest(slot: Slot, name: str) -> tuple[int, int, bool]:
+    """Return generation and instant of the latest tick of a schedule in this slot, and whether it was found taken.
+
+    An instant below 0: it was taken back.
+    """
     match = _TICK.fullmatch(slot.control.get(f"tick:{name}".encode(), b""))
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+    return (int(match[1]), int(match[2]), bool(match[3])) if match else (0, 0, False)
 
 
 @on(*SENDING)
 def tick(slot: Slot, name: str, generation: int, instant: int, member: bytes, envelope: bytes) -> str:
     if not slot.topic.takes_instants or not 999 < instant <= 1e14:
         raise ServerRefused("ERR instant is out of bounds")
-    latest, last = _latest(slot, name)
-    if latest > generation or (latest == generation and last >= instant):
+    latest, last, taken = _latest(slot, name)
+    if latest > generation or (latest == generation and last >= instant and not taken):
         return "known"
     check_not_moved(slot)
     (sent,) = place(slot, [member], [instant], [envelope], "replaced")
@@ -37,7 +40,7 @@ def tick(slot: Slot, name: str, generation: int, instant: int, member: bytes, en
 def retract(slot: Slot, name: str, generation: int, instant: int, member: bytes) -> str:
     if not slot.topic.takes_instants:
         raise ServerRefused("ERR instant is out of bounds")
-    latest, last = _latest(slot, name)
+    latest, last, _ = _latest(slot, name)
     outcome = last if abs(last) == instant else 0
     if latest < generation:
         if slot.store.get(member, 0) > 999:
@@ -47,7 +50,8 @@ def retract(slot: Slot, name: str, generation: int, instant: int, member: bytes)
             if not slot.runs(member):
                 slot.failures.pop(member, None)
             outcome = -instant
-        slot.control[f"tick:{name}".encode()] = b"%d %d" % (generation, outcome)
+        taken = b" taken" if outcome > 0 else b""
+        slot.control[f"tick:{name}".encode()] = b"%d %d%b" % (generation, outcome, taken)
     if outcome == 0:
         return "unwritten"
     return "removed" if outcome < 0 else "written"

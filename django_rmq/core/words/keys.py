@@ -20,7 +20,7 @@ key                  type    member -> score, or field -> value
                              sleeping_until, slots; undrained_since: ms since when Store of a priority topic has not
                              been empty; last_place: fifo, the last place given to a message that was due
                              at once; spent_us: MAX_RATE per slot, when its bucket was last empty;
-                             tick:NAME: "generation instant" of a schedule's latest tick here;
+                             tick:NAME: "generation instant [taken]" of a schedule's latest tick here;
                              reslot, moving, tickets (see ``reslotting``)
 ``claim_{K}``        zset    what a Spark consumer holds: member -> the score it was taken with
 ``claim_body_{K}``   hash    keyed topics: claimed member -> envelope

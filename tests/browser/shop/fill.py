@@ -169,6 +169,15 @@ def history(topic: str, hours: int) -> None:
         broker.keep_minute(found, minute, record, 48 * 60)
 
 
+def schedules() -> None:
+    """Declare the schedules of the shop, as the start of a worker does."""
+    from django_rmq.project.listening.registry import autodiscover
+    from django_rmq.project.scheduling import running
+
+    autodiscover()
+    running.declare()
+
+
 def foreign(topic: str, members: list[str]) -> None:
     """Add members as a program that is not RMQ does: bytes of Latin-1."""
     from django_rmq.core.words.keys import slot_keys

@@ -6,7 +6,7 @@
 -- KEYS[4] failures  HASH  member -> last failure
 -- KEYS[5] body      HASH  member -> envelope
 -- KEYS[6] stats     HASH  counter -> n
--- KEYS[7] control   HASH  field -> value; tick:NAME -> "generation instant"
+-- KEYS[7] control   HASH  field -> value; tick:NAME -> "generation instant [taken]"
 --
 -- ARGV[1] kind               range_merge or fixed_time
 -- ARGV[2] latest_field       tick:NAME of the schedule
@@ -22,7 +22,7 @@ local due = tonumber(instant)
 if kind == 'priority' or kind == 'fifo' or not due then
   return redis.error_reply('ERR instant is out of bounds')
 end
-local latest, last = string.match(redis.call('HGET', control, latest_field) or '0 0', '^(%d+) (-?%d+)$')
+local latest, last = string.match(redis.call('HGET', control, latest_field) or '0 0', '^(%d+) (-?%d+)')
 latest, last = tonumber(latest) or 0, tonumber(last) or 0
 -- Below 0: this tick was removed.
 local outcome = (last == due or last == -due) and last or 0 -- rule: a_retraction_forgets
@@ -41,6 +41,6 @@ if score > 999 and redis.call('ZREM', store, member) > 0 then -- rule: a_retract
   outcome = -due
 end
 -- rule: a_late_writer_is_not_fenced
-redis.call('HSET', control, latest_field, string.format('%.0f %.0f', generation, outcome))
+redis.call('HSET', control, latest_field, string.format(outcome > 0 and '%.0f %.0f taken' or '%.0f %.0f', generation, outcome))
 keep_counts()
 return outcome < 0 and 'removed' or outcome > 0 and 'written' or 'unwritten'

@@ -4,7 +4,7 @@
 -- KEYS[2] retry    ZSET  member -> ms + retries/1024
 -- KEYS[3] body     HASH  member -> envelope
 -- KEYS[4] stats    HASH  counter -> n
--- KEYS[5] control  HASH  field -> value; tick:NAME -> "generation instant"
+-- KEYS[5] control  HASH  field -> value; tick:NAME -> "generation instant [taken]"
 --
 -- ARGV[1] channel
 -- ARGV[2] slots              the caller's slot count
@@ -26,10 +26,12 @@ if kind == 'priority' or kind == 'fifo' or not due or due <= 999 or due > 1e14 o
 end
 local known = redis.call('HMGET', control, 'slots', 'sleeping_until', latest_field)
 local known_slots, sleeping_until = known[1], known[2]
-local latest, last = string.match(known[3] or '0 0', '^(%d+) (-?%d+)$')
+local latest, last, taken = string.match(known[3] or '0 0', '^(%d+) (-?%d+)(.*)$')
 latest, last = tonumber(latest) or 0, tonumber(last) or 0
 if latest > generation then return { 'known' } end -- rule: a_stale_tick_is_written
-if latest == generation and last >= due then return { 'known' } end -- rule: a_tick_is_doubled
+-- What was found taken when the schedule changed may have gone to another slot only, and is planned again then.
+-- rule: a_tick_is_doubled
+if latest == generation and last >= due and taken == '' then return { 'known' } end -- rule: a_tick_that_left_counts
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: a_tick_in_an_old_slot
 -- include: _ledger
 -- include: _wake

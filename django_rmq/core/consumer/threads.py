@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from django_rmq.core.consumer import journal
+from django_rmq.core.consumer import forks, journal
 from django_rmq.core.consumer.batches import Batch, Exited, Slice, Tally
 from django_rmq.core.consumer.calling import Interrupted, call_group, call_one, groups, holds
 from django_rmq.core.consumer.clocks import uptime

@@ -1179,7 +1179,7 @@ MUTANTS: dict[str, Mutant] = {
         "tests/contract/test_releasing.py::test_what_died_with_a_strangers_retry_score_is_replayed_fresh[redis-7-priority]",
     ),
     "replay_without_body": Mutant(
-        If("false"),
+        GONE,
         "A replayed message has its body again.",
         "tests/contract/test_persons.py::test_replay_may_bring_a_new_body[redis-range_merge]",
     ),

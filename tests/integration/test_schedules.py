@@ -191,7 +191,7 @@ def test_two_different_schedules_of_one_name_are_refused(broker: InMemoryBroker)
     ],
 )  # fmt: skip
 def test_a_check_and_a_worker_report_a_schedule_that_cannot_run(
-    broker: InMemoryBroker, options: Any, problem: str, told: str
+    broker: InMemoryBroker, caplog: pytest.LogCaptureFixture, options: Any, problem: str, told: str
 ) -> None:
     topics = {
         **TOPICS,
@@ -207,6 +207,10 @@ def test_a_check_and_a_worker_report_a_schedule_that_cannot_run(
         (found,) = [one for one in checks.run_checks(tags=["rmq"]) if "07" in str(one.id)]
         assert found.id == f"django_rmq.{problem}"
         assert told in found.msg
+        if problem == "E070":
+            running.declare()
+            assert "Schedule nightly does not run: its topic is not in the settings" in caplog.text
+            return
         with pytest.raises(ConfigurationError) as caught:
             running.declare()
         assert told in str(caught.value)

@@ -164,6 +164,10 @@ def every_script(slot: Timed) -> Timed:
     envelopes = [encode_envelope(Envelope(b"x" * 200))] * BATCH if slot.topic.keyed else []
     slot.time("ensure again", lambda: slot.ensure(scores, names(BATCH), envelopes))
     slot.time("ensure", lambda: slot.ensure(scores, names(BATCH, "ensured"), envelopes))
+    if not slot.topic.is_priority:
+        tick = (START_MS + 1, b"nightly@1", encode_envelope(Envelope(b"x" * 200)))
+        slot.time("tick", lambda: slot.tick("nightly", 1, *tick))
+        slot.time("retract", lambda: slot.retract("nightly", 2, *tick[:2]))
     slot.time("acquire", slot.acquire)
     many = replace(slot.topic, name="many")
     assert all(
@@ -246,7 +250,8 @@ def every_script(slot: Timed) -> Timed:
     slot.time("pause", slot.pause)
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
     timed = {label.split(" ")[0] for label in slot.took}
-    assert timed == set(scripts.names()) - {"send_merge", "send_replace"} | {send}
+    others = {"tick", "retract"} if slot.topic.is_priority else set()
+    assert timed == set(scripts.names()) - {"send_merge", "send_replace"} - others | {send}
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot
 

@@ -12,7 +12,7 @@ from django_rmq.core.logs.safe import safe_logger
 from django_rmq.core.schedules.stepping import Stepper
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.schedules import Record, Schedule
-from django_rmq.exceptions import CallerError, ConfigurationError
+from django_rmq.exceptions import CallerError, ConfigurationError, UnknownTopic
 from django_rmq.project import connections
 from django_rmq.project.connections import Purpose
 from django_rmq.project.scheduling import conditions, registry
@@ -26,8 +26,8 @@ _complain = Complaints(logger)
 def declare() -> None:
     """Make Redis' schedules those of this project, and take the steps that are due.
 
-    A schedule of another project is left as it is: one whose topic is not declared here. Raises
-    ``ConfigurationError`` for a schedule that cannot run, and ``ServerTrouble``.
+    A schedule whose topic is not in the settings is left as it is in Redis. Raises ``ConfigurationError`` for
+    another one that cannot run, and ``ServerTrouble``.
     """
     declared = registry.schedules()
     broker = connections.get_broker("worker")
@@ -35,15 +35,18 @@ def declare() -> None:
     if not declared and not known:
         return
     config = get_config()
-    found = [problem for each in declared.values() for problem in conditions.problems(config, each)]
+    chosen = {name: each for name, each in declared.items() if each.topic in config.topics}
+    for name in declared.keys() - chosen.keys():
+        _complain(name, f"Schedule {name} does not run: %s", UnknownTopic("its topic is not in the settings"))
+    found = [problem for each in chosen.values() for problem in conditions.problems(config, each)]
     if found:
         raise ConfigurationError(" ".join(f"{problem.message} {problem.hint}" for problem in found))
-    for name in dict.fromkeys(each.topic for each in declared.values()):
+    for name in dict.fromkeys(each.topic for each in chosen.values()):
         try:
             connections.agree(config.topics[name])
         except CallerError as error:
             _complain(name, f"Schedules of topic {name} do not run: %s", error)
-    _tell(broker, declared, known)
+    _tell(broker, chosen, known)
     stepper().settle()
 
 

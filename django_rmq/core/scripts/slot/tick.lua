@@ -33,6 +33,8 @@ if latest > generation then return { 'known' } end -- rule: a_stale_tick_is_writ
 -- rule: a_tick_is_doubled
 if latest == generation and last >= due and taken == '' then return { 'known' } end -- rule: a_tick_that_left_counts
 if known_slots and known_slots ~= slots then return { 'moved', known_slots } end -- rule: a_tick_in_an_old_slot
+-- include: _now
+-- include: _numbers
 -- include: _ledger
 -- include: _wake
 local function is_retry(score)

@@ -73,10 +73,11 @@ test-rules: $(INSTALLED)
 test-rooms: $(INSTALLED)
 	$(TESTED) -m pytest -m "not slow and not proof" $(RULES:%=--ignore=%)
 
-coverage: $(INSTALLED) ## the branch coverage of `make test`, which takes longer that way
+coverage: $(SPARK_CLASSES) ## the branch coverage of `make test`, and of the tests with Spark and a worker
 	rm -rf build/coverage
 	@mkdir -p build/coverage
 	-@$(MAKE) test TEST_ARGS= TESTED='$(BIN)/coverage run'
+	-$(BIN)/coverage run -m pytest -m "not proof" tests/spark tests/e2e/test_worker.py
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered --fail-under=90
 

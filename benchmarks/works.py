@@ -30,6 +30,7 @@ SLOTS = 64
 TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1)
 BYTES_TOPIC = Topic("bench", TopicType.RANGE_MERGE, slots=SLOTS, time_range_ms=1, body="bytes")
 DEBOUNCED = replace(BYTES_TOPIC, debounce=True, max_wait_ms=60_000)
+FIFO = Topic("bench", TopicType.FIFO, slots=SLOTS, identity="key", slot_basis="shop")
 CHUNK = 6_000
 """Messages per round trip of the bare loop."""
 
@@ -113,6 +114,16 @@ class Bench:
             lambda: [self.producer.send_bodies(DEBOUNCED, self.raws) for _ in range(2)],
         )
 
+    def send_fifo(self) -> float:
+        """Send the dicts into the lines of their entities. Each is a message of its own, with a key and an envelope."""
+        self._empty()
+        return self._timed(len(self.dicts), self._send_fifo)
+
+    def _send_fifo(self) -> None:
+        for start in range(0, len(self.dicts), CHUNK):
+            some = self.dicts[start : start + CHUNK]
+            self.producer.send([self.producer.build(FIFO, body) for body in some])
+
     def raw_send_bytes(self) -> float:
         """The same commands through a socket without a client; Redis works on one trip while the next is packed."""
         self._empty()
@@ -172,9 +183,12 @@ class Bench:
 
     # --- consuming
 
-    def _consume(self, function: Callable[[Any], Any], batch_size: int | None) -> float:
+    def _consume(self, function: Callable[[Any], Any], batch_size: int | None, topic: Topic = TOPIC) -> float:
         self._empty()
-        self.producer.send_bodies(TOPIC, self.dicts)
+        if topic is FIFO:
+            self._send_fifo()
+        else:
+            self.producer.send_bodies(topic, self.dicts)
         time.sleep(0.01)
         ended = 0.0
 
@@ -186,13 +200,13 @@ class Bench:
 
         dispatcher = Dispatcher(
             self.broker,
-            [TOPIC],
-            {TOPIC.name: Listener(TOPIC.name, function, batch_size)},
+            [topic],
+            {topic.name: Listener(topic.name, function, batch_size)},
             Terms(threads=1, burst=True),
             notes=Notes(1),
             watching=Watching(beat=beat),
         )
-        dispatcher.own((TOPIC.name, slot) for slot in range(SLOTS))
+        dispatcher.own((topic.name, slot) for slot in range(SLOTS))
         gc.collect()
         gc.freeze()  # as runrmqconsumers does
         begun = time.perf_counter()
@@ -207,6 +221,12 @@ class Bench:
             message.body  # noqa: B018 - decoding belongs to the work
 
         return self._consume(listen, None)
+
+    def consume_fifo(self) -> float:
+        def listen(message: Any) -> None:
+            message.body  # noqa: B018
+
+        return self._consume(listen, None, FIFO)
 
     def consume_batches(self) -> float:
         def listen(messages: list[Any]) -> None:
@@ -300,6 +320,8 @@ WORKS = (
     Work("bulk send, debounced", "send_debounced", "bare_send_twice", 0.4),
     Work("single send", "single", "bare_single", 0.6, "raw_single"),
     Work("consume, each message", "consume_each", "bare_send_bytes", 0.25, "raw_send_bytes"),
+    Work("bulk send, fifo", "send_fifo", "bare_send_dicts", 0.6),
+    Work("consume, fifo", "consume_fifo", "bare_send_bytes", 0.45),
     Work("consume, batches of 500", "consume_batches", "bare_send_bytes", 0.35, "raw_send_bytes"),
     Work("price of safety, batches of 512", "safe_scripts", "bare_scripts", 1 / 1.2),
 )

@@ -41,7 +41,7 @@ def intend(topic: str, name: str, value: int | None) -> None:
 def arm(point: str, at: int) -> None:
     """Have this process die when it comes to ``point`` for the time numbered ``at``."""
     from django_rmq.core.producer.sending import Producer
-    from django_rmq.project.outbox import relaying, rows
+    from django_rmq.project.outbox import relaying, rows, statements
     from django_rmq.project.outbox.keeping import Keeping
     from django_rmq.project.sending import commit
 
@@ -75,7 +75,7 @@ def arm(point: str, at: int) -> None:
         "after-commit": lambda: before(commit, "_flush"),
         "after-look": lambda: after(Keeping, "__init__"),
         "after-send": lambda: after(Producer, "attempt"),
-        "in-delete": lambda: before(rows, "delete"),
+        "in-delete": lambda: before(statements, "delete"),
         "after-delete": lambda: after(rows, "conclude"),
         "relay-holds": lambda: after(relaying, "_hold"),
         "relay-sent": lambda: after(Producer, "attempt"),

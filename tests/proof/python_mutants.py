@@ -230,7 +230,7 @@ PYTHON_MUTANTS: dict[str, PythonMutant] = {
         (ORDER + "a_stale_message_ends_its_batch[memory]",),
     ),
     "commits_behind_a_failure": PythonMutant(
-        "core/consumer/threads.py",
+        "core/consumer/outcomes.py",
         "if outcomes and tally.batch.topic.is_strict:",
         "if False:",
         "Of a list of a strict topic, only what precedes its first failure is committed.",

@@ -79,7 +79,7 @@ class History:
         keyed, basis = chance.random() < 0.4, chance.random() < 0.5
         self.topic = Topic(
             "t",
-            chance.choice(list(TopicType)),
+            chance.choice([TopicType.RANGE_MERGE, TopicType.PRIORITY, TopicType.FIXED_TIME]),
             slots=chance.choice(COUNTS),
             time_range_ms=1,
             identity="key" if keyed else "body",

@@ -4,8 +4,8 @@
 
 -- The first place in flight. Messages of a strict slot run in their order, so no other can be to blame for a time-out.
 local function first_in_flight()
-  local first, records = math.huge, redis.call('HVALS', inflight)
-  for i = 1, #records do
+  local first, records = math.huge, redis.call('HGETALL', inflight)
+  for i = 2, #records, 2 do
     first = math.min(first, tonumber(string.match(records[i], '^%d+ (%S+)')) or math.huge)
   end
   return first

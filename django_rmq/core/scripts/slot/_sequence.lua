@@ -19,8 +19,8 @@ end
 local function later_place(due, behind)
   due = math.max(due, math.floor(last_place))
   for at = due, due + 10000 do
-    local below, from = '(' .. text_of(at + 1), text_of(at + 0.5)
-    local found = redis.call('ZREVRANGEBYSCORE', store, below, from, 'WITHSCORES', 'LIMIT', 0, 1)
+    local later = redis.call('ZCOUNT', store, text_of(at + 1), '+inf')
+    local found = redis.call('ZREVRANGE', store, later, later, 'WITHSCORES')
     local top = math.max(tonumber(found[2]) or 0, behind)
     if top < at + 0.5 then return at + 0.5 end
     if top + STEP < at + 1 then return top + STEP end -- rule: fifo_gives_a_place_twice

@@ -99,6 +99,8 @@ class Timed:
         envelopes = [encode_envelope(Envelope(b"x" * 200))] * len(members) if self.topic.keyed else []
         if self.topic.type is TopicType.RANGE_MERGE:
             return self.send_merge(0, members, envelopes)
+        if self.topic.is_fifo:
+            return self.send_fifo(0, members, envelopes)
         score = 50 + n if self.topic.is_priority else self.clock() // 1000 + n
         return self.send_replace([score] * len(members), members, envelopes)
 
@@ -142,6 +144,7 @@ SHAPES = [
     pytest.param(kind, identity, id=f"{kind.value}-{identity}")
     for kind in TopicType
     for identity in ("body", "key")
+    if kind is not TopicType.FIFO
 ]
 
 
@@ -151,6 +154,36 @@ def test_no_script_blocks_redis_at_its_largest_batch(
     client: redis.Redis, prefix: str, kind: TopicType, identity: str
 ) -> None:
     assert_within_bound(lambda attempt: every_script(Timed(client, f"{prefix}{attempt}:", kind, identity)))
+
+
+@pytest.mark.slow
+def test_no_script_of_a_strict_fifo_topic_blocks_redis(client: redis.Redis, prefix: str) -> None:
+    assert_within_bound(
+        lambda attempt: fifo_scripts(Timed(client, f"{prefix}{attempt}:", TopicType.FIFO, "key"))
+    )
+
+
+def fifo_scripts(slot: Timed) -> Timed:
+    """Time what is different on fifo topics: sending, and a failure that holds the slot while a batch is in flight."""
+    slot.fill()
+    for delay_ms in (0, 5):
+        members = names(BATCH, f"later{delay_ms}")
+        envelopes = [encode_envelope(Envelope(b"x" * 200))] * BATCH
+        slot.time("send_fifo", partial(slot.send_fifo, delay_ms, members, envelopes))
+        slot.time("send_fifo again", partial(slot.send_fifo, delay_ms, members, envelopes))
+    receipt, members = slot.take()
+    slot.time(
+        "rollback", lambda: slot.rollback(receipt, [Failure(member, error="x" * 1_024) for member in members])
+    )
+    slot.clock.advance(seconds=600)
+    slot.time("promote", lambda: slot.promote(BATCH))
+    receipt, members = slot.take()
+    slot.time("release", lambda: slot.release(receipt, members))
+    slot.take()
+    slot.clock.advance(seconds=3_600)
+    slot.time("expire", lambda: slot.expire(BATCH))
+    slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
+    return slot
 
 
 def every_script(slot: Timed) -> Timed:
@@ -251,7 +284,7 @@ def every_script(slot: Timed) -> Timed:
     slot.time("heads", lambda: slot.broker.heads(slot.topic, [0] * 1_024))
     timed = {label.split(" ")[0] for label in slot.took}
     others = {"tick", "retract"} if slot.topic.is_priority else set()
-    assert timed == set(scripts.names()) - {"send_merge", "send_replace"} - others | {send}
+    assert timed == set(scripts.names()) - {"send_merge", "send_replace", "send_fifo"} - others | {send}
     slot.client.unlink(*slot.client.keys(f"*{slot.broker.prefix}*"))
     return slot
 

@@ -27,14 +27,14 @@ class DeliveryAnswer(Answer):
         help_text="Rises with every delivery of a slot. Use it as a fencing token where the consumer writes"
     )
     body = Anything(allow_null=True)
-    bodies = serializers.ListField(
-        child=Anything(allow_null=True),
-        help_text="Topics with ACCUMULATE: all bodies in the order of sending",
-    )
     encoding = serializers.ChoiceField(["json", "text", "base64"])
     key = maybe(serializers.CharField)
     headers = serializers.DictField()
     retries_left = serializers.IntegerField()
+    bodies = serializers.ListField(
+        child=Anything(allow_null=True),
+        help_text="Topics with ACCUMULATE: all bodies in the order of sending",
+    )
 
 
 class TakenAnswer(Answer):
@@ -61,13 +61,13 @@ def taken(deliveries: Deliveries, declared: Topic, messages: Sequence[Message], 
                 "receipt": deliveries.receipt(one),
                 "delivery": one.receipt,
                 "body": body,
-                "bodies": [body_of(one.topic, raw)[0] for raw in collected]
-                if declared.accumulate
-                else [body],
                 "encoding": encoding,
                 "key": one.key,
                 "headers": one.headers,
                 "retries_left": one.retries_left,
+                "bodies": [body_of(one.topic, raw)[0] for raw in collected]
+                if declared.accumulate
+                else [body],
             }
         )
     return {

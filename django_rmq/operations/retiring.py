@@ -29,7 +29,7 @@ from django_rmq.operations.sweeps import SLOTS_PER_TRIP
 PAGE = 250
 """The number of messages that are moved or deleted in one step."""
 
-COMMON = {"TYPE": "type", "BODY": "body", "IDENTITY": "identity"}
+COMMON = {"TYPE": "type", "BODY": "body", "IDENTITY": "identity", "ACCUMULATE": "collects"}
 """Settings that two topics must share for the messages of one to be valid in the other."""
 
 
@@ -97,6 +97,21 @@ def _looked_at(broker: Broker, name: str, definition: Mapping[str, object]) -> S
     return Stranded(topic, found["waiting"], found["in_flight"], found["resting"], found["dead"])
 
 
+def _check_target(topic: Topic, target: Topic) -> None:
+    """Raise ``OperationRefused`` if messages of ``topic`` cannot be moved to ``target``."""
+    if topic.is_strict:
+        raise OperationRefused(
+            f"messages of topic {topic.name} cannot be moved, because it keeps their order (ORDER 'strict') and a "
+            "move does not: let workers finish them"
+        )
+    different = [key for key, field in COMMON.items() if getattr(topic, field) != getattr(target, field)]
+    if different:
+        raise OperationRefused(
+            f"messages of topic {topic.name} cannot be moved to {target.name}: the topics differ in "
+            f"{', '.join(different)}"
+        )
+
+
 def retire(
     broker: Broker,
     producer: Callable[[], Producer],
@@ -112,16 +127,8 @@ def retire(
         raise InvalidRequest("dead must be 'delete' or, if a target topic is given, 'move'")
     if delete and target is not None:
         raise InvalidRequest("choose between moving and deleting the messages")
-    different = [
-        setting
-        for setting, field in COMMON.items()
-        if target is not None and getattr(found.topic, field) != getattr(target, field)
-    ]
-    if target is not None and different:
-        raise OperationRefused(
-            f"messages of topic {name} cannot be moved to {target.name}: the topics differ in "
-            f"{', '.join(different)}"
-        )
+    if target is not None:
+        _check_target(found.topic, target)
     if found.in_flight:
         raise OperationRefused(f"topic {name} holds messages in flight ({found}): wait until they finish")
     if found.waiting + found.resting and not (delete or target):

@@ -164,11 +164,13 @@ def _move(broker: Broker, topic: Topic, slot: int, own: int, entry: Entry) -> bo
     member, score = entry.member, entry.score
     if topic.is_fifo:
         return False  # its place is one among the messages of this slot
+    if topic.debounce_ms:
+        score = float(int(score))  # its fraction is for its former wait
     if score != int(score) or not (topic.min_priority if topic.is_priority else 1000) <= score <= 1 << 43:
         return False
     envelopes = [] if entry.envelope is None else [entry.envelope]
     (there,) = broker.run(looking.look(topic, own, [member]))
-    if there.store is None and there.retry is None:
+    if topic.accumulate or (there.store is None and there.retry is None):
         if topic.type is TopicType.RANGE_MERGE:
             in_ms = max(0, int(score) - broker.now_ms())
             (sent,) = broker.run(sending.send_merge(topic, own, in_ms, [member], envelopes))

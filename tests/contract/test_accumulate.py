@@ -134,6 +134,29 @@ def test_a_delivery_that_does_not_succeed_joins_what_was_sent_meanwhile(
     assert take(slot)[1] == [b"1", b"2", b"3", b"4"]
 
 
+def test_a_message_that_always_fails_dies_though_sends_go_on(make_slot: MakeSlot) -> None:
+    slot = collecting(make_slot, 5)
+    send(slot, b"0")
+    lefts = []
+    for n in range(1, 5):
+        taken = slot.take()
+        lefts.append(taken.deliveries[0].retries_left)
+        send(slot, b"%d" % n)
+        slot.fail(taken.receipt, b"k")
+    assert lefts == [3, 2, 1, 0]
+    assert (dead(slot), waiting(slot)) == ([b"0", b"1", b"2", b"3"], [b"4"])
+
+
+def test_a_lost_claim_takes_along_what_was_sent_meanwhile(make_slot: MakeSlot, clock: Clock) -> None:
+    slot = collecting(make_slot)
+    send(slot, b"1")
+    slot.claim("c", 1, 1_000, 10)
+    send(slot, b"2")
+    clock.advance(seconds=2)
+    taken = slot.take()
+    assert (bodies_of(taken), taken.deliveries[0].retries_left) == ([b"1", b"2"], 2)
+
+
 def test_what_was_sent_meanwhile_is_kept_apart_from_a_rejected_delivery(make_slot: MakeSlot) -> None:
     slot = collecting(make_slot)
     send(slot, b"1")
@@ -228,11 +251,12 @@ def test_of_two_deaths_that_meet_in_a_slot_all_bodies_stay(make_slot: MakeSlot, 
     assert dead(slot) == ([b"moved", b"here"] if earlier else [b"here", b"moved"])
 
 
-def test_a_foreign_body_counts_as_one_that_gives_way(make_slot: MakeSlot) -> None:
+def test_a_sender_with_other_settings_joins_and_deletes_nothing(make_slot: MakeSlot) -> None:
     slot = collecting(make_slot)
-    send(slot, b"1")
-    slot.send_merge(0, [b"k"], [encode_envelope(Envelope(b"alone"))])
-    assert decode_envelope(slot.hash("body")[b"k"]) == Envelope(b"alone")
+    plain = encode_envelope(Envelope(b"123456789"))
+    for envelope in (plain, of(b"1"), plain, of(b"2")):
+        assert slot.send_merge(0, [b"k"], [envelope])[0].status in ("stored", "merged")
+    assert take(slot)[1] == [b"123456789", b"1", b"123456789", b"2"]
 
 
 def test_debounced_messages_collect_too(make_slot: MakeSlot, clock: Clock) -> None:

@@ -85,7 +85,7 @@ TOPICS = {
     "payments": {"TYPE": "fixed_time", "SLOTS": 4},
     "clicks": {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 1000},
     "mails": {"TYPE": "fixed_time", "SLOTS": 4},
-    "bookings": {"TYPE": "fifo", "SLOTS": 4, "SLOT_BASIS": "account"},
+    "bookings": {"TYPE": "fifo", "SLOTS": 4, "SLOT_BASIS": "account", "OUTBOX": False},
     "reports": {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 4},
 }
 

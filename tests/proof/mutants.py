@@ -585,6 +585,11 @@ MUTANTS: dict[str, Mutant] = {
         "A send that does not fit is refused.",
         "tests/contract/test_accumulate.py::test_within_one_call_what_does_not_fit_is_refused[redis]",
     ),
+    "collecting_never_dies": Mutant(
+        If("false"),
+        "A collecting message that fails keeps the retries it has left.",
+        "tests/contract/test_accumulate.py::test_a_message_that_always_fails_dies_though_sends_go_on[redis]",
+    ),
     "collected_bodies_dropped": Mutant(
         GONE,
         "A copy that gives way to a newer one leaves it its collected bodies.",

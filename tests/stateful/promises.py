@@ -42,11 +42,11 @@ class Promises:
     flying: dict[bytes, Flight] = field(default_factory=dict)
     claimed: dict[bytes, Promise] = field(default_factory=dict)
 
-    def failed(self, member: bytes, not_before_ms: float, max_retries: int) -> None:
-        """End a flight in failure: its promise lives on with a retry less, unless a newer one waits."""
+    def failed(self, member: bytes, not_before_ms: float, max_retries: int, *, absorbs: bool = False) -> None:
+        """End a flight in failure: its promise lives on with a retry less, unless a newer one waits that it does not absorb."""
         flight = self.flying.pop(member)
         left = min(flight.left, max_retries)
-        if left > 0 and not flight.marked and member not in self.waiting:
+        if left > 0 and not flight.marked and (absorbs or member not in self.waiting):
             self.waiting[member] = Promise(not_before_ms, left - 1, flight.promise.body)
 
     def released(self, member: bytes, *, earlier_counts: bool) -> None:
@@ -62,10 +62,12 @@ class Promises:
             left = newer.left if newer.left == flight.promise.left else None
             self.waiting[member] = Promise(earliest, left, newer.body)
 
-    def lost(self, member: bytes, not_before_ms: float, max_retries: int, *, lives: bool) -> None:
+    def lost(
+        self, member: bytes, not_before_ms: float, max_retries: int, *, lives: bool, absorbs: bool = False
+    ) -> None:
         """End a claim whose lease ran out: its promise lives on with a retry less, unless a newer one waits."""
         promise = self.claimed.pop(member)
-        if member in self.waiting:
+        if member in self.waiting and not absorbs:
             return
         if promise.left is None:
             if lives:

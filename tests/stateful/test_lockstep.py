@@ -482,7 +482,13 @@ class Lockstep(RuleBasedStateMachine):
                 self.promises.released(member, earlier_counts=True)
                 continue
             rest = self.least_rest(self.promises.flying[member].left)
-            self.promises.failed(member, self.now_ms + rest, self.max_retries)
+            absorbs = self.absorbs(member, "prepare_body")
+            self.promises.failed(member, self.now_ms + rest, self.max_retries, absorbs=absorbs)
+
+    def absorbs(self, member: bytes, state: str) -> bool:
+        """Whether a delivery that fails takes along what was collected meanwhile."""
+        both = self.envelope_of(state, member, self.before) and self.envelope_of("body", member, self.before)
+        return bool(self.topic.accumulate and both)
 
     def least_rest(self, left: int) -> float:
         """Return the shortest back-off (ms) that the topic allows after a delivery with ``left``."""
@@ -534,7 +540,8 @@ class Lockstep(RuleBasedStateMachine):
                 self.require("INV-17", flight.marked or flight.promise.body in (ANY, body), member, body)
             else:
                 rest = self.least_rest(self.promises.flying[member].left) if delay_ms is None else delay_ms
-                self.promises.failed(member, self.now_ms + rest, self.max_retries)
+                absorbs = self.absorbs(member, "prepare_body")
+                self.promises.failed(member, self.now_ms + rest, self.max_retries, absorbs=absorbs)
 
     @rule(data=st.data())
     def rollback_once(self, data: st.DataObject) -> None:
@@ -600,7 +607,8 @@ class Lockstep(RuleBasedStateMachine):
                 rest = self.least_rest(self.max_retries if left is None else min(left, self.max_retries))
                 lives = member in self.zset("store") or member in self.zset("retry")
                 lives = lives or member in self.zset("claim") or member in self.zset("prepare")
-                self.promises.lost(member, self.now_ms + rest, self.max_retries, lives=lives)
+                absorbs = self.absorbs(member, "claim_body")
+                self.promises.lost(member, self.now_ms + rest, self.max_retries, lives=lives, absorbs=absorbs)
 
     def some_claim(self, data: st.DataObject) -> tuple[str, int]:
         """Draw a consumer and a claim of it: mostly its newest, else one before or after it."""

@@ -156,6 +156,7 @@ def test_a_debounced_topic_has_a_longest_wait() -> None:
         ({"DEBOUNCE": True, "MAX_WAIT": 500, "TIME_RANGE": 501}, "MAX_WAIT 500 ms and TIME_RANGE 501 ms"),
         ({"ACCUMULATE": 100}, 'ACCUMULATE and IDENTITY "body"'),
         ({"ACCUMULATE": 100, "IDENTITY": "key", "ORIGIN": True}, "ACCUMULATE and ORIGIN"),
+        ({"ACCUMULATE": 100, "IDENTITY": "key", "OUTBOX": True}, "ACCUMULATE and OUTBOX"),
         (
             {"TYPE": "priority", "IDENTITY": "key", "ACCUMULATE": 100},
             "ACCUMULATE, which only range_merge topics have",

@@ -119,7 +119,7 @@ class Asking:
             # A thread runs its priority slot with the highest head first, so each of these needs a batch
             # ready.
             if asked.load[thread] > 2 * WORK_SECONDS and not (topic.is_priority or topic.flow):
-                if not self._has_priorities and min(asked.load) > 2 * WORK_SECONDS:
+                if not self._has_priorities and self._are_busy(asked):
                     break
                 continue
             if asked.messages >= left:
@@ -145,6 +145,10 @@ class Asking:
             self._schedule.park(place)
         return asked
 
+    def _are_busy(self, asked: Asked) -> bool:
+        """Return whether all executor threads have enough to do; the event loop is never full."""
+        return min(asked.load[: self._room.threads], default=0.0) > 2 * WORK_SECONDS
+
     def _limit(self, topic: Topic, left: int, asked: Asked, coming: Asked | None) -> int:
         """Return how many messages the next prepare of a topic may return. 0: the topic's limits leave no room."""
         room, taken = self._room, asked.of_topic[topic.name]
@@ -153,7 +157,9 @@ class Asking:
             under_way = 0 if coming is None else coming.of_topic[topic.name]
             limit = min(limit, room.of_lanes(topic.name) * room.batch_size(topic) - taken - under_way)
         if room.limits:
-            limit = min(limit, -(-(room.limits.room(topic.name) - taken) // room.runners(topic)))
+            free = room.limits.room(topic.name) - taken
+            share = -(-free // room.runners(topic))
+            limit = min(limit, max(share, min(free, room.batch_size(topic))))
         return limit
 
     @property

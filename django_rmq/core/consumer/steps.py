@@ -64,7 +64,7 @@ class Steps:
             if batch.stale:
                 ours = [message for message in group if message.delivery.member not in batch.stale]
             try:
-                outcomes = await self._one_call(at, ours, now) if ours else []
+                outcomes = await self._one_call(at, len(group), ours, now) if ours else []
             except Interrupted as error:
                 self._tally.note(error.outcomes)
                 self._report(batch.messages[end:])
@@ -94,11 +94,11 @@ class Steps:
             return False
         return not (batch.dropped if is_again else batch.halted or (now > self._patience and at > 0))
 
-    async def _one_call(self, at: int, ours: list[Message], now: float) -> list[Outcome] | None:
+    async def _one_call(self, at: int, size: int, ours: list[Message], now: float) -> list[Outcome] | None:
         """Call the listener in a task, so that what it leaves in context variables is its own."""
         batch = self._batch
         batch.running_since = now
-        self._taken.note(at, bytes([BEGUN]) * len(ours))
+        self._taken.note(at, bytes([BEGUN]) * size)
         call: Running[Any, Any, list[Outcome] | None] = (
             await_group(self._call, ours) if batch.listener.batch_size else _each(self._call, ours[0])
         )

@@ -8,6 +8,7 @@ from django_rmq.core.memory.slot import Slot
 from django_rmq.core.words.failures import Death
 
 _COLLECTS = re.compile(rb"0\d+ ")
+_ENVELOPE = re.compile(rb"\d+ [^\n]*\n")
 
 
 def collects(envelope: bytes | None) -> bool:
@@ -61,13 +62,22 @@ def join(slot: Slot, member: bytes, older: bytes | None) -> None:
         slot.body[member] = found
 
 
+def as_collecting(envelope: bytes) -> bytes:
+    """Return an envelope as one that collects; a sender with other settings has written it otherwise."""
+    if collects(envelope) or not _ENVELOPE.match(envelope):
+        return envelope
+    head, newline, body = envelope.partition(b"\n")
+    return b"0" + head + newline + b"%09d %d:" % (1, len(body)) + body
+
+
 def collect(slot: Slot, had: bytes | None, envelope: bytes) -> tuple[bytes | None, bool]:
     """Return the envelope of a send with the bodies that its message had, and whether it is full.
 
     None: there is no room for another body, so it is full, too.
     """
-    if had is not None and collects(had) and collects(envelope):
-        envelope = joined(had, envelope)
+    envelope = as_collecting(envelope)
+    if had is not None:
+        envelope = joined(as_collecting(had), envelope)
     _, number = opened(envelope)
     most = slot.topic.accumulate or 0
     if had is not None and (number > most or len(envelope) > slot.topic.max_body):

@@ -6,7 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
-from django_rmq.core.memory.collecting import dead_body, join, joined_death, joined_if
+from django_rmq.core.memory.collecting import collects, dead_body, join, joined_death, joined_if
 from django_rmq.core.memory.numbers import score_text
 from django_rmq.core.memory.scores import first_score, keeps_first, retry_score
 from django_rmq.core.memory.slot import InFlight, Slot
@@ -25,6 +25,8 @@ class Copy(NamedTuple):
     """The last failure before this end."""
     kept: bytes | None
     """The body stored in its place."""
+    is_outdated: bool = False
+    """Whether a newer copy waits with a body of its own."""
 
     @classmethod
     def of(cls, slot: Slot, member: bytes, score: float, kept: bytes | None) -> Copy:
@@ -134,7 +136,14 @@ def go_on(
 
     Returns when the member can be taken again (ms), or None. ``delay_ms`` None: the topic's back-off.
     """
-    if slot.waits(copy.member):
+    absorbs = copy.is_outdated and collects(copy.kept) and collects(slot.body.get(copy.member))
+    if absorbs and left > 0:
+        # With the retries of its newer copy a collecting message would never die.
+        join(slot, copy.member, copy.kept)
+        slot.count("dropped")
+        slot.store.pop(copy.member, None)
+        slot.retry.pop(copy.member, None)
+    elif slot.waits(copy.member) and not absorbs:
         slot.count("dropped")
         if slot.topic.is_fifo:
             forget_ended(slot, copy.member)
@@ -161,7 +170,7 @@ def end_failed(
     record = InFlight.parse(slot.inflight.pop(member, None))
     slot.prepare.pop(member, None)
     kept, is_outdated = land(slot, member)
-    copy = Copy.of(slot, member, record.score, kept)
+    copy = Copy.of(slot, member, record.score, kept)._replace(is_outdated=is_outdated)
     if record.mark in ("removed", "buried"):
         slot.count("ended_marked")
     if record.mark == "removed":
@@ -178,8 +187,6 @@ def end_failed(
         slot.count("rejected")
         die(slot, copy, "rejected", error, 1)
     else:
-        if is_outdated:
-            join(slot, member, kept)
         slot.count("expired" if what == "timed_out" else "failed")
         return go_on(slot, copy, left, what, error, delay_ms, index)
     return None

@@ -50,15 +50,16 @@ def return_claimed(slot: Slot, limit: int, *, spent: bool) -> float | None:
     for index, (member, score) in enumerate(slot.claim.rows()[: min(limit, UPKEEP) if spent else limit]):
         del slot.claim[member]
         kept = slot.claim_body.pop(member, None)
-        if member in slot.body:
-            join(slot, member, kept)
-        elif kept is not None:
+        is_outdated = member in slot.body
+        if kept is not None and not is_outdated:
             slot.body[member] = kept
         slot.count("claim_returned")
         if spent:
-            copy = Copy.of(slot, member, score, kept)
+            copy = Copy.of(slot, member, score, kept)._replace(is_outdated=is_outdated)
             dues.append(go_on(slot, copy, budget(slot, score, member), "timed_out", b"", None, 2 * index + 1))
         else:
+            if is_outdated:
+                join(slot, member, kept)
             dues.append(give_back(slot, member, score))
     return earliest(dues)
 

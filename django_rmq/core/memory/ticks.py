@@ -38,8 +38,6 @@ def tick(slot: Slot, name: str, generation: int, instant: int, member: bytes, en
 
 @on("store", "prepare", "claim", "failures", "body", "stats", "control")
 def retract(slot: Slot, name: str, generation: int, instant: int, member: bytes) -> str:
-    if not slot.topic.takes_instants:
-        raise ServerRefused("ERR instant is out of bounds")
     latest, last, _ = _latest(slot, name)
     outcome = last if abs(last) == instant else 0
     if latest < generation:

@@ -23,7 +23,7 @@ from django_rmq.core.words.envelopes import Envelope, encode_envelope, new_origi
 from django_rmq.core.words.results import SendResult
 from django_rmq.core.words.schedules import Record, instant_text, tick_member
 from django_rmq.core.words.topics import Topic, former_slot_counts, slot_counts
-from django_rmq.exceptions import CallerError, SlotMoved, TopicFull, UnknownTopic
+from django_rmq.exceptions import CallerError, RmqError, SlotMoved, TopicFull, UnknownTopic
 
 logger = logging.getLogger("django_rmq.schedules")
 
@@ -55,6 +55,7 @@ class Stepper:
         """
         now_ms = self._broker.now_ms()
         pause = LONGEST_PAUSE
+        trouble: RmqError | None = None
         for record in self._broker.run(schedules.read_schedules()):
             # A schedule of another topic is left to those who consume it.
             if record.schedule.topic not in self._topics and record.name != also:
@@ -63,6 +64,10 @@ class Stepper:
                 pause = min(pause, self._step(record, now_ms))
             except CallerError as error:
                 self._complain(record.name, f"Schedule {record.name} does not run: %s", error)
+            except RmqError as error:
+                trouble = trouble or error  # such as a node that is down: the others go on
+        if trouble is not None:
+            raise trouble
         return pause
 
     def settle(self, also: str = "") -> None:

@@ -19,7 +19,7 @@ from django_rmq.exceptions import TopicMismatch
 
 logger = logging.getLogger("django_rmq")
 
-NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS")
+NEEDS_EMPTY = ("TYPE", "BODY", "IDENTITY", "SLOT_BASIS", "ACCUMULATE")
 """Settings that waiting messages could not follow: they were encoded, ordered or placed by the old value."""
 
 NEEDS_NO_WORKER = (*NEEDS_EMPTY, "SERIAL", "ORDER")

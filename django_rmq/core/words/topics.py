@@ -108,6 +108,11 @@ class Topic:
         return self.is_fifo and self.order == "strict"
 
     @property
+    def collects(self) -> bool:
+        """Whether the bodies of merged sends are kept (ACCUMULATE)."""
+        return self.accumulate is not None
+
+    @property
     def takes_instants(self) -> bool:
         """Whether the score of a message that waits is just when it is due."""
         return self.type in (TopicType.FIXED_TIME, TopicType.RANGE_MERGE)

@@ -45,12 +45,12 @@ class Stored(NamedTuple):
     attempts: int
 
 
-def folded(rows: Sequence[Stored]) -> list[Stored]:
+def folded(rows: Sequence[Stored], *, debounces: bool = False) -> list[Stored]:
     """Return what has to be done for the ``rows`` of one message, in order: a removal, a send, both or one of them.
 
     It leaves what all rows one after the other would leave. A removal ends everything before it. Of sends, the
-    last one counts, but a range_merge message keeps the time of the first. An ``ensure`` after a send finds
-    the message present.
+    last one counts, but a range_merge message keeps the time of the first, unless its topic ``debounces``. An
+    ``ensure`` after a send finds the message present.
     """
     removal: Stored | None = None
     last: Stored | None = None
@@ -60,7 +60,7 @@ def folded(rows: Sequence[Stored]) -> list[Stored]:
         elif last is None:
             last = row
         elif row.act == "send":
-            merges = row.type == last.type == TopicType.RANGE_MERGE
+            merges = row.type == last.type == TopicType.RANGE_MERGE and not debounces
             last = row._replace(sent_ms=last.sent_ms, score=last.score) if merges else row
     return [row for row in (removal, last) if row is not None]
 

@@ -138,7 +138,9 @@ def _planned(alias: str, held: Mapping[UUID, Sequence[Stored]], now: int) -> _Pl
     """Return what to send for the rows, in the order of their ids."""
     plan = _Plan()
     topics: dict[str, Topic | CallerError] = {}
-    chosen = {identity: folded(rows) for identity, rows in held.items()}
+    config = get_config().topics
+    debounced = {name for name, topic in config.items() if topic.debounce_ms}
+    chosen = {one: folded(rows, debounces=rows[0].topic in debounced) for one, rows in held.items()}
     contents = _contents(alias, [row.id for rows in chosen.values() for row in rows])
     for identity, rows in chosen.items():
         try:

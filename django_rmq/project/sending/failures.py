@@ -82,10 +82,15 @@ def _log(done: str, error: RmqError, *, extra: dict[str, Any]) -> None:
 
 def too_full(topic: Topic, result: SendResult) -> TopicFull:
     """Return the error for a slot that was too full for the message of ``result``."""
-    if topic.accumulate and not topic.max_backlog:
+    if topic.accumulate and topic.max_backlog:
+        return TopicFull(
+            f"the message has collected ACCUMULATE = {topic.accumulate} bodies or MAX_BODY = {topic.max_body} bytes, or "
+            f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of MAX_BACKLOG"
+        )
+    if topic.accumulate:
         return TopicFull(
             f"a message of topic {topic.name} has collected ACCUMULATE = {topic.accumulate} bodies, or MAX_BODY = "
-            f"{topic.max_body} bytes: it is due, and takes more when it was delivered"
+            f"{topic.max_body} bytes: it is due, and takes more once it has been delivered"
         )
     return TopicFull(
         f"slot {result.slot} of topic {topic.name} holds {topic.slot_backlog} messages, its share of "

@@ -48,7 +48,13 @@ def _accumulate(problems: Problems, place: str, values: dict[str, Any], own: Map
             f"{place} has ACCUMULATE and ORIGIN: a message that holds several sends has no single origin.",
             "Remove one of them.",
         )
-    if identity != "key" or origin:
+    if own.get("accumulate") and values.get("outbox"):
+        problems.report(
+            "E006",
+            f"{place} has ACCUMULATE and OUTBOX: the outbox sends only the newest state of a message.",
+            'Set "OUTBOX": False for this topic.',
+        )
+    if identity != "key" or origin or values.get("outbox"):
         values.pop("accumulate")
 
 

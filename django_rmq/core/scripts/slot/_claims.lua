@@ -4,17 +4,16 @@
 -- needs: kind now_ms count keeps_first budget parse_failure first_score go_on join
 -- needs: newest_claim note_claim close_claim forget_claimed
 
--- The body moves with the message, unless a newer one is there. Returns it.
+-- The body moves with the message, unless a newer one is there. Returns it, and whether a newer one is there.
 local function unclaim(member)
-  local kept = redis.call('HGET', claim_body, member)
+  local kept, outdated = redis.call('HGET', claim_body, member), false
   redis.call('ZREM', claim, member)
   if kept then
     redis.call('HDEL', claim_body, member)
-    local outdated = redis.call('HSETNX', body, member, kept) == 0 -- rule: claimed_body_comes_back
-    if outdated then join(member, kept) end -- rule: claimed_bodies_dropped
+    outdated = redis.call('HSETNX', body, member, kept) == 0 -- rule: claimed_body_comes_back
   end
   count('claim_returned')
-  return kept
+  return kept, outdated
 end
 
 -- At most `limit` messages of the claim go back: `spent`, as after a time-out and at most 400; else as if never claimed.
@@ -27,11 +26,13 @@ local function return_claimed(limit, spent)
     local member, score, due = rows[i], rows[i + 1], nil
     local number, waiting = tonumber(score), redis.call('ZSCORE', store, member)
     local newer = waiting or redis.call('ZSCORE', retry, member)
-    local kept = unclaim(member)
+    local kept, outdated = unclaim(member)
     if spent then
       local failure = parse_failure(redis.call('HGET', failures, member))
-      due = go_on(member, budget(number, member), 'timed_out', '', first_score(score, failure), failure, nil, i, kept)
+      due = go_on(member, budget(number, member), 'timed_out', '', first_score(score, failure), failure, nil, i, kept,
+        outdated)
     else
+      if outdated then join(member, kept) end -- rule: claimed_bodies_dropped
       if newer then count('dropped') end
       local merges = waiting and keeps_first(number) and number < tonumber(waiting)
       if merges or not newer then -- rule: returned_overwrites

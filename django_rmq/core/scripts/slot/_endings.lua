@@ -1,7 +1,7 @@
 -- The end of a delivery, including what an operator has marked it for meanwhile.
 --
--- needs: prepare inflight dead deaths failures body prepare_body kind
--- needs: count parse_failure first_score note_failure waits forget die join joined_death
+-- needs: store retry prepare inflight dead deaths failures body prepare_body kind
+-- needs: count parse_failure first_score note_failure waits forget die collects join joined_death
 
 -- The delivered body moves with the message, unless a newer body is there. Returns it, and whether a newer one is there.
 local function land(member)
@@ -14,8 +14,18 @@ local function land(member)
 end
 
 -- A message without retries left dies; one with a newer copy is dropped. Returns whether either happened.
-local function gives_up(member, left, what, text, origin, failure, kept)
-  if waits(member) then -- rule: rollback_overwrites
+-- One that collects takes the bodies of its newer copy along: with that one's retries it would never die.
+local function gives_up(member, left, what, text, origin, failure, kept, outdated)
+  local absorbs = outdated and collects(kept) and collects(redis.call('HGET', body, member))
+  if absorbs and left > 0 then -- rule: collecting_never_dies
+    join(member, kept) -- rule: failed_bodies_dropped
+    count('dropped')
+    redis.call('ZREM', store, member)
+    redis.call('ZREM', retry, member)
+    return false
+  elseif absorbs then
+    die(member, what, text, origin, failure, 1, kept)
+  elseif waits(member) then -- rule: rollback_overwrites
     count('dropped')
     if kind == 'fifo' then forget(member) else note_failure(member, what, text, origin, failure) end
   elseif left <= 0 then -- rule: deliveries_left
@@ -26,8 +36,8 @@ local function gives_up(member, left, what, text, origin, failure, kept)
   return true
 end
 
--- Take a delivery out of Prepare. Returns its score before it first failed, its last failure and its body if it has failed
--- and neither a mark nor a rejection has ended it; else nil.
+-- Take a delivery out of Prepare. Returns its score before it first failed, its last failure, its body and whether a newer one
+-- waits, if it has failed and neither a mark nor a rejection has ended it; else nil.
 local function end_delivery(member, record, what, text)
   local score, mark, outlived = string.match(record, '^%d+ (%S+) ?(%S*) ?(%S*)')
   score, mark = score or '0', mark or ''
@@ -58,7 +68,6 @@ local function end_delivery(member, record, what, text)
     die(member, 'rejected', text, origin, failure, 1, kept) -- rule: dead_with_the_newer_body
     return nil
   end
-  if outdated then join(member, kept) end -- rule: failed_bodies_dropped
   count(what == 'timed_out' and 'expired' or 'failed')
-  return origin, failure, kept
+  return origin, failure, kept, outdated
 end

@@ -3,10 +3,10 @@
 -- needs: store retry max_retries now_ms
 -- needs: backoff gives_up note_failure end_delivery text_of retry_score
 
--- Move a failed message with the body `kept`: dropped for a newer copy, dead, or a retry. `delay` nil: the topic's
--- exponential back-off. Returns when the message can be taken again, or nil.
-local function go_on(member, left, what, text, origin, failure, delay, index, kept)
-  if gives_up(member, left, what, text, origin, failure, kept) then return nil end
+-- Move a failed message with the body `kept`: dropped for a newer copy, dead, or a retry. `outdated`: a newer body waits.
+-- `delay` nil: the topic's exponential back-off. Returns when the message can be taken again, or nil.
+local function go_on(member, left, what, text, origin, failure, delay, index, kept, outdated)
+  if gives_up(member, left, what, text, origin, failure, kept, outdated) then return nil end
   delay = delay or backoff(max_retries - left, index)
   local due = now_ms
   if delay > 0 then -- rule: no_rest
@@ -20,6 +20,6 @@ local function go_on(member, left, what, text, origin, failure, delay, index, ke
 end
 
 local function end_failed(member, left, record, what, text, delay, index)
-  local origin, failure, kept = end_delivery(member, record, what, text)
-  return origin and go_on(member, left, what, text, origin, failure, delay, index, kept)
+  local origin, failure, kept, outdated = end_delivery(member, record, what, text)
+  return origin and go_on(member, left, what, text, origin, failure, delay, index, kept, outdated)
 end

@@ -8,20 +8,17 @@
 -- KEYS[6] stats     HASH  counter -> n
 -- KEYS[7] control   HASH  field -> value; tick:NAME -> "generation instant [taken]"
 --
--- ARGV[1] kind               range_merge or fixed_time
--- ARGV[2] latest_field       tick:NAME of the schedule
--- ARGV[3] generation NUMBER  the present one
--- ARGV[4] instant            of the tick, in ms
--- ARGV[5] member
--- ARGV[6] now
+-- ARGV[1] latest_field       tick:NAME of the schedule
+-- ARGV[2] generation NUMBER  the present one
+-- ARGV[3] instant            of the tick, in ms
+-- ARGV[4] member
+-- ARGV[5] now
 --
 -- Returns removed | written (it was put here, and somebody has taken it) | unwritten; the same however often it is called
 
 -- check: types
 local due = tonumber(instant)
-if kind == 'priority' or kind == 'fifo' or not due then
-  return redis.error_reply('ERR instant is out of bounds')
-end
+if not due then return redis.error_reply('ERR instant is out of bounds') end
 local latest, last = string.match(redis.call('HGET', control, latest_field) or '0 0', '^(%d+) (-?%d+)')
 latest, last = tonumber(latest) or 0, tonumber(last) or 0
 -- Below 0: this tick was removed.

@@ -1,0 +1,171 @@
+"""Where features meet: schedules and changed topics, collected bodies and repairs, lists and permits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_rmq import send_message
+from django_rmq.core.calls import looking, people, schedules, sending
+from django_rmq.core.calls.call import Call
+from django_rmq.core.memory.broker import InMemoryBroker
+from django_rmq.core.schedules.stepping import Stepper
+from django_rmq.core.words.envelopes import Envelope, encode_envelope
+from django_rmq.core.words.keys import slot_of
+from django_rmq.core.words.topics import Topic, TopicType
+from django_rmq.exceptions import OperationRefused, ServerUnavailable
+from django_rmq.operations import retiring, strays
+from django_rmq.project import connections
+from django_rmq.project.listening.registry import isolated
+from django_rmq.project.scheduling import running
+from django_rmq.project.settings import get_config
+from django_rmq.testing import Clock, clock_from_now, memory_broker
+from tests.workers import Worker, eventually, live, send
+
+pytestmark = pytest.mark.django_db
+
+TIMED = {"TYPE": "fixed_time", "IDENTITY": "key", "SLOTS": 2}
+MERGED = {"TYPE": "range_merge", "SLOTS": 4, "TIME_RANGE": 5_000, "IDENTITY": "key"}
+COLLECTING = {**MERGED, "ACCUMULATE": 50}
+
+
+def configured(scheduled: dict[str, Any] | None = None, **topics: Any) -> override_settings:
+    rmq = {"REDIS": "redis://nowhere", "TOPICS": topics, "AUTODISCOVER": None, "ON_COMMIT": False}
+    return override_settings(RMQ={**rmq, "SCHEDULES": scheduled or {}})
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[Clock]:
+    with isolated(), memory_broker(found := clock_from_now()):
+        yield found
+
+
+def broker() -> Any:
+    return connections.get_broker("worker")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "priority"])
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_schedule_can_go_after_its_topic_has_another_type(kind: str, moved: bool) -> None:
+    with configured({"s": {"TOPIC": "reports", "EVERY": 600}}, reports=TIMED):
+        running.declare()
+        for slot in range(2):
+            broker().run(people.purge(get_config().topic("reports"), slot, "store"))
+    left = {"s": {"TOPIC": "others", "EVERY": 600}} if moved else {}
+    with configured(left, reports={**TIMED, "TYPE": kind}, others=TIMED):
+        call_command("rmqtopics", "--apply")
+        running.declare()
+        topics = [record.schedule.topic for record in broker().run(schedules.read_schedules())]
+        assert topics == (["others"] if moved else [])
+
+
+def test_a_topic_out_of_reach_stops_no_other_schedule(clock: Clock) -> None:
+    both = {"a": {"TOPIC": "lost", "EVERY": 10}, "b": {"TOPIC": "found", "EVERY": 10}}
+    with configured(both, lost=TIMED, found=TIMED):
+        running.declare()
+        real = InMemoryBroker.run
+
+        def run(self: InMemoryBroker, call: Call[Any]) -> Any:
+            if call.name == "tick" and call.given["topic"].name == "lost":
+                raise ServerUnavailable("its node is down")
+            return real(self, call)
+
+        with mock.patch.object(InMemoryBroker, "run", run):
+            stepper = Stepper(broker(), get_config().topics)
+            for _ in range(5):
+                clock.advance(seconds=10)
+                with pytest.raises(ServerUnavailable):
+                    stepper.settle()
+        held = {
+            name: sum(
+                len(broker().run(looking.peek(get_config().topic(name), slot, "store")).entries)
+                for slot in range(2)
+            )
+            for name in ("lost", "found")
+        }
+        assert held == {"lost": 1, "found": 6}
+
+
+def stray(options: dict[str, Any]) -> tuple[Any, bytes | None]:
+    """Repair a topic that holds the key ``k`` in a wrong slot and in its own; return the outcome and the body there."""
+    with configured(views=options):
+        send_message("views", "new", key="k")
+        topic, own = get_config().topic("views"), slot_of(b"k", 4)
+        bodies = (b'"stray"',) if topic.collects else None
+        envelope = encode_envelope(Envelope(b'"stray"', bodies=bodies))
+        broker().run(sending.send_merge(topic, (own + 1) % 4, 5_000, [b"k"], [envelope]))
+        *_, found = strays.find(broker(), topic, repair=True)
+        (looked,) = broker().run(looking.look(topic, own, [b"k"]))
+        return found, looked.envelope
+
+
+def test_a_repair_joins_collected_bodies() -> None:
+    found, envelope = stray(COLLECTING)
+    assert found.mended == 1
+    assert envelope is not None
+    assert b'5:"new"7:"stray"' in envelope
+
+
+def test_a_repair_mends_debounced_topics() -> None:
+    found, _ = stray({**MERGED, "DEBOUNCE": True, "MAX_WAIT": 60_000})
+    assert found.mended == 1
+
+
+def test_collecting_changes_only_while_a_topic_is_empty() -> None:
+    with configured(views=COLLECTING):
+        send_message("views", 1, key="k")
+    with configured(views=MERGED), pytest.raises(CommandError):
+        call_command("rmqtopics", "--apply")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"),
+    [
+        (COLLECTING, MERGED, "differ in ACCUMULATE"),
+        ({"TYPE": "fifo", "SLOTS": 4}, {"TYPE": "fifo", "SLOTS": 4}, "keeps their order"),
+    ],
+)
+def test_a_move_that_would_lose_bodies_or_order_is_refused(
+    source: dict[str, Any], target: dict[str, Any], reason: str
+) -> None:
+    with configured(former=source, views=target):
+        send_message("former", 1, key="k")
+    with configured(views=target):
+        send_message("views", 1, key="k")
+        found = retiring.find(broker(), get_config().topics, "former")
+        with pytest.raises(OperationRefused, match=reason):
+            list(
+                retiring.retire(
+                    broker(),
+                    connections.get_producer,
+                    found,
+                    get_config().topic("views"),
+                    delete=False,
+                    dead="",
+                )
+            )
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_permits_come_in_lists(is_async: bool) -> None:
+    topic = Topic("work", TopicType.RANGE_MERGE, slots=1, time_range_ms=1, max_in_flight=100)
+    sizes: list[int] = []
+
+    async def listen_beside(messages: list[Any]) -> None:
+        sizes.append(len(messages))
+        await asyncio.sleep(0.001)
+
+    def listen(messages: list[Any]) -> None:
+        sizes.append(len(messages))
+
+    memory = InMemoryBroker("m:")
+    send(memory, topic, range(200))
+    with Worker(memory, topic, listen_beside if is_async else listen, batch_size=50, threads=2):
+        eventually(lambda: live(memory, topic) == 0)
+    assert max(sizes) > 5

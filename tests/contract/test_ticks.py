@@ -98,11 +98,13 @@ def test_a_tick_that_finds_its_slot_full_is_written_later(make_slot: MakeSlot) -
     assert [tick(slot, slot.now_ms + 1), tick(slot, slot.now_ms + 1)] == ["stored", "known"]
 
 
-def test_a_topic_without_due_times_has_no_ticks(make_slot: MakeSlot) -> None:
-    slot = keyed(make_slot, TopicType.PRIORITY)
-    for act in (tick, retract):
-        with pytest.raises(ServerRefused, match="out of bounds"):
-            act(slot, slot.now_ms)
+@pytest.mark.parametrize("kind", [TopicType.PRIORITY, TopicType.FIFO])
+def test_a_topic_without_due_times_has_no_ticks(make_slot: MakeSlot, kind: TopicType) -> None:
+    slot = keyed(make_slot, kind)
+    with pytest.raises(ServerRefused, match="out of bounds"):
+        tick(slot, slot.now_ms)
+    # Its schedule can still go, after the type was changed.
+    assert retract(slot, slot.now_ms) == "unwritten"
     for instant in (0, 999, 10**15):
         with pytest.raises(ServerRefused, match="out of bounds"):
             tick(keyed(make_slot), instant)

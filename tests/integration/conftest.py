@@ -1,11 +1,13 @@
-"""The broker that most tests of this folder ask for: on Redis and in memory."""
+"""The broker that most tests of this folder ask for, on Redis and in memory, and people with permissions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
 
 from django_rmq.core.memory.broker import InMemoryBroker
 from django_rmq.core.memory.clock import Clock
@@ -27,3 +29,19 @@ def broker(request: pytest.FixtureRequest, clock: Clock | None) -> Iterator[Any]
     client = client_of(request.getfixturevalue("redis_url"))
     yield Broker(client, request.getfixturevalue("prefix"), clock)
     client.close()
+
+
+@pytest.fixture
+def staff(db: None) -> Callable[..., Client]:
+    """Log in a new member of the staff who has these permissions, by their codenames."""
+
+    def log_in(*permissions: str) -> Client:
+        user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
+        user.user_permissions.set(
+            Permission.objects.filter(content_type__app_label="django_rmq", codename__in=permissions)
+        )
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return log_in

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission as AuthPermission
 from django.contrib.auth.models import User
 from django.core import checks
 from django.core.management import CommandError, call_command
@@ -686,20 +685,6 @@ def test_the_command_relays_lists_retries_and_deletes(redis_url: str, prefix: st
 
 
 # --- what people and monitoring see
-
-
-@pytest.fixture
-def staff(db: None) -> Callable[..., Client]:
-    def log_in(*permissions: str) -> Client:
-        user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
-        user.user_permissions.set(
-            AuthPermission.objects.filter(content_type__app_label="django_rmq", codename__in=permissions)
-        )
-        client = Client()
-        client.force_login(user)
-        return client
-
-    return log_in
 
 
 @pytest.mark.django_db(transaction=True)

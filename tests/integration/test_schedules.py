@@ -11,8 +11,6 @@ from unittest import mock
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission as AuthPermission
-from django.contrib.auth.models import User
 from django.core import checks
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
@@ -533,20 +531,6 @@ def test_the_command_lists_and_acts(broker: InMemoryBroker, clock: Clock) -> Non
     for arguments in (["set", "nightly"], ["pause", "nightly", "--every", "5"], ["pause"]):
         with pytest.raises(CommandError):
             command(*arguments)
-
-
-@pytest.fixture
-def staff(db: None) -> Callable[..., Client]:
-    def log_in(*permissions: str) -> Client:
-        user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
-        user.user_permissions.set(
-            AuthPermission.objects.filter(content_type__app_label="django_rmq", codename__in=permissions)
-        )
-        client = Client()
-        client.force_login(user)
-        return client
-
-    return log_in
 
 
 def test_the_admin_shows_and_acts(broker: InMemoryBroker, staff: Callable[..., Client]) -> None:

@@ -54,7 +54,15 @@ TEXTS = {
     "wanted",
     "text",
 }
-TEXTS |= {"ARGV[i]", '(kept or "")', "text_of()", "plain_score()", "string.format()", "string.sub()"}
+TEXTS |= {
+    "ARGV[i]",
+    '(kept or "")',
+    "text_of()",
+    "plain_score()",
+    "string.format()",
+    "string.sub()",
+    "joined()",
+}
 
 # Why each of these ends: the binary search halves, the list shrinks, the index rises to the list's length.
 LOOPS = {

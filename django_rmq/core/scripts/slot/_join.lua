@@ -36,6 +36,5 @@ end
 local function joined_death(record, older)
   local newer, at = exhumed(record)
   if not (collects(older) and collects(newer)) then return record end
-  local all = joined(older, newer)
-  return string.sub(record, 1, at - 1) .. string.sub(all, 1)
+  return string.sub(record, 1, at - 1) .. joined(older, newer)
 end

@@ -120,9 +120,7 @@ class Bench:
         return self._timed(len(self.dicts), self._send_fifo)
 
     def _send_fifo(self) -> None:
-        for start in range(0, len(self.dicts), CHUNK):
-            some = self.dicts[start : start + CHUNK]
-            self.producer.send([self.producer.build(FIFO, body) for body in some])
+        self.producer.send_bodies(FIFO, self.dicts)
 
     def raw_send_bytes(self) -> float:
         """The same commands through a socket without a client; Redis works on one trip while the next is packed."""

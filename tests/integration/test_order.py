@@ -46,6 +46,19 @@ def order_of(broker: Any, topic: Topic, limit: int = 1_000) -> list[Any]:
     return [Message(topic, 0, prepared.receipt, each).body for each in prepared.deliveries]
 
 
+def drained(broker: Any, topic: Topic, slot: int, count: int) -> list[Any]:
+    """Take and commit ``count`` messages of a slot; return their bodies in that order."""
+    found: list[Any] = []
+    while len(found) < count:
+        prepared = broker.run(taking.prepare(topic, slot, "A", None, 1_000))
+        if prepared.status != "ok":
+            continue  # a few places are in the next millisecond
+        found += [Message(topic, slot, 0, each).body for each in prepared.deliveries]
+        members = [each.member for each in prepared.deliveries]
+        broker.run(ending.commit(topic, slot, prepared.receipt, members))
+    return found
+
+
 # --- the types
 
 
@@ -107,14 +120,19 @@ def test_one_call_with_many_round_trips_and_options_keeps_the_order_given(broker
     producer = Producer(broker)
     options = [{"expires": 4_000_000_000_000} if n % 7 == 0 else {} for n in range(count)]
     producer.send([producer.build(topic, n, **options[n]) for n in range(count)])
-    found: list[Any] = []
-    while len(found) < count:
-        prepared = broker.run(taking.prepare(topic, 0, "A", None, 1_000))
-        if prepared.status != "ok":
-            continue  # a few places are in the next millisecond
-        found += [Message(topic, 0, 0, each).body for each in prepared.deliveries]
-        broker.run(ending.commit(topic, 0, prepared.receipt, [each.member for each in prepared.deliveries]))
-    assert found == list(range(count))
+    assert drained(broker, topic, 0, count) == list(range(count))
+
+
+def test_many_bodies_in_one_call_keep_the_order_given(broker: Any) -> None:
+    topic = fifo(slots=2, slot_basis="account")
+    count = 2 * ROUND_TRIP + 500
+    bodies = [{"account": n % 5, "n": n} for n in range(count)]
+    results = Producer(broker).send_bodies(topic, bodies)
+    lines = defaultdict(list)
+    for slot, waiting in Counter(one.slot for one in results).items():
+        for body in drained(broker, topic, slot, waiting):
+            lines[body["account"]].append(body["n"])
+    assert dict(lines) == {account: list(range(account, count, 5)) for account in range(5)}
 
 
 def test_what_comes_behind_an_error_is_not_sent(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

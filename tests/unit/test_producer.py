@@ -31,6 +31,7 @@ from django_rmq.exceptions import (
 MERGE = Topic("prices", TopicType.RANGE_MERGE, time_range_ms=5000)
 PRIORITY = Topic("renders", TopicType.PRIORITY)
 FIXED = Topic("orders", TopicType.FIXED_TIME)
+FIFO = Topic("lines", TopicType.FIFO, identity="key", slot_basis="shop")
 KEYED = replace(MERGE, name="keyed", identity="key")
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
@@ -350,8 +351,76 @@ def test_bulk_sends_do_what_sends_do_one_by_one(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize(
+    "topic", [FIFO, replace(FIFO, slot_basis=None), replace(FIFO, slot_basis=None, order="loose")], ids=str
+)
+def test_fifo_messages_sent_in_bulk_are_those_sent_one_by_one(topic: Topic) -> None:
+    bodies = [{"shop": n % 3, "n": n} for n in range(20)]
+    bulk, single = (InMemoryBroker(clock=Clock()) for _ in range(2))
+    results = Producer(bulk).send_bodies(topic, bodies)
+    sent = [Producer(single).send([Producer(single).build(topic, body)])[0] for body in bodies]
+    assert [one.status for one in results] == [one.status for one in sent] == ["stored"] * 20
+    assert len({one.member for one in results}) == 20
+    kept = [
+        [decode_envelope(broker.look(topic, one.slot, [one.member])[0].envelope or b"") for one in some]
+        for broker, some in ((bulk, results), (single, sent))
+    ]
+    assert kept[0] == kept[1]
+    if topic.is_strict:
+        assert [one.slot for one in results] == [one.slot for one in sent]
+    else:
+        assert len({one.slot for one in results}) > 1
+
+
+def test_bulk_sends_in_line_stop_behind_a_lost_reply() -> None:
+    broker = Failing()
+    broker.lost_from = 0
+    with pytest.raises(ServerUnavailable):
+        Producer(broker).send_bodies(replace(FIFO, slots=1), [{"shop": 1}] * (3 * ROUND_TRIP))
+    assert broker.made == 2  # the second one was packed meanwhile
+
+
+def test_bulk_sends_in_line_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, under_way, most = InMemoryBroker(clock=Clock()), set(), 0
+    pipeline = broker.pipeline
+
+    def watched() -> Any:
+        made = pipeline()
+        send, receive = made.send, made.receive
+
+        def sending() -> Any:
+            nonlocal most
+            under_way.add(made)
+            most = max(most, len(under_way))
+            return send()
+
+        def receiving() -> Any:
+            under_way.discard(made)
+            return receive()
+
+        made.send, made.receive = sending, receiving  # type: ignore[method-assign]
+        return made
+
+    monkeypatch.setattr(broker, "pipeline", watched)
+    Producer(broker).send_bodies(FIFO, [{"shop": 1}] * (3 * ROUND_TRIP))
+    assert most == 1
+    Producer(broker).send_bodies(MERGE, list(range(3 * ROUND_TRIP)))
+    assert most == 2
+
+
+def test_a_topic_with_keys_takes_no_bodies_in_bulk(producer: Producer) -> None:
+    for topic in (KEYED, replace(FIFO, origin=True)):
+        with pytest.raises(InvalidMessage, match="has IDENTITY 'key'"):
+            producer.send_bodies(topic, [{"shop": 1}])
+
+
+@pytest.mark.parametrize(
     ("topic", "bad"),
-    [(MERGE, {1}), (replace(MERGE, slot_basis="shop"), {"sku": 1}), (replace(MERGE, body="bytes"), b"")],
+    [
+        (MERGE, {1}),
+        (replace(MERGE, slot_basis="shop"), {"sku": 1}),
+        (replace(MERGE, body="bytes"), b""),
+        (FIFO, {"sku": 1}),
+    ],
 )
 def test_bulk_sends_name_the_bad_item_before_anything_is_written(topic: Topic, bad: Any) -> None:
     broker = InMemoryBroker()

@@ -10,6 +10,7 @@ from zlib import crc32
 
 from django_rmq.core.calls import sending
 from django_rmq.core.calls.call import Call
+from django_rmq.core.producer.lining import lined_up
 from django_rmq.core.producer.placing import Outgoing, Places, basis_of_field
 from django_rmq.core.producer.trips import ROUND_TRIP
 from django_rmq.core.words.answers import Sent
@@ -28,12 +29,13 @@ class BulkTrip(NamedTuple):
 
     topic: Topic
     """The topic, with the slot count by which the messages were placed."""
-    groups: list[tuple[int, list[bytes]]]
-    """The slot and the members of each call."""
+    groups: list[tuple[int, Sequence[bytes], Sequence[bytes]]]
+    """The slot, the members and the envelopes (none if the topic is not keyed) of each call."""
     slots: list[int]
     """The slot of each member."""
     crcs: list[int]
     members: Sequence[bytes]
+    envelopes: Sequence[bytes]
 
 
 class Bulk:
@@ -54,10 +56,18 @@ class Bulk:
         self._results = results
         self._follow = follow
         self._members = _members(topic, bodies, len(results))
+        self._envelopes: Sequence[bytes] = ()
         self._bases = (
             self._members if topic.slot_basis is None else _each(basis_of_field, topic, bodies, len(results))
         )
+        if topic.is_fifo:
+            self._members, self._bases, self._envelopes = lined_up(topic, self._members, self._bases)
         self.error: RmqError | None = None
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether an error keeps messages of a fifo topic from being sent out of order."""
+        return self._topic.is_fifo and self.error is not None
 
     def trips(self) -> Iterator[BulkTrip]:
         """Yield the messages of each round trip, by slot."""
@@ -65,23 +75,23 @@ class Bulk:
             present = self._places.present(self._topic)
             mask = present.slots - 1
             members = self._members[start : start + ROUND_TRIP]
+            envelopes = self._envelopes[start : start + ROUND_TRIP]
             # The same as keys.slot_of without a call for each message; a slot count is a power of two.
             crcs = [crc32(basis) for basis in self._bases[start : start + ROUND_TRIP]]
             slots = [crc & mask for crc in crcs]
-            groups: defaultdict[int, list[bytes]] = defaultdict(list)
-            for slot, member in zip(slots, members, strict=True):
-                groups[slot].append(member)
             parts = [
-                (slot, group[at : at + BATCH])
-                for slot, group in groups.items()
+                (slot, group[at : at + BATCH], kept[at : at + BATCH])
+                for slot, group, kept in _by_slot(slots, members, envelopes)
                 for at in range(0, len(group), BATCH)
             ]
-            yield BulkTrip(present, parts, slots, crcs, members)
+            yield BulkTrip(present, parts, slots, crcs, members, envelopes)
 
     def calls(self, trip: BulkTrip) -> Iterator[Call[list[Sent]]]:
         """Yield a call for each group."""
-        for slot, members in trip.groups:
-            if trip.topic.type is TopicType.RANGE_MERGE:
+        for slot, members, envelopes in trip.groups:
+            if trip.topic.is_fifo:
+                yield sending.send_fifo(trip.topic, slot, self._score, members, envelopes)
+            elif trip.topic.type is TopicType.RANGE_MERGE:
                 yield sending.send_merge(trip.topic, slot, self._score, members)
             else:
                 yield sending.send_replace(trip.topic, slot, [self._score] * len(members), members)
@@ -90,7 +100,7 @@ class Bulk:
         """Add the results; send again the messages that slots refused because their slot count changed."""
         found: defaultdict[int, list[Sent]] = defaultdict(list)
         moved = False
-        for (slot, _members), reply in zip(trip.groups, replies, strict=True):
+        for (slot, *_), reply in zip(trip.groups, replies, strict=True):
             if isinstance(reply, SlotMoved):
                 moved = True
             elif isinstance(reply, RmqError):
@@ -113,11 +123,12 @@ class Bulk:
         made: list[SendResult] = []
         refused: list[int] = []
         again: list[Outgoing] = []
-        for slot, member, crc in zip(trip.slots, trip.members, trip.crcs, strict=True):
+        envelopes: Sequence[bytes | None] = trip.envelopes or [None] * len(trip.members)
+        for slot, member, crc, envelope in zip(trip.slots, trip.members, trip.crcs, envelopes, strict=True):
             sent = next(answers[slot], None) if slot in answers else None
             if sent is None:
                 refused.append(len(made))
-                again.append(Outgoing(trip.topic, slot, member, self._score, crc=crc))
+                again.append(Outgoing(trip.topic, slot, member, self._score, envelope, crc=crc))
                 sent = Sent("failed", math.nan)
             made.append(SendResult(trip.topic.name, slot, member, *sent))
         followed, errors = self._follow(again)
@@ -125,6 +136,21 @@ class Bulk:
             made[index] = result
         self._results.extend(made)
         self.error = next(iter(errors.values()), self.error)
+
+
+def _by_slot(
+    slots: Sequence[int], members: Sequence[bytes], envelopes: Sequence[bytes]
+) -> Iterator[tuple[int, Sequence[bytes], Sequence[bytes]]]:
+    """Yield each slot with its members and envelopes, in order."""
+    groups: defaultdict[int, list[bytes]] = defaultdict(list)
+    for slot, member in zip(slots, members, strict=True):
+        groups[slot].append(member)
+    kept: defaultdict[int, list[bytes]] = defaultdict(list)
+    if envelopes:
+        for slot, envelope in zip(slots, envelopes, strict=True):
+            kept[slot].append(envelope)
+    for slot, group in groups.items():
+        yield slot, group, kept[slot]
 
 
 def _members(topic: Topic, bodies: Sequence[Any], first: int) -> Sequence[bytes]:

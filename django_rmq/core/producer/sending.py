@@ -158,20 +158,21 @@ class Producer:
         priority: int | None = None,
         time_range: int | timedelta | None = None,
         fixed_time: datetime | int | None = None,
+        delay: int | timedelta | None = None,
         results: SendResults | None = None,
     ) -> SendResults:
-        """Send many bodies of an unkeyed topic with the same options; the fast way to send in bulk.
+        """Send many bodies with the same options, of a topic that ``takes_bodies``; the fast way to send in bulk.
 
         All bodies are validated before anything is written: ``InvalidMessage`` names the index of a bad one.
         A result object is made when it is first read. ``results`` of earlier calls are extended, and the
         indexes continue. Errors as in ``send``.
         """
-        if topic.keyed:
+        if not takes_bodies(topic):
             raise InvalidMessage(f"topic {topic.name} has IDENTITY 'key': send its messages with send")
-        score = check_score(topic, priority, time_range, fixed_time)
+        score = check_score(topic, priority, time_range, fixed_time, delay)
         results = SendResults(topic.name) if results is None else results
         bulk = Bulk(topic, bodies, score, self._places, results, self.attempt)
-        error = fly(self.broker, bulk) or bulk.error
+        error = fly(self.broker, bulk, in_order=topic.is_fifo) or bulk.error
         if error is not None:
             raise error
         return results
@@ -236,6 +237,11 @@ class Producer:
             self.broker.note_slot_basis(topic)
             self._noted.add(name)
             self._to_note.pop(name, None)
+
+
+def takes_bodies(topic: Topic) -> bool:
+    """Return whether ``send_bodies`` can send to ``topic``: its messages have no key, or only generated ones."""
+    return not topic.keyed or (topic.is_fifo and not topic.origin)
 
 
 def _with_removals(messages: Sequence[Outgoing], moved: Iterable[int]) -> list[int]:

@@ -26,6 +26,10 @@ Trip = TypeVar("Trip")
 class Plan(Protocol[Trip]):
     """A series of round trips and the destination of their answers."""
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether an error keeps the round trips behind it from being sent."""
+
     def trips(self) -> Iterator[Trip]:
         """Yield the content of each round trip."""
 
@@ -44,9 +48,9 @@ class Plan(Protocol[Trip]):
 def fly(
     broker: Broker, plan: Plan[Trip], wanted: Durability = STORED, *, in_order: bool = False
 ) -> RmqError | None:
-    """Send all trips of ``plan``; return the error that prevented some from being sent, or None.
+    """Send the trips of ``plan`` until it has stopped; return the error that prevented some from being sent, or None.
 
-    Two trips may overtake each other, unless ``in_order``.
+    Two trips may overtake each other, unless ``in_order``: then the next one is packed, but not sent before the answer.
     """
     in_flight: deque[tuple[Pipeline, Trip]] = deque()
     try:
@@ -58,8 +62,12 @@ def fly(
                 pipeline.confirm(wanted)
             if in_order:
                 pipeline.keep_order()
+                while in_flight:
+                    _land(plan, *in_flight.popleft())
+            if plan.has_stopped:
+                return None
             in_flight.append((pipeline.send(), trip))
-            if in_order or len(in_flight) > 1:
+            if len(in_flight) > 1:
                 _land(plan, *in_flight.popleft())
     except RmqError as error:
         return error
@@ -88,14 +96,17 @@ class Mixed:
         self.results = [SendResult(out.topic.name, out.slot, out.member, wanted=wanted) for out in messages]
         self.errors: dict[int, RmqError] = {}
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether an error keeps messages of a fifo topic from being sent out of order."""
+        return self.is_in_line and any(not isinstance(error, SlotMoved) for error in self.errors.values())
+
     def trips(self) -> Iterator[list[list[int]]]:
         """Yield, per round trip, groups of indexes that one script takes: same slot, range and kind.
 
         Within a slot they keep their order, because the first of two sends of a member decides its time.
         """
         for start in range(0, len(self._messages), ROUND_TRIP):
-            if self.is_in_line and any(not isinstance(error, SlotMoved) for error in self.errors.values()):
-                return
             groups: list[list[int]] = []
             latest: dict[tuple[str, int], tuple[tuple[int, str], list[int]]] = {}
             for i in range(start, min(start + ROUND_TRIP, len(self._messages))):

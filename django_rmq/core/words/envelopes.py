@@ -101,6 +101,8 @@ def basis_bytes(value: object) -> bytes:
     """
     if isinstance(value, bytes):
         return value
+    if type(value) is int:
+        return b"%d" % value
     try:
         if isinstance(value, str):
             return value.encode()

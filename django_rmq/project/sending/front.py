@@ -15,6 +15,7 @@ from asgiref.sync import sync_to_async
 
 from django_rmq.core.producer.checks import check_durability
 from django_rmq.core.producer.placing import OPTIONS, Outgoing, Send
+from django_rmq.core.producer.sending import takes_bodies
 from django_rmq.core.producer.trips import ROUND_TRIP, batched
 from django_rmq.core.words.results import STORED, Durability, SendResult, SendResults
 from django_rmq.core.words.topics import Topic
@@ -253,7 +254,7 @@ class _Bulk:
         self._is_plain = (
             connection is None
             and not topic.outbox
-            and not topic.keyed
+            and takes_bodies(topic)
             and not {"slot_basis", "headers", "expires"} & set(shared)
             and wanted == STORED
         )

@@ -9,6 +9,7 @@ from typing import Any
 import measuring
 from arq import create_pool
 from arq.connections import RedisSettings
+from jobs import job
 
 SETTINGS = f"{measuring.PROCESSES} workers, max_jobs={measuring.CONCURRENCY}, poll_delay=10 ms, keep_result=0, log_results=False"
 GUARANTEE = "at least once: a job runs again when its in-progress mark ends (job_timeout, 300 s)"
@@ -20,7 +21,7 @@ REDIS = RedisSettings(host="127.0.0.1", port=measuring.PORT)
 
 async def nothing(ctx: Any, n: int) -> None:
     if measuring.SLEEP:
-        await asyncio.sleep(measuring.SLEEP)
+        await job()
 
 
 class WorkerSettings:

@@ -4,17 +4,19 @@ A driver is a module of this folder with ``SETTINGS``, ``GUARANTEE``, ``BULK`` (
 ``bulk(count)``, ``left(client)`` (how many messages wait or run) and ``WORKERS`` (the command lines of its worker processes).
 It is started as ``python -m <driver> <messages> <single sends>`` in this folder, and prints one line of JSON. The server's port
 is in PEER_REDIS_PORT; with PEER_DEBUG the workers show what they say. For ``benchmarks.overlap`` PEER_SLEEP says how many seconds
-each job sleeps (in asyncio), PEER_CONCURRENCY how many of them overlap, and PEER_PROCESSES how many worker processes there are.
+a job takes in asyncio (see ``jobs``), PEER_CONCURRENCY how many overlap, and PEER_PROCESSES how many worker processes there are.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -41,10 +43,10 @@ def rate_of(count: int, work: Any) -> float:
     return count / (time.perf_counter() - begun)
 
 
-def drain(driver: Any, count: int) -> float:
+def drain(driver: Any, count: int) -> tuple[float, float]:
     """Start the workers and return how many messages per second leave between a tenth and nine tenths of all.
 
-    So neither the start of the processes nor the last messages count.
+    So neither the start of the processes nor the last messages count. Also return the MiB of memory that they had then.
     """
     looker = client()
     processes = [
@@ -72,7 +74,8 @@ def drain(driver: Any, count: int) -> float:
             time.sleep(LOOK_SECONDS)
         if first is None or last is None or first == last:
             raise RuntimeError("nothing was consumed")
-        return (first[1] - last[1]) / (last[0] - first[0])
+        memory = sum(resident(process.pid) for process in processes)
+        return (first[1] - last[1]) / (last[0] - first[0]), memory
     finally:
         for process in processes:
             try:
@@ -80,6 +83,19 @@ def drain(driver: Any, count: int) -> float:
             except ProcessLookupError:
                 pass
             process.wait()
+
+
+def resident(group: int) -> float:
+    """Return the MiB of memory of a group of processes; a page that several share counts once. NaN: unknown here."""
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) == group:
+                rollup = (process / "smaps_rollup").read_text()
+                found += int(rollup.partition("\nPss:")[2].split()[0])
+        except (OSError, IndexError):
+            continue  # it has just ended
+    return found / 1024 if found else math.nan
 
 
 def main(driver: Any) -> None:
@@ -93,12 +109,14 @@ def main(driver: Any) -> None:
     bulk = rate_of(count, driver.bulk)
     if driver.left(looker) < count:
         raise RuntimeError(f"{driver.left(looker)} of {count} messages wait")
+    consume, memory = drain(driver, count)
     print(
         json.dumps(
             {
                 "single": single,
                 "bulk": bulk,
-                "consume": drain(driver, count),
+                "consume": consume,
+                "memory": memory,
                 "settings": driver.SETTINGS,
                 "guarantee": driver.GUARANTEE,
                 "bulk_by": driver.BULK,

@@ -18,7 +18,6 @@ os.environ |= {
     "DJANGO_SETTINGS_MODULE": "benchmarks.worker_project.settings",
     "REDIS_URL": measuring.URL,
     "SLOTS": str(SLOTS),
-    "SLEEP": str(measuring.SLEEP),
     "CONCURRENCY": str(measuring.CONCURRENCY),
 }
 sys.path.insert(0, str(ROOT))

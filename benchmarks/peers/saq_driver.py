@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import measuring
+from jobs import job
 from saq import Queue
 
 SETTINGS = f"{measuring.PROCESSES} workers, concurrency={measuring.CONCURRENCY}, ttl=-1 (results not kept)"
@@ -17,7 +18,7 @@ WORKERS = [[sys.executable, "-m", "saq", "saq_driver.settings"]] * measuring.PRO
 
 async def nothing(ctx: Any, *, n: int) -> None:
     if measuring.SLEEP:
-        await asyncio.sleep(measuring.SLEEP)
+        await job()
 
 
 queue = Queue.from_url(measuring.URL)

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import measuring
+from jobs import job
 from taskiq_redis import RedisStreamBroker
 
 SETTINGS = f"{measuring.PROCESSES} processes, max-async-tasks={measuring.CONCURRENCY}, prefetch as it comes"
@@ -35,7 +36,7 @@ broker = RedisStreamBroker(measuring.URL)
 @broker.task
 async def nothing(n: int) -> None:
     if measuring.SLEEP:
-        await asyncio.sleep(measuring.SLEEP)
+        await job()
 
 
 async def _send(count: int, together: int) -> None:

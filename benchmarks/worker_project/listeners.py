@@ -1,20 +1,16 @@
-"""The listener that does nothing, or sleeps for SLEEP seconds beside others."""
+"""The listener that does nothing, or the job of ``benchmarks.overlap`` beside others."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-
+from benchmarks.peers import jobs
 from django_rmq import Message, listener
 
-SLEEP = float(os.environ.get("SLEEP", "0"))
-
-if SLEEP:
+if jobs.SLEEP:
 
     @listener("noop")
-    async def sleeping(message: Message) -> None:
+    async def overlapping(message: Message) -> None:
         message.body  # noqa: B018 - decoding belongs to the work
-        await asyncio.sleep(SLEEP)
+        await jobs.job()
 
 else:
 

@@ -1,4 +1,4 @@
-"""REDIS_URL; of its one topic SLOTS and CONCURRENCY; and SLEEP, the seconds that its listener sleeps in the event loop."""
+"""REDIS_URL, and of its one topic SLOTS and CONCURRENCY."""
 
 from __future__ import annotations
 

@@ -1,0 +1,50 @@
+"""The job of every queue in ``benchmarks.overlap``: a sleep in the event loop, or a call of a server that answers as late.
+
+PEER_SLEEP gives the seconds; PEER_WEB the port of that server, which ``python jobs.py`` runs. None: the job sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+SLEEP = float(os.environ.get("PEER_SLEEP", "0"))
+WEB = int(os.environ.get("PEER_WEB", "0"))
+
+_idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+
+async def job() -> None:
+    """Sleep, or call the server on a connection that is kept."""
+    if not WEB:
+        await asyncio.sleep(SLEEP)
+        return
+    reader, writer = _idle.pop() if _idle else await asyncio.open_connection("127.0.0.1", WEB)
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    body = await reader.readexactly(int(head.partition(b"Content-Length: ")[2].partition(b"\r")[0]))
+    if body != b"done":
+        raise RuntimeError(f"the server answered {body!r}")
+    _idle.append((reader, writer))
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(SLEEP)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+
+
+async def _serve() -> None:
+    server = await asyncio.start_server(_answer, "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)  # until the one who started it ends
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())

@@ -289,7 +289,9 @@ class Lockstep(RuleBasedStateMachine):
                 sent.status == "replaced" and not self.topic.is_fifo
             ):
                 self.promises.waiting[member] = Promise(
-                    min(not_before, sent.score) if self.topic.debounce_ms else not_before,
+                    min(not_before, sent.score)
+                    if self.topic.debounce_ms or self.topic.accumulate
+                    else not_before,
                     body=self.promised(envelope),
                     latest_ms=self.now_ms + self.most_wait,
                 )
@@ -302,9 +304,16 @@ class Lockstep(RuleBasedStateMachine):
                 promise = replace(promise, body=self.promised(envelope))
                 if self.topic.debounce_ms:
                     promise = replace(promise, not_before_ms=min(score, sent.score))
+                elif self.topic.accumulate:
+                    # A message that is full is due at once.
+                    promise = replace(promise, not_before_ms=min(promise.not_before_ms, sent.score))
                 self.promises.waiting[member] = promise
                 self.note_due(member, sent.score, score)
                 self.note_order(member, envelope)
+            elif sent.status == "refused" and self.topic.accumulate and member in self.promises.waiting:
+                promise = self.promises.waiting[member]
+                earliest = min(promise.not_before_ms, self.now_ms)
+                self.promises.waiting[member] = replace(promise, not_before_ms=earliest)
             elif sent.status == "present":
                 promises = self.promises
                 present = member in {*promises.waiting, *promises.flying, *promises.claimed}
